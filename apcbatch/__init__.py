@@ -1,0 +1,25 @@
+"""apcbatch: offline batch inference for agentic multi-turn workloads on Mamba and Jamba models.
+
+`Engine`, `Request` and `Result` are the Python surface; they are imported on first use, so that `import apcbatch` and
+the command line's help stay free of torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from apcbatch.types import Request, Result
+from apcbatch.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from apcbatch.engine.engine import Engine
+
+__all__ = ["Engine", "Request", "Result", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from apcbatch.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module 'apcbatch' has no attribute '{name}'")

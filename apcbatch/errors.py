@@ -1,0 +1,67 @@
+"""The closed set of errors: what each one is called, which exit code it ends a command with, whether a retry helps.
+
+Must not know: anything of the package.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+ErrorCode = Literal[
+    "invalid_json",
+    "invalid_request",
+    "duplicate_id",
+    "context_length_exceeded",
+    "out_of_memory",
+    "worker_lost",
+    "internal",
+]
+ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
+RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "worker_lost", "internal"})
+
+EXIT_OK = 0
+EXIT_STOPPED = 1  # stopped early, resumable
+EXIT_USAGE = 2  # usage, config or unreadable input
+EXIT_REQUEST_ERRORS = 3  # finished, some requests are error records
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class ApcbatchError(Exception):
+    """Base of every error that apcbatch raises on purpose; its text is a sentence for the user."""
+
+    exit_code = EXIT_USAGE
+
+
+class UsageError(ApcbatchError):
+    """A flag, a configuration, a model folder or an input that cannot be used; nothing was computed."""
+
+
+class ModelError(UsageError):
+    """A checkpoint that is incomplete, damaged or not of a supported family; names the tensor or key and its file."""
+
+
+class StoppedError(ApcbatchError):
+    """The job stopped before its end and can be resumed."""
+
+    exit_code = EXIT_STOPPED
+
+
+class RequestError(ApcbatchError):
+    """One input line or request that cannot be answered; becomes an error record, never the end of a job.
+
+    `code` is one of ERROR_CODES, `line` the 1-based input line where it is known.
+    """
+
+    exit_code = EXIT_REQUEST_ERRORS
+
+    def __init__(self, code: ErrorCode, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+        self.message = message
+        self.line = line
+
+    @property
+    def retryable(self) -> bool:
+        """True where the same request may succeed when it is run again."""
+        return self.code in RETRYABLE

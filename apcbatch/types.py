@@ -1,0 +1,66 @@
+"""Request and Result: what goes into the engine and what comes out of it.
+
+Must not know: text, files, tensors. Token ids are integers in any sequence (a list, a NumPy array).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from apcbatch.errors import RequestError
+
+CachedFrom = Literal["memory", "disk", "none"]
+FinishReason = Literal["stop", "length"]
+MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"]
+Policy = Literal["all", "last", "planned", "none"]
+
+
+@dataclass(slots=True)
+class Request:
+    """One generation to perform.
+
+    token_ids: the prompt, at least one token. max_tokens: new tokens at most. temperature 0 is greedy; otherwise
+    top_p in (0, 1] and seed choose the tokens, by the request's id and seed alone. ignore_eos: run to max_tokens.
+    logprobs: return the float32 log-probability of each chosen token. tag: anything; handed back on the result.
+    """
+
+    id: str
+    token_ids: Sequence[int]
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+    logprobs: bool = False
+    tag: Any = None
+
+
+@dataclass(slots=True)
+class Result:
+    """The outcome of one request. Counts are exact: cached_tokens + computed_tokens == prompt_tokens.
+
+    token_ids: the new tokens, the stop token included. boundary: the position that was resumed from (0: none).
+    ideal_cached_tokens: the longest prefix that an earlier prefill of this run, or the store, has covered, at token
+    granularity and at most prompt_tokens - 1; None where that is not known. miss_reason says why cached_tokens is less
+    than that, or `cold` where nothing was covered; miss_detail is the same as a clause with numbers. error: set
+    instead of everything else where the request failed.
+    """
+
+    id: str
+    prompt_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    finish_reason: FinishReason = "length"
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    cached_from: CachedFrom = "none"
+    ideal_cached_tokens: int | None = None
+    boundary: int = 0
+    miss_reason: MissReason | None = None
+    miss_detail: str | None = None
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    error: RequestError | None = None
+    tag: Any = None
