@@ -1,0 +1,38 @@
+"""Where a model is: the bundled one, a local folder, or a hub id that is already in the cache.
+
+Must not know: what is in the folder. Nothing is ever downloaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from apcbatch.errors import ModelError
+
+DEMO = "demo"
+DEMO_DIR = Path(__file__).resolve().parent.parent / "demo"
+
+
+def locate_model(name: str) -> Path:
+    """The folder of a model given as `demo`, a local path or a Hugging Face id (`org/name`) in the local cache."""
+    if name == DEMO:
+        return DEMO_DIR
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ModelError(f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)")
+    return _cached(name)
+
+
+def _cached(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        raise ModelError(
+            f"model {hub_id!r} is neither a folder nor in the Hugging Face cache; "
+            f"download it first (hf download {hub_id}) or give a folder"
+        ) from None
