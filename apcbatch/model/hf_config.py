@@ -159,7 +159,7 @@ def _mamba(reader: _Reader, family: str) -> ModelConfig:
         hidden_size=hidden_size,
         mixers=("mamba",) * layers,
         feed_forwards=("none",) * layers,
-        d_inner=reader.integer("intermediate_size", d_inner) if falcon else d_inner,
+        d_inner=reader.integer("intermediate_size", d_inner),
         d_state=reader.integer("state_size", 16),
         d_conv=reader.integer("conv_kernel", 4, minimum=2),
         dt_rank=reader.dt_rank("time_step_rank", hidden_size),

@@ -1,0 +1,44 @@
+"""Jamba's attention mixer: grouped queries over a paged KV cache, without position embeddings.
+
+Must not know: requests, who owns a page. Lieber et al., "Jamba", arXiv 2403.19887, section 3.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch.kernels import ops
+from apcbatch.model.batch import Batch
+from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.weights import Checkpoint
+
+
+class AttentionMixer:
+    """normed (t, h) -> (t, h) float32; the KV of the batch's tokens is written before it is read."""
+
+    def __init__(
+        self, config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype,
+        k_cache: torch.Tensor, v_cache: torch.Tensor,
+    ) -> None:
+        h = config.hidden_size
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        )
+        kv = self.kv_heads * self.head_dim
+        q_weight = checkpoint.take(f"{prefix}.q_proj.weight", (h, h))
+        k_weight = checkpoint.take(f"{prefix}.k_proj.weight", (kv, h))
+        v_weight = checkpoint.take(f"{prefix}.v_proj.weight", (kv, h))
+        self.qkv_proj = ops.pack_linear(torch.cat([q_weight, k_weight, v_weight]).to(dtype))
+        self.o_proj = ops.pack_linear(checkpoint.take(f"{prefix}.o_proj.weight", (h, h)).to(dtype))
+        self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
+        self.scale = self.head_dim**-0.5
+
+    def __call__(self, normed: torch.Tensor, batch: Batch) -> torch.Tensor:
+        t = normed.shape[0]
+        qkv = ops.linear(normed, self.qkv_proj).view(t, -1, self.head_dim)  # (t, heads + 2 kv heads, head_dim)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        ops.write_kv(k, v, self.k_cache, self.v_cache, batch.token_slots)
+        y = ops.paged_attention(
+            q, self.k_cache, self.v_cache, batch.page_table, batch.ragged.cu_seqlens, batch.context, self.scale
+        )
+        return ops.linear(y.view(t, -1), self.o_proj, out_dtype=torch.float32)  # (t, heads * head_dim) -> (t, h)

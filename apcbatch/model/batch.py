@@ -1,0 +1,29 @@
+"""One packed batch, as the layers see it.
+
+Must not know: requests. All tensors are on the model's device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from apcbatch.kernels.ragged import Ragged
+
+
+@dataclass(frozen=True)
+class Batch:
+    """b sequences packed token-major into t tokens.
+
+    token_ids (t,) int64. ragged: offsets, and the state slots read, written and kept. logits_rows (r,) int64: the
+    tokens whose logits are wanted. For attention layers: page_table (b, pages) int64, context (b,) int64 tokens cached
+    before this piece, token_slots (t,) int64 = page x page_tokens + offset of each token.
+    """
+
+    token_ids: torch.Tensor
+    ragged: Ragged
+    logits_rows: torch.Tensor
+    page_table: torch.Tensor
+    context: torch.Tensor
+    token_slots: torch.Tensor

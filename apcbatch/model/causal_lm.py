@@ -1,0 +1,117 @@
+"""The stack of all three families: embedding, layers, head.
+
+Must not know: requests. Pre-norm residual layers; the residual stream is float32 whatever the weights' dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from apcbatch.errors import ModelError
+from apcbatch.fingerprint import model_fingerprint
+from apcbatch.kernels import ops
+from apcbatch.model.attention import AttentionMixer
+from apcbatch.model.batch import Batch
+from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.mamba import MambaMixer
+from apcbatch.model.moe import MixtureOfExperts, Mlp
+from apcbatch.model.state import StateArena
+from apcbatch.model.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How a family names its tensors."""
+
+    embedding: str
+    layer: str
+    mamba: str
+    norm: str
+    final_norm: str
+
+
+_NAMES = {
+    "jamba": _Names("model.embed_tokens", "model.layers", "mamba", "input_layernorm", "model.final_layernorm"),
+    "mamba": _Names("backbone.embeddings", "backbone.layers", "mixer", "norm", "backbone.norm_f"),
+    "falcon_mamba": _Names("backbone.embeddings", "backbone.layers", "mixer", "norm", "backbone.norm_f"),
+}
+
+
+@dataclass
+class _Layer:
+    norm: torch.Tensor
+    mixer: MambaMixer | AttentionMixer
+    ff_norm: torch.Tensor | None
+    feed_forward: Mlp | MixtureOfExperts | None
+
+
+class CausalLM:
+    """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32."""
+
+    def __init__(self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena) -> None:
+        self.config = config
+        self.dtype = dtype
+        names = _NAMES[config.family]
+        shape = (config.vocab_size, config.hidden_size)
+        with Checkpoint(model_dir) as checkpoint:
+            embedding = checkpoint.take(f"{names.embedding}.weight", shape)
+            self.embedding = embedding.to(dtype)
+            self.layers = self._load_layers(checkpoint, names, arena)
+            self.final_norm = checkpoint.take(f"{names.final_norm}.weight", (config.hidden_size,)).float()
+            self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
+            self.weights_digest = checkpoint.finish()
+        self.fingerprint = model_fingerprint(
+            config.architecture(), self.weights_digest, str(dtype).removeprefix("torch."), ops.numerics(dtype)
+        )
+
+    def _load_layers(self, checkpoint: Checkpoint, names: _Names, arena: StateArena) -> list[_Layer]:
+        config, layers = self.config, []
+        mamba_index = attention_index = 0
+        for i, (mixer_kind, ff_kind) in enumerate(zip(config.mixers, config.feed_forwards, strict=True)):
+            prefix = f"{names.layer}.{i}"
+            mixer: MambaMixer | AttentionMixer
+            if mixer_kind == "mamba":
+                states = arena.ssm[:, mamba_index], arena.conv[:, mamba_index]
+                mixer = MambaMixer(config, checkpoint, f"{prefix}.{names.mamba}", self.dtype, *states)
+                mamba_index += 1
+            else:
+                k_cache, v_cache = arena.kv[attention_index]
+                mixer = AttentionMixer(config, checkpoint, f"{prefix}.self_attn", self.dtype, k_cache, v_cache)
+                attention_index += 1
+            hidden = (config.hidden_size,)
+            norm = checkpoint.take(f"{prefix}.{names.norm}.weight", hidden).float()
+            ff_norm, feed_forward = None, None
+            if ff_kind != "none":
+                ff_norm = checkpoint.take(f"{prefix}.pre_ff_layernorm.weight", hidden).float()
+                kind = Mlp if ff_kind == "mlp" else MixtureOfExperts
+                feed_forward = kind(config, checkpoint, f"{prefix}.feed_forward", self.dtype)
+            layers.append(_Layer(norm, mixer, ff_norm, feed_forward))
+        return layers
+
+    def _load_head(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+        if not self.config.tie_word_embeddings:
+            return checkpoint.take("lm_head.weight", shape)
+        if "lm_head.weight" in checkpoint and not torch.equal(checkpoint.take("lm_head.weight", shape), embedding):
+            raise ModelError(
+                f"{checkpoint.model_dir}: lm_head.weight differs from the embedding although config.json ties them; "
+                "set tie_word_embeddings to false or remove the tensor"
+            )
+        return embedding
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Run the packed batch; states, KV and snapshots are written where the batch says."""
+        eps = self.config.norm_eps
+        residual = self.embedding[batch.token_ids].float()  # (t,) -> (t, h) float32
+        normed = ops.rms_norm(residual, self.layers[0].norm, eps, self.dtype)
+        next_norms = [*(layer.norm for layer in self.layers[1:]), self.final_norm]
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            delta = layer.mixer(normed, batch)
+            if layer.feed_forward is not None:
+                normed = ops.add_rms_norm_(residual, delta, layer.ff_norm, eps, self.dtype)
+                delta = layer.feed_forward(normed)
+            normed = ops.add_rms_norm_(residual, delta, next_norm, eps, self.dtype)
+        return ops.linear(normed[batch.logits_rows], self.lm_head, out_dtype=torch.float32)  # (r, h) -> (r, v)

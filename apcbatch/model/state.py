@@ -1,0 +1,60 @@
+"""The arena of states: every live state and every snapshot of a run, in one allocation per kind.
+
+Must not know: requests, keys, who owns a slot. The memory is reserved, not touched: a page of it becomes resident when
+a kernel first writes there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch.model.hf_config import ModelConfig
+
+PAGE_TOKENS = 64
+
+
+class StateArena:
+    """ssm: (num_slots, mamba layers, d_state, d_inner) float32. conv: (num_slots, mamba layers, d_conv - 1, d_inner) in
+    the activations' dtype, oldest token first. kv: (attention layers, 2, num_pages, PAGE_TOKENS, kv heads, head_dim) in
+    the activations' dtype, keys then values."""
+
+    def __init__(
+        self, config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        layers = config.num_mamba_layers
+        self.ssm = torch.empty(num_slots, layers, config.d_state, config.d_inner, dtype=torch.float32, device=device)
+        self.conv = torch.empty(num_slots, layers, config.d_conv - 1, config.d_inner, dtype=dtype, device=device)
+        self.kv = torch.empty(
+            (config.num_attention_layers, 2, num_pages, PAGE_TOKENS, config.num_key_value_heads, config.head_dim),
+            dtype=dtype,
+            device=device,
+        )
+
+    def gather_kv(self, pages: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        """The KV of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as a new tensor
+        (attention layers, 2, end - begin, kv heads, head_dim)."""
+        first = begin // PAGE_TOKENS
+        kept = self.kv[:, :, pages[first : -(-end // PAGE_TOKENS)]].flatten(2, 3)
+        return kept[:, :, begin - first * PAGE_TOKENS : end - first * PAGE_TOKENS].contiguous()
+
+    def scatter_kv(self, pages: torch.Tensor, begin: int, kv: torch.Tensor) -> None:
+        """Write kv (attention layers, 2, tokens, kv heads, head_dim) as the tokens from `begin` on."""
+        positions = torch.arange(begin, begin + kv.shape[2])
+        slots = pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+        self.kv.flatten(2, 3).index_copy_(2, slots, kv)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page of every attention layer."""
+        self.kv[:, :, target].copy_(self.kv[:, :, source])
+
+
+def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one state slot: the recurrent states and the convolution tails of all layers."""
+    per_layer = 4 * config.d_state + dtype.itemsize * (config.d_conv - 1)
+    return config.num_mamba_layers * config.d_inner * per_layer
+
+
+def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one KV page over all attention layers; 0 for a model without attention."""
+    per_token = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    return config.num_attention_layers * PAGE_TOKENS * per_token
