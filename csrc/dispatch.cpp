@@ -1,0 +1,67 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <initializer_list>
+
+namespace apcbatch {
+namespace {
+
+Isa widest_isa() {
+    for (Isa candidate : {Isa::avx512, Isa::avx2}) {
+        if (isa_available(candidate)) return candidate;
+    }
+    return Isa::plain;
+}
+
+std::atomic<Isa>& current() {
+    static std::atomic<Isa> value{widest_isa()};
+    return value;
+}
+
+}  // namespace
+
+bool isa_available(Isa isa) {
+#if APC_HAS_X86_ISAS
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    switch (isa) {
+        case Isa::avx512:
+            return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        case Isa::avx2:
+            return avx2;
+        default:
+            return true;
+    }
+#else
+    return isa == Isa::plain;
+#endif
+}
+
+bool cpu_has_avx512_bf16() {
+#if APC_HAS_X86_ISAS
+    return isa_available(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+Isa isa() { return current().load(std::memory_order_relaxed); }
+
+bool set_isa(Isa isa) {
+    if (!isa_available(isa)) return false;
+    current().store(isa, std::memory_order_relaxed);
+    return true;
+}
+
+const char* isa_name(Isa isa) {
+    switch (isa) {
+        case Isa::avx512:
+            return "avx512";
+        case Isa::avx2:
+            return "avx2";
+        default:
+            return "plain";
+    }
+}
+
+}  // namespace apcbatch

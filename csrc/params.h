@@ -1,0 +1,67 @@
+// What the kernels are called with: plain structs of addresses, sizes and strides. No Python, no torch, no
+// ISA. Strides count elements. Every struct is filled once a call by bindings.cpp and read by all threads.
+#pragma once
+
+#include <cstdint>
+
+namespace apcbatch {
+
+// The upper half of a float32. Arithmetic on it happens in float32 only (simd.h widens and rounds).
+struct BFloat16 {
+    std::uint16_t bits;
+};
+
+enum class DType : int { float32 = 0, bfloat16 = 1 };
+
+// The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
+struct RaggedParams {
+    std::int64_t num_sequences;
+    const std::int64_t* cu_seqlens;          // (b + 1)
+    const std::int64_t* initial_slots;       // (b), -1: zeros
+    const std::int64_t* final_slots;         // (b), -1: not written
+    const std::int64_t* snapshot_cu;         // (b + 1)
+    const std::int64_t* snapshot_positions;  // (k)
+    const std::int64_t* snapshot_slots;      // (k)
+};
+
+struct ConvParams {
+    RaggedParams ragged;
+    DType dtype;           // of x, out and state
+    std::int64_t d_inner;  // channels
+    std::int64_t width;    // taps, 1 .. 8
+    const void* x;         // (t, d), token stride x_stride
+    std::int64_t x_stride;
+    const void* weight;  // (d, w) contiguous
+    DType weight_dtype;  // of weight and bias
+    const void* bias;    // (d) or null
+    void* state;         // (num_slots, w - 1, d), slot stride state_stride
+    std::int64_t state_stride;
+    void* out;  // (t, d), token stride out_stride
+    std::int64_t out_stride;
+};
+
+struct ScanParams {
+    RaggedParams ragged;
+    DType dtype;           // of x, dt, B, C, z and out
+    std::int64_t d_inner;  // channels
+    std::int64_t d_state;  // states a channel
+    const void* x;         // (t, d)
+    std::int64_t x_stride;
+    const void* dt;  // (t, d), before bias and softplus
+    std::int64_t dt_stride;
+    const float* A;  // (n, d) contiguous
+    const void* B;   // (t, n)
+    std::int64_t B_stride;
+    const void* C;  // (t, n)
+    std::int64_t C_stride;
+    const float* D;  // (d) or null
+    const void* z;   // (t, d) or null
+    std::int64_t z_stride;
+    const float* dt_bias;  // (d) or null
+    float* state;          // (num_slots, n, d), slot stride state_stride
+    std::int64_t state_stride;
+    void* out;  // (t, d)
+    std::int64_t out_stride;
+};
+
+}  // namespace apcbatch

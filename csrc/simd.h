@@ -1,0 +1,361 @@
+// One float vector type per instruction set: Vec (float32 lanes), VecI (their bits), Mask. The kernels are
+// templates and inline functions over them and are compiled once per instruction set, with that set's flags.
+//
+// Everything lives in apcbatch::APC_ISA, a namespace named after the instruction set, so that the linker can
+// never merge code built with AVX flags into a path that runs without AVX. For the same reason nothing here
+// and nothing that includes this file may use a template or inline function of the standard library.
+//
+// Same bits on every instruction set: each operation is one IEEE operation per lane (fma is fused, also where
+// the hardware has none), the build says -ffp-contract=off, and max/min return the second operand if either
+// is NaN.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "params.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512BF16__)
+#define APC_ISA avx512bf16
+#elif defined(__AVX512F__)
+#define APC_ISA avx512
+#elif defined(__AVX2__)
+#define APC_ISA avx2
+#else
+#define APC_ISA plain
+#endif
+
+#define APC_INLINE inline __attribute__((always_inline))
+
+namespace apcbatch {
+namespace APC_ISA {
+
+APC_INLINE float float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+APC_INLINE uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+// Scalar conversions; the vector ones below agree with them bit for bit.
+APC_INLINE float to_float(float value) { return value; }
+APC_INLINE float to_float(BFloat16 value) { return float_of(uint32_t(value.bits) << 16); }
+
+#if defined(__AVX512F__)
+
+struct VecI {
+    static constexpr int lanes = 16;
+    __m512i v;
+    static APC_INLINE VecI broadcast(int32_t value) { return {_mm512_set1_epi32(value)}; }
+};
+
+struct Mask {
+    __mmask16 m;
+    APC_INLINE bool any() const { return m != 0; }
+    APC_INLINE bool all() const { return m == 0xffff; }
+};
+
+struct Vec {
+    static constexpr int lanes = 16;
+    __m512 v;
+
+    static APC_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
+    static APC_INLINE Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
+    static APC_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static APC_INLINE Vec load(const BFloat16* p) {
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
+    }
+    APC_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
+    APC_INLINE void store(BFloat16* p) const {
+        const __m512i bits = _mm512_castps_si512(v);
+        const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        const __m512i even = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+        const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+        const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+        const __m512i rounded = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, even, quiet), 16);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(rounded));
+    }
+};
+
+APC_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+APC_INLINE Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+APC_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+APC_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+APC_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+APC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+APC_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+APC_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+APC_INLINE Vec sqrt(Vec a) { return {_mm512_sqrt_ps(a.v)}; }
+APC_INLINE Mask operator<(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+APC_INLINE Mask operator<=(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+APC_INLINE Vec select(Mask m, Vec yes, Vec no) { return {_mm512_mask_blend_ps(m.m, no.v, yes.v)}; }
+
+APC_INLINE VecI as_bits(Vec a) { return {_mm512_castps_si512(a.v)}; }
+APC_INLINE Vec as_float(VecI a) { return {_mm512_castsi512_ps(a.v)}; }
+APC_INLINE VecI operator+(VecI a, VecI b) { return {_mm512_add_epi32(a.v, b.v)}; }
+APC_INLINE VecI operator-(VecI a, VecI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+APC_INLINE VecI operator&(VecI a, VecI b) { return {_mm512_and_si512(a.v, b.v)}; }
+APC_INLINE VecI operator|(VecI a, VecI b) { return {_mm512_or_si512(a.v, b.v)}; }
+APC_INLINE VecI max(VecI a, VecI b) { return {_mm512_max_epi32(a.v, b.v)}; }
+template <int count>
+APC_INLINE VecI shift_left(VecI a) {
+    return {_mm512_slli_epi32(a.v, count)};
+}
+template <int count>
+APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
+    return {_mm512_srai_epi32(a.v, count)};
+}
+
+#elif defined(__AVX2__)
+
+struct VecI {
+    static constexpr int lanes = 8;
+    __m256i v;
+    static APC_INLINE VecI broadcast(int32_t value) { return {_mm256_set1_epi32(value)}; }
+};
+
+struct Mask {
+    __m256 m;
+    APC_INLINE bool any() const { return _mm256_movemask_ps(m) != 0; }
+    APC_INLINE bool all() const { return _mm256_movemask_ps(m) == 0xff; }
+};
+
+struct Vec {
+    static constexpr int lanes = 8;
+    __m256 v;
+
+    static APC_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
+    static APC_INLINE Vec broadcast(float value) { return {_mm256_set1_ps(value)}; }
+    static APC_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static APC_INLINE Vec load(const BFloat16* p) {
+        const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
+    }
+    APC_INLINE void store(float* p) const { _mm256_storeu_ps(p, v); }
+    APC_INLINE void store(BFloat16* p) const {
+        const __m256i bits = _mm256_castps_si256(v);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        const __m256i even = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+        const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+        const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+        const __m256i rounded = _mm256_srli_epi32(_mm256_blendv_epi8(even, quiet, nan), 16);
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0xd8);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+    }
+};
+
+APC_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+APC_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+APC_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+APC_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+APC_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+APC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm256_fnmadd_ps(a.v, b.v, c.v)}; }
+APC_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+APC_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+APC_INLINE Vec sqrt(Vec a) { return {_mm256_sqrt_ps(a.v)}; }
+APC_INLINE Mask operator<(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
+APC_INLINE Mask operator<=(Vec a, Vec b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
+APC_INLINE Vec select(Mask m, Vec yes, Vec no) { return {_mm256_blendv_ps(no.v, yes.v, m.m)}; }
+
+APC_INLINE VecI as_bits(Vec a) { return {_mm256_castps_si256(a.v)}; }
+APC_INLINE Vec as_float(VecI a) { return {_mm256_castsi256_ps(a.v)}; }
+APC_INLINE VecI operator+(VecI a, VecI b) { return {_mm256_add_epi32(a.v, b.v)}; }
+APC_INLINE VecI operator-(VecI a, VecI b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+APC_INLINE VecI operator&(VecI a, VecI b) { return {_mm256_and_si256(a.v, b.v)}; }
+APC_INLINE VecI operator|(VecI a, VecI b) { return {_mm256_or_si256(a.v, b.v)}; }
+APC_INLINE VecI max(VecI a, VecI b) { return {_mm256_max_epi32(a.v, b.v)}; }
+template <int count>
+APC_INLINE VecI shift_left(VecI a) {
+    return {_mm256_slli_epi32(a.v, count)};
+}
+template <int count>
+APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
+    return {_mm256_srai_epi32(a.v, count)};
+}
+
+#else
+
+// Eight lanes as an array; the compiler turns the loops into whatever the base architecture has.
+struct VecI {
+    static constexpr int lanes = 8;
+    alignas(32) int32_t v[lanes];
+    static APC_INLINE VecI broadcast(int32_t value) {
+        VecI r;
+        for (int i = 0; i < lanes; ++i) r.v[i] = value;
+        return r;
+    }
+};
+
+struct Mask {
+    bool m[8];
+    APC_INLINE bool any() const {
+        bool r = false;
+        for (int i = 0; i < 8; ++i) r |= m[i];
+        return r;
+    }
+    APC_INLINE bool all() const {
+        bool r = true;
+        for (int i = 0; i < 8; ++i) r &= m[i];
+        return r;
+    }
+};
+
+APC_INLINE BFloat16 round_to_bfloat16(float value) {
+    const uint32_t bits = bits_of(value);
+    if (value != value) return {uint16_t((bits | 0x400000) >> 16)};
+    return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+// a * b + c with one rounding. Without the hardware: the product of two floats is exact in double; the sum is
+// rounded to odd there (its error, from Knuth's TwoSum, says which neighbour has the odd last bit), and a
+// value rounded to odd with more than two spare bits rounds to the right float (Boldo and Melquiond, 2008).
+APC_INLINE float fused(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF)
+    return __builtin_fmaf(a, b, c);
+#else
+    const double product = double(a) * double(b);
+    const double sum = product + double(c);
+    const double part = sum - product;
+    const double error = (product - (sum - part)) + (double(c) - part);
+    int64_t bits;
+    memcpy(&bits, &sum, sizeof(bits));
+    const bool inexact = error < 0.0 || error > 0.0;  // false for NaN: infinities and NaN stay what they are
+    const int64_t outward = (error > 0.0) == (sum > 0.0) ? 1 : -1;
+    bits += inexact && (bits & 1) == 0 ? outward : 0;
+    double odd;
+    memcpy(&odd, &bits, sizeof(odd));
+    return float(odd);
+#endif
+}
+
+struct Vec {
+    static constexpr int lanes = 8;
+    alignas(32) float v[lanes];
+
+    static APC_INLINE Vec broadcast(float value) {
+        Vec r;
+        for (int i = 0; i < lanes; ++i) r.v[i] = value;
+        return r;
+    }
+    static APC_INLINE Vec zero() { return broadcast(0.0f); }
+    template <class T>
+    static APC_INLINE Vec load(const T* p) {
+        Vec r;
+        for (int i = 0; i < lanes; ++i) r.v[i] = to_float(p[i]);
+        return r;
+    }
+    APC_INLINE void store(float* p) const {
+        for (int i = 0; i < lanes; ++i) p[i] = v[i];
+    }
+    APC_INLINE void store(BFloat16* p) const {
+        for (int i = 0; i < lanes; ++i) p[i] = round_to_bfloat16(v[i]);
+    }
+};
+
+#define APC_LANEWISE(Result, name, Operand, expression) \
+    APC_INLINE Result name(Operand a, Operand b) {      \
+        Result r;                                       \
+        for (int i = 0; i < 8; ++i) {                   \
+            const auto p = a.v[i], q = b.v[i];          \
+            r.v[i] = expression;                        \
+        }                                               \
+        return r;                                       \
+    }
+APC_LANEWISE(Vec, operator+, Vec, p + q)
+APC_LANEWISE(Vec, operator-, Vec, p - q)
+APC_LANEWISE(Vec, operator*, Vec, p* q)
+APC_LANEWISE(Vec, operator/, Vec, p / q)
+APC_LANEWISE(Vec, max, Vec, p > q ? p : q)
+APC_LANEWISE(Vec, min, Vec, p < q ? p : q)
+APC_LANEWISE(VecI, operator+, VecI, int32_t(uint32_t(p) + uint32_t(q)))
+APC_LANEWISE(VecI, operator-, VecI, int32_t(uint32_t(p) - uint32_t(q)))
+APC_LANEWISE(VecI, operator&, VecI, p& q)
+APC_LANEWISE(VecI, operator|, VecI, p | q)
+APC_LANEWISE(VecI, max, VecI, p > q ? p : q)
+#undef APC_LANEWISE
+
+APC_INLINE Vec fma(Vec a, Vec b, Vec c) {
+    Vec r;
+    for (int i = 0; i < 8; ++i) r.v[i] = fused(a.v[i], b.v[i], c.v[i]);
+    return r;
+}
+APC_INLINE Vec fnma(Vec a, Vec b, Vec c) {
+    Vec r;
+    for (int i = 0; i < 8; ++i) r.v[i] = fused(-a.v[i], b.v[i], c.v[i]);
+    return r;
+}
+APC_INLINE Vec sqrt(Vec a) {
+    Vec r;
+    for (int i = 0; i < 8; ++i) r.v[i] = __builtin_sqrtf(a.v[i]);
+    return r;
+}
+APC_INLINE Mask operator<(Vec a, Vec b) {
+    Mask r;
+    for (int i = 0; i < 8; ++i) r.m[i] = a.v[i] < b.v[i];
+    return r;
+}
+APC_INLINE Mask operator<=(Vec a, Vec b) {
+    Mask r;
+    for (int i = 0; i < 8; ++i) r.m[i] = a.v[i] <= b.v[i];
+    return r;
+}
+APC_INLINE Vec select(Mask m, Vec yes, Vec no) {
+    Vec r;
+    for (int i = 0; i < 8; ++i) r.v[i] = m.m[i] ? yes.v[i] : no.v[i];
+    return r;
+}
+APC_INLINE VecI as_bits(Vec a) {
+    VecI r;
+    memcpy(r.v, a.v, sizeof(r.v));
+    return r;
+}
+APC_INLINE Vec as_float(VecI a) {
+    Vec r;
+    memcpy(r.v, a.v, sizeof(r.v));
+    return r;
+}
+template <int count>
+APC_INLINE VecI shift_left(VecI a) {
+    VecI r;
+    for (int i = 0; i < 8; ++i) r.v[i] = int32_t(uint32_t(a.v[i]) << count);
+    return r;
+}
+template <int count>
+APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
+    VecI r;
+    for (int i = 0; i < 8; ++i) r.v[i] = a.v[i] >> count;
+    return r;
+}
+
+#endif
+
+// The first `count` lanes (1 .. lanes), the others zero; never touches memory past them.
+template <class T>
+APC_INLINE Vec load_partial(const T* p, int64_t count) {
+    T padded[Vec::lanes] = {};
+    memcpy(padded, p, sizeof(T) * size_t(count));
+    return Vec::load(padded);
+}
+
+template <class T>
+APC_INLINE void store_partial(Vec value, T* p, int64_t count) {
+    T padded[Vec::lanes];
+    value.store(padded);
+    memcpy(p, padded, sizeof(T) * size_t(count));
+}
+
+APC_INLINE Vec absolute(Vec a) { return as_float(as_bits(a) & VecI::broadcast(0x7fffffff)); }
+APC_INLINE Vec negate(Vec a) { return as_float(as_bits(a) + VecI::broadcast(int32_t(0x80000000u))); }
+
+}  // namespace APC_ISA
+}  // namespace apcbatch
