@@ -1,0 +1,264 @@
+"""Every option of `run`: its type, range and default, and where each value of one run comes from.
+
+The only place that reads the environment. Must not know: click, the engine, any file but the configuration.
+Invariants: flags > APCBATCH_* > --config > defaults, merged by presence (a 0 or `false` that is there wins);
+a key that does not exist, a value out of range or two options that exclude each other are refused here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from apcbatch.errors import UsageError
+from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_text, parse_value
+
+ENV_PREFIX = "APCBATCH_"
+ENV_DEBUG = "APCBATCH_DEBUG"
+ENV_CONFIG = "APCBATCH_CONFIG"
+
+POLICIES = ("all", "last", "none")
+DEFAULT_POLICY = "all"
+KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
+
+
+def option(default: Any, group: str, help: str, kind: Kind | None = None, **limits: Any) -> Any:
+    """A field of Config that carries its Spec; its kind is the default's unless it is given."""
+    kind = kind or KIND_OF.get(type(default), "text")
+    return field(
+        default=default, metadata={"spec": Spec(kind, group, help, optional=default is None, **limits)}
+    )
+
+
+def default_pool_size() -> int:
+    """A quarter of this machine's memory, at most 4 GiB, in bytes."""
+    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4, 4 << 30)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The resolved options of one run. Sizes are bytes. `origins` says where each value came from."""
+
+    model: str = option(
+        "demo",
+        "Model",
+        "The model: a folder, a hub id that is in the local cache, or the bundled `demo`.",
+        metavar="DIR|HF-ID|demo",
+    )
+    dtype: str = option(
+        "float32",
+        "Model",
+        "Type of weights and activations; recurrent states are float32 always.",
+        choices=("float32", "bfloat16"),
+    )
+    device: str = option(
+        "auto", "Model", "Where to compute; auto takes CUDA if it is there.", choices=("auto", "cpu", "cuda")
+    )
+    isa: str | None = option(
+        None,
+        "Model",
+        "Instruction set of the CPU kernels; the best one is found by default.",
+        choices=("avx512", "avx2", "plain"),
+        flag=None,
+    )
+
+    format: str = option(
+        "auto",
+        "Input",
+        "What a line is; auto decides line by line.",
+        choices=("auto", "messages", "batch", "sharegpt"),
+    )
+    turns: str = option(
+        "each",
+        "Input",
+        "Which turns are requests: each recorded assistant turn, the last one, or, with rollout, each one "
+        "with the generated answers fed back.",
+        choices=("each", "last", "rollout"),
+    )
+    limit: int | None = option(None, "Input", "Stop after N conversations.", "integer", minimum=0)
+    order: str = option(
+        "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")
+    )
+
+    max_tokens: int = option(
+        128, "Generation", "New tokens of a request at most; a batch body's own value wins.", minimum=1
+    )
+    temperature: float = option(0.0, "Generation", "0 is greedy.", minimum=0)
+    top_p: float = option(
+        1.0, "Generation", "Draw from the fewest tokens that have this probability.", above=0, maximum=1
+    )
+    seed: int = option(
+        0, "Generation", "Each request draws from this seed and its own id.", minimum=0, maximum=2**63 - 1
+    )
+    ignore_eos: bool = option(False, "Generation", "Go on to --max-tokens whatever comes.")
+    logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")
+
+    block_size: int = option(
+        64, "Reuse", "Snapshots lie on multiples of N tokens; 1 is every position.", minimum=1
+    )
+    policy: str = option(
+        DEFAULT_POLICY,
+        "Reuse",
+        "Which boundaries are kept: all, the last one of each prompt, or none.",
+        choices=POLICIES,
+    )
+    store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
+    store_size: int = option(20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0)
+    pool_size: int = option(
+        default_pool_size(),
+        "Reuse",
+        "Snapshots in RAM at most; a quarter of the memory, but not over 4GiB, by default.",
+        "size",
+        minimum=0,
+    )
+
+    max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1)
+    max_running: int = option(32, "Batch", "Requests that run together at most.", minimum=1)
+
+    resume: bool = option(False, "Output", "Do only the requests that OUT does not answer yet.")
+    overwrite: bool = option(False, "Output", "Replace OUT.")
+    retry_errors: bool = option(
+        False, "Output", "Resume, and run again what failed for a reason that may have passed."
+    )
+    ordered: bool = option(False, "Output", "Put the lines into input order when the run ends.")
+    strict: bool = option(False, "Output", "Stop at the first error record.")
+    summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
+    progress: str = option(
+        "auto",
+        "Output",
+        "auto is a bar on a terminal and plain lines elsewhere.",
+        choices=("auto", "bar", "plain", "none"),
+    )
+    quiet: bool = option(False, "Output", "No line for each request.", flag="-q")
+    verbose: bool = option(False, "Output", "Times and settings as well.", flag="-v")
+
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def values(self) -> dict[str, Any]:
+        """Name and value of each option, in the order of the help."""
+        return {name: getattr(self, name) for name in OPTIONS}
+
+
+OPTIONS: Mapping[str, Spec] = {
+    entry.name: entry.metadata["spec"] for entry in dataclasses.fields(Config) if "spec" in entry.metadata
+}
+EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any], file_name: str
+) -> Config:
+    """The configuration of one run from the flags that were given, the environment and the file.
+
+    Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
+    """
+    given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
+    for key in (ENV_CONFIG, ENV_DEBUG):
+        given.pop(key, None)
+    env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
+    for key in given:
+        if key not in env_names.values():
+            raise UsageError(
+                f"environment variable {key} is not an option of apcbatch{nearest(key, env_names.values())}"
+            )
+    layers = [
+        _layer(
+            {str(key).replace("-", "_"): value for key, value in file.items()},
+            lambda name: f"{file_name}: {name}",
+        ),
+        _layer({name: given[key] for name, key in env_names.items() if key in given}, env_name),
+        _layer(flags, flag_name),
+    ]
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(OPTIONS, "default")
+    for layer in layers:
+        for pair in EXCLUSIVE:
+            _exclude(pair, layer, values, origins)
+        values |= {name: value for name, (value, _) in layer.items()}
+        origins |= {name: origin for name, (_, origin) in layer.items()}
+    if values.get("retry_errors"):
+        values["resume"], origins["resume"] = True, origins["retry_errors"]
+    return Config(**values, origins=origins)
+
+
+def flag_name(name: str) -> str:
+    """`block_size` -> `--block-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def env_name(name: str) -> str:
+    """`block_size` -> `APCBATCH_BLOCK_SIZE`."""
+    return ENV_PREFIX + name.upper()
+
+
+def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tuple[Any, str]]:
+    """(value, origin) of the options that one source gives."""
+    layer = {}
+    for name, value in raw.items():
+        if name not in OPTIONS and name != "no_store":
+            raise UsageError(f"{where(name)} is not an option{nearest(name, [*OPTIONS, 'no_store'])}")
+        if name == "no_store":
+            if parse_switch(value, where(name)):
+                if raw.get("store") is not None:
+                    raise UsageError(
+                        f"{where('store')} and {where(name)} exclude each other; give one of them"
+                    )
+                layer["store"] = (None, where(name))
+        else:
+            layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
+    return layer
+
+
+def _exclude(
+    pair: tuple[str, str], layer: dict[str, tuple[Any, str]], values: dict[str, Any], origins: dict[str, str]
+) -> None:
+    """Of two options that exclude each other the stronger source's stays; both in one source are refused."""
+    on = [name for name in pair if name in layer and layer[name][0]]
+    if len(on) == 2:
+        raise UsageError(f"{layer[pair[0]][1]} and {layer[pair[1]][1]} exclude each other; give one of them")
+    for name in on:
+        other = pair[1 - pair.index(name)]
+        if values.get(other) and other not in layer:
+            del values[other]
+            origins[other] = f"overruled by {layer[name][1]}"
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """The mapping in a YAML file; UsageError where the file cannot be read or is something else."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"configuration file {path} cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"configuration file {path} is not YAML: {error}") from None
+    if content is not None and not isinstance(content, dict):
+        raise UsageError(
+            f"configuration file {path} holds a {type(content).__name__}; expected `option: value` lines"
+        )
+    return content or {}
+
+
+def load(
+    flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None
+) -> Config:
+    """The configuration from the given flags, this process's environment, and the file that either names."""
+    environ = os.environ if environ is None else environ
+    path = config_file or environ.get(ENV_CONFIG)
+    return resolve(flags, environ, read_config_file(path) if path else {}, path or "")
+
+
+def debug_wanted() -> bool:
+    """Whether APCBATCH_DEBUG asks for tracebacks."""
+    return parse_switch(os.environ.get(ENV_DEBUG) or "0", ENV_DEBUG)
+
+
+def isa_wanted() -> str | None:
+    """The instruction set that APCBATCH_ISA asks for, None where it does not."""
+    raw = os.environ.get(env_name("isa"))
+    return None if raw is None else parse_text(OPTIONS["isa"], raw, env_name("isa"))

@@ -1,0 +1,135 @@
+"""What the value of one option may be, and how it is read from text or YAML.
+
+Must not know: which options there are, or where a value came from (it is told, for its errors).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from apcbatch.errors import UsageError
+
+SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
+SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+Kind = Literal["text", "integer", "number", "size", "switch"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one option accepts. minimum and maximum are inclusive, above is exclusive; optional: may be null.
+
+    flag: the short form besides the long one, '' for none, None where the option has no flag at all.
+    """
+
+    kind: Kind
+    group: str
+    help: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    optional: bool = False
+    flag: str | None = ""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """A clause that names the word closest to `word`, or nothing."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def parse_value(spec: Spec, raw: Any, where: str) -> Any:
+    """The value of one option from text or YAML; UsageError says what was expected."""
+    if raw is None:
+        if spec.optional:
+            return None
+        raise UsageError(f"{where} is null; expected {_expected(spec)}")
+    if spec.kind == "switch":
+        return parse_switch(raw, where)
+    if spec.kind == "text":
+        return parse_text(spec, raw, where)
+    value = parse_size(raw) if spec.kind == "size" else _parse_number(spec.kind, raw)
+    low = spec.minimum is not None and value is not None and value < spec.minimum
+    high = spec.maximum is not None and value is not None and value > spec.maximum
+    if value is None or low or high or (spec.above is not None and value <= spec.above):
+        raise UsageError(f"{where} is {raw!r}; expected {_expected(spec)}")
+    return value
+
+
+def parse_text(spec: Spec, raw: Any, where: str) -> str:
+    """A text that is not empty and, where there are choices, one of them."""
+    if not isinstance(raw, str) or not raw:
+        raise UsageError(f"{where} is {raw!r}; expected {_expected(spec)}")
+    if spec.choices and raw not in spec.choices:
+        raise UsageError(f"{where} is {raw!r}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
+    return raw
+
+
+def _parse_number(kind: Kind, raw: Any) -> float | int | None:
+    """The number in a text or YAML value, None where it is not one (NaN and infinity are not)."""
+    if isinstance(raw, bool) or not isinstance(raw, (str, int, float)):
+        return None
+    try:
+        value = float(raw) if kind == "number" else int(raw)
+    except (ValueError, OverflowError):
+        return None
+    whole = kind == "number" or not isinstance(raw, float) or raw == value
+    return value if whole and (kind == "integer" or math.isfinite(value)) else None
+
+
+def parse_size(raw: Any) -> int | None:
+    """Bytes of `20GiB`, `512M`, `1.5GB` or a plain number; None where the text is not a size."""
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", raw) if isinstance(raw, str) else None
+    if match is None or match[2].upper() not in SIZE_UNITS:
+        return None
+    return int(Fraction(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact spelling that parse_size reads back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        scale = SIZE_UNITS[unit.upper()]
+        if size_bytes and size_bytes % scale == 0:
+            return f"{size_bytes // scale}{unit}"
+    return str(size_bytes)
+
+
+def parse_switch(raw: Any, where: str) -> bool:
+    """true and false as YAML, or their usual spellings in a variable."""
+    if isinstance(raw, bool):
+        return raw
+    word = str(raw).strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise UsageError(f"{where} is {raw!r}; expected true or false")
+
+
+def _expected(spec: Spec) -> str:
+    """What would have been accepted, as the end of a sentence."""
+    if spec.choices:
+        return f"one of {', '.join(spec.choices)}"
+    if spec.kind == "size":
+        return "a size such as 20GiB or 512MiB"
+    if spec.kind == "text":
+        return "a text that is not empty"
+    words = ["an integer" if spec.kind == "integer" else "a number"]
+    if spec.above is not None:
+        words.append(f"above {spec.above}")
+    if spec.minimum is not None:
+        words.append(f"from {spec.minimum}")
+    if spec.maximum is not None:
+        words.append(f"up to {spec.maximum}")
+    return " ".join(words)

@@ -1,0 +1,154 @@
+"""The configuration: precedence, presence, origins, and what is refused before any weight is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch import config, values
+from apcbatch.errors import UsageError
+
+
+def resolve(flags=None, environ=None, file=None):
+    return config.resolve(flags or {}, environ or {}, file or {}, "c.yaml")
+
+
+def test_flags_win_over_environment_over_file_over_defaults():
+    """Fault: a weaker source overrules a stronger one, or the origin is not where the value came from."""
+    file = {"block_size": 16, "max-running": 4, "seed": 9}
+    resolved = resolve(
+        {"block_size": "544"}, {"APCBATCH_BLOCK_SIZE": "32", "APCBATCH_SEED": "7", "HOME": "/"}, file
+    )
+    assert (resolved.block_size, resolved.seed, resolved.max_running, resolved.max_batch_tokens) == (
+        544,
+        7,
+        4,
+        2048,
+    )
+    origins = {
+        name: resolved.origins[name] for name in ("block_size", "seed", "max_running", "max_batch_tokens")
+    }
+    assert origins == {
+        "block_size": "--block-size",
+        "seed": "APCBATCH_SEED",
+        "max_running": "c.yaml: max_running",
+        "max_batch_tokens": "default",
+    }
+
+
+@pytest.mark.parametrize("zero", ["0", 0, 0.0])
+def test_a_value_that_is_there_wins_even_when_it_is_zero(zero):
+    """Fault: merging by truthiness, so that `--temperature 0` leaves the 0.7 of the file in place."""
+    resolved = resolve({"temperature": zero, "limit": 0}, {}, {"temperature": 0.7, "limit": 3})
+    assert (resolved.temperature, resolved.limit) == (0.0, 0)
+
+
+def test_a_switch_can_be_turned_off_by_a_stronger_source():
+    """Fault: a `false` in the environment counts as absent."""
+    assert resolve({}, {"APCBATCH_LOGPROBS": "false"}, {"logprobs": True}).logprobs is False
+
+
+def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
+    """Fault: `limit: null` is refused, or `block_size: null` reaches the engine."""
+    assert resolve({}, {}, {"limit": None}).limit is None
+    with pytest.raises(UsageError, match=r"c.yaml: block_size is null; expected an integer from 1"):
+        resolve({}, {}, {"block_size": None})
+
+
+@pytest.mark.parametrize(
+    ("sources", "sentence"),
+    [
+        (({}, {}, {"blok_size": 1}), r"c.yaml: blok_size is not an option; did you mean block_size\?"),
+        (
+            ({}, {"APCBATCH_STOER": "x"}, {}),
+            r"APCBATCH_STOER is not an option .*; did you mean APCBATCH_STORE\?",
+        ),
+        (({"block_size": "0"}, {}, {}), r"--block-size is '0'; expected an integer from 1"),
+        (({"block_size": "1.5"}, {}, {}), r"--block-size is '1.5'; expected an integer from 1"),
+        (({}, {}, {"block_size": 1.5}), r"c.yaml: block_size is 1.5; expected an integer"),
+        (({}, {}, {"block_size": True}), r"c.yaml: block_size is True; expected an integer"),
+        (({"temperature": "nan"}, {}, {}), r"--temperature is 'nan'; expected a number from 0"),
+        (({"top_p": "0"}, {}, {}), r"--top-p is '0'; expected a number above 0 up to 1"),
+        (
+            ({"seed": str(2**63)}, {}, {}),
+            r"--seed is .*; expected an integer from 0 up to 9223372036854775807",
+        ),
+        (({"dtype": "float23"}, {}, {}), r"expected one of float32, bfloat16; did you mean float32\?"),
+        (({"policy": "planed"}, {}, {}), r"--policy is 'planed'; expected one of"),
+        (({"store_size": "20 gibs"}, {}, {}), r"--store-size is '20 gibs'; expected a size such as 20GiB"),
+        (({}, {"APCBATCH_STRICT": "maybe"}, {}), r"APCBATCH_STRICT is 'maybe'; expected true or false"),
+        (({}, {"APCBATCH_MODEL": ""}, {}), r"APCBATCH_MODEL is ''; expected a text that is not empty"),
+        (({"resume": True, "overwrite": True}, {}, {}), r"--resume and --overwrite exclude each other"),
+        (
+            ({"retry_errors": True, "overwrite": True}, {}, {}),
+            r"--retry-errors and --overwrite exclude each other",
+        ),
+        (({"store": "d", "no_store": True}, {}, {}), r"--store and --no-store exclude each other"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_a_sentence(sources, sentence):
+    """Fault: a typing slip is ignored, and the job runs with a default that nobody asked for."""
+    with pytest.raises(UsageError, match=sentence):
+        resolve(*sources)
+
+
+def test_of_options_that_exclude_each_other_the_stronger_source_wins():
+    """Fault: the printed command that continues is refused because the environment still says overwrite."""
+    resolved = resolve({"resume": True}, {"APCBATCH_OVERWRITE": "1"})
+    assert resolved.resume and not resolved.overwrite
+    assert resolve({"no_store": True}, {"APCBATCH_STORE": "d"}).store is None
+
+
+def test_retry_errors_resumes():
+    """Fault: --retry-errors alone is taken for a fresh run."""
+    resolved = resolve({"retry_errors": True})
+    assert resolved.resume and resolved.origins["resume"] == "--retry-errors"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("20GiB", 20 << 30), ("1.5 MB", 1_500_000), ("512m", 512 << 20), ("17", 17), (5, 5), ("0.5KiB", 512)],
+)
+def test_sizes(text, size):
+    """Fault: a decimal unit is read as a binary one or the other way round."""
+    assert values.parse_size(text) == size
+    assert values.parse_size(values.format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["-1", "GiB", "1 GiBs", "", None, True, 1.5])
+def test_what_is_not_a_size(text):
+    """Fault: nonsense is read as some number of bytes."""
+    assert values.parse_size(text) is None
+
+
+def test_the_file_is_read_and_named_by_the_environment(tmp_path):
+    """Fault: APCBATCH_CONFIG is ignored."""
+    path = tmp_path / "c.yaml"
+    path.write_text("block_size: 16\nstore-size: 1MiB\n")
+    resolved = config.load({}, None, {"APCBATCH_CONFIG": str(path)})
+    assert (resolved.block_size, resolved.store_size) == (16, 1 << 20)
+    assert resolved.origins["store_size"] == f"{path}: store_size"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [("- 1\n", "holds a list"), ("a: [", "is not YAML"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, sentence):
+    """Fault: a traceback from the YAML reader reaches the user."""
+    path = tmp_path / "c.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=sentence):
+        config.load({}, str(path), {})
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    """Fault: YAML's null for an empty file is taken for a broken one."""
+    path = tmp_path / "c.yaml"
+    path.write_text("# nothing\n")
+    assert config.load({}, str(path), {}) == config.Config()
+
+
+def test_the_defaults_satisfy_their_own_specs():
+    """Fault: a default that no user could give."""
+    for name, value in config.Config().values().items():
+        assert values.parse_value(config.OPTIONS[name], value, name) == value
