@@ -1,0 +1,134 @@
+"""Which prefixes this run has already computed, at token granularity: a bounded radix tree over token ids.
+
+It answers one question: what is the longest prefix of this prompt that an earlier prefill has covered (the ideal), and
+did it end because the histories fork there. Must not know: snapshots, states.
+Invariant: an answer is exact or says that it is not: where branches were dropped to stay within bounds, a match that
+ends at the cut is reported as inexact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apcbatch.prefix import TokenArray
+
+MAX_TOKENS = 8_000_000
+MAX_NODES = 32_768
+
+
+@dataclass(frozen=True)
+class Match:
+    """length: tokens of the prompt that were covered. forked: another history goes on from there with other tokens.
+    exact: nothing that might have matched further was dropped."""
+
+    length: int
+    forked: bool
+    exact: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    edge: TokenArray
+    parent: _Node | None
+    children: dict[int, _Node] = field(default_factory=dict)
+    last_use: int = 0
+    pruned: bool = False
+
+
+def common_length(a: TokenArray, b: TokenArray) -> int:
+    """How many leading tokens two arrays share."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    return int(differs.argmax()) if differs.any() else n
+
+
+class CoverageTree:
+    """Covered prefixes, least recently extended branches dropped first."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
+        self._root = _Node(np.empty(0, np.int32), None)
+        self._max_tokens, self._max_nodes = max_tokens, max_nodes
+        self.num_tokens = 0
+        self._num_nodes = 0
+        self._clock = 0
+        self.unique_tokens = 0
+
+    def match(self, tokens: TokenArray) -> Match:
+        """The longest covered prefix of `tokens`."""
+        node, length, on_edge = self._walk(tokens)
+        if length == len(tokens):
+            return Match(length, False, True)
+        if on_edge < len(node.edge):
+            return Match(length, True, True)
+        return Match(length, bool(node.children), not node.pruned)
+
+    def insert(self, tokens: TokenArray) -> None:
+        """Mark `tokens` as covered, from the first one on."""
+        self._clock += 1
+        node, length, on_edge = self._walk(tokens, touch=True)
+        rest = tokens[length:]
+        if not len(rest):
+            return
+        if on_edge < len(node.edge):
+            node = self._split(node, on_edge)
+        self._add(node, rest.copy())
+        self.unique_tokens += len(rest)
+        if self.num_tokens > self._max_tokens or self._num_nodes > self._max_nodes:
+            self._prune()
+
+    def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[_Node, int, int]:
+        """The deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
+        node, length, on_edge = self._root, 0, 0
+        while length < len(tokens) and on_edge == len(node.edge):
+            child = node.children.get(int(tokens[length]))
+            if child is None:
+                break
+            node = child
+            if touch:
+                node.last_use = self._clock
+            on_edge = common_length(node.edge, tokens[length:])
+            length += on_edge
+        return node, length, on_edge
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut a node's edge in two and return the upper half."""
+        parent = node.parent
+        assert parent is not None, "the root has an empty edge and is never split"
+        upper = _Node(node.edge[:at].copy(), parent, last_use=node.last_use)
+        node.edge = node.edge[at:].copy()
+        parent.children[int(upper.edge[0])] = upper
+        upper.children[int(node.edge[0])] = node
+        node.parent = upper
+        self._num_nodes += 1
+        return upper
+
+    def _add(self, parent: _Node, edge: TokenArray) -> None:
+        if parent is not self._root and not parent.children and not parent.pruned:
+            parent.edge = np.concatenate([parent.edge, edge])  # a leaf that goes on: no new node
+        else:
+            parent.children[int(edge[0])] = _Node(edge, parent, last_use=self._clock)
+            self._num_nodes += 1
+        self.num_tokens += len(edge)
+
+    def _prune(self) -> None:
+        """Drop the least recently extended leaves until a tenth of both bounds is free."""
+        leaves = [node for node in self._nodes() if not node.children]
+        leaves.sort(key=lambda node: node.last_use)
+        for leaf in leaves:
+            if self.num_tokens <= 0.9 * self._max_tokens and self._num_nodes <= 0.9 * self._max_nodes:
+                break
+            assert leaf.parent is not None, "the root is not among the nodes that may be dropped"
+            del leaf.parent.children[int(leaf.edge[0])]
+            leaf.parent.pruned = True
+            self.num_tokens -= len(leaf.edge)
+            self._num_nodes -= 1
+
+    def _nodes(self) -> list[_Node]:
+        found, stack = [], list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            found.append(node)
+            stack.extend(node.children.values())
+        return found

@@ -1,0 +1,281 @@
+"""The engine: requests in, results out, one pass over a ragged batch at a time.
+
+Must not know: text, files other than the store's folder and the model's, the command line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from apcbatch.engine.pages import PagePool
+from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.pool import SnapshotPool
+from apcbatch.engine.runner import Chunk, run_pass
+from apcbatch.engine.sampler import greedy, sample
+from apcbatch.engine.scheduler import Scheduler
+from apcbatch.engine.sequence import Sequence, failed, make_sequence
+from apcbatch.engine.snapshots import Snapshots
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.locate import locate_model
+from apcbatch.model.state import PAGE_TOKENS, StateArena, page_bytes, slot_bytes
+from apcbatch.prefix import as_token_array
+from apcbatch.store import Store
+from apcbatch.types import Policy, Request, Result
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+POLICIES = ("all", "last", "none")
+DEFAULT_POOL_BYTES = 4 << 30
+DEFAULT_STORE_BYTES = 20 << 30
+MAX_SNAPSHOT_SLOTS = 1 << 20
+
+
+@dataclass
+class Counters:
+    """What the engine has done so far. snapshots_read counts distinct ones that were restored."""
+
+    snapshots_written: int = 0
+    snapshots_read: int = 0
+    snapshots_for_later: int = 0
+    snapshots_evicted: int = 0
+    peak_live_snapshots: int = 0
+    unique_tokens: int = 0
+    store_bytes_written: int = 0
+    store_bytes_read: int = 0
+    store_skipped: int = 0
+    peak_device_bytes: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
+
+
+class Engine:
+    """Runs requests on one model.
+
+    model: `demo`, a folder or a cached hub id. block_size: the grid of positions that may be kept, in tokens. policy:
+    `all` keeps every boundary, `last` the last one of each prompt and answer, `none` nothing. store: a folder that
+    outlives the process, or None. pool_size_bytes: snapshots in RAM. max_batch_tokens: tokens a pass, cut anywhere.
+    Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
+    """
+
+    def __init__(
+        self, model: str | Path, *, dtype: str = "float32", device: str = "cpu", block_size: int = 64,
+        policy: Policy = "all", store: str | Path | None = None, store_size_bytes: int = DEFAULT_STORE_BYTES,
+        pool_size_bytes: int = DEFAULT_POOL_BYTES, max_batch_tokens: int = 2048, max_running: int = 32,
+        warn: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        _check(dtype, device, block_size, policy, max_batch_tokens, max_running)
+        self.dtype, self.device, self.block_size, self.policy = dtype, "cpu", block_size, policy
+        folder = locate_model(str(model))
+        self.model_name = str(model)
+        config = load_model_config(folder)
+        torch_dtype = DTYPES[dtype]
+        per_slot, per_page = slot_bytes(config, torch_dtype), page_bytes(config, torch_dtype)
+        num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if policy != "none" else 0
+        # Live sequences and snapshots may each fill the pool's size with KV.
+        num_pages = 2 * pool_size_bytes // per_page if per_page else 0
+        arena = StateArena(config, max_running + num_snapshots, num_pages, torch_dtype, torch.device("cpu"))
+        self._model = CausalLM(folder, config, torch_dtype, arena)
+        pages = PagePool(num_pages)
+        slots = range(max_running, max_running + num_snapshots)
+        self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes)
+        self._store = None
+        if store is not None and policy != "none":
+            self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
+        has_kv = per_page > 0
+        fingerprint = self._model.fingerprint
+        self._persistence = Persistence(self._store, arena, fingerprint, has_kv) if self._store else None
+        self._arena = arena
+        self._snapshots = Snapshots(
+            policy=policy, block_size=block_size, fingerprint=fingerprint, has_kv=has_kv, arena=arena,
+            pool=self._pool, pages=pages, persistence=self._persistence,
+        )
+        self._scheduler = Scheduler(self._snapshots, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        self._look_ahead = 4 * max_running
+        self._failed: deque[Result] = deque()
+        self._counters = Counters()
+        self.fingerprint = fingerprint.hex()
+        self.context_length = config.context_length
+        self.vocab_size = config.vocab_size
+        self.eos_token_ids = frozenset(config.eos_token_ids)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Pull requests lazily and yield results as they finish, failures included."""
+        source = iter(requests)
+        exhausted = False
+        while not exhausted or self.num_unfinished:
+            while not exhausted and self.wants_more:
+                request = next(source, None)
+                if request is None:
+                    exhausted = True
+                else:
+                    self.submit(request)
+            yield from self.step()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and not yet handed back."""
+        return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._failed)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another request would let more run, or let the scheduler choose better."""
+        return len(self._scheduler.waiting) < self._look_ahead
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that cannot run comes back from the next step as a failure."""
+        try:
+            sequence = make_sequence(request, self.vocab_size, self.context_length)
+        except RequestError as error:
+            self._failed.append(failed(request, error))
+            return
+        self._snapshots.prepare(sequence)
+        self._scheduler.waiting.append(sequence)
+
+    def step(self) -> list[Result]:
+        """Run one pass and return the requests that ended with it."""
+        begin = time.perf_counter()
+        if self._persistence:
+            self._persistence.drain()
+        results = list(self._failed)
+        self._failed.clear()
+        chunks, impossible = self._scheduler.schedule()
+        self._counters.seconds["store"] += time.perf_counter() - begin
+        results += [sequence.failure(_no_room(sequence)) for sequence in impossible]
+        if not chunks:
+            return results
+        begin = time.perf_counter()
+        try:
+            logits = run_pass(self._model, chunks)
+        except Exception as error:  # the one place around requests: a pass that fails costs its own requests only
+            return results + self._fail_pass(chunks, error)
+        for chunk in chunks:
+            self._snapshots.publish(chunk)
+        self._sample([chunk.sequence for chunk in chunks if chunk.samples], logits)
+        self._account(chunks, time.perf_counter() - begin)
+        for chunk in chunks:
+            self._scheduler.advance(chunk)
+            self._snapshots.cover(chunk)
+        return results + [self._finish(chunk.sequence) for chunk in chunks if chunk.sequence.finish_reason]
+
+    def abort(self) -> None:
+        """Drop everything that is not finished."""
+        self._scheduler.waiting.clear()
+        self._failed.clear()
+        for sequence in list(self._scheduler.running):
+            self._scheduler.finish(sequence)
+
+    def boundaries(self, token_ids: Iterable[int]) -> list[int]:
+        """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
+        return self._snapshots.positions(as_token_array(list(token_ids)))
+
+    def snapshot(self, token_ids: Iterable[int]) -> dict[str, torch.Tensor] | None:
+        """The snapshot of exactly this prefix, or None where it is not held.
+
+        ssm: (mamba layers, d_inner, d_state) float32. conv: (mamba layers, d_inner, d_conv - 1), oldest input first.
+        kv (models with attention): (attention layers, 2, tokens, kv heads, head_dim), keys then values.
+        """
+        snapshot = self._snapshots.fetch(as_token_array(list(token_ids)))
+        if snapshot is None:
+            return None
+        parts = {
+            "ssm": self._arena.ssm[snapshot.slot].transpose(1, 2).contiguous(),
+            "conv": self._arena.conv[snapshot.slot].transpose(1, 2).contiguous(),
+        }
+        if len(snapshot.pages):
+            parts["kv"] = self._arena.gather_kv(torch.from_numpy(snapshot.pages), 0, snapshot.position)
+        return parts
+
+    @property
+    def counters(self) -> Counters:
+        """A current view of what was done."""
+        counters = self._counters
+        counters.snapshots_written = self._snapshots.num_written
+        counters.snapshots_read = self._snapshots.num_restored
+        counters.snapshots_evicted = self._pool.evicted
+        counters.peak_live_snapshots = self._pool.peak_held
+        counters.unique_tokens = self._snapshots.coverage.unique_tokens
+        if self._store:
+            counters.store_bytes_written = self._store.counters.bytes_written
+            counters.store_bytes_read = self._store.counters.bytes_read
+            counters.store_skipped = self._store.counters.skipped
+        return counters
+
+    def flush(self) -> None:
+        """Wait until everything that was kept is on disk."""
+        if self._persistence:
+            self._persistence.wait()
+
+    def close(self) -> None:
+        """Finish the store's writing and let go of it."""
+        if self._store:
+            self.flush()
+            self._store.close()
+            self._store = None
+
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+        """Give each sequence that is due one its next token."""
+        tokens, logprobs = greedy(logits)
+        for row, sequence in enumerate(sequences):
+            request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
+            token, logprob = tokens[row], logprobs[row]
+            if request.temperature > 0:
+                token, logprob = sample(logits[row], request.temperature, request.top_p, sequence.sampler_key, step)
+            sequence.append(token, logprob)
+            if token in self.eos_token_ids and not request.ignore_eos:
+                sequence.finish_reason = "stop"
+            elif sequence.num_tokens == len(sequence.tokens):
+                sequence.finish_reason = "length"
+
+    def _account(self, chunks: list[Chunk], seconds: float) -> None:
+        """Share a pass's time among its sequences and between prefill and decode, by tokens."""
+        per_token = seconds / sum(chunk.count for chunk in chunks)
+        for chunk in chunks:
+            spent = per_token * chunk.count
+            if chunk.sequence.in_prefill:
+                chunk.sequence.prefill_s += spent
+                self._counters.seconds["prefill"] += spent
+            else:
+                chunk.sequence.decode_s += spent
+                self._counters.seconds["decode"] += spent
+
+    def _finish(self, sequence: Sequence) -> Result:
+        self._snapshots.complete(sequence)
+        self._scheduler.finish(sequence)
+        return sequence.result()
+
+    def _fail_pass(self, chunks: list[Chunk], error: Exception) -> list[Result]:
+        """Give back what a failed pass held; its requests become error records."""
+        out_of_memory = isinstance(error, MemoryError) or "not enough memory" in str(error)
+        failures = []
+        for chunk in chunks:
+            self._snapshots.cancel(chunk)
+            self._scheduler.finish(chunk.sequence)
+            code, what = ("out_of_memory", "memory ran out") if out_of_memory else ("internal", f"{error!r}")
+            failures.append(chunk.sequence.failure(RequestError(code, f"{what} in a pass with this request; run it again")))
+        return failures
+
+
+def _no_room(sequence: Sequence) -> RequestError:
+    return RequestError(
+        "out_of_memory",
+        f"the KV of {len(sequence.tokens)} tokens ({-(-len(sequence.tokens) // PAGE_TOKENS)} pages) does not fit; "
+        "raise --pool-size",
+    )
+
+
+def _check(dtype: str, device: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int) -> None:
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"device is {device!r}; this build runs on 'cpu'")
+    if policy not in POLICIES:
+        raise UsageError(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
+    for name, value in (("block_size", block_size), ("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"{name} is {value!r}; expected an integer of at least 1")

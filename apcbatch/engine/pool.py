@@ -1,0 +1,130 @@
+"""Snapshots in RAM: which keys are held, in which slot and pages, and which go when room is needed.
+
+Must not know: token ids, the store, tensors. Invariants: a pinned snapshot (being restored or written) is never
+dropped; the bytes held never exceed the capacity; a dropped key is remembered for a while, so that a later miss can
+say `evicted`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from apcbatch.engine.pages import PageArray, PagePool
+
+FORGOTTEN_KEYS = 65_536
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """One held snapshot. pages cover exactly its `position` tokens (the last one in part). stored: the store has it,
+    or its write is under way; store_parent: its nearest ancestor that the store has, as (key, position)."""
+
+    key: bytes
+    position: int
+    slot: int
+    pages: PageArray
+    pins: int = 0
+    restored: bool = False
+    stored: bool = False
+    store_parent: tuple[bytes, int] | None = None
+
+
+class SnapshotPool:
+    """Held snapshots by key, least recently consumed first."""
+
+    def __init__(self, slots: range, pages: PagePool, slot_bytes: int, page_bytes: int, capacity_bytes: int) -> None:
+        self._held: OrderedDict[bytes, Snapshot] = OrderedDict()
+        self._free_slots = list(reversed(slots))
+        self._pages = pages
+        self._page_holders: dict[int, int] = {}
+        self._slot_bytes, self._page_bytes = slot_bytes, page_bytes
+        self._capacity_bytes = capacity_bytes
+        self._forgotten: OrderedDict[bytes, None] = OrderedDict()
+        self.num_reserved = 0
+        self.peak_held = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._held
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the slots that are held or reserved, and of the pages that snapshots refer to."""
+        slots = len(self._held) + self.num_reserved
+        return slots * self._slot_bytes + len(self._page_holders) * self._page_bytes
+
+    def peek(self, key: bytes) -> Snapshot | None:
+        """The snapshot of a key, without refreshing it."""
+        return self._held.get(key)
+
+    def consume(self, snapshot: Snapshot) -> None:
+        """Note that a snapshot was restored: it is now the last to go."""
+        snapshot.restored = True
+        self._held.move_to_end(snapshot.key)
+
+    def was_dropped(self, key: bytes) -> bool:
+        """Whether a snapshot of this key was held, or refused for lack of room, earlier in this run."""
+        return key in self._forgotten
+
+    def reserve(self, key: bytes) -> int | None:
+        """A slot for a snapshot that the next pass will write, or None where everything held is pinned."""
+        while not self._free_slots or self.held_bytes + self._slot_bytes > self._capacity_bytes:
+            if not self.drop_one():
+                self._forget(key)
+                return None
+        self.num_reserved += 1
+        return self._free_slots.pop()
+
+    def insert(self, key: bytes, position: int, slot: int, pages: PageArray) -> Snapshot:
+        """Publish what was written into a reserved slot. A key that is already held keeps its first copy."""
+        self.num_reserved -= 1
+        held = self._held.get(key)
+        if held is not None:
+            self._free_slots.append(slot)
+            return held
+        snapshot = Snapshot(key, position, slot, pages.copy())
+        self._pages.share(snapshot.pages)
+        for page in snapshot.pages.tolist():
+            self._page_holders[page] = self._page_holders.get(page, 0) + 1
+        self._held[key] = snapshot
+        self._forgotten.pop(key, None)
+        snapshot.pins += 1
+        while self.held_bytes > self._capacity_bytes and self.drop_one():
+            pass
+        snapshot.pins -= 1
+        self.peak_held = max(self.peak_held, len(self._held))
+        return snapshot
+
+    def cancel(self, slot: int) -> None:
+        """Give back a reserved slot that was not written."""
+        self.num_reserved -= 1
+        self._free_slots.append(slot)
+
+    def drop_one(self) -> bool:
+        """Drop the least recently consumed snapshot that is not pinned; False where there is none."""
+        for snapshot in self._held.values():
+            if not snapshot.pins:
+                self.drop(snapshot)
+                self._forget(snapshot.key)
+                self.evicted += 1
+                return True
+        return False
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Let go of one snapshot."""
+        del self._held[snapshot.key]
+        self._free_slots.append(snapshot.slot)
+        for page in snapshot.pages.tolist():
+            self._page_holders[page] -= 1
+            if not self._page_holders[page]:
+                del self._page_holders[page]
+        self._pages.release(snapshot.pages)
+
+    def _forget(self, key: bytes) -> None:
+        self._forgotten[key] = None
+        if len(self._forgotten) > FORGOTTEN_KEYS:
+            self._forgotten.popitem(last=False)

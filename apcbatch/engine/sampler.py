@@ -1,0 +1,45 @@
+"""The next token of each row of logits.
+
+Must not know: sequences. Invariants: a row's token and log-probability depend on that row alone, and on (seed, request
+id, step) where the temperature is above 0: never on batch mates or on the order of steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from apcbatch.kernels import ops
+
+
+def request_key(seed: int, request_id: str) -> int:
+    """The 128-bit key of a request's random stream."""
+    digest = hashlib.sha256(f"{seed}\x00{request_id}".encode()).digest()
+    return int.from_bytes(digest[:16], "little")
+
+
+def greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+    """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
+    (r, vocabulary) float32."""
+    tokens, logprobs = ops.greedy(logits)
+    return tokens.tolist(), logprobs.tolist()
+
+
+def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:
+    """One token drawn from a row of logits (vocabulary,) float32, and its float32 log-probability before temperature.
+
+    The draw is the inverse of the cumulative distribution over descending probability, cut at top_p (Holtzman et al.,
+    "nucleus sampling", arXiv 1904.09751, section 3.1), at one Philox number keyed by the request and the step.
+    """
+    scaled = row.numpy().astype(np.float64) / temperature
+    probabilities = np.exp(scaled - scaled.max())
+    order = np.argsort(-probabilities, kind="stable")
+    cumulative = np.cumsum(probabilities[order])
+    kept = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
+    cumulative = cumulative[:kept]
+    uniform = np.random.Generator(np.random.Philox(key=key, counter=step)).random()
+    choice = min(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(cumulative) - 1)
+    token = int(order[choice])
+    return token, float(ops.token_logprob(row, token))

@@ -1,0 +1,122 @@
+"""Which sequences run in the next pass, how many of their tokens, and which wait for whom.
+
+Must not know: tensors, the store, text. Invariants: every running decode gets its token each step; a sequence that
+would compute a prefix which a running one is about to publish is held back until it is there; a sequence is admitted
+only when the KV pages of its whole life are within reach, so that nothing running is ever starved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from apcbatch.engine.runner import Chunk, Keep
+from apcbatch.engine.sequence import Sequence
+from apcbatch.engine.snapshots import Snapshots
+from apcbatch.prefix import boundaries_in, last_boundary
+
+
+class Scheduler:
+    """Waiting and running sequences, in the order of submission."""
+
+    def __init__(self, snapshots: Snapshots, *, max_batch_tokens: int, max_running: int) -> None:
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._snapshots = snapshots
+        self._policy, self._block_size = snapshots.policy, snapshots.block_size
+        self._max_batch_tokens = max_batch_tokens
+        self._free_slots = list(range(max_running - 1, -1, -1))
+        self._pending: set[bytes] = set()  # boundaries that running prefills will publish
+        self._owed_pages = 0  # pages that running sequences may still ask for
+
+    def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
+        """(the chunks of the next pass, sequences that can never run for lack of memory)."""
+        chunks = [self._chunk(sequence, 1) for sequence in self.running if not sequence.in_prefill]
+        budget = max(1, self._max_batch_tokens - len(chunks))
+        for sequence in self.running:
+            if sequence.in_prefill and budget > 0:
+                chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
+                budget -= chunks[-1].count
+        impossible: list[Sequence] = []
+        passed_over: deque[Sequence] = deque()
+        while self.waiting and self._free_slots and budget > 0:
+            sequence = self.waiting.popleft()
+            if self._held_back(sequence):
+                passed_over.append(sequence)
+            elif self._make_room(sequence):
+                self._admit(sequence)
+                chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
+                budget -= chunks[-1].count
+            else:
+                (passed_over if self.running else impossible).append(sequence)
+        passed_over.extend(self.waiting)
+        self.waiting = passed_over
+        return chunks, impossible
+
+    def advance(self, chunk: Chunk) -> None:
+        """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
+        sequence = chunk.sequence
+        self._snapshots.detach(sequence)
+        passed = [key for position, key in sequence.keys.items() if sequence.computed < position <= chunk.end]
+        sequence.computed = chunk.end
+        self._pending.difference_update(passed)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out of the running ones and free what it holds."""
+        self.running.remove(sequence)
+        self._free_slots.append(sequence.slot)
+        self._owed_pages -= self._snapshots.pages_of_life(sequence) - len(sequence.pages)
+        self._snapshots.detach(sequence)
+        self._snapshots.release_pages(sequence)
+        self._pending.difference_update(self._kept_keys(sequence, sequence.computed))
+
+    def _held_back(self, sequence: Sequence) -> bool:
+        """Whether a running sequence will publish a longer prefix of this one than is available now."""
+        if sequence.held_back is not None and sequence.held_back in self._pending:
+            return True
+        sequence.held_back = None
+        if not self._pending:
+            return False
+        available = self._snapshots.available_position(sequence)
+        for position in reversed(sequence.keys):
+            if position <= available:
+                break
+            if position < sequence.num_prompt and sequence.keys[position] in self._pending:
+                sequence.held_back = sequence.keys[position]
+                return True
+        return False
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        partial_page = 1  # a restored snapshot's last page is copied
+        return self._snapshots.free_pages(self._snapshots.pages_of_life(sequence) + partial_page + self._owed_pages)
+
+    def _admit(self, sequence: Sequence) -> None:
+        sequence.slot = self._free_slots.pop()
+        self._snapshots.attach(sequence)
+        self._owed_pages += self._snapshots.pages_of_life(sequence) - len(sequence.pages)
+        self._pending.update(self._kept_keys(sequence, sequence.computed))
+        self.running.append(sequence)
+
+    def _chunk(self, sequence: Sequence, count: int) -> Chunk:
+        """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps."""
+        chunk = Chunk(sequence, count)
+        self._owed_pages -= self._snapshots.extend_pages(sequence, chunk.end)
+        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
+            slot_key = self._snapshots.reserve(sequence, position)
+            if slot_key is not None:
+                chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
+        return chunk
+
+    def _kept_positions(self, sequence: Sequence, begin: int, end: int) -> Iterable[int]:
+        """Positions p with begin < p <= end whose snapshots the policy keeps, ascending."""
+        if self._policy == "none":
+            return ()
+        if self._policy == "last" and begin < sequence.num_prompt:
+            last = last_boundary(sequence.num_prompt, self._block_size)
+            return (last,) if begin < last <= end else ()
+        return boundaries_in(begin, end, self._block_size)
+
+    def _kept_keys(self, sequence: Sequence, begin: int) -> list[bytes]:
+        """Keys of the boundaries that this sequence's prefill publishes after `begin`."""
+        positions = self._kept_positions(sequence, begin, sequence.num_prompt)
+        return [sequence.keys[position] for position in positions]

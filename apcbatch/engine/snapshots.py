@@ -1,0 +1,230 @@
+"""Everything a sequence gets from, and gives to, the kept snapshots: pool first, then store.
+
+Must not know: the batch, the order of requests. Invariants: a position is used only if all of its state is there; at
+least one prompt token is always computed; what the store cannot give is a miss, never an error.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apcbatch.engine.coverage import CoverageTree
+from apcbatch.engine.miss import explain_miss
+from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
+from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.pool import Snapshot, SnapshotPool
+from apcbatch.engine.runner import Chunk
+from apcbatch.engine.sequence import Sequence
+from apcbatch.model.state import PAGE_TOKENS, StateArena
+from apcbatch.prefix import PrefixHasher, TokenArray, boundaries_in, last_boundary, prefix_key
+from apcbatch.types import CachedFrom, Policy
+
+
+class Snapshots:
+    """The kept snapshots of one model, in RAM and, with `persistence`, on disk."""
+
+    def __init__(
+        self, *, policy: Policy, block_size: int, fingerprint: bytes, has_kv: bool, arena: StateArena,
+        pool: SnapshotPool, pages: PagePool, persistence: Persistence | None,
+    ) -> None:
+        self.policy, self.block_size = policy, block_size
+        self.coverage = CoverageTree()
+        self.num_written = 0
+        self.num_restored = 0
+        self._fingerprint, self._has_kv = fingerprint, has_kv
+        self._arena, self._pool, self._pages = arena, pool, pages
+        self._persistence = persistence
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Compute the prompt's prefix keys, once."""
+        if self.policy != "none":
+            hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
+            sequence.keys = dict(hasher.keys_at(boundaries_in(0, sequence.num_prompt, self.block_size)))
+
+    def available_position(self, sequence: Sequence) -> int:
+        """The longest position below the prompt's end that pool or store seem to hold; 0 for none."""
+        held = next((p for p in self._usable(sequence) if sequence.keys[p] in self._pool), 0)
+        return max(held, next(iter(self._stored_positions(sequence)), 0))
+
+    def attach(self, sequence: Sequence) -> None:
+        """Start a sequence from the longest usable snapshot, and note what it missed and why."""
+        match = self.coverage.match(sequence.tokens[: sequence.num_prompt])
+        snapshot, source, stranded = self._find(sequence)
+        if snapshot is not None:
+            self.num_restored += not snapshot.restored
+            self._pool.consume(snapshot)
+            snapshot.pins += 1
+            sequence.start = snapshot
+            sequence.pages = self._adopt_pages(snapshot)
+            sequence.store_parent = (snapshot.key, snapshot.position) if snapshot.stored else snapshot.store_parent
+            sequence.computed = sequence.cached_tokens = snapshot.position
+            sequence.cached_from = source
+        stored = next(iter(self._stored_positions(sequence)), 0)
+        ideal = max(min(match.length, sequence.num_prompt - 1), stored, sequence.computed)
+        sequence.ideal = ideal if match.exact else None
+        target = sequence.keys.get(last_boundary(ideal, self.block_size), b"")
+        sequence.miss_reason, sequence.miss_detail = explain_miss(
+            sequence.computed, ideal, match, self.block_size,
+            disabled=self.policy == "none", stranded=stranded, evicted=self._pool.was_dropped(target),
+        )
+
+    def detach(self, sequence: Sequence) -> None:
+        """Let go of the snapshot that a sequence started from."""
+        if sequence.start is not None:
+            sequence.start.pins -= 1
+            sequence.start = None
+
+    def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
+        """(slot, key) for the snapshot at `position`; None where it is held already or there is no room."""
+        key = sequence.keys.get(position) or prefix_key(self._fingerprint, sequence.tokens, position)
+        if key in self._pool:
+            return None
+        slot = self._pool.reserve(key)
+        return None if slot is None else (slot, key)
+
+    def publish(self, chunk: Chunk) -> None:
+        """Make the snapshots that a pass has written visible, in RAM at once and on disk behind."""
+        sequence = chunk.sequence
+        for keep in chunk.keep:
+            covering = sequence.pages[: -(-keep.position // PAGE_TOKENS)] if self._has_kv else NO_PAGES
+            snapshot = self._pool.insert(keep.key, keep.position, keep.slot, covering)
+            self.num_written += snapshot.slot == keep.slot
+            rolls = self.policy == "last" and keep.position > sequence.num_prompt
+            if rolls:
+                self._roll(sequence, snapshot)
+            else:
+                self._persist(sequence, snapshot)
+
+    def cover(self, chunk: Chunk) -> None:
+        """Note the tokens whose state has been computed: after each prefill pass, and once an answer has ended."""
+        sequence = chunk.sequence
+        if chunk.count > 1 or sequence.computed <= sequence.num_prompt or sequence.finish_reason:
+            self.coverage.insert(sequence.tokens[: sequence.computed])
+
+    def cancel(self, chunk: Chunk) -> None:
+        """Give back the slots of a pass that failed."""
+        for keep in chunk.keep:
+            self._pool.cancel(keep.slot)
+
+    def complete(self, sequence: Sequence) -> None:
+        """The sequence has ended: what was kept back until the end of its answer goes to the store."""
+        if sequence.rolling is not None:
+            self._persist(sequence, sequence.rolling)
+
+    # Pages: the KV of live sequences. A snapshot's partly filled last page is copied, the full ones are shared.
+
+    def pages_of_life(self, sequence: Sequence) -> int:
+        """Pages that a sequence needs until its last token."""
+        return -(-len(sequence.tokens) // PAGE_TOKENS) if self._has_kv else 0
+
+    def free_pages(self, needed: int) -> bool:
+        """Drop snapshots until `needed` pages are free; False where that cannot be."""
+        while self._pages.num_free < needed:
+            if not self._pool.drop_one() and not self._wait_for_writes():
+                return False
+        return True
+
+    def extend_pages(self, sequence: Sequence, end: int) -> int:
+        """Give a sequence pages for its tokens up to `end`; returns how many were added."""
+        missing = (-(-end // PAGE_TOKENS) if self._has_kv else 0) - len(sequence.pages)
+        if missing > 0:
+            added = [self._pages.allocate() for _ in range(missing)]
+            sequence.pages = np.concatenate([sequence.pages, np.array(added, np.int64)])
+        return max(missing, 0)
+
+    def release_pages(self, sequence: Sequence) -> None:
+        """Drop a finished sequence's references."""
+        self._pages.release(sequence.pages)
+        sequence.pages = NO_PAGES
+
+    # The Python surface
+
+    def positions(self, tokens: TokenArray) -> list[int]:
+        """Positions up to len(tokens) whose snapshot is held, in RAM or by the store, ascending."""
+        hasher = PrefixHasher(self._fingerprint, tokens)
+        keys = dict(hasher.keys_at(boundaries_in(0, len(tokens), self.block_size)))
+        stored = set(self._persistence.positions(keys)) if self._persistence else set()
+        return [p for p, key in keys.items() if key in self._pool or p in stored]
+
+    def fetch(self, tokens: TokenArray) -> Snapshot | None:
+        """The snapshot of exactly these tokens, loaded from the store if need be; None where it is not held."""
+        key = prefix_key(self._fingerprint, tokens, len(tokens))
+        held = self._pool.peek(key)
+        if held is not None or self._persistence is None:
+            return held
+        loaded = self._persistence.load(key, self._pool, self._pages)
+        return loaded if isinstance(loaded, Snapshot) else None
+
+    def _usable(self, sequence: Sequence) -> list[int]:
+        """Boundaries that leave one prompt token to compute, longest first."""
+        return [p for p in reversed(sequence.keys) if p < sequence.num_prompt]
+
+    def _stored_positions(self, sequence: Sequence) -> list[int]:
+        """Usable positions that the store held when the sequence was first looked at, longest first."""
+        if self._persistence is None or self.policy == "none":
+            return []
+        if sequence.stored_positions is None:
+            found = self._persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
+            sequence.stored_positions = sorted(found, reverse=True)
+        return sequence.stored_positions
+
+    def _find(self, sequence: Sequence) -> tuple[Snapshot | None, CachedFrom, bool]:
+        """(the longest usable snapshot, where it came from, whether a longer one was stranded)."""
+        usable = (self._pool.peek(sequence.keys[p]) for p in self._usable(sequence))
+        held = next((snapshot for snapshot in usable if snapshot is not None), None)
+        longer = [p for p in self._stored_positions(sequence) if held is None or p > held.position]
+        if not longer:
+            return held, "none" if held is None else "memory", False
+        if held is not None:
+            held.pins += 1
+        loaded, stranded = self._load_first(sequence, longer)
+        if held is not None:
+            held.pins -= 1
+        if loaded is not None:
+            return loaded, "disk", stranded
+        return held, "none" if held is None else "memory", stranded
+
+    def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
+        """Load the first position that the store can give in full; what it cannot give at all is forgotten."""
+        assert self._persistence is not None and sequence.stored_positions is not None
+        stranded = False
+        for position in positions:
+            loaded = self._persistence.load(sequence.keys[position], self._pool, self._pages)
+            if isinstance(loaded, Snapshot):
+                return loaded, stranded
+            if loaded is None:
+                sequence.stored_positions.remove(position)
+            else:
+                stranded = True
+        return None, stranded
+
+    def _adopt_pages(self, snapshot: Snapshot) -> PageArray:
+        """References to a snapshot's full pages, and a copy of the last one where it is filled in part."""
+        if not len(snapshot.pages):
+            return NO_PAGES
+        full = snapshot.pages[: snapshot.position // PAGE_TOKENS]
+        self._pages.share(full)
+        if len(full) == len(snapshot.pages):
+            return full.copy()
+        page = self._pages.allocate()
+        self._arena.copy_page(int(snapshot.pages[-1]), page)
+        return np.append(full, page)
+
+    def _roll(self, sequence: Sequence, snapshot: Snapshot) -> None:
+        """Keep the latest boundary of an answer in place of the one before."""
+        previous = sequence.rolling
+        if previous is not None and not previous.pins and self._pool.peek(previous.key) is previous:
+            self._pool.drop(previous)
+        sequence.rolling = snapshot
+
+    def _persist(self, sequence: Sequence, snapshot: Snapshot) -> None:
+        """Hand a snapshot to the store, as a child of the sequence's last stored one."""
+        if self._persistence is None:
+            return
+        if self._persistence.save(snapshot, sequence.store_parent):
+            sequence.store_parent = (snapshot.key, snapshot.position)
+        snapshot.store_parent = sequence.store_parent
+
+    def _wait_for_writes(self) -> bool:
+        """Let the store finish what it is writing, which unpins it; False where nothing was under way."""
+        return self._persistence is not None and self._persistence.wait()

@@ -1,0 +1,72 @@
+"""The models against `transformers`, on tiny random checkpoints with odd sizes (case 21)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from apcbatch import Engine, Request
+from apcbatch.engine.runner import Chunk, make_batch
+from apcbatch.engine.sequence import make_sequence
+from tests.tiny import VOCAB
+
+CASES = {
+    "mamba": ("mamba", {}),
+    "mamba-one-layer": ("mamba", {"num_hidden_layers": 1, "time_step_rank": 1, "conv_kernel": 2}),
+    "mamba-biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "state_size": 24, "conv_kernel": 3}),
+    "mamba-untied": ("mamba", {"tie_word_embeddings": False, "state_size": 16, "hidden_size": 50, "expand": 3}),
+    "falcon": ("falcon_mamba", {}),
+    "falcon-biases": ("falcon_mamba", {"use_bias": True, "mixer_rms_eps": 1e-5, "state_size": 16}),
+    "jamba-experts": ("jamba", {}),
+    "jamba-dense": ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}),
+    "jamba-tied": ("jamba", {"tie_word_embeddings": True, "num_key_value_heads": 1, "mamba_d_conv": 2}),
+    "jamba-periods": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 0, "expert_layer_period": 1,
+                                "expert_layer_offset": 0, "num_experts_per_tok": 3, "mamba_d_state": 24,
+                                "mamba_proj_bias": True, "mamba_conv_bias": False, "num_key_value_heads": 4}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tiny_checkpoint) -> None:
+    """Catches any departure from the architecture: logits within 2e-4 relative of the outside oracle, packed raggedly
+    with another sequence in front."""
+    name, overrides = CASES[case]
+    folder = tiny_checkpoint(name, **overrides)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.randint(1, VOCAB, (75,))
+    with torch.no_grad():
+        expected = oracle(tokens[None]).logits[0, -1]
+    engine = Engine(folder, pool_size_bytes=64 << 20, max_running=4)
+    scheduler = engine._scheduler
+    for ids in (torch.randint(1, VOCAB, (13,)), tokens):
+        sequence = make_sequence(Request("r", ids.tolist()), VOCAB, None)
+        engine._snapshots.prepare(sequence)
+        scheduler.waiting.append(sequence)
+    chunks, _ = scheduler.schedule()
+    logits = engine._model.forward(make_batch(chunks))[1]
+    error = (logits - expected).abs().max() / expected.abs().max()
+    assert error <= 2e-4, f"{case}: relative error {error:.2e}, seed {torch.initial_seed()}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_equal_transformers(case: str, tiny_checkpoint) -> None:
+    """Catches state that goes wrong while decoding: 64 greedy tokens equal those of the outside oracle."""
+    name, overrides = CASES[case]
+    folder = tiny_checkpoint(name, **overrides)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5))
+    produced = tokens.tolist()
+    with torch.no_grad():
+        for _ in range(64):
+            produced.append(int(oracle(torch.tensor([produced])).logits[0, -1].argmax()))
+    engine = Engine(folder, pool_size_bytes=64 << 20, block_size=7)
+    (result,) = engine.run([Request("r", tokens.tolist(), max_tokens=64, ignore_eos=True)])
+    assert result.token_ids == produced[21:]
+
+
+def test_chunk_type_is_what_the_scheduler_makes(tiny_checkpoint) -> None:
+    """Catches a pass that samples before the prompt's end: only the chunk that reaches it yields a token."""
+    sequence = make_sequence(Request("r", [1, 2, 3, 4]), VOCAB, None)
+    assert not Chunk(sequence, 3).samples
+    assert Chunk(sequence, 4).samples

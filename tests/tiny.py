@@ -1,0 +1,58 @@
+"""Tiny random checkpoints of the supported families, made by `transformers`, with odd sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
+
+VOCAB = 97
+
+_MAMBA = {
+    "vocab_size": VOCAB, "hidden_size": 36, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4,
+    "time_step_rank": 3, "eos_token_id": 0,
+}
+_JAMBA = {
+    "vocab_size": VOCAB, "hidden_size": 40, "intermediate_size": 44, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 1,
+    "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 3, "eos_token_id": 0,
+    "bos_token_id": 1, "pad_token_id": 0,
+}
+FAMILIES = {
+    "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
+    "falcon_mamba": (FalconMambaConfig, FalconMambaForCausalLM, {**_MAMBA, "tie_word_embeddings": False}),
+    "jamba": (JambaConfig, JambaForCausalLM, _JAMBA),
+}
+
+
+def make_tiny(name: str, seed: int, overrides: dict):
+    """A model whose every weight is random: also the norms, A_log, D and the biases, which init to constants."""
+    config_class, model_class, defaults = FAMILIES[name]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**defaults, **overrides})).float().eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "A_log" in key:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+            elif "norm" in key or key.endswith("D"):
+                parameter.copy_(1 + torch.randn_like(parameter) * 0.2)
+            elif "bias" in key:
+                parameter.copy_(torch.randn_like(parameter) * 0.3)
+            else:
+                parameter.copy_(torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5))
+    if getattr(model.config, "tie_word_embeddings", False):
+        model.tie_weights()
+    return model
+
+
+def save_tiny(folder: Path, name: str, seed: int, overrides: dict) -> None:
+    """Write the checkpoint folder (without a tokenizer)."""
+    make_tiny(name, seed, overrides).save_pretrained(folder)
