@@ -1,0 +1,35 @@
+# Two commands on a fresh clone: `make demo` and `make test`. Everything lives in .venv; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := demo-out
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint bench soak clean
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+demo: $(VENV)/.installed
+	rm -rf $(DEMO)
+	mkdir $(DEMO)
+	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/cold.jsonl --store $(DEMO)/store -q
+	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.installed
+	$(BIN)/pip install --quiet '.[lint]'
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
+
+bench: $(VENV)/.installed
+	$(BIN)/apcbatch bench
+
+clean:
+	rm -rf $(VENV) $(DEMO) build *.egg-info apcbatch/*.so
