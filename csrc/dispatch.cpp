@@ -7,7 +7,7 @@ namespace apcbatch {
 namespace {
 
 Isa widest_isa() {
-    for (Isa candidate : {Isa::avx512, Isa::avx2}) {
+    for (Isa candidate : {Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
         if (isa_available(candidate)) return candidate;
     }
     return Isa::plain;
@@ -23,10 +23,13 @@ std::atomic<Isa>& current() {
 bool isa_available(Isa isa) {
 #if APC_HAS_X86_ISAS
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     switch (isa) {
+        case Isa::avx512bf16:
+            return avx512 && __builtin_cpu_supports("avx512bf16");
         case Isa::avx512:
-            return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+            return avx512;
         case Isa::avx2:
             return avx2;
         default:
@@ -34,14 +37,6 @@ bool isa_available(Isa isa) {
     }
 #else
     return isa == Isa::plain;
-#endif
-}
-
-bool cpu_has_avx512_bf16() {
-#if APC_HAS_X86_ISAS
-    return isa_available(Isa::avx512) && __builtin_cpu_supports("avx512bf16");
-#else
-    return false;
 #endif
 }
 
@@ -55,6 +50,8 @@ bool set_isa(Isa isa) {
 
 const char* isa_name(Isa isa) {
     switch (isa) {
+        case Isa::avx512bf16:
+            return "avx512bf16";
         case Isa::avx512:
             return "avx512";
         case Isa::avx2:

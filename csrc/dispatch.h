@@ -4,13 +4,13 @@
 
 namespace apcbatch {
 
-enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2 };
+// avx512bf16 is avx512 with the bfloat16 dot product; only the matrix product tells them apart.
+enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
 
 bool isa_available(Isa isa);  // built in, and this processor and operating system have it
 Isa isa();                    // the one in use: the widest available until set_isa
 bool set_isa(Isa isa);        // false, and no change, where it is not available
 const char* isa_name(Isa isa);
-bool cpu_has_avx512_bf16();  // the bfloat16 dot product, beside everything that Isa::avx512 needs
 
 #if defined(__x86_64__)
 #define APC_HAS_X86_ISAS 1
@@ -23,6 +23,7 @@ bool cpu_has_avx512_bf16();  // the bfloat16 dot product, beside everything that
 template <class Function>
 Function for_isa(Function plain, Function avx2, Function avx512) {
     switch (isa()) {
+        case Isa::avx512bf16:
         case Isa::avx512:
             return avx512;
         case Isa::avx2:

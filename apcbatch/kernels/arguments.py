@@ -1,0 +1,45 @@
+"""What the kernels ask of their tensors, and how a tensor becomes an address, a stride and a code.
+
+Must not know: any one kernel. Every check is a ValueError with a sentence.
+"""
+
+from __future__ import annotations
+
+import torch
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/params.h, DType
+
+
+def dtype_code(tensor: torch.Tensor, name: str) -> int:
+    """The kernels' number for a tensor's dtype; ValueError unless float32 or bfloat16."""
+    code = DTYPE_CODES.get(tensor.dtype)
+    if code is None:
+        raise ValueError(f"{name} must be float32 or bfloat16; it is {tensor.dtype}")
+    return code
+
+
+def require_matrix(tensor: torch.Tensor, name: str) -> None:
+    """ValueError unless the tensor lies on the CPU and has two dimensions."""
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be on the CPU, where this kernel runs; it is on {tensor.device}")
+    if tensor.dim() != 2:
+        raise ValueError(f"{name} must have two dimensions; its shape is {tuple(tensor.shape)}")
+
+
+def row_stride(tensor: torch.Tensor, name: str) -> int:
+    """Elements from one row (first dimension) to the next; ValueError unless each row is contiguous."""
+    stride = tensor.stride()
+    expected = 1
+    for size, step in zip(reversed(tensor.shape[1:]), reversed(stride[1:]), strict=True):
+        if size != 1 and step != expected:
+            raise ValueError(
+                f"{name} must be contiguous within a row (any stride between rows); its strides are {stride} "
+                f"for the shape {tuple(tensor.shape)}: call .contiguous() on it"
+            )
+        expected *= size
+    return stride[0]
+
+
+def num_threads() -> int:
+    """Threads a kernel may use: torch's setting."""
+    return torch.get_num_threads()

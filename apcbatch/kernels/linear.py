@@ -1,0 +1,93 @@
+"""The packed matrix product of the CPU: weights packed once, then y = x W^T (+ bias) for any number of rows.
+
+Must not know: models, which projection it is. Invariant: a row of y depends on that row of x alone; each
+element is one float32 accumulator, fused multiply-adds over the inputs in ascending order, then the bias, then
+one rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import dtype_code, num_threads, require_matrix, row_stride
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLinear:
+    """Weights (out_features, in_features) in the order `linear` reads them; `data` is their bytes."""
+
+    data: torch.Tensor
+    out_features: int
+    in_features: int
+    dtype: torch.dtype
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype.
+
+        Lets an embedding and an output projection that are tied share one copy.
+        """
+        if indices.dtype != torch.int64 or indices.dim() != 1:
+            raise ValueError(
+                f"indices must be one row of int64; it is {tuple(indices.shape)} of {indices.dtype}"
+            )
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.out_features:
+            raise ValueError(f"indices must lie in [0, {self.out_features}); they span "
+                             f"{int(indices.min())} to {int(indices.max())}")
+        rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
+        indices = indices.contiguous()
+        _C.unpack_rows(
+            self.data.data_ptr(), self.out_features, self.in_features, dtype_code(self.data, "weight"),
+            indices.data_ptr(), indices.numel(), rows.data_ptr(),
+        )
+        return rows
+
+
+def pack_linear(weight: torch.Tensor) -> PackedLinear:
+    """weight: (out, in) float32 or bfloat16, any row stride; it may be freed afterwards."""
+    require_matrix(weight, "weight")
+    out_features, in_features = weight.shape
+    if out_features == 0 or in_features == 0:
+        raise ValueError(f"weight must have at least one row and one column; it is {tuple(weight.shape)}")
+    code = dtype_code(weight, "weight")
+    count = _C.packed_bytes(out_features, in_features, code) // weight.element_size()
+    data = torch.empty(count, dtype=weight.dtype)
+    _C.pack_linear(
+        weight.data_ptr(), row_stride(weight, "weight"), out_features, in_features, code, data.data_ptr()
+    )
+    return PackedLinear(data, out_features, in_features, weight.dtype)
+
+
+def linear(
+    x: torch.Tensor,
+    packed: PackedLinear,
+    out_dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = x W^T (+ bias), accumulated in float32.
+
+    x: (t, in) float32 or bfloat16, any row stride. out_dtype: float32 or bfloat16, x's if None. bias: (out)
+    float32 or bfloat16. Returns (t, out). With bfloat16 weights a float32 x is first rounded to bfloat16.
+    Raises ValueError.
+    """
+    require_matrix(x, "x")
+    t, in_features = x.shape
+    if in_features != packed.in_features:
+        raise ValueError(
+            f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}"
+        )
+    if bias is not None:
+        if bias.shape != (packed.out_features,):
+            raise ValueError(
+                f"bias must be ({packed.out_features},), one a column of y; it is {tuple(bias.shape)}"
+            )
+        bias = bias.to(torch.float32).contiguous()
+    y = torch.empty(t, packed.out_features, dtype=x.dtype if out_dtype is None else out_dtype)
+    _C.linear(
+        t, in_features, packed.out_features, x.data_ptr(), row_stride(x, "x"), dtype_code(x, "x"),
+        packed.data.data_ptr(), dtype_code(packed.data, "weight"), 0 if bias is None else bias.data_ptr(),
+        y.data_ptr(), packed.out_features, dtype_code(y, "out_dtype"), num_threads(),
+    )
+    return y

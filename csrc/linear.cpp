@@ -1,0 +1,149 @@
+// Packing, and the cut of a packed matrix product into pieces for the threads.
+// Must not know: instruction sets; how a piece is computed (gemm.h).
+#include "linear.h"
+
+#include <cstring>
+
+#include "dispatch.h"
+#include "scratch.h"
+
+namespace apcbatch {
+namespace {
+
+// Rows of one piece at most (their copy stays in the second cache level), and panels of one piece.
+constexpr int64_t kMaxRows = 144;
+constexpr int64_t kMaxPanels = 32;
+// Below this many multiply-adds one thread is faster than waking the others.
+constexpr int64_t kSerialWork = 1 << 17;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <typename T>
+void pack(const T* weight, int64_t stride, int64_t out, int64_t in, int64_t group, T* packed) {
+    const int64_t panels = panels_of(out), blocks = ceil_div(in, kBlockK);
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t panel = 0; panel < panels; ++panel) {
+            const int64_t k0 = block * kBlockK;
+            const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
+            const int64_t groups = ceil_div(k, group);
+            T* to = packed + k0 * panels * kPanel + panel * groups * group * kPanel;
+            std::memset(to, 0, sizeof(T) * groups * group * kPanel);
+            for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel && n < out; ++n) {
+                T* column = to + (n - panel * kPanel) * group;
+                for (int64_t i = 0; i < k; ++i)
+                    column[(i / group) * kPanel * group + i % group] = weight[n * stride + k0 + i];
+            }
+        }
+    }
+}
+
+template <typename T>
+void unpack(const T* packed, int64_t out, int64_t in, int64_t group, const int64_t* indices, int64_t count,
+            T* rows) {
+    const int64_t panels = panels_of(out);
+    for (int64_t r = 0; r < count; ++r, rows += in) {
+        const int64_t panel = indices[r] / kPanel;
+        for (int64_t k0 = 0; k0 < in; k0 += kBlockK) {
+            const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
+            const int64_t groups = ceil_div(k, group);
+            const T* column =
+                packed + k0 * panels * kPanel + panel * groups * group * kPanel + indices[r] % kPanel * group;
+            for (int64_t i = 0; i < k; ++i) rows[k0 + i] = column[(i / group) * kPanel * group + i % group];
+        }
+    }
+}
+
+// Sizes of the pieces of a product: a grid of row blocks and panel blocks.
+struct Cut {
+    int64_t rows, row_blocks, panels, panel_blocks;
+};
+
+Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
+    Cut c;
+    c.row_blocks = ceil_div(args.t, kMaxRows);
+    c.rows = ceil_div(ceil_div(args.t, c.row_blocks), tile_rows) * tile_rows;
+    c.row_blocks = ceil_div(args.t, c.rows);
+    const int64_t panels = panels_of(args.out);
+    // About four pieces a thread, so that a late thread costs little; no piece narrower than eight panels for
+    // that.
+    int64_t wanted = ceil_div(4 * threads, c.row_blocks);
+    if (threads == 1) wanted = 1;
+    int64_t width = ceil_div(panels, wanted);
+    if (width < 8) width = 8;
+    if (width > kMaxPanels) width = kMaxPanels;
+    if (threads > 1 && ceil_div(panels, width) * c.row_blocks < threads)
+        width = ceil_div(panels * c.row_blocks, threads);
+    c.panel_blocks = ceil_div(panels, width);
+    c.panels = ceil_div(panels, c.panel_blocks);
+    c.panel_blocks = ceil_div(panels, c.panels);
+    return c;
+}
+
+LinearIsa linear_isa() {
+    switch (isa()) {
+#if APC_HAS_X86_ISAS
+        case Isa::avx512bf16:
+            return avx512bf16::linear_isa();
+        case Isa::avx512:
+            return avx512::linear_isa();
+        case Isa::avx2:
+            return avx2::linear_isa();
+#endif
+        default:
+            return plain::linear_isa();
+    }
+}
+
+int64_t scratch_bytes(int64_t rows, int64_t panels) {
+    return rows * kRowBytes + 4 * kWidenedFloats + 4 * panels * rows * kPanel;
+}
+
+}  // namespace
+
+int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
+    return panels_of(out) * kPanel * (dtype == DType::bfloat16 ? 2 * (in + in % 2) : 4 * in);
+}
+
+void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed) {
+    if (dtype == DType::bfloat16) {
+        pack(static_cast<const uint16_t*>(weight), stride, out, in, 2, static_cast<uint16_t*>(packed));
+    } else {
+        pack(static_cast<const uint32_t*>(weight), stride, out, in, 1, static_cast<uint32_t*>(packed));
+    }
+}
+
+void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
+                 int64_t count, void* rows) {
+    if (dtype == DType::bfloat16) {
+        unpack(static_cast<const uint16_t*>(packed), out, in, 2, indices, count,
+               static_cast<uint16_t*>(rows));
+    } else {
+        unpack(static_cast<const uint32_t*>(packed), out, in, 1, indices, count,
+               static_cast<uint32_t*>(rows));
+    }
+}
+
+void linear(const LinearArgs& args, int num_threads) {
+    const LinearIsa isa = linear_isa();
+    if (args.t == 0 || args.out == 0) return;
+    const int64_t work = args.t * args.out * args.in;
+    const int64_t threads = work < kSerialWork ? 1 : num_threads;
+    const Cut c = cut(args, isa.tile_rows, threads);
+    const int64_t pieces = c.row_blocks * c.panel_blocks;
+    int64_t next = 0;
+#pragma omp parallel num_threads(int(threads)) if (threads > 1 && pieces > 1)
+    {
+        char* scratch = thread_scratch(scratch_bytes(c.rows, c.panels));
+        for (;;) {
+            const int64_t piece = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+            if (piece >= pieces) break;
+            const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;
+            const int64_t rows = args.t - row < c.rows ? args.t - row : c.rows;
+            const int64_t left = panels_of(args.out) - panel;
+            isa.run(args, {row, rows, panel, left < c.panels ? left : c.panels}, scratch);
+        }
+    }
+}
+
+}  // namespace apcbatch

@@ -1,0 +1,76 @@
+// The packed matrix product y = x W^T (+ bias): arguments, the packed layout and the entry points.
+// Knows addresses, sizes and strides; must not know torch, Python or which model calls it.
+//
+// Arithmetic of one output element: one float32 accumulator from +0, fused multiply-adds over k strictly
+// ascending, then the bias, then one rounding to the output type. It depends on that row and that column
+// alone.
+#pragma once
+
+#include <stdint.h>
+
+#include "params.h"
+
+namespace apcbatch {
+
+// Packed weights: blocks of kBlockK inputs; in a block, panels of kPanel outputs side by side; in a panel, k
+// by k, kPanel values (float32), or pair by pair of k, kPanel (even k, odd k) couples (bfloat16). Outputs and
+// an odd last k are padded with zeros. Execution walks this order, so weights stream from memory front to
+// back.
+constexpr int64_t kPanel = 16;
+constexpr int64_t kBlockK = 256;
+
+// Scratch of one piece: its rows of x, one tile's panels widened, then the partial sums (panels, rows,
+// kPanel). Bytes between copied rows: not a power of two, or all rows of a tile would share cache sets.
+constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
+constexpr int64_t kWidenedFloats = 2 * kBlockK * kPanel;
+
+struct LinearArgs {
+    int64_t t, in, out;
+    const void* x;  // (t, in), row stride x_stride
+    int64_t x_stride;
+    DType x_dtype;
+    const void* w;  // packed
+    DType w_dtype;
+    const float* bias;  // (out) or null
+    void* y;            // (t, out), row stride y_stride
+    int64_t y_stride;
+    DType y_dtype;
+};
+
+// One piece of the output: rows [row, row + rows) and panels [panel, panel + panels).
+struct LinearPiece {
+    int64_t row, rows, panel, panels;
+};
+
+using LinearKernel = void (*)(const LinearArgs&, const LinearPiece&, char* scratch);
+
+struct LinearIsa {
+    LinearKernel run;
+    int64_t tile_rows;  // rows of the largest register tile; row blocks are multiples of it
+};
+
+namespace plain {
+LinearIsa linear_isa();
+}
+namespace avx2 {
+LinearIsa linear_isa();
+}
+namespace avx512 {
+LinearIsa linear_isa();
+}
+namespace avx512bf16 {
+LinearIsa linear_isa();
+}
+
+constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
+
+// Bytes of packed weights (out, in).
+int64_t packed_bytes(int64_t out, int64_t in, DType dtype);
+// Packs weight (out, in) with `stride` elements between rows into `packed`, packed_bytes() large.
+void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed);
+// Writes rows `indices` (count) of the packed weights back as (count, in) in the packed type.
+void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
+                 int64_t count, void* rows);
+void linear(const LinearArgs& args, int num_threads);  // by the instruction set in use
+
+}  // namespace apcbatch
