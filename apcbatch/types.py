@@ -17,13 +17,31 @@ MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stran
 Policy = Literal["all", "last", "planned", "none"]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """What the prefix plan says about one request under policy `planned`.
+
+    resume_at: the position whose snapshot it starts from (0: none); it waits until that is there or cannot come any
+    more. keep: positions of its prompt, ascending, to keep for later requests of this run; reads: how many of them will
+    resume from each, after which it is released. keep_for_later: positions to keep for future runs. ideal: the longest
+    prefix that a request before it in the plan covers, at most prompt - 1.
+    """
+
+    resume_at: int = 0
+    keep: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
+    keep_for_later: tuple[int, ...] = ()
+    ideal: int = 0
+
+
 @dataclass(slots=True)
 class Request:
     """One generation to perform.
 
     token_ids: the prompt, at least one token. max_tokens: new tokens at most. temperature 0 is greedy; otherwise
     top_p in (0, 1] and seed choose the tokens, by the request's id and seed alone. ignore_eos: run to max_tokens.
-    logprobs: return the float32 log-probability of each chosen token. tag: anything; handed back on the result.
+    logprobs: return the float32 log-probability of each chosen token. keep_answer: keep snapshots of the answer too,
+    for a next request that is built on it. plan: for policy `planned`. tag: anything; handed back on the result.
     """
 
     id: str
@@ -34,6 +52,8 @@ class Request:
     seed: int = 0
     ignore_eos: bool = False
     logprobs: bool = False
+    keep_answer: bool = True
+    plan: RequestPlan | None = None
     tag: Any = None
 
 

@@ -87,8 +87,7 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence) -> bool:
-        partial_page = 1  # a restored snapshot's last page is copied
-        return self._snapshots.free_pages(self._snapshots.pages_of_life(sequence) + partial_page + self._owed_pages)
+        return self._snapshots.free_pages(self._snapshots.pages_to_start(sequence) + self._owed_pages)
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
@@ -111,6 +110,8 @@ class Scheduler:
         """Positions p with begin < p <= end whose snapshots the policy keeps, ascending."""
         if self._policy == "none":
             return ()
+        if not sequence.request.keep_answer:
+            end = min(end, sequence.num_prompt)
         if self._policy == "last" and begin < sequence.num_prompt:
             last = last_boundary(sequence.num_prompt, self._block_size)
             return (last,) if begin < last <= end else ()

@@ -76,7 +76,7 @@ class Snapshots:
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """(slot, key) for the snapshot at `position`; None where it is held already or there is no room."""
-        key = sequence.keys.get(position) or prefix_key(self._fingerprint, sequence.tokens, position)
+        key = sequence.keys.get(position) or prefix_key(self._fingerprint, sequence.tokens[:position], position)
         if key in self._pool:
             return None
         slot = self._pool.reserve(key)
@@ -96,9 +96,11 @@ class Snapshots:
                 self._persist(sequence, snapshot)
 
     def cover(self, chunk: Chunk) -> None:
-        """Note the tokens whose state has been computed: after each prefill pass, and once an answer has ended."""
+        """Note the tokens whose state has been computed: after each prefill pass, and once a kept answer has ended."""
         sequence = chunk.sequence
-        if chunk.count > 1 or sequence.computed <= sequence.num_prompt or sequence.finish_reason:
+        if sequence.computed <= sequence.num_prompt:
+            self.coverage.insert(sequence.tokens[: sequence.computed])
+        elif sequence.finish_reason and sequence.request.keep_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def cancel(self, chunk: Chunk) -> None:
@@ -116,6 +118,10 @@ class Snapshots:
     def pages_of_life(self, sequence: Sequence) -> int:
         """Pages that a sequence needs until its last token."""
         return -(-len(sequence.tokens) // PAGE_TOKENS) if self._has_kv else 0
+
+    def pages_to_start(self, sequence: Sequence) -> int:
+        """Pages that must be free to admit a sequence: those of its life, and a copy of a restored partial page."""
+        return self.pages_of_life(sequence) + self._has_kv
 
     def free_pages(self, needed: int) -> bool:
         """Drop snapshots until `needed` pages are free; False where that cannot be."""

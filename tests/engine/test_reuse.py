@@ -1,0 +1,198 @@
+"""How many tokens are restored, with the exact numbers of the acceptance cases 8 to 13, 15 and 16."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apcbatch import Engine, Request, Result
+from tests.tiny import VOCAB
+
+Prompt = list[int]
+
+
+def tokens(count: int, seed: int) -> Prompt:
+    """`count` random token ids, other than the stop token."""
+    source = random.Random(seed)
+    return [source.randrange(1, VOCAB) for _ in range(count)]
+
+
+@pytest.fixture(params=["mamba", "jamba"])
+def open_engine(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]):
+    """An engine of a one-state or a hybrid model, closed at the end."""
+    opened: list[Engine] = []
+
+    def make(**options: object) -> Engine:
+        options = {"block_size": 16, "pool_size_bytes": 256 << 20, **options}
+        opened.append(Engine(tiny_checkpoint(request.param), **options))
+        return opened[-1]
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def serve(engine: Engine, prompt: Prompt, max_tokens: int = 1) -> Result:
+    """One request, by itself."""
+    (result,) = engine.run([Request("r", prompt, max_tokens=max_tokens, ignore_eos=True)])
+    assert result.error is None
+    assert result.cached_tokens + result.computed_tokens == result.prompt_tokens == len(prompt)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("length", "cached"), [(15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024)]
+)
+def test_case_8_the_same_prompt_again(length: int, cached: int, open_engine) -> None:
+    """Catches a hit that covers the whole prompt (one token is always computed) and one that stops a block short."""
+    engine = open_engine()
+    prompt = tokens(length, length)
+    assert serve(engine, prompt).cached_tokens == 0
+    assert serve(engine, prompt).cached_tokens == cached
+
+
+def test_case_9_a_shared_stem(open_engine) -> None:
+    """Catches one state kept per prompt: what is shared is reused from its last boundary."""
+    engine = open_engine()
+    stem = tokens(1000, 1)
+    assert [serve(engine, stem + tokens(100, 10 + i)).cached_tokens for i in range(5)] == [0, 992, 992, 992, 992]
+
+
+def test_case_10_forks_in_the_middle(open_engine) -> None:
+    """Catches reuse that restarts from the end of a prompt only: forks at 1500 of 2000 resume at 1488."""
+    engine = open_engine()
+    trunk = tokens(2000, 2)
+    serve(engine, trunk)
+    forks = [serve(engine, trunk[:1500] + [0] + tokens(499, 20 + i)) for i in range(4)]
+    assert [fork.cached_tokens for fork in forks] == [1488] * 4
+
+
+@pytest.mark.parametrize(
+    ("block_size", "expected"),
+    [(16, [0, 1184, 1456, 1712, 1968, 2224]), (1, [0, 1199, 1459, 1719, 1979, 2239])],
+)
+def test_case_11_a_growing_conversation(block_size: int, expected: list[int], open_engine) -> None:
+    """Catches states reached by decoding that are not kept: the answer fed back is reused but for its last token."""
+    engine = open_engine(block_size=block_size)
+    prompt, cached = tokens(1000, 3), []
+    for turn in range(6):
+        result = serve(engine, prompt, max_tokens=200)
+        cached.append(result.cached_tokens)
+        prompt = prompt + result.token_ids + tokens(60, 30 + turn)
+    assert cached == expected
+
+
+@pytest.mark.parametrize("max_running", [2, 6, 32])
+@pytest.mark.parametrize("max_batch_tokens", [100, 2048])
+def test_case_12_submitted_together(max_running: int, max_batch_tokens: int, open_engine) -> None:
+    """Catches followers that compute the prefix which a leader is computing: each shared token is computed once."""
+    engine = open_engine(max_running=max_running, max_batch_tokens=max_batch_tokens)
+    stem = tokens(1000, 4)
+    requests = [Request(str(i), stem + [i + 1] + tokens(99, 40 + i)) for i in range(6)]
+    results = list(engine.run(requests))
+    assert sum(result.computed_tokens for result in results) == 1640
+
+
+def test_case_13_the_incremental_agent(open_engine) -> None:
+    """Catches the published engine's 0: B diverges from A in the middle, and resumes at the third boundary."""
+    engine = open_engine(block_size=544)
+    tail = tokens(400, 5)
+    images = [token for image in range(1, 5) for token in [image] * 700]
+    a = images + tokens(3382 - len(images) - len(tail), 6) + tail
+    b = a[:1700] + [a[1700] % (VOCAB - 1) + 1] + tokens(4584 - 1701 - len(tail), 7) + tail
+    assert (len(a), len(b)) == (3382, 4584)
+    assert [serve(engine, prompt).cached_tokens for prompt in (a, a, b, b)] == [0, 3264, 1632, 4352]
+
+
+def test_case_14_elided_history(open_engine) -> None:
+    """Catches an agent that rewrites its history being sent back to zero: the last common boundary is used."""
+    engine = open_engine()
+    head, cached = tokens(300, 8), []
+    tools = [tokens(50, 100 + i) for i in range(12)]
+    stub = tokens(4, 9)
+    for turn in range(6, 12):
+        history = [stub if i < turn - 5 else tools[i] for i in range(turn)]
+        cached.append(serve(engine, head + [token for part in history for token in part]).cached_tokens)
+    # From one turn to the next, the first difference is where one more tool message has become a stub.
+    assert cached == [0] + [(300 + 4 * k) // 16 * 16 for k in range(1, 6)]
+
+
+def test_case_15_shorter_than_a_block(open_engine) -> None:
+    """Catches a silent zero: a prefix shorter than one block says so, with the minimum."""
+    engine = open_engine()
+    prompt = tokens(15, 10)
+    assert serve(engine, prompt).miss_reason == "cold"
+    again = serve(engine, prompt)
+    assert (again.cached_tokens, again.ideal_cached_tokens) == (0, 14)
+    assert (again.miss_reason, again.miss_detail) == ("shorter_than_block", "shorter_than_block (minimum 16)")
+
+
+def test_a_fork_below_the_first_boundary_says_where(open_engine) -> None:
+    """Catches a fork reported as anything else: the position and the first boundary are named."""
+    engine = open_engine(block_size=256)
+    serve(engine, tokens(38, 11) + [1] + tokens(300, 12))
+    result = serve(engine, tokens(38, 11) + [2] + tokens(300, 13))
+    assert (result.cached_tokens, result.ideal_cached_tokens, result.miss_reason) == (0, 38, "diverged")
+    assert result.miss_detail == "diverged at token 38 (first boundary 256)"
+
+
+def test_hits_are_explained(open_engine) -> None:
+    """Catches a hit short of the ideal without a reason, and a reason on a hit that has everything."""
+    engine = open_engine()
+    prompt = tokens(100, 14)
+    serve(engine, prompt)
+    short = serve(engine, prompt)
+    assert (short.cached_tokens, short.ideal_cached_tokens, short.miss_reason) == (96, 99, "below_grid")
+    full = serve(engine, prompt[:97])
+    assert (full.cached_tokens, full.ideal_cached_tokens, full.miss_reason) == (96, 96, None)
+
+
+def test_policy_last_keeps_one_boundary_a_prompt(open_engine) -> None:
+    """Catches `last` keeping more than the end of each prompt and answer."""
+    engine = open_engine(policy="last")
+    prompt = tokens(1000, 15)
+    first = serve(engine, prompt, max_tokens=100)
+    assert engine.boundaries(prompt + first.token_ids) == [992, 1088]
+    assert serve(engine, prompt).cached_tokens == 992
+    fork = serve(engine, prompt[:500] + [0] + tokens(99, 16))
+    assert (fork.cached_tokens, fork.miss_reason) == (0, "diverged")
+
+
+def test_policy_none_keeps_nothing(open_engine) -> None:
+    """Catches a hit, or a silent zero, with the policy off."""
+    engine = open_engine(policy="none")
+    prompt = tokens(200, 17)
+    serve(engine, prompt)
+    again = serve(engine, prompt)
+    assert (again.cached_tokens, again.cached_from, again.miss_reason) == (0, "none", "disabled")
+    assert engine.boundaries(prompt) == []
+
+
+def test_a_small_pool_forgets_and_says_so(open_engine) -> None:
+    """Catches a pool that outgrows its size, and a dropped snapshot that is not reported as evicted."""
+    engine = open_engine(pool_size_bytes=1 << 20)
+    prompt = tokens(600, 18)
+    serve(engine, prompt)
+    for i in range(30):
+        serve(engine, tokens(600, 200 + i))
+    assert engine._pool.held_bytes <= 1 << 20
+    again = serve(engine, prompt)
+    assert (again.cached_tokens, again.miss_reason) == (0, "evicted")
+
+
+def test_boundaries_and_snapshots_are_what_the_contract_says(open_engine) -> None:
+    """Catches a snapshot of another shape, or one for a prefix that is not held."""
+    engine = open_engine()
+    prompt = tokens(40, 19)
+    serve(engine, prompt)
+    assert engine.boundaries(prompt) == [16, 32]
+    assert engine.snapshot(prompt) is None
+    snapshot = engine.snapshot(prompt[:32])
+    mamba_layers, d_inner, d_state = snapshot["ssm"].shape
+    assert (d_state, snapshot["ssm"].dtype) == (8, snapshot["ssm"].float().dtype)
+    assert snapshot["conv"].shape == (mamba_layers, d_inner, 3)
+    if "kv" in snapshot:
+        assert snapshot["kv"].shape == (1, 2, 32, 2, 10)
