@@ -1,0 +1,118 @@
+"""The words and the small checks that every record check shares: values shown in sentences, keys of one type.
+
+Must not know: formats, files, tokens. A check returns the value with its type, or raises RequestError
+invalid_request with a sentence that says where, what came and what was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from apcbatch.errors import RequestError
+
+_SHOWN_CHARACTERS = 40
+
+
+def invalid(message: str) -> RequestError:
+    """An invalid_request error; the line is added by whoever knows it."""
+    return RequestError("invalid_request", message)
+
+
+def shown(value: object) -> str:
+    """A value as a sentence shows it: short JSON for a scalar, `a list` or `an object` for the rest."""
+    if isinstance(value, str):
+        short = value if len(value) <= _SHOWN_CHARACTERS else value[: _SHOWN_CHARACTERS - 3] + "..."
+        return orjson.dumps(short.encode("utf-8", "replace").decode()).decode()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return str(value)[:_SHOWN_CHARACTERS]
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, Sequence):
+        return "a list"
+    return f"a {type(value).__name__}"
+
+
+def one_of(choices: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}"
+
+
+def is_integer(value: object) -> bool:
+    """True for an integer that is not a boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def wrong(where: str, value: object, expected: str) -> RequestError:
+    """`WHERE is VALUE; expected EXPECTED`."""
+    return invalid(f"{where} is {shown(value)}; expected {expected}")
+
+
+def missing(where: str, expected: str) -> RequestError:
+    """`WHERE is missing; expected EXPECTED`."""
+    return invalid(f"{where} is missing; expected {expected}")
+
+
+def need_object(value: object, where: str, expected: str = "an object") -> dict[str, Any]:
+    """The value as an object with string keys."""
+    if not isinstance(value, dict):
+        raise wrong(where, value, expected)
+    return value
+
+
+def need_string(record: Mapping[str, Any], key: str, where: str, expected: str = "a string") -> str:
+    """record[key] as a string that must be there."""
+    if key not in record:
+        raise missing(where, expected)
+    value = record[key]
+    if not isinstance(value, str):
+        raise wrong(where, value, expected)
+    return value
+
+
+def optional_string(record: Mapping[str, Any], key: str, where: str) -> str | None:
+    """record[key] as a string, or None where it is absent or null."""
+    value = record.get(key)
+    if value is not None and not isinstance(value, str):
+        raise wrong(where, value, "a string")
+    return value
+
+
+def optional_flag(record: Mapping[str, Any], key: str, where: str) -> bool | None:
+    """record[key] as a boolean, or None where it is absent or null."""
+    value = record.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise wrong(where, value, "true or false")
+    return value
+
+
+def optional_integer(record: Mapping[str, Any], key: str, where: str, least: int | None = None) -> int | None:
+    """record[key] as an integer (at least `least`), or None where it is absent or null."""
+    value = record.get(key)
+    if value is None:
+        return None
+    if not is_integer(value) or (least is not None and value < least):
+        raise wrong(where, value, "an integer" if least is None else f"an integer of at least {least}")
+    return int(value)
+
+
+def optional_number(record: Mapping[str, Any], key: str, where: str, low: float, high: float) -> float | None:
+    """record[key] as a finite number from low to high, or None where it is absent or null."""
+    value = record.get(key)
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or not low <= value <= high
+    ):
+        raise wrong(where, value, f"a number from {low:g} to {high:g}")
+    return float(value)

@@ -1,0 +1,156 @@
+"""Messages and tools: checks their shape and brings them into the one form that chat templates read.
+
+Must not know: lines, files, templates, tokens. In that form a message has `role` and `content` (always a
+string) and, where they were given, `name`, `tool_calls`, `tool_call_id` and `reasoning_content`; the
+arguments of a tool call are an object wherever they could be read as one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from apcbatch.data.checks import (
+    invalid,
+    missing,
+    need_object,
+    need_string,
+    one_of,
+    optional_string,
+    shown,
+    wrong,
+)
+from apcbatch.formats import ROLE_ALIASES, ROLES
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+
+def check_messages(value: object, where: str = "messages") -> list[Message]:
+    """A list of at least one message, each in its checked form; raises RequestError for anything else."""
+    if not isinstance(value, list):
+        raise wrong(where, value, "a list of messages")
+    if not value:
+        raise invalid(f"{where} is empty; expected at least one message")
+    return [check_message(message, f"{where}[{index}]") for index, message in enumerate(value)]
+
+
+def check_message(value: object, where: str) -> Message:
+    """One message in its checked form."""
+    record = need_object(value, where, "a message: an object with role and content")
+    role = check_role(record, where)
+    message: Message = {"role": role}
+    calls = check_tool_calls(record, role, where)
+    message["content"] = check_content(record, role, bool(calls), where)
+    if calls:
+        message["tool_calls"] = calls
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        text = optional_string(record, key, f"{where}.{key}")
+        if text is not None:
+            message[key] = text
+    if record.get("function_call") is not None:
+        raise invalid(f"{where}.function_call is the old form of a tool call; give it as tool_calls")
+    return message
+
+
+def check_role(record: Message, where: str) -> str:
+    """The role; `developer` becomes `system`."""
+    role = need_string(record, "role", f"{where}.role", one_of(ROLES))
+    if role not in ROLE_ALIASES:
+        raise wrong(f"{where}.role", role, one_of(ROLES))
+    return ROLE_ALIASES[role]
+
+
+def check_content(record: Message, role: str, has_calls: bool, where: str) -> str:
+    """The content as one string: text parts are joined; nothing is allowed beside tool calls only."""
+    content = record.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+    if content is not None:
+        raise wrong(f"{where}.content", content, "a string or a list of text parts")
+    if has_calls:
+        return ""
+    if role == "assistant":
+        expected = "a string, a list of text parts, or tool_calls beside it"
+    else:
+        expected = "a string or a list of text parts"
+    raise (
+        missing(f"{where}.content", expected)
+        if "content" not in record
+        else wrong(f"{where}.content", None, expected)
+    )
+
+
+def _check_part(value: object, where: str) -> str:
+    part = need_object(value, where, "a text part: an object with type and text")
+    kind = need_string(part, "type", f"{where}.type", '"text"')
+    if kind != "text":
+        raise invalid(f'{where}.type is {shown(kind)}; expected "text": only text can be read')
+    return need_string(part, "text", f"{where}.text")
+
+
+def check_tool_calls(record: Message, role: str, where: str) -> list[dict[str, Any]]:
+    """The tool calls of a message, possibly none; only an assistant may make them."""
+    calls = record.get("tool_calls")
+    if calls is None:
+        return []
+    if not isinstance(calls, list):
+        raise wrong(f"{where}.tool_calls", calls, "a list of tool calls")
+    if calls and role != "assistant":
+        raise invalid(
+            f"{where}.tool_calls stands in a message of the role {role}; only an assistant calls tools"
+        )
+    return [_check_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+
+
+def _check_call(value: object, where: str) -> dict[str, Any]:
+    record = need_object(value, where, "a tool call: an object with id, type and function")
+    call: dict[str, Any] = {}
+    call_id = optional_string(record, "id", f"{where}.id")
+    if call_id is not None:
+        call["id"] = call_id
+    kind = optional_string(record, "type", f"{where}.type")
+    if kind not in (None, "function"):
+        raise wrong(f"{where}.type", kind, '"function"')
+    if "function" not in record:
+        raise missing(f"{where}.function", "an object with name and arguments")
+    function = need_object(record["function"], f"{where}.function", "an object with name and arguments")
+    name = need_string(function, "name", f"{where}.function.name")
+    arguments = check_arguments(function.get("arguments"), f"{where}.function.arguments")
+    return {**call, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def check_arguments(value: object, where: str) -> dict[str, Any] | str:
+    """The arguments of a call: an object, also where it came as JSON text; other text is kept as it is."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        parsed = parse_object(value)
+        return value if parsed is None else parsed
+    return need_object(value, where, "an object, or an object as JSON text")
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that the text holds, or None."""
+    try:
+        value = orjson.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def check_tools(value: object, where: str = "tools") -> list[Tool] | None:
+    """The tool schemas, or None where there are none; each is an object, a function among them has a name."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise wrong(where, value, "a list of tool schemas")
+    for index, item in enumerate(value):
+        tool = need_object(item, f"{where}[{index}]", "a tool schema: an object")
+        if "function" in tool:
+            function = need_object(tool["function"], f"{where}[{index}].function", "an object with a name")
+            need_string(function, "name", f"{where}[{index}].function.name")
+    return value or None

@@ -1,0 +1,197 @@
+"""Conversations to prompts: rendered, tokenised once and cut at their turns, where the template is
+prefix-stable.
+
+Must not know: engines, jobs, output.
+Invariant: the tokens of a prompt are those of rendering and tokenising its history alone, however they were
+shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from apcbatch.data.messages import Message
+from apcbatch.data.records import Conversation
+from apcbatch.data.sharing import SharedText, common_length
+from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.data.turns import Turn, choose_turns
+from apcbatch.errors import RequestError
+from apcbatch.formats import Turns
+from apcbatch.prefix import TokenArray, as_token_array
+
+# A longer text is refused before it is tokenised: that takes up to 200 bytes a character.
+MAX_PROMPT_CHARACTERS = 16 * 2**20
+_SNIPPET_CHARACTERS = 24
+
+
+@dataclass(slots=True)
+class Prompt:
+    """What one request begins with. turn: of the assistant, from 1. token_ids: (tokens,) int32, often a view
+    that all turns of a conversation share: not to be written to."""
+
+    turn: int
+    token_ids: TokenArray
+    custom_id: str
+
+
+@dataclass(slots=True)
+class FailedTurn:
+    """A turn whose prompt cannot be made, beside others that can."""
+
+    turn: int
+    custom_id: str
+    error: RequestError
+
+
+@dataclass(slots=True)
+class Rendered:
+    """The prompts of one conversation in order. prefix_stable: each is how the last one begins."""
+
+    prompts: list[Prompt]
+    failures: list[FailedTurn] = field(default_factory=list)
+    prefix_stable: bool = True
+
+
+class Renderer:
+    """Renders conversations for one model.
+
+    warn: gets a sentence, at most once each, where the model has no chat template and where it is not
+    prefix-stable.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        fallback_template_path: str | Path | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn)
+        self._warn = warn
+        self._warned: set[str] = set()
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: str | Path,
+        fallback_template_path: str | Path | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+    ) -> Renderer:
+        """The renderer of a model folder; ModelError where tokenizer or template is missing or damaged."""
+        return cls(load_tokenizer(model_dir), fallback_template_path, warn)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer."""
+        return self.tokenizer.eos_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids below it exist in the model."""
+        return self.tokenizer.vocab_size
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return self.tokenizer.decode(token_ids)
+
+    def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
+        """The prompts of a conversation; for `rollout` those of the recorded history (see data/rollout.py).
+
+        Raises RequestError, with the line, where no prompt can be made; turns that fail alone are in
+        `failures`.
+        """
+        try:
+            if conversation.prompt is not None:
+                token_ids = self._completion_ids(conversation.prompt)
+                return Rendered([Prompt(1, token_ids, conversation.request_id(1))])
+            if conversation.source_format == "batch":
+                chosen = [Turn(1, len(conversation.messages))]
+            else:
+                chosen = choose_turns(conversation.messages, turns)
+            rendered = self._render_turns(conversation, chosen)
+            if not rendered.prompts:
+                raise rendered.failures[0].error
+        except RequestError as error:
+            raise RequestError(error.code, error.message, conversation.line) from None
+        return rendered
+
+    def render_text(self, conversation: Conversation, messages: Sequence[Message]) -> str:
+        """The text of the prompt after these messages, with the conversation's tools; raises RequestError."""
+        text = self.template.render(messages, conversation.tools)
+        check_length(text)
+        return text
+
+    def check_tokens(self, token_ids: TokenArray) -> TokenArray:
+        """The same ids, if there are any and the model knows them all; raises RequestError."""
+        if not len(token_ids):
+            raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
+        highest = int(token_ids.max())
+        if highest >= self.vocab_size:
+            message = (
+                f"the tokenizer gives token id {highest}; the model has the ids 0 to {self.vocab_size - 1}"
+            )
+            raise RequestError("invalid_request", message)
+        return token_ids
+
+    def warn_once(self, kind: str, sentence: str) -> None:
+        """Pass a warning on, the first of its kind only."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._warn(sentence)
+
+    def _completion_ids(self, prompt: str | list[int]) -> TokenArray:
+        if isinstance(prompt, str):
+            check_length(prompt)
+            return self.check_tokens(as_token_array(self.tokenizer.encode_prompt(prompt)))
+        for index, token_id in enumerate(prompt):
+            if not 0 <= token_id < self.vocab_size:
+                message = (
+                    f"body.prompt[{index}] is {token_id}; the model has the ids 0 to {self.vocab_size - 1}"
+                )
+                raise RequestError("invalid_request", message)
+        return self.check_tokens(as_token_array(prompt))
+
+    def _render_turns(self, conversation: Conversation, chosen: list[Turn]) -> Rendered:
+        """Longest history first: its tokens are the base that the others are cut from."""
+        rendered = Rendered([])
+        base: SharedText | None = None
+        for turn in reversed(chosen):
+            custom_id = conversation.request_id(turn.number)
+            try:
+                text = self.render_text(conversation, conversation.messages[: turn.num_messages])
+                if base is None:
+                    base = SharedText(self.tokenizer, text)
+                common = common_length(text, base.text)
+                if common < len(text):
+                    rendered.prefix_stable = False
+                    self._warn_unstable(custom_id, text, base.text, common)
+                prompt = Prompt(turn.number, self.check_tokens(base.tokenise(text, common)), custom_id)
+                rendered.prompts.append(prompt)
+            except RequestError as error:
+                located = RequestError(error.code, error.message, conversation.line)
+                rendered.failures.append(FailedTurn(turn.number, custom_id, located))
+        rendered.prompts.reverse()
+        rendered.failures.reverse()
+        return rendered
+
+    def _warn_unstable(self, custom_id: str, text: str, later: str, position: int) -> None:
+        here = text[position : position + _SNIPPET_CHARACTERS]
+        there = later[position : position + _SNIPPET_CHARACTERS]
+        self.warn_once(
+            "prefix",
+            f"the chat template is not prefix-stable: the prompt of {custom_id} and that of the last turn part at "
+            f"character {position}, {here!r} there and {there!r} in the last; such turns share only what is "
+            "before such a place",
+        )
+
+
+def check_length(text: str) -> None:
+    """Raise RequestError for a text that is too long to be tokenised."""
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        message = (
+            f"the prompt holds {len(text):,} characters; at most {MAX_PROMPT_CHARACTERS:,} are tokenised"
+        )
+        raise RequestError("context_length_exceeded", message)

@@ -1,0 +1,64 @@
+"""Sharegpt records: who speaks becomes a role, and the record becomes checked messages.
+
+Must not know: lines, files, templates, tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from apcbatch.data.checks import invalid, need_object, need_string, one_of, optional_string, shown, wrong
+from apcbatch.data.messages import Message, Tool, check_tools, parse_object
+from apcbatch.formats import SPEAKERS
+
+_MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
+
+
+def check_sharegpt(record: dict[str, Any]) -> tuple[list[Message], list[Tool] | None]:
+    """(messages, tools) of a record with `conversations` and perhaps `system` (text) and `tools` (a list, or
+    JSON text).
+
+    Raises RequestError for anything else.
+    """
+    value = record["conversations"]
+    if not isinstance(value, list):
+        raise wrong("conversations", value, "a list of objects with from and value")
+    if not value:
+        raise invalid("conversations is empty; expected at least one message")
+    messages = [_check_spoken(item, f"conversations[{index}]") for index, item in enumerate(value)]
+    system = optional_string(record, "system", "system")
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return messages, check_tools(_parse_tools(record.get("tools")))
+
+
+def _check_spoken(value: object, where: str) -> Message:
+    record = need_object(value, where, "an object with from and value")
+    speaker = need_string(record, "from", f"{where}.from", one_of(_MAIN_SPEAKERS))
+    if speaker not in SPEAKERS:
+        raise invalid(f"{where}.from is {shown(speaker)}; expected {one_of(_MAIN_SPEAKERS)}")
+    text = need_string(record, "value", f"{where}.value")
+    if speaker == "function_call":
+        call = parse_object(text)
+        if call is not None and isinstance(call.get("name"), str) and isinstance(call.get("arguments"), dict):
+            function = {"name": call["name"], "arguments": call["arguments"]}
+            return {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": function}],
+            }
+    return {"role": SPEAKERS[speaker], "content": text}
+
+
+def _parse_tools(value: object) -> object:
+    """Sharegpt files often hold their tools as JSON text, empty where there are none."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return orjson.loads(value)
+    except ValueError:
+        raise wrong("tools", value, "a list of tool schemas, or such a list as JSON text") from None

@@ -1,0 +1,116 @@
+"""Texts that begin alike, tokenised once: one base text, and others that take the tokens of the common
+beginning.
+
+Must not know: conversations, templates, requests.
+Invariant: the tokens of a text are those of tokenising it alone. The common tokens are kept only up to a
+joint where both texts provably fall apart in the same way, and everything from the joint on is tokenised
+again:
+* a marker, an added token that splits a text before anything else looks at it: what is left of it cannot see
+  what is right of it;
+* else the gap between two words well before the texts part: the tokens around it are the same in the base and
+  in a window that begins a few words earlier, so both go on alike (word splitting runs left to right, and in
+  BPE a sequence is right if all its neighbouring pairs are). Where there is neither, a text is tokenised
+  alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from apcbatch.data.tokenizer import Tokenizer
+from apcbatch.prefix import TokenArray
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+_WINDOW_CHARACTERS = 4096
+_WORD_GUARD_CHARACTERS = 16  # between a word joint and the place where the texts part
+_WORD_LEAD_CHARACTERS = 64  # between the window's begin and a word joint
+_LEAD_TOKENS = 4  # that must agree before a word joint
+_WORD_GAP = re.compile(r"(?<=[^\W_]) ")
+
+
+def common_length(one: str, other: str) -> int:
+    """The number of characters that two texts have in common from the beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class SharedText:
+    """A base text with its tokens. token_ids: (tokens,) int32."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str) -> None:
+        self.text = text
+        self._tokenizer = tokenizer
+        self._encoding = tokenizer.encode(text)
+        self.token_ids: TokenArray = np.array(self._encoding.ids, dtype=np.int32)
+
+    def tokenise(self, text: str, common: int) -> TokenArray:
+        """Tokens of a text that has its first `common` characters in common with the base.
+
+        A view of the base's tokens where they begin with exactly these, else an array of its own.
+        """
+        if common == len(text) == len(self.text):
+            return self.token_ids
+        kept, fresh = self._marker_joint(text, common) or self._word_joint(text, common) or (0, None)
+        if fresh is None:
+            fresh = np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
+        end = kept + len(fresh)
+        if np.array_equal(self.token_ids[kept:end], fresh):
+            return self.token_ids[:end]
+        return np.concatenate((self.token_ids[:kept], fresh))
+
+    def _marker_joint(self, text: str, common: int) -> tuple[int, TokenArray] | None:
+        """(tokens kept, the tokens from there on) at the last marker that both texts hold."""
+        markers = self._tokenizer.markers
+        if markers is None:
+            return None
+        places = list(markers.finditer(text, max(0, common - _WINDOW_CHARACTERS), common))
+        if not places:
+            return None
+        place = places[-1]
+        kept = self._encoding.char_to_token(place.start())
+        if kept is None or self._encoding.token_to_chars(kept) != place.span():
+            return None
+        fresh = np.array(self._tokenizer.encode(text[place.start() :]).ids, dtype=np.int32)
+        marker_id = self._tokenizer.marker_id(place.group())
+        return (kept, fresh) if self.token_ids[kept] == marker_id == fresh[0] else None
+
+    def _word_joint(self, text: str, common: int) -> tuple[int, TokenArray] | None:
+        """(tokens kept, the tokens from there on) at a gap between words that both texts hold."""
+        end = common - _WORD_GUARD_CHARACTERS
+        gaps = [
+            place.start() for place in _WORD_GAP.finditer(text, max(0, end - _WINDOW_CHARACTERS), max(0, end))
+        ]
+        if not gaps:
+            return None
+        joint = gaps[-1]
+        begin = next((gap for gap in reversed(gaps) if gap <= joint - _WORD_LEAD_CHARACTERS), None)
+        if begin is None:
+            return None
+        window = self._tokenizer.encode(text[begin:])
+        kept = _tokens_before(self._encoding, joint)
+        lead = _tokens_before(window, joint - begin)
+        if kept is None or lead is None or lead < _LEAD_TOKENS:
+            return None
+        fresh = np.array(window.ids, dtype=np.int32)
+        same = np.array_equal(self.token_ids[kept - _LEAD_TOKENS : kept], fresh[lead - _LEAD_TOKENS : lead])
+        return (kept, fresh[lead:]) if same else None
+
+
+def _tokens_before(encoding: Encoding, position: int) -> int | None:
+    """The number of tokens before a character, where one of them ends right there."""
+    index = encoding.char_to_token(position - 1)
+    if index is None:
+        return None
+    span = encoding.token_to_chars(index)
+    return index + 1 if span is not None and span[1] == position else None

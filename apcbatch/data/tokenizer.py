@@ -1,0 +1,154 @@
+"""The tokenizer of a model folder: text to token ids and back, its end-of-sequence ids, its vocabulary's
+size.
+
+Must not know: conversations, templates, requests. Built on `transformers` (no remote code, nothing fetched),
+which is imported when a tokenizer is loaded and then does not import torch, as long as the folder has a
+tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from apcbatch.errors import ModelError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+# Kept when an answer is decoded, also where a tokenizer counts them as special: its tool calls are in them.
+KEPT_MARKERS = ("<tool_call>", "</tool_call>")
+
+
+class Tokenizer:
+    """Encodes and decodes text for one model.
+
+    eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern
+    of the added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
+    """
+
+    def __init__(
+        self, transformers_tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        self.source = transformers_tokenizer
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._backend: tokenizers.Tokenizer = transformers_tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._dropped_ids = {
+            number for number, token in added.items() if token.special and token.content not in KEPT_MARKERS
+        }
+        splitting = [
+            re.escape(token.content)
+            for token in sorted(added.values(), key=lambda token: -len(token.content))
+            if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
+        ]
+        self.markers = re.compile("|".join(splitting)) if splitting else None
+
+    def encode(self, text: str) -> tokenizers.Encoding:
+        """The tokens of a rendered text with their places in it; no special tokens are put around them."""
+        return self._backend.encode(text, add_special_tokens=False)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a completion's prompt, with the special tokens that the model adds to plain text."""
+        return self._backend.encode(text, add_special_tokens=True).ids
+
+    def encode_behind(self, text: str) -> list[int]:
+        """Token ids of a text behind another one: without what is put before a first word."""
+        anchored = self.encode("a" + text)
+        index = anchored.char_to_token(0)
+        if index is None or anchored.token_to_chars(index) != (0, 1):
+            return self.encode(text).ids
+        return anchored.ids[index + 1 :]
+
+    def marker_id(self, marker: str) -> int | None:
+        """The id of one of the texts that `markers` finds."""
+        return self._backend.token_to_id(marker)
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """True where the model puts its first token (bos) before plain text."""
+        ids = self.encode_prompt("a")
+        return bool(ids) and ids[0] == self.source.bos_token_id
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
+        return self._backend.decode(kept, skip_special_tokens=False)
+
+
+def load_tokenizer(model_dir: str | Path) -> Tokenizer:
+    """The tokenizer of a model folder; raises ModelError with the file that is missing or damaged."""
+    folder = Path(model_dir)
+    if not folder.is_dir():
+        raise ModelError(
+            f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json"
+        )
+    source = _load_source(folder)
+    config = _read_json(folder / "config.json")
+    vocab_size = config.get("vocab_size")
+    if not isinstance(vocab_size, int):
+        vocab_size = source.backend_tokenizer.get_vocab_size(with_added_tokens=True)
+    return Tokenizer(source, vocab_size, _eos_token_ids(folder, config, source.eos_token_id))
+
+
+def _load_source(folder: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        if (folder / "tokenizer.json").is_file():
+            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        from transformers import AutoTokenizer
+
+        source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library and its parser raise bare exceptions for damaged files
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}; "
+            "expected tokenizer.json and tokenizer_config.json as the model was published"
+        ) from None
+    if not hasattr(source, "backend_tokenizer"):
+        raise ModelError(f"{folder} has no tokenizer.json; convert the tokenizer to one and put it there")
+    return source
+
+
+def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | None) -> list[int]:
+    """From generation_config.json, config.json or the tokenizer, the first that has one id or a list."""
+    for name, holder in (
+        ("generation_config.json", _read_json(folder / "generation_config.json")),
+        ("config.json", config),
+        ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
+    ):
+        value = holder.get("eos_token_id")
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        if value is None or not ids:
+            continue
+        if not all(isinstance(number, int) and number >= 0 for number in ids):
+            raise ModelError(
+                f"eos_token_id in {folder / name} is {value!r}; expected a token id or a list of them"
+            )
+        return ids
+    return []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no file."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {_first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object; expected the file as the model was published")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:300] if lines else type(error).__name__

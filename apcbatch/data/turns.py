@@ -1,0 +1,46 @@
+"""Which turns of a conversation are requests, and how much of the history each one sees.
+
+Must not know: templates, tokens. Every function is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from apcbatch.data.messages import Message
+from apcbatch.errors import RequestError
+from apcbatch.formats import Turns
+
+
+class Turn(NamedTuple):
+    """One request of a conversation: the number of the assistant turn, from 1, and the messages before it."""
+
+    number: int
+    num_messages: int
+
+
+def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
+    """The requests of a conversation of at least one message, in order.
+
+    each, rollout: every assistant turn, and one more for the answer that is missing where the conversation
+    ends with another role. last: the turn after the last message that is not from the assistant; raises
+    RequestError where there is none.
+    """
+    ends = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if turns == "last":
+        return [_last_turn(messages)]
+    if messages[-1]["role"] != "assistant":
+        ends.append(len(messages))
+    return [Turn(number, end) for number, end in enumerate(ends, start=1)]
+
+
+def _last_turn(messages: Sequence[Message]) -> Turn:
+    end = len(messages)
+    while end and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    if not end:
+        raise RequestError(
+            "invalid_request", "every message is from the assistant; there is no last turn to answer"
+        )
+    return Turn(1 + sum(message["role"] == "assistant" for message in messages[:end]), end)
