@@ -31,7 +31,7 @@ from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-POLICIES = ("all", "last", "none")
+POLICIES = ("all", "last", "planned", "none")
 DEFAULT_POOL_BYTES = 4 << 30
 DEFAULT_STORE_BYTES = 20 << 30
 MAX_SNAPSHOT_SLOTS = 1 << 20
@@ -58,7 +58,8 @@ class Engine:
     """Runs requests on one model.
 
     model: `demo`, a folder or a cached hub id. block_size: the grid of positions that may be kept, in tokens. policy:
-    `all` keeps every boundary, `last` the last one of each prompt and answer, `none` nothing. store: a folder that
+    `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's plan says (and
+    like `last`, with the points where prompts were seen to fork, for requests without a plan), `none` nothing. store: a folder that
     outlives the process, or None. pool_size_bytes: snapshots in RAM. max_batch_tokens: tokens a pass, cut anywhere.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
@@ -135,7 +136,7 @@ class Engine:
             self._failed.append(failed(request, error))
             return
         self._snapshots.prepare(sequence)
-        self._scheduler.waiting.append(sequence)
+        self._scheduler.submit(sequence)
 
     def step(self) -> list[Result]:
         """Run one pass and return the requests that ended with it."""
@@ -197,6 +198,7 @@ class Engine:
         counters = self._counters
         counters.snapshots_written = self._snapshots.num_written
         counters.snapshots_read = self._snapshots.num_restored
+        counters.snapshots_for_later = self._snapshots.num_for_later
         counters.snapshots_evicted = self._pool.evicted
         counters.peak_live_snapshots = self._pool.peak_held
         counters.unique_tokens = self._snapshots.coverage.unique_tokens

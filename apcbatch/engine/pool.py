@@ -17,14 +17,17 @@ FORGOTTEN_KEYS = 65_536
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """One held snapshot. pages cover exactly its `position` tokens (the last one in part). stored: the store has it,
-    or its write is under way; store_parent: its nearest ancestor that the store has, as (key, position)."""
+    """One held snapshot. pages cover exactly its `position` tokens (the last one in part). reads_left: how many
+    requests of the plan will still resume from it. for_later: kept for future runs. stored: the store has it, or its
+    write is under way; store_parent: its nearest ancestor that the store has, as (key, position)."""
 
     key: bytes
     position: int
     slot: int
     pages: PageArray
     pins: int = 0
+    reads_left: int = 0
+    for_later: bool = False
     restored: bool = False
     stored: bool = False
     store_parent: tuple[bytes, int] | None = None
@@ -105,14 +108,18 @@ class SnapshotPool:
         self._free_slots.append(slot)
 
     def drop_one(self) -> bool:
-        """Drop the least recently consumed snapshot that is not pinned; False where there is none."""
-        for snapshot in self._held.values():
-            if not snapshot.pins:
-                self.drop(snapshot)
-                self._forget(snapshot.key)
-                self.evicted += 1
-                return True
-        return False
+        """Drop the snapshot of least use that is not pinned: one that no plan waits for before one that is still to be
+        read, the least recently consumed of them; False where all are pinned."""
+        unpinned = (snapshot for snapshot in self._held.values() if not snapshot.pins)
+        victim = next(unpinned, None)
+        if victim is not None and victim.reads_left:
+            victim = next((snapshot for snapshot in unpinned if not snapshot.reads_left), victim)
+        if victim is None:
+            return False
+        self.drop(victim)
+        self._forget(victim.key)
+        self.evicted += 1
+        return True
 
     def drop(self, snapshot: Snapshot) -> None:
         """Let go of one snapshot."""

@@ -47,8 +47,11 @@ class Scheduler:
                 self._admit(sequence)
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
+            elif self.running:
+                passed_over.append(sequence)
             else:
-                (passed_over if self.running else impossible).append(sequence)
+                self._pending.difference_update(self._kept_keys(sequence, 0))
+                impossible.append(sequence)
         passed_over.extend(self.waiting)
         self.waiting = passed_over
         return chunks, impossible
@@ -68,23 +71,36 @@ class Scheduler:
         self._owed_pages -= self._snapshots.pages_of_life(sequence) - len(sequence.pages)
         self._snapshots.detach(sequence)
         self._snapshots.release_pages(sequence)
-        self._pending.difference_update(self._kept_keys(sequence, sequence.computed))
+        self._pending.difference_update(self._kept_keys(sequence, 0))
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence. What the plan has it publish is expected from now on, not only once it runs."""
+        if sequence.request.plan is not None:
+            self._pending.update(self._kept_keys(sequence, 0))
+        self.waiting.append(sequence)
 
     def _held_back(self, sequence: Sequence) -> bool:
-        """Whether a running sequence will publish a longer prefix of this one than is available now."""
+        """Whether another sequence will publish a longer prefix of this one than is available now."""
         if sequence.held_back is not None and sequence.held_back in self._pending:
             return True
         sequence.held_back = None
         if not self._pending:
             return False
         available = self._snapshots.available_position(sequence)
-        for position in reversed(sequence.keys):
+        for position in self._awaited_positions(sequence):
             if position <= available:
                 break
-            if position < sequence.num_prompt and sequence.keys[position] in self._pending:
+            if sequence.keys[position] in self._pending:
                 sequence.held_back = sequence.keys[position]
                 return True
         return False
+
+    def _awaited_positions(self, sequence: Sequence) -> Iterable[int]:
+        """Positions worth waiting for, longest first: the plan's one, else every boundary that can be resumed from."""
+        plan = sequence.request.plan
+        if plan is not None:
+            return (plan.resume_at,) if plan.resume_at else ()
+        return (position for position in reversed(sequence.keys) if position < sequence.num_prompt)
 
     def _make_room(self, sequence: Sequence) -> bool:
         return self._snapshots.free_pages(self._snapshots.pages_to_start(sequence) + self._owed_pages)
@@ -112,10 +128,14 @@ class Scheduler:
             return ()
         if not sequence.request.keep_answer:
             end = min(end, sequence.num_prompt)
-        if self._policy == "last" and begin < sequence.num_prompt:
-            last = last_boundary(sequence.num_prompt, self._block_size)
-            return (last,) if begin < last <= end else ()
-        return boundaries_in(begin, end, self._block_size)
+        if sequence.request.plan is not None:
+            return (position for position in sequence.planned if begin < position <= end)
+        if self._policy == "all" or begin >= sequence.num_prompt:
+            return boundaries_in(begin, end, self._block_size)
+        ends = {last_boundary(sequence.num_prompt, self._block_size)}
+        if self._policy == "planned" and sequence.branch:
+            ends.add(sequence.branch)
+        return (position for position in sorted(ends) if begin < position <= end)
 
     def _kept_keys(self, sequence: Sequence, begin: int) -> list[bytes]:
         """Keys of the boundaries that this sequence's prefill publishes after `begin`."""

@@ -22,8 +22,9 @@ class Sequence:
     """computed: tokens whose state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
 
     start: the snapshot that the next pass reads its state from, pinned until then. held_back: the key of a boundary
-    that another sequence is about to publish and that this one waits for. rolling: the snapshot of the answer's latest
-    boundary under policy `last`. store_parent: the last snapshot on this sequence's path that the store has, as (key,
+    that another sequence is about to publish and that this one waits for. planned: reads left for each position that
+    the plan keeps (0: for later runs only), ascending. branch: the boundary below the point where this prompt was seen to
+    leave another one. rolling: the snapshot of the answer's latest boundary under policies `last` and `planned`. store_parent: the last snapshot on this sequence's path that the store has, as (key,
     position). stored_positions: usable boundaries that the store held at the first look, longest first.
     """
 
@@ -37,6 +38,8 @@ class Sequence:
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
     held_back: bytes | None = None
+    planned: dict[int, int] = field(default_factory=dict)
+    branch: int = 0
     rolling: Snapshot | None = None
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
@@ -110,8 +113,13 @@ def make_sequence(request: Request, vocab_size: int, context_length: int | None)
     room = request.max_tokens if context_length is None else min(request.max_tokens, context_length - len(prompt))
     tokens = np.empty(len(prompt) + room, np.int32)
     tokens[: len(prompt)] = prompt
-    key = request_key(request.seed, request.id) if request.temperature > 0 else 0
-    return Sequence(request, tokens, len(prompt), len(prompt), sampler_key=key)
+    sequence = Sequence(request, tokens, len(prompt), len(prompt))
+    if request.temperature > 0:
+        sequence.sampler_key = request_key(request.seed, request.id)
+    if request.plan is not None:
+        reads = dict.fromkeys(request.plan.keep_for_later, 0) | dict(zip(request.plan.keep, request.plan.reads, strict=True))
+        sequence.planned = dict(sorted(reads.items()))
+    return sequence
 
 
 def _checked_prompt(request: Request, vocab_size: int) -> TokenArray:

@@ -6,6 +6,8 @@ least one prompt token is always computed; what the store cannot give is a miss,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from apcbatch.engine.coverage import CoverageTree
@@ -31,15 +33,16 @@ class Snapshots:
         self.coverage = CoverageTree()
         self.num_written = 0
         self.num_restored = 0
+        self.num_for_later = 0
         self._fingerprint, self._has_kv = fingerprint, has_kv
         self._arena, self._pool, self._pages = arena, pool, pages
         self._persistence = persistence
 
     def prepare(self, sequence: Sequence) -> None:
-        """Compute the prompt's prefix keys, once."""
+        """Compute the prefix keys of the prompt's positions that matter, once."""
         if self.policy != "none":
             hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
-            sequence.keys = dict(hasher.keys_at(boundaries_in(0, sequence.num_prompt, self.block_size)))
+            sequence.keys = dict(hasher.keys_at(self._positions_of_interest(sequence)))
 
     def available_position(self, sequence: Sequence) -> int:
         """The longest position below the prompt's end that pool or store seem to hold; 0 for none."""
@@ -60,8 +63,11 @@ class Snapshots:
             sequence.computed = sequence.cached_tokens = snapshot.position
             sequence.cached_from = source
         stored = next(iter(self._stored_positions(sequence)), 0)
-        ideal = max(min(match.length, sequence.num_prompt - 1), stored, sequence.computed)
-        sequence.ideal = ideal if match.exact else None
+        plan = sequence.request.plan
+        covered = min(match.length, sequence.num_prompt - 1) if plan is None else plan.ideal
+        ideal = max(covered, stored, sequence.computed)
+        sequence.ideal = ideal if match.exact or plan is not None else None
+        sequence.branch = last_boundary(ideal, self.block_size) if match.forked else 0
         target = sequence.keys.get(last_boundary(ideal, self.block_size), b"")
         sequence.miss_reason, sequence.miss_detail = explain_miss(
             sequence.computed, ideal, match, self.block_size,
@@ -69,10 +75,15 @@ class Snapshots:
         )
 
     def detach(self, sequence: Sequence) -> None:
-        """Let go of the snapshot that a sequence started from."""
-        if sequence.start is not None:
-            sequence.start.pins -= 1
-            sequence.start = None
+        """Let go of the snapshot that a sequence started from; at its last planned use it is released."""
+        snapshot, sequence.start = sequence.start, None
+        if snapshot is None:
+            return
+        snapshot.pins -= 1
+        if sequence.request.plan is not None and snapshot.reads_left:
+            snapshot.reads_left -= 1
+            if not snapshot.reads_left and not snapshot.for_later and not snapshot.pins:
+                self._pool.drop(snapshot)
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """(slot, key) for the snapshot at `position`; None where it is held already or there is no room."""
@@ -88,9 +99,11 @@ class Snapshots:
         for keep in chunk.keep:
             covering = sequence.pages[: -(-keep.position // PAGE_TOKENS)] if self._has_kv else NO_PAGES
             snapshot = self._pool.insert(keep.key, keep.position, keep.slot, covering)
+            if sequence.request.plan is not None:
+                self._publish_planned(sequence, snapshot)
+                continue
             self.num_written += snapshot.slot == keep.slot
-            rolls = self.policy == "last" and keep.position > sequence.num_prompt
-            if rolls:
+            if self.policy != "all" and keep.position > sequence.num_prompt:
                 self._roll(sequence, snapshot)
             else:
                 self._persist(sequence, snapshot)
@@ -161,6 +174,13 @@ class Snapshots:
         loaded = self._persistence.load(key, self._pool, self._pages)
         return loaded if isinstance(loaded, Snapshot) else None
 
+    def _positions_of_interest(self, sequence: Sequence) -> Iterable[int]:
+        """Every boundary of the prompt; with a plan, only where it resumes and what it keeps."""
+        plan = sequence.request.plan
+        if plan is None:
+            return boundaries_in(0, sequence.num_prompt, self.block_size)
+        return sorted({plan.resume_at, *sequence.planned} - {0})
+
     def _usable(self, sequence: Sequence) -> list[int]:
         """Boundaries that leave one prompt token to compute, longest first."""
         return [p for p in reversed(sequence.keys) if p < sequence.num_prompt]
@@ -215,6 +235,18 @@ class Snapshots:
         page = self._pages.allocate()
         self._arena.copy_page(int(snapshot.pages[-1]), page)
         return np.append(full, page)
+
+    def _publish_planned(self, sequence: Sequence, snapshot: Snapshot) -> None:
+        """Note how often a snapshot will be read; one that only future runs will read is counted apart."""
+        snapshot.reads_left = sequence.planned[snapshot.position]
+        plan = sequence.request.plan
+        snapshot.for_later = plan is not None and snapshot.position in plan.keep_for_later
+        if snapshot.reads_left:
+            self.num_written += 1
+        else:
+            self.num_for_later += 1
+        if snapshot.for_later:
+            self._persist(sequence, snapshot)
 
     def _roll(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Keep the latest boundary of an answer in place of the one before."""

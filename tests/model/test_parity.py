@@ -42,7 +42,7 @@ def test_logits_equal_transformers(case: str, tiny_checkpoint) -> None:
     for ids in (torch.randint(1, VOCAB, (13,)), tokens):
         sequence = make_sequence(Request("r", ids.tolist()), VOCAB, None)
         engine._snapshots.prepare(sequence)
-        scheduler.waiting.append(sequence)
+        scheduler.submit(sequence)
     chunks, _ = scheduler.schedule()
     logits = engine._model.forward(make_batch(chunks))[1]
     error = (logits - expected).abs().max() / expected.abs().max()
