@@ -1,0 +1,90 @@
+"""The package's floors: every import goes downward, and the light floors stay free of heavy libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
+FLOORS = {
+    "errors": 0, "types": 0, "version": 0,
+    "prefix": 1, "fingerprint": 1, "formats": 1, "config": 1,
+    "kernels": 2, "store": 2, "data": 2,
+    "model": 3, "engine": 4, "job": 5, "cli": 6,
+}
+NO_TORCH = {"errors", "types", "version", "prefix", "fingerprint", "formats", "config", "store", "data", "cli"}
+ONLY_KERNELS_MAY = "_C"
+
+
+def parts_and_imports() -> list[tuple[Path, str, set[str], set[str]]]:
+    """(file, its part of the package, parts it imports, top-level libraries it imports), for every module."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(PACKAGE)
+        part = relative.parts[0].removesuffix(".py")
+        if part in ("__init__", "__main__"):
+            continue
+        own, libraries = set(), set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{relative}: relative import; write it in full"
+                names = [node.module or ""]
+                if node.module == "apcbatch":
+                    names = [f"apcbatch.{alias.name}" for alias in node.names]
+            for name in names:
+                top, _, rest = name.partition(".")
+                if top == "apcbatch" and rest:
+                    own.add(rest.split(".")[0])
+                elif top != "apcbatch":
+                    libraries.add(top)
+        found.append((relative, part, own, libraries))
+    return found
+
+
+def test_imports_go_downward() -> None:
+    """Catches a floor that knows the one above it, and floor-2 packages that know each other."""
+    violations = []
+    for path, part, own, _ in parts_and_imports():
+        for other in own - {part}:
+            if other == ONLY_KERNELS_MAY:
+                if part != "kernels":
+                    violations.append(f"{path} imports apcbatch._C; only kernels may")
+            elif FLOORS[other] >= FLOORS[part]:
+                violations.append(f"{path} (floor {FLOORS[part]}) imports {other} (floor {FLOORS[other]})")
+    assert not violations, "\n".join(violations)
+
+
+def test_light_floors_import_no_torch() -> None:
+    """Catches torch, or text libraries in the wrong place, creeping into floors that must not know them."""
+    violations = [
+        f"{path} imports {library}"
+        for path, part, _, libraries in parts_and_imports()
+        for library in libraries & {"torch"}
+        if part in NO_TORCH
+    ]
+    violations += [
+        f"{path} imports click; only cli may" for path, part, _, libraries in parts_and_imports()
+        if "click" in libraries and part != "cli"
+    ]
+    assert not violations, "\n".join(violations)
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Catches a file without a docstring."""
+    silent = [str(p) for p in PACKAGE.rglob("*.py") if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not silent, silent
+
+
+def test_help_needs_no_torch() -> None:
+    """Catches a heavy import at start-up, which makes --help slow."""
+    code = (
+        "import sys, apcbatch.cli\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent)
