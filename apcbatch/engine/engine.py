@@ -90,7 +90,9 @@ class Engine:
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
         has_kv = per_page > 0
         fingerprint = self._model.fingerprint
-        self._persistence = Persistence(self._store, arena, fingerprint, has_kv) if self._store else None
+        self._persistence = None
+        if self._store is not None:
+            self._persistence = Persistence(self._store, arena, fingerprint, self.model_name, has_kv)
         self._arena = arena
         self._snapshots = Snapshots(
             policy=policy, block_size=block_size, fingerprint=fingerprint, has_kv=has_kv, arena=arena,

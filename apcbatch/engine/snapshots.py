@@ -56,6 +56,8 @@ class Snapshots:
         if snapshot is not None:
             self.num_restored += not snapshot.restored
             self._pool.consume(snapshot)
+            if self._persistence:
+                self._persistence.touch(snapshot)
             snapshot.pins += 1
             sequence.start = snapshot
             sequence.pages = self._adopt_pages(snapshot)
