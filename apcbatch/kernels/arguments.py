@@ -18,12 +18,42 @@ def dtype_code(tensor: torch.Tensor, name: str) -> int:
     return code
 
 
-def require_matrix(tensor: torch.Tensor, name: str) -> None:
-    """ValueError unless the tensor lies on the CPU and has two dimensions."""
+def require_cpu(tensor: torch.Tensor, name: str) -> None:
+    """ValueError unless the tensor lies on the CPU."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} must be on the CPU, where this kernel runs; it is on {tensor.device}")
+
+
+def require_matrix(tensor: torch.Tensor, name: str) -> None:
+    """ValueError unless the tensor lies on the CPU and has two dimensions."""
+    require_cpu(tensor, name)
     if tensor.dim() != 2:
         raise ValueError(f"{name} must have two dimensions; its shape is {tuple(tensor.shape)}")
+
+
+def require_same_shape(tensor: torch.Tensor, name: str, other: torch.Tensor, other_name: str) -> None:
+    """ValueError unless the tensor lies on the CPU and has the other one's shape."""
+    require_cpu(tensor, name)
+    if tensor.shape != other.shape:
+        raise ValueError(
+            f"{name} must have the shape of {other_name}, {tuple(other.shape)}; "
+            f"its shape is {tuple(tensor.shape)}"
+        )
+
+
+def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end: int) -> torch.Tensor:
+    """The tensor, contiguous; ValueError unless it is int64 on the CPU, of this shape, with values in [0,
+    end)."""
+    require_cpu(tensor, name)
+    if tensor.dtype != torch.int64 or tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{name} must be int64 of shape {shape}; it is {tensor.dtype} of shape {tuple(tensor.shape)}"
+        )
+    if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < end:
+        raise ValueError(
+            f"{name} must lie in [0, {end}); its values span {int(tensor.min())} to {int(tensor.max())}"
+        )
+    return tensor.contiguous()
 
 
 def row_stride(tensor: torch.Tensor, name: str) -> int:

@@ -1,7 +1,7 @@
 """The packed matrix product of the CPU: weights packed once, then y = x W^T (+ bias) for any number of rows.
 
 Must not know: models, which projection it is. Invariant: a row of y depends on that row of x alone; each
-element is one float32 accumulator, fused multiply-adds over the inputs in ascending order, then the bias, then
+element is one float32 accumulator, fused multiply-adds over the inputs in ascending order, then the bias, and
 one rounding.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import dtype_code, num_threads, require_matrix, row_stride
+from apcbatch.kernels.arguments import dtype_code, num_threads, require_indices, require_matrix, row_stride
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +29,8 @@ class PackedLinear:
 
         Lets an embedding and an output projection that are tied share one copy.
         """
-        if indices.dtype != torch.int64 or indices.dim() != 1:
-            raise ValueError(
-                f"indices must be one row of int64; it is {tuple(indices.shape)} of {indices.dtype}"
-            )
-        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.out_features:
-            raise ValueError(f"indices must lie in [0, {self.out_features}); they span "
-                             f"{int(indices.min())} to {int(indices.max())}")
+        indices = require_indices(indices, "indices", (indices.numel(),), self.out_features)
         rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
-        indices = indices.contiguous()
         _C.unpack_rows(
             self.data.data_ptr(), self.out_features, self.in_features, dtype_code(self.data, "weight"),
             indices.data_ptr(), indices.numel(), rows.data_ptr(),

@@ -1,0 +1,142 @@
+"""Attention over a paged KV cache on the CPU: keys and values are written to pages, then queries read them.
+
+Must not know: who owns a page, positions' embeddings, models. Invariant: a query's result depends on its
+absolute position and on the keys and values up to it, never on the piece or the batch that it comes in: its
+sum is split where pages begin and nowhere else. The formula: Vaswani et al., arXiv 1706.03762, equation 1,
+causal, with the grouped heads of Ainslie et al., arXiv 2305.13245.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import (
+    dtype_code,
+    num_threads,
+    require_cpu,
+    require_indices,
+    require_same_shape,
+    row_stride,
+)
+
+PAGE_TOKENS: int = _C.PAGE_TOKENS
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    token_slots: torch.Tensor,
+) -> None:
+    """Write keys and values to their places in the cache, rounded where its dtype is narrower.
+
+    k, v: (t, kv_heads, head_dim) float32 or bfloat16, any token stride. k_cache, v_cache: (pages,
+    PAGE_TOKENS, kv_heads, head_dim) contiguous. token_slots: (t,) int64, page x PAGE_TOKENS + offset, all
+    different. Raises ValueError.
+    """
+    _require_cache(k_cache, v_cache)
+    require_same_shape(v, "v", k, "k")
+    if k.dim() != 3 or k.shape[1:] != k_cache.shape[2:]:
+        raise ValueError(
+            f"k and v must be (tokens, {k_cache.shape[2]}, {k_cache.shape[3]}) like a page's rows; "
+            f"they are {tuple(k.shape)}"
+        )
+    if k.dtype != v.dtype:
+        raise ValueError(f"k and v must have one dtype; they are {k.dtype} and {v.dtype}")
+    t, kv_heads, head_dim = k.shape
+    token_slots = require_indices(token_slots, "token_slots", (t,), k_cache.shape[0] * PAGE_TOKENS)
+    _C.write_kv(
+        t, kv_heads * head_dim, k.data_ptr(), row_stride(k, "k"), v.data_ptr(), row_stride(v, "v"),
+        dtype_code(k, "k"), k_cache.data_ptr(), v_cache.data_ptr(), dtype_code(k_cache, "k_cache"),
+        token_slots.data_ptr(), num_threads(),
+    )
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    context: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of b sequences' new tokens over all their tokens so far.
+
+    q: (t, heads, head_dim) float32 or bfloat16, any token stride; heads is a multiple of the cache's
+    kv_heads. k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous; the new tokens' rows are
+    already written. page_table: (b, max_pages) int64; row i names the pages of sequence i in order, entries
+    past its last page are not read. cu_seqlens: (b + 1,) int64 offsets into t. context: (b,) int64 tokens
+    before the new ones. Returns (t, heads, head_dim) in q's dtype. Raises ValueError.
+    """
+    _require_cache(k_cache, v_cache)
+    pages, _, kv_heads, head_dim = k_cache.shape
+    if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads != 0 or q.shape[1] == 0:
+        raise ValueError(
+            f"q must be (tokens, a multiple of {kv_heads} heads, {head_dim}), as the cache has {kv_heads} "
+            f"kv heads of {head_dim}; it is {tuple(q.shape)}"
+        )
+    require_cpu(q, "q")
+    t, heads, _ = q.shape
+    b = context.numel()
+    _require_sequences(t, b, pages, page_table, cu_seqlens, context)
+    page_table, cu_seqlens, context = page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
+    out = torch.empty(t, heads, head_dim, dtype=q.dtype)
+    _C.paged_attention(
+        b, heads, kv_heads, head_dim, scale, q.data_ptr(), row_stride(q, "q"), dtype_code(q, "q"),
+        k_cache.data_ptr(), v_cache.data_ptr(), dtype_code(k_cache, "k_cache"), page_table.data_ptr(),
+        page_table.shape[1], cu_seqlens.data_ptr(), context.data_ptr(), out.data_ptr(), num_threads(),
+    )
+    return out
+
+
+def _require_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    require_cpu(k_cache, "k_cache")
+    require_same_shape(v_cache, "v_cache", k_cache, "k_cache")
+    if k_cache.dim() != 4 or k_cache.shape[1] != PAGE_TOKENS:
+        raise ValueError(
+            f"the cache must be (pages, {PAGE_TOKENS}, kv_heads, head_dim); it is {tuple(k_cache.shape)}"
+        )
+    if k_cache.dtype != v_cache.dtype:
+        raise ValueError(
+            f"k_cache and v_cache must have one dtype; they are {k_cache.dtype} and {v_cache.dtype}"
+        )
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("k_cache and v_cache must be contiguous; allocate one pair a layer")
+
+
+def _require_sequences(
+    t: int, b: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
+) -> None:
+    """The kernel follows these numbers into the cache, so every page that it will read is checked here."""
+    for name, tensor, shape in (
+        ("cu_seqlens", cu_seqlens, (b + 1,)),
+        ("context", context, (b,)),
+        ("page_table", page_table, (b, page_table.shape[-1])),
+    ):
+        if tensor.dtype != torch.int64 or tuple(tensor.shape) != shape or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} must be int64 of shape {shape} on the CPU; it is {tensor.dtype} of shape "
+                f"{tuple(tensor.shape)} on {tensor.device}"
+            )
+    lengths = cu_seqlens.diff()
+    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != t or (b and int(lengths.min()) < 0):
+        raise ValueError(f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}")
+    if b == 0:
+        return
+    if int(context.min()) < 0:
+        raise ValueError(f"context must not be negative; it is {context.tolist()}")
+    used = (context + lengths + PAGE_TOKENS - 1) // PAGE_TOKENS
+    if int(used.max()) > page_table.shape[1]:
+        raise ValueError(
+            f"page_table must have a column for each page of the longest sequence, {int(used.max())}; it has "
+            f"{page_table.shape[1]}"
+        )
+    read = page_table[torch.arange(page_table.shape[1]) < used.unsqueeze(1)]
+    if read.numel() and not 0 <= int(read.min()) <= int(read.max()) < pages:
+        raise ValueError(
+            f"page_table must name pages in [0, {pages}); those that would be read span {int(read.min())} to "
+            f"{int(read.max())}"
+        )

@@ -1,0 +1,73 @@
+"""What is chosen from a row of logits on the CPU: experts, the likeliest token, log-probabilities.
+
+Must not know: models, sampling. Invariant: a row's result depends on that row alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import num_threads, require_matrix, row_stride
+
+
+def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of each row and their softmax over the whole row, the lower index first on ties.
+
+    logits: (t, n) float32, any row stride. Returns weights (t, k) float32, descending and not normalised
+    again, and indices (t, k) int64. Raises ValueError.
+    """
+    _require_logits(logits)
+    t, n = logits.shape
+    if not 1 <= k <= n:
+        raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
+    weights = torch.empty(t, k, dtype=torch.float32)
+    indices = torch.empty(t, k, dtype=torch.int64)
+    _C.softmax_topk(
+        t, n, k, logits.data_ptr(), row_stride(logits, "logits"), weights.data_ptr(), indices.data_ptr(),
+        num_threads(),
+    )
+    return weights, indices
+
+
+def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index of each row's largest logit, the lowest on ties, and its log-probability.
+
+    logits: (t, v) float32, any row stride. Returns tokens (t,) int64 and logprobs (t,) float32: logit - max -
+    log of the sum of exp(logit - max), summed in float64. Raises ValueError.
+    """
+    _require_logits(logits)
+    t, v = logits.shape
+    tokens = torch.empty(t, dtype=torch.int64)
+    logprobs = torch.empty(t, dtype=torch.float32)
+    _C.logprob(
+        t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), logprobs.data_ptr(),
+        num_threads(),
+    )
+    return tokens, logprobs
+
+
+def token_logprob(logits: torch.Tensor, token: int) -> float:
+    """The log-probability of one token: logits (v,) float32 contiguous, token in [0, v). The same bits as
+    greedy gives for the likeliest token. Raises ValueError."""
+    if logits.dim() != 1:
+        raise ValueError(f"logits must be one row; its shape is {tuple(logits.shape)}")
+    row = logits.unsqueeze(0)
+    _require_logits(row)
+    if not 0 <= token < logits.numel():
+        raise ValueError(f"token must lie in [0, {logits.numel()}); it is {token}")
+    tokens = torch.tensor([token])
+    logprobs = torch.empty(1, dtype=torch.float32)
+    _C.logprob(
+        1, logits.numel(), row.data_ptr(), row_stride(row, "logits"), False, tokens.data_ptr(),
+        logprobs.data_ptr(), 1,
+    )
+    return float(logprobs)
+
+
+def _require_logits(logits: torch.Tensor) -> None:
+    require_matrix(logits, "logits")
+    if logits.dtype != torch.float32:
+        raise ValueError(f"logits must be float32; they are {logits.dtype}")
+    if logits.shape[1] == 0:
+        raise ValueError("logits must have at least one column; they have none")

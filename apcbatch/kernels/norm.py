@@ -1,0 +1,86 @@
+"""RMS norm, alone or with the residual addition before it, and the SwiGLU product, on the CPU.
+
+Must not know: models. Invariant: a row of the result depends on that row of the arguments alone. The
+formulas: Zhang and Sennrich, "Root mean square layer normalization", arXiv 1910.07467, equation 4; Shazeer,
+"GLU variants improve transformer", arXiv 2002.05202.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import dtype_code, num_threads, require_matrix, require_same_shape, row_stride
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once.
+
+    x: (t, h) float32 or bfloat16, any row stride. weight: (h) or None (ones). Returns (t, h) in out_dtype.
+    Raises ValueError.
+    """
+    require_matrix(x, "x")
+    return _rms_norm(x, None, weight, eps, out_dtype)
+
+
+def add_rms_norm_(
+    residual: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """residual += delta in place, then rms_norm of it.
+
+    residual: (t, h) float32, any row stride. delta: (t, h) float32 or bfloat16, any row stride. weight, eps,
+    out_dtype and the result: as in rms_norm. Raises ValueError.
+    """
+    require_matrix(residual, "residual")
+    require_matrix(delta, "delta")
+    require_same_shape(delta, "delta", residual, "residual")
+    if residual.dtype != torch.float32:
+        raise ValueError(f"residual must be float32, in which it is summed; it is {residual.dtype}")
+    return _rms_norm(residual, delta, weight, eps, out_dtype)
+
+
+def _rms_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    t, h = x.shape
+    if weight is not None:
+        if weight.shape != (h,):
+            raise ValueError(f"weight must be ({h},), one a column of x; it is {tuple(weight.shape)}")
+        weight = weight.to(torch.float32).contiguous()
+    y = torch.empty(t, h, dtype=out_dtype)
+    delta_arguments = (0, 0, 0) if delta is None else (
+        delta.data_ptr(), row_stride(delta, "delta"), dtype_code(delta, "delta")
+    )
+    _C.rms_norm(
+        t, h, x.data_ptr(), row_stride(x, "x"), dtype_code(x, "x"), *delta_arguments,
+        0 if weight is None else weight.data_ptr(), eps, y.data_ptr(), dtype_code(y, "out_dtype"),
+        num_threads(),
+    )
+    return y
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up in float32, rounded once: gate, up (t, f) of one dtype, float32 or bfloat16, any row
+    stride; returns (t, f) of that dtype. Raises ValueError."""
+    require_matrix(gate, "gate")
+    require_matrix(up, "up")
+    require_same_shape(up, "up", gate, "gate")
+    if gate.dtype != up.dtype:
+        raise ValueError(f"gate and up must have one dtype; they are {gate.dtype} and {up.dtype}")
+    t, f = gate.shape
+    y = torch.empty(t, f, dtype=gate.dtype)
+    _C.silu_mul(
+        t, f, gate.data_ptr(), row_stride(gate, "gate"), up.data_ptr(), row_stride(up, "up"), y.data_ptr(),
+        dtype_code(gate, "gate"), num_threads(),
+    )
+    return y

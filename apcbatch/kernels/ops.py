@@ -1,0 +1,29 @@
+"""The kernels' public face: one function an op. What each takes and returns stands in its docstring.
+
+Must not know: models, requests.
+"""
+
+from apcbatch.kernels.attention import PAGE_TOKENS, paged_attention, write_kv
+from apcbatch.kernels.choose import greedy, softmax_topk, token_logprob
+from apcbatch.kernels.isa import available_isas, isa, numerics, set_isa
+from apcbatch.kernels.linear import PackedLinear, linear, pack_linear
+from apcbatch.kernels.norm import add_rms_norm_, rms_norm, silu_mul
+
+__all__ = [
+    "PAGE_TOKENS",
+    "PackedLinear",
+    "add_rms_norm_",
+    "available_isas",
+    "greedy",
+    "isa",
+    "linear",
+    "numerics",
+    "pack_linear",
+    "paged_attention",
+    "rms_norm",
+    "set_isa",
+    "silu_mul",
+    "softmax_topk",
+    "token_logprob",
+    "write_kv",
+]

@@ -1,0 +1,65 @@
+// Cuts paged attention into units and shares them out over the threads. Must not know: the arithmetic.
+#include "attention.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "scratch.h"
+#include "share.h"
+
+namespace apcbatch {
+namespace {
+
+constexpr int64_t kSerialWork =
+    1 << 16;  // multiply-adds below which one thread is faster than waking the others
+
+int64_t unit_cost(const AttentionParams& p, const AttentionUnit& unit) {
+    return (unit.end - unit.begin) * (p.context[unit.sequence] + unit.end);
+}
+
+// All units, the most expensive first, so that the last ones to run are short.
+std::vector<AttentionUnit> cut(const AttentionParams& p) {
+    const int64_t group = p.heads / p.kv_heads;
+    const int64_t queries = std::max<int64_t>(1, kUnitRows / group);
+    std::vector<AttentionUnit> units;
+    for (int64_t s = 0; s < p.num_sequences; ++s) {
+        const int64_t length = p.cu_seqlens[s + 1] - p.cu_seqlens[s];
+        for (int64_t begin = 0; begin < length; begin += queries) {
+            for (int64_t h = 0; h < p.kv_heads; ++h)
+                units.push_back({s, h, begin, std::min(begin + queries, length)});
+        }
+    }
+    std::stable_sort(units.begin(), units.end(), [&](const AttentionUnit& a, const AttentionUnit& b) {
+        return unit_cost(p, a) > unit_cost(p, b);
+    });
+    return units;
+}
+
+}  // namespace
+
+void paged_attention(const AttentionParams& params, int num_threads) {
+    const std::vector<AttentionUnit> units = cut(params);
+    const int64_t group = params.heads / params.kv_heads;
+    int64_t work = 0, rows = 0;
+    for (const AttentionUnit& unit : units) {
+        work += unit_cost(params, unit) * group * params.head_dim * 2;
+        rows = std::max(rows, (unit.end - unit.begin) * group);
+    }
+    const auto run = APC_FOR_ISA(attention_unit);
+    const int64_t count = int64_t(units.size());
+    const int threads = work < kSerialWork ? 1 : int(std::min<int64_t>(num_threads, count));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        char* scratch = thread_scratch(attention_scratch_bytes(params.head_dim, rows));
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; ++i) run(params, units[size_t(i)], scratch);
+    }
+}
+
+void write_kv(const KvParams& params, int num_threads) {
+    const auto run = APC_FOR_ISA(write_kv_rows);
+    share_rows(params.t, params.t * params.row, num_threads,
+               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+}
+
+}  // namespace apcbatch

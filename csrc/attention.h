@@ -1,0 +1,79 @@
+// Attention over a paged KV cache: arguments and entry points; attention_tile.h holds the arithmetic.
+//
+// Arithmetic of one query (one head of one token) at absolute position p. Page by page, ascending, over the
+// keys [64 i, min(64 i + 64, p + 1)): scores by a chain of fused multiply-adds over head_dim, the page's
+// maximum, then the running maximum, sum and output rescaled once a page (Milakov and Gimelshein 2018, online
+// softmax). So its bits depend on the position and on the keys before it, never on the piece or the batch
+// that it comes in.
+#pragma once
+
+#include <stdint.h>
+
+#include "params.h"
+
+namespace apcbatch {
+
+constexpr int64_t kPageTokens = 64;
+
+struct AttentionParams {
+    int64_t num_sequences, heads, kv_heads, head_dim;
+    float scale;
+    const void* q;  // (t, heads, head_dim), token stride q_stride
+    int64_t q_stride;
+    DType q_dtype;
+    const void* k_cache;  // (pages, kPageTokens, kv_heads, head_dim) contiguous
+    const void* v_cache;
+    DType cache_dtype;
+    const int64_t* page_table;  // (b, max_pages), row stride page_table_stride
+    int64_t page_table_stride;
+    const int64_t* cu_seqlens;  // (b + 1)
+    const int64_t* context;     // (b): tokens cached before this piece
+    void* out;                  // (t, heads, head_dim) contiguous, q's dtype
+};
+
+// Queries [begin, end) of one sequence's piece, for the heads of one kv head.
+struct AttentionUnit {
+    int64_t sequence, kv_head, begin, end;
+};
+
+struct KvParams {
+    int64_t t, row;  // row: kv_heads * head_dim
+    const void* k;   // (t, row), token stride k_stride
+    int64_t k_stride;
+    const void* v;
+    int64_t v_stride;
+    DType dtype;  // of k and v
+    void* k_cache;
+    void* v_cache;
+    DType cache_dtype;
+    const int64_t* token_slots;  // (t): page * kPageTokens + offset
+};
+
+// Rows (a query of one head each) of a unit at most, for pieces of more than one token.
+constexpr int64_t kUnitRows = 96;
+
+// Floats of a cached vector, of an output row: head_dim rounded up to whole tiles.
+constexpr int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+constexpr int64_t kWeightRows = 16;  // at least any instruction set's rows of a tile
+
+// Scratch of a unit: keys, values, a tile's weights; queries, outputs, maxima and sums of its rows.
+constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
+    const int64_t dim = padded_dim(head_dim);
+    return 4 * (kPageTokens * (head_dim + dim + kWeightRows) + rows * (2 * dim + 2));
+}
+
+void paged_attention(const AttentionParams& params, int num_threads);
+void write_kv(const KvParams& params, int num_threads);
+
+#define APC_DECLARE_ATTENTION(Namespace)                                                          \
+    namespace Namespace {                                                                         \
+    void attention_unit(const AttentionParams& params, const AttentionUnit& unit, char* scratch); \
+    void write_kv_rows(const KvParams& params, int64_t begin, int64_t end);                       \
+    }
+APC_DECLARE_ATTENTION(plain)
+APC_DECLARE_ATTENTION(avx2)
+APC_DECLARE_ATTENTION(avx512)
+#undef APC_DECLARE_ATTENTION
+
+}  // namespace apcbatch

@@ -1,0 +1,103 @@
+// What is chosen from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
+//
+// Invariant: exponentials are float32 (vmath.h) of logit - max; those of a vocabulary are added in float64,
+// element i to lane i mod 32, the lanes then as a fixed tree; those of experts in float32, ascending. Must
+// not know: threads, what the rows mean.
+#pragma once
+
+#include <math.h>
+
+#include "lanes.h"
+#include "rowwise.h"
+#include "vmath.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace {
+
+constexpr int64_t kExpLanes = 32;
+
+// `count` logits and minus infinity in the lanes after them.
+APC_INLINE Vec load_logits(const float* p, int64_t count) {
+    if (count >= Vec::lanes) return Vec::load(p);
+    float padded[Vec::lanes];
+    for (int64_t i = 0; i < Vec::lanes; ++i) padded[i] = i < count ? p[i] : -__builtin_inff();
+    return Vec::load(padded);
+}
+
+APC_INLINE float row_max(const float* logits, int64_t n) {
+    Vec best = load_logits(logits, n);
+    for (int64_t at = Vec::lanes; at < n; at += Vec::lanes)
+        best = max(best, load_logits(logits + at, n - at));
+    float lane[Vec::lanes];
+    best.store(lane);
+    for (int i = 1; i < Vec::lanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+    return lane[0];
+}
+
+// The sum of exp(logit - highest), in float64.
+APC_INLINE double exp_sum(const float* logits, int64_t n, float highest) {
+    const Vec base = Vec::broadcast(highest);
+    double sum[kExpLanes] = {};
+    for (int64_t block = 0; block < n; block += kExpLanes) {
+        float part[kExpLanes] = {};
+        for (int64_t at = 0; at < kExpLanes && block + at < n; at += Vec::lanes) {
+            exp(load_logits(logits + block + at, n - block - at) - base).store(part + at);
+        }
+        for (int64_t i = 0; i < kExpLanes; ++i) sum[i] += double(part[i]);
+    }
+    for (int64_t half = kExpLanes / 2; half > 0; half /= 2) {
+        for (int64_t i = 0; i < half; ++i) sum[i] += sum[i + half];
+    }
+    return sum[0];
+}
+
+APC_INLINE int64_t first_equal(const float* logits, int64_t n, float value) {
+    int64_t i = 0;
+    while (i < n - 1 && logits[i] != value) ++i;
+    return i;
+}
+
+// The k largest of a row by selection; k is small.
+APC_INLINE void select_largest(const float* logits, int64_t n, int64_t k, int64_t* indices) {
+    for (int64_t j = 0; j < k; ++j) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < n; ++i) {
+            bool taken = false;
+            for (int64_t q = 0; q < j; ++q) taken = taken || indices[q] == i;
+            if (!taken && (best < 0 || logits[i] > logits[best])) best = i;
+        }
+        indices[j] = best;
+    }
+}
+
+}  // namespace
+
+void softmax_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* scratch) {
+    float* exponentials = reinterpret_cast<float*>(scratch);
+    for (int64_t r = begin; r < end; ++r) {
+        const float* logits = p.logits + r * p.stride;
+        const Vec base = Vec::broadcast(row_max(logits, p.n));
+        for (int64_t at = 0; at < p.n; at += Vec::lanes) {
+            exp(load_logits(logits + at, p.n - at) - base).store(exponentials + at);
+        }
+        float sum = 0.0f;
+        for (int64_t i = 0; i < p.n; ++i) sum += exponentials[i];
+        int64_t* indices = p.indices + r * p.k;
+        select_largest(logits, p.n, p.k, indices);
+        for (int64_t j = 0; j < p.k; ++j) p.weights[r * p.k + j] = exponentials[indices[j]] / sum;
+    }
+}
+
+void logprob_rows(const LogprobParams& p, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+        const float* logits = p.logits + r * p.stride;
+        const float highest = row_max(logits, p.n);
+        if (p.choose) p.tokens[r] = first_equal(logits, p.n, highest);
+        const double gap = double(logits[p.tokens[r]]) - double(highest);
+        p.logprobs[r] = float(gap - ::log(exp_sum(logits, p.n, highest)));
+    }
+}
+
+}  // namespace APC_ISA
+}  // namespace apcbatch

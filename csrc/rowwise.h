@@ -1,0 +1,77 @@
+// Ops that treat each row on its own: RMS norm, the SwiGLU product, and the choices made from logits
+// (experts, the likeliest token, log-probabilities). Arguments and entry points; norm.h and choose.h hold the
+// arithmetic.
+#pragma once
+
+#include <stdint.h>
+
+#include "params.h"
+
+namespace apcbatch {
+
+// y = x / sqrt(mean(x^2) + eps) * weight. With delta: x (float32) += delta first, in place.
+struct NormParams {
+    int64_t t, h;
+    void* x;  // (t, h), row stride x_stride; written only if there is a delta
+    int64_t x_stride;
+    DType x_dtype;
+    const void* delta;  // (t, h) or null
+    int64_t delta_stride;
+    DType delta_dtype;
+    const float* weight;  // (h) or null
+    float eps;
+    void* y;  // (t, h) contiguous
+    DType y_dtype;
+};
+
+// y = silu(gate) * up.
+struct SiluMulParams {
+    int64_t t, f;
+    const void* gate;  // (t, f)
+    int64_t gate_stride;
+    const void* up;  // (t, f)
+    int64_t up_stride;
+    void* y;  // (t, f) contiguous
+    DType dtype;
+};
+
+// The k largest of each row of logits, the lower index first on ties, and their softmax over the whole row.
+struct TopkParams {
+    int64_t t, n, k;
+    const float* logits;  // (t, n)
+    int64_t stride;
+    float* weights;    // (t, k) contiguous
+    int64_t* indices;  // (t, k) contiguous
+};
+
+// The log-probability of one token a row: logit - max - log(sum of exp(logit - max)).
+struct LogprobParams {
+    int64_t t, n;
+    const float* logits;  // (t, n)
+    int64_t stride;
+    bool choose;      // true: tokens receives the largest logit's index, the lowest on ties
+    int64_t* tokens;  // (t)
+    float* logprobs;  // (t)
+};
+
+void rms_norm(const NormParams& params, int num_threads);
+void silu_mul(const SiluMulParams& params, int num_threads);
+void softmax_topk(const TopkParams& params, int num_threads);
+void logprob(const LogprobParams& params, int num_threads);
+
+// Scratch of softmax_topk: the row's exponentials.
+constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
+
+#define APC_DECLARE_ROWWISE(Namespace)                                                           \
+    namespace Namespace {                                                                        \
+    void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                    \
+    void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                 \
+    void softmax_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
+    void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                  \
+    }
+APC_DECLARE_ROWWISE(plain)
+APC_DECLARE_ROWWISE(avx2)
+APC_DECLARE_ROWWISE(avx512)
+#undef APC_DECLARE_ROWWISE
+
+}  // namespace apcbatch

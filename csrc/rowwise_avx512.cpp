@@ -1,0 +1,4 @@
+#if defined(__x86_64__)
+#include "choose.h"
+#include "norm.h"
+#endif

@@ -1,0 +1,2 @@
+#include "choose.h"
+#include "norm.h"
