@@ -1,0 +1,242 @@
+"""Header: what a snapshot file says about itself, and its bytes at the head of the file.
+
+Must not know: tensors' contents, the index, folders. docs/store-format.md has the byte format.
+Invariants: a header has exactly one spelling, so whatever parses is what encode would have written; every
+length is bounded before anything is allocated for it; whatever is wrong is a BadSnapshot with a sentence,
+never another exception.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import xxhash
+
+from apcbatch.store.files import FileReader
+from apcbatch.store.format import (
+    DTYPE_OF,
+    DTYPES,
+    FORMAT_NAME,
+    HEADER_ALIGNMENT_BYTES,
+    KEY_BYTES,
+    KV,
+    MAX_DIMENSIONS,
+    MAX_FILE_BYTES,
+    MAX_FINGERPRINT_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_NAME_LENGTH,
+    MAX_POSITION,
+    MAX_TENSORS,
+)
+
+Array = npt.NDArray[Any]
+
+_NAME = re.compile(rf"[a-z][a-z0-9_]{{0,{MAX_NAME_LENGTH - 1}}}")
+_ZERO_CHECKSUM = "0" * 32
+_HEADER_START = b'{"__metadata__":{"checksum":"'
+_CHECKSUM = slice(8 + len(_HEADER_START), 8 + len(_HEADER_START) + len(_ZERO_CHECKSUM))
+_FIRST_READ_BYTES = 2048
+
+
+class BadSnapshot(Exception):
+    """A snapshot file that must not be used; its text is a clause that says what was expected and what
+    came."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file: its safetensors dtype, its shape and the checksum of its bytes (xxh3-128,
+    hex)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: str = _ZERO_CHECKSUM
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says about itself. parent and parent_position are None and 0 for a snapshot without a
+    parent."""
+
+    key: bytes
+    fingerprint: bytes
+    position: int
+    parent: bytes | None
+    parent_position: int
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def is_chained(self) -> bool:
+        """True where the snapshot can be used only together with its parent."""
+        return self.parent is not None and any(tensor.name == KV for tensor in self.tensors)
+
+    @property
+    def num_data_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    def encode(self) -> bytes:
+        """The bytes before the first tensor: the length, the JSON text, spaces up to the alignment."""
+        metadata = {
+            "checksum": _ZERO_CHECKSUM,
+            "fingerprint": self.fingerprint.hex(),
+            "format": FORMAT_NAME,
+            "key": self.key.hex(),
+            "parent": self.parent.hex() if self.parent else "",
+            "parent_position": str(self.parent_position),
+            "position": str(self.position),
+        } | {f"checksum:{tensor.name}": tensor.checksum for tensor in self.tensors}
+        document: dict[str, Any] = {"__metadata__": metadata}
+        begin = 0
+        for tensor in self.tensors:
+            end = begin + tensor.num_bytes
+            place = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)}
+            document[tensor.name] = place
+            begin = end
+        text = orjson.dumps(document)
+        text += b" " * (-(8 + len(text)) % HEADER_ALIGNMENT_BYTES)
+        raw = bytearray(len(text).to_bytes(8, "little") + text)
+        raw[_CHECKSUM] = xxhash.xxh3_128_hexdigest(raw).encode()
+        return bytes(raw)
+
+
+def describe(arrays: Mapping[str, Array]) -> tuple[TensorInfo, ...]:
+    """The tensors of a file in their order there: widest elements first, then by name; the checksums are not
+    set.
+
+    Raises ValueError for what the format cannot hold.
+    """
+    if not 1 <= len(arrays) <= MAX_TENSORS:
+        raise ValueError(f"a snapshot holds 1 to {MAX_TENSORS} tensors, got {len(arrays)}")
+    for name, array in arrays.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a tensor's name is lower-case letters, digits and _, got {name!r}")
+        if array.dtype not in DTYPE_OF:
+            raise ValueError(
+                f"tensor {name} is {array.dtype}; float32, float16 and uint16 (bfloat16) can be stored"
+            )
+        if array.ndim > MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {array.ndim} dimensions, the most is {MAX_DIMENSIONS}")
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    return tuple(TensorInfo(name, DTYPE_OF[arrays[name].dtype], arrays[name].shape) for name in ordered)
+
+
+def make_header(
+    key: bytes,
+    fingerprint: bytes,
+    position: int,
+    parent: tuple[bytes, int] | None,
+    arrays: Mapping[str, Array],
+) -> Header:
+    """The header of a new snapshot, its checksums not yet set; raises ValueError for what the format cannot
+    hold."""
+    parent_key, parent_position = parent if parent else (None, 0)
+    header = Header(key, fingerprint, position, parent_key, parent_position, describe(arrays))
+    if problem := _problem(header):
+        raise ValueError(problem)
+    return header
+
+
+def read_header(reader: FileReader) -> Header:
+    """The verified header of a file whose length agrees with it; the tensors are not read."""
+    head, header = _read_header(reader)
+    if len(head) + header.num_data_bytes != reader.size:
+        raise BadSnapshot(
+            f"its header promises {len(head) + header.num_data_bytes:,} bytes, the file has {reader.size:,}"
+        )
+    return header
+
+
+def _read_header(reader: FileReader) -> tuple[bytes, Header]:
+    if not _CHECKSUM.stop < reader.size <= MAX_FILE_BYTES:
+        raise BadSnapshot(f"{reader.size:,} bytes are not the length of a snapshot file")
+    head = _read(reader, 0, min(reader.size, _FIRST_READ_BYTES))
+    length = 8 + int.from_bytes(head[:8], "little")
+    if not _CHECKSUM.stop < length <= min(8 + MAX_HEADER_BYTES, reader.size):
+        raise BadSnapshot(f"its header claims {length - 8:,} bytes, the file has {reader.size:,}")
+    head += _read(reader, len(head), length - len(head)) if length > len(head) else b""
+    head = head[:length]
+    blank = bytearray(head)
+    blank[_CHECKSUM] = _ZERO_CHECKSUM.encode()
+    if xxhash.xxh3_128_hexdigest(blank).encode() != head[_CHECKSUM]:
+        raise BadSnapshot("the checksum of its header does not match")
+    return head, _parse(head)
+
+
+def _read(reader: FileReader, offset: int, length: int) -> bytes:
+    buffer = bytearray(length)
+    if reader.read_into(offset, memoryview(buffer)) != length:
+        raise BadSnapshot("the file ended while its header was read")
+    return bytes(buffer)
+
+
+def _parse(head: bytes) -> Header:
+    """The header that encodes to exactly these bytes; there is no other accepted spelling of it."""
+    try:
+        document = orjson.loads(head[8:])
+        metadata = document.pop("__metadata__")
+        if (found := metadata["format"]) != FORMAT_NAME:
+            raise BadSnapshot(f"its format is {found!r}, this version reads {FORMAT_NAME!r}")
+        tensors = tuple(
+            TensorInfo(name, entry["dtype"], tuple(entry["shape"]), metadata[f"checksum:{name}"])
+            for name, entry in document.items()
+        )
+        header = Header(
+            key=bytes.fromhex(metadata["key"]),
+            fingerprint=bytes.fromhex(metadata["fingerprint"]),
+            position=int(metadata["position"]),
+            parent=bytes.fromhex(metadata["parent"]) or None,
+            parent_position=int(metadata["parent_position"]),
+            tensors=tensors,
+        )
+        problem = _problem(header)
+        if problem is None and header.encode() != head:
+            problem = "its header is not in the canonical form"
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadSnapshot(f"its header is not that of a snapshot ({type(error).__name__})") from error
+    if problem:
+        raise BadSnapshot(problem)
+    return header
+
+
+def _problem(header: Header) -> str | None:
+    """What is out of bounds in a header, as a clause."""
+    if len(header.key) != KEY_BYTES or (header.parent is not None and len(header.parent) != KEY_BYTES):
+        return f"a key has {KEY_BYTES} bytes"
+    if not 1 <= len(header.fingerprint) <= MAX_FINGERPRINT_BYTES:
+        return f"a fingerprint has 1 to {MAX_FINGERPRINT_BYTES} bytes, this one {len(header.fingerprint)}"
+    if not 0 <= header.parent_position < header.position <= MAX_POSITION:
+        return f"position {header.position} does not follow its parent's, {header.parent_position}"
+    if (header.parent is None) != (header.parent_position == 0):
+        return "a parent has both a key and a position"
+    if not 1 <= len(header.tensors) <= MAX_TENSORS:
+        return f"a snapshot holds 1 to {MAX_TENSORS} tensors, this one {len(header.tensors)}"
+    return next(filter(None, map(_tensor_problem, header.tensors)), None) or _order_problem(header)
+
+
+def _tensor_problem(tensor: TensorInfo) -> str | None:
+    if not isinstance(tensor.name, str) or not _NAME.fullmatch(tensor.name):
+        return f"a tensor's name is lower-case letters, digits and _, not {tensor.name!r:.40}"
+    if not isinstance(tensor.dtype, str) or tensor.dtype not in DTYPES:
+        return f"tensor {tensor.name} has the dtype {tensor.dtype!r:.40}; known are {', '.join(DTYPES)}"
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        return f"tensor {tensor.name} has {len(tensor.shape)} dimensions, the most is {MAX_DIMENSIONS}"
+    if any(type(dim) is not int or not 0 <= dim <= MAX_FILE_BYTES for dim in tensor.shape):
+        return f"tensor {tensor.name} has an impossible shape"
+    return f"tensor {tensor.name} is too large" if tensor.num_bytes > MAX_FILE_BYTES else None
+
+
+def _order_problem(header: Header) -> str | None:
+    order = [(-np.dtype(DTYPES[tensor.dtype]).itemsize, tensor.name) for tensor in header.tensors]
+    return None if order == sorted(set(order)) else "its tensors are not in the canonical order"

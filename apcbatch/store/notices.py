@@ -1,0 +1,55 @@
+"""Notices: the store's warnings, one line each, never twice for the same cause.
+
+Must not know: what became of the request; every notice is about speed, never about an answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import threading
+from collections.abc import Callable
+
+MAX_BAD_SNAPSHOT_LINES = 20
+
+
+class Notices:
+    """Passes sentences on to `warn`, which may be called from any thread."""
+
+    def __init__(self, warn: Callable[[str], None], folder: str) -> None:
+        self._warn = warn
+        self._folder = folder
+        self._said: set[str] = set()
+        self._num_bad = 0
+        self._lock = threading.Lock()
+
+    def once(self, cause: str, sentence: str) -> None:
+        """Say the sentence unless something with this cause was said before."""
+        with self._lock:
+            if cause in self._said:
+                return
+            self._said.add(cause)
+        self._warn(f"store {self._folder}: {sentence}")
+
+    def bad_snapshot(self, key: bytes, clause: str) -> None:
+        """A snapshot file that cannot be used; after the first few, one line says that no more are listed."""
+        with self._lock:
+            self._num_bad += 1
+            number = self._num_bad
+        if number <= MAX_BAD_SNAPSHOT_LINES:
+            self._warn(
+                f"store {self._folder}: snapshot {key.hex()} is not used: {clause}; it is computed again"
+            )
+        elif number == MAX_BAD_SNAPSHOT_LINES + 1:
+            self.once("bad", f"more bad snapshots are not listed; run: apcbatch store check {self._folder}")
+
+    def failure(self, error: OSError | sqlite3.Error, doing: str) -> None:
+        """An error of the system while the store was `doing` something; results do not depend on it."""
+        if isinstance(error, OSError):
+            full, cause = error.errno == errno.ENOSPC, f"os {error.errno}"
+        else:
+            full, cause = "full" in str(error), f"sqlite {error}"
+        if full:
+            self.once("full", "the disk is full; snapshots are not kept (results do not change)")
+        else:
+            self.once(cause, f"{doing} failed ({error}); the run goes on without it (results do not change)")

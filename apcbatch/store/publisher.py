@@ -1,0 +1,205 @@
+"""Publisher: takes a batch of work through the three steps that put snapshots into a store.
+
+Must not know: threads, queues. One transaction decides what is stored and makes room for it; then the files
+are written under temporary names, without any lock; a second transaction names them and enters them in the
+index. So a batch costs two transactions however many snapshots it has, nothing is visible before it is whole,
+and what a killed process had announced in the first transaction is known to the one that cleans up after it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from apcbatch.store.counters import Tally
+from apcbatch.store.eviction import make_room
+from apcbatch.store.format import KV
+from apcbatch.store.header import Array, BadSnapshot, Header
+from apcbatch.store.index import Index, is_damaged
+from apcbatch.store.notices import Notices
+from apcbatch.store.objects import Objects, check_link
+from apcbatch.store.session import Session
+from apcbatch.store.snapshot_file import Layout, encode
+
+OnDone = Callable[[bytes, bool], None]
+Outcome = Literal["written", "duplicates", "skipped_no_room", "skipped_stranded", "failed"]
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """A snapshot to be stored, and what became of it; num_bytes is the size of its tensors, then of its
+    file."""
+
+    header: Header
+    arrays: Mapping[str, Array]
+    num_bytes: int
+    on_done: OnDone | None
+    outcome: Outcome = "failed"
+    temporary_path: str = ""
+
+    @property
+    def key(self) -> bytes:
+        return self.header.key
+
+    @property
+    def is_stored(self) -> bool:
+        return self.outcome in ("written", "duplicates")
+
+
+@dataclass(slots=True)
+class Batch:
+    """Work in the order it came. touches: key -> uses; suspects: key -> fingerprint of snapshots that could
+    not be used when they were read; protected: keys that must not be evicted, because a snapshot that is on
+    its way needs them."""
+
+    offers: list[Offer] = field(default_factory=list)
+    touches: dict[bytes, int] = field(default_factory=dict)
+    suspects: dict[bytes, bytes] = field(default_factory=dict)
+    protected: set[bytes] = field(default_factory=set)
+
+
+class Publisher:
+    """Stores batches; nothing is raised for a fault of the disk or of the index."""
+
+    def __init__(
+        self,
+        index: Index,
+        objects: Objects,
+        session: Session,
+        limit_bytes: int,
+        names: Mapping[bytes, str],
+        layouts: Mapping[bytes, Layout],
+        tally: Tally,
+        notices: Notices,
+        on_settled: Callable[[bytes], None],
+    ) -> None:
+        """names, layouts: what is known of a model, by its fingerprint. on_settled: told each suspect whose
+        doubt is resolved."""
+        self._index = index
+        self._objects = objects
+        self._session = session
+        self._limit_bytes = limit_bytes
+        self._names = names
+        self._layouts = layouts
+        self._tally = tally
+        self._notices = notices
+        self._on_settled = on_settled
+        self._is_index_damaged = False
+
+    def process(self, batch: Batch) -> None:
+        """Do the batch's work; afterwards each offer's outcome says what became of it."""
+        try:
+            if not self._is_index_damaged:
+                written = [offer for offer in self._admit(batch) if self._write(offer)]
+                if written:
+                    self._publish(written)
+        except (OSError, sqlite3.Error) as error:
+            self._is_index_damaged = isinstance(error, sqlite3.Error) and is_damaged(error)
+            self._notices.failure(error, "keeping snapshots")
+        for offer in batch.offers:
+            self._tally.add(**{offer.outcome: 1})
+            if offer.outcome == "written":
+                self._tally.add(bytes_written=offer.num_bytes)
+
+    def _admit(self, batch: Batch) -> list[Offer]:
+        """First transaction: settle the suspects, note the uses, choose what is stored and reserve its
+        bytes."""
+        now = time.time()
+        admitted: dict[bytes, Offer] = {}
+        with self._index.transaction():
+            self._index.release(self._session.name)
+            settled = [key for key, owner in batch.suspects.items() if self._settle(key, owner)]
+            for key, uses in batch.touches.items():
+                self._index.touch(key, uses, now)
+            for offer in batch.offers:
+                if self._is_wanted(offer, admitted) and self._find_room(offer, batch.protected):
+                    admitted[offer.key] = offer
+        for key in settled:
+            self._on_settled(key)
+        return list(admitted.values())
+
+    def _settle(self, key: bytes, fingerprint: bytes) -> bool:
+        """Remove a suspect if it is still bad or missing; False where that cannot be told."""
+        try:
+            snapshot = self._objects.read(key, fingerprint, self._layouts)
+            parent = snapshot.parent if KV in snapshot.arrays else None
+            if parent is not None and self._objects.exists(parent):
+                check_link(snapshot, self._objects.header(parent))
+        except FileNotFoundError:
+            self._index.delete(key)
+        except BadSnapshot:
+            self._index.delete(key)
+            self._objects.remove(key)
+        except OSError:
+            return False
+        return True
+
+    def _is_wanted(self, offer: Offer, admitted: Mapping[bytes, Offer]) -> bool:
+        """False for a snapshot that is there already, and for one whose parent is not."""
+        if self._index.is_taken(offer.key):
+            offer.outcome = "duplicates" if self._index.find(offer.key) else "failed"
+            return False
+        parent = offer.header.parent
+        if parent and offer.header.is_chained and parent not in admitted and self._index.find(parent) is None:
+            offer.outcome = "skipped_stranded"
+            return False
+        return offer.key not in admitted
+
+    def _find_room(self, offer: Offer, protected: set[bytes]) -> bool:
+        offer.num_bytes = len(offer.header.encode()) + offer.header.num_data_bytes
+        room = make_room(self._index, self._objects, offer.num_bytes, self._limit_bytes, protected)
+        self._tally.add(evicted=room.num_evicted)
+        if room.is_there:
+            self._index.reserve(self._session.name, offer.key, offer.num_bytes)
+            return True
+        offer.outcome = "skipped_no_room"
+        self._notices.once(
+            "no room",
+            f"a snapshot of {offer.num_bytes:,} bytes finds no room below the size limit of "
+            f"{self._limit_bytes:,} bytes; some snapshots are not kept (raise --store-size)",
+        )
+        return False
+
+    def _write(self, offer: Offer) -> bool:
+        """Write the file under a temporary name; this is the only step that reads the tensors."""
+        offer.temporary_path = self._session.temporary_path()
+        offer.header, chunks = encode(offer.header, offer.arrays)
+        try:
+            self._objects.write(offer.temporary_path, chunks)
+            return True
+        except OSError as error:
+            self._notices.failure(error, "writing a snapshot")
+            return False
+
+    def _publish(self, offers: list[Offer]) -> None:
+        """Second transaction: name the files and enter them. What did not become visible leaves no file."""
+        is_committed = False
+        try:
+            with self._index.transaction():
+                self._index.release(self._session.name)
+                for offer in offers:
+                    if self._is_wanted(offer, {}) and self._name(offer):
+                        model = self._index.model_id(
+                            offer.header.fingerprint, self._names.get(offer.header.fingerprint)
+                        )
+                        self._index.insert(offer.header, offer.num_bytes, model, time.time())
+                        offer.outcome = "written"
+            is_committed = True
+        finally:
+            for offer in offers:
+                if offer.outcome != "written":
+                    self._objects.discard(offer.temporary_path)
+                elif not is_committed:
+                    offer.outcome = "failed"
+                    self._objects.discard(self._objects.path(offer.key))
+
+    def _name(self, offer: Offer) -> bool:
+        try:
+            self._objects.publish(offer.temporary_path, offer.key)
+            return True
+        except OSError as error:
+            self._notices.failure(error, "naming a snapshot")
+            return False

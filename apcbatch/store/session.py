@@ -1,0 +1,67 @@
+"""Session: one process that may write to a store; it names its temporary files and shows that it is alive.
+
+Must not know: snapshots. A session holds a lock on a file of its own for as long as its process lives; the
+system drops the lock however the process ends, so the next one to open the store knows which temporary files
+nobody writes any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+
+from apcbatch.store.files import FileLock, Files
+from apcbatch.store.format import TEMPORARY_FOLDER
+
+_LOCK_SUFFIX = ".lock"
+
+
+class Session:
+    """A started session; call `end` when nothing of it is being written any more."""
+
+    def __init__(self, files: Files, folder: str) -> None:
+        """Raises OSError where the folder cannot be written. The store's own lock must be held."""
+        self.name = uuid.uuid4().hex
+        self._files = files
+        self._folder = os.path.join(folder, TEMPORARY_FOLDER)
+        self._numbers = itertools.count()
+        files.make_folders(self._folder)
+        self._lock_path = os.path.join(self._folder, self.name + _LOCK_SUFFIX)
+        lock = files.lock(self._lock_path, wait_s=0.0)
+        if lock is None:
+            raise OSError(f"{self._lock_path} is locked by somebody else")
+        self._lock: FileLock = lock
+
+    def temporary_path(self) -> str:
+        """A new name for a file that is being written."""
+        return os.path.join(self._folder, f"{self.name}-{next(self._numbers)}.tmp")
+
+    def end(self) -> None:
+        try:
+            self._files.unlink(self._lock_path)
+        finally:
+            self._lock.release()
+
+
+def sweep(files: Files, folder: str) -> tuple[set[str], list[str]]:
+    """(the sessions that live, the files removed that ended ones had left). The store's own lock must be
+    held."""
+    folder = os.path.join(folder, TEMPORARY_FOLDER)
+    names = files.names(folder)
+    living: set[str] = set()
+    for name in names:
+        if name.endswith(_LOCK_SUFFIX):
+            path = os.path.join(folder, name)
+            lock = files.lock(path, wait_s=0.0)
+            if lock is None:
+                living.add(name.removesuffix(_LOCK_SUFFIX))
+            else:
+                files.unlink(path)
+                lock.release()
+    stale = [
+        os.path.join(folder, name)
+        for name in names
+        if not name.endswith(_LOCK_SUFFIX) and name.partition("-")[0] not in living
+    ]
+    return living, [path for path in stale if files.unlink(path)]

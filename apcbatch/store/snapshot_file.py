@@ -1,0 +1,88 @@
+"""SnapshotFile: one snapshot as the bytes of one safetensors file, and back.
+
+Must not know: the index, folders, which model it is. docs/store-format.md has the byte format.
+Invariants: the same snapshot always gives the same bytes; every byte of a file is covered by a checksum; no
+tensor is handed out before its checksum was verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import xxhash
+
+from apcbatch.store.files import Buffer, FileReader
+from apcbatch.store.format import DTYPES
+from apcbatch.store.header import Array, BadSnapshot, Header
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """What a model's snapshots must hold under one name; None in the shape is the number of tokens since the
+    parent."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+Layout = Mapping[str, TensorLayout]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A verified snapshot. arrays: name -> array (bfloat16 as its bits in uint16) in memory of its own."""
+
+    key: bytes
+    position: int
+    parent: bytes | None
+    parent_position: int
+    arrays: dict[str, Array]
+
+
+def encode(header: Header, arrays: Mapping[str, Array]) -> tuple[Header, list[Buffer]]:
+    """The header with its checksums, and the file as a list of buffers to be written one after the other.
+
+    The buffers point into contiguous arrays; others are copied.
+    """
+    tensors, chunks = [], []
+    for tensor in header.tensors:
+        data = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8).data
+        tensors.append(replace(tensor, checksum=xxhash.xxh3_128_hexdigest(data)))
+        chunks.append(data)
+    header = replace(header, tensors=tuple(tensors))
+    return header, [header.encode(), *chunks]
+
+
+def read_tensors(reader: FileReader, header: Header, names: Sequence[str] | None = None) -> dict[str, Array]:
+    """The named tensors (all of them by default), each verified against its checksum, from a file just
+    checked."""
+    arrays: dict[str, Array] = {}
+    offset = reader.size - header.num_data_bytes
+    for tensor in header.tensors:
+        if names is None or tensor.name in names:
+            data = np.empty(tensor.num_bytes, dtype=np.uint8)
+            if reader.read_into(offset, data.data) != tensor.num_bytes:
+                raise BadSnapshot(f"the file ended while tensor {tensor.name} was read")
+            if xxhash.xxh3_128_hexdigest(data.data) != tensor.checksum:
+                raise BadSnapshot(f"the checksum of tensor {tensor.name} does not match its bytes")
+            arrays[tensor.name] = data.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+        offset += tensor.num_bytes
+    return arrays
+
+
+def check_layout(header: Header, layout: Layout) -> None:
+    """Raise BadSnapshot where the tensors are not exactly those that the model's snapshots hold."""
+    found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
+    tokens = header.position - header.parent_position
+    expected = {
+        name: (tensor.dtype, tuple(tokens if dim is None else dim for dim in tensor.shape))
+        for name, tensor in layout.items()
+    }
+    if found != expected:
+        raise BadSnapshot(f"the model's snapshots hold {_in_words(expected)}, this one {_in_words(found)}")
+
+
+def _in_words(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{name} {dtype} {shape}" for name, (dtype, shape) in sorted(tensors.items()))

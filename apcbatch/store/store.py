@@ -1,0 +1,272 @@
+"""Store: the snapshots of many models on disk, for every run and for several processes at once.
+
+Must not know: tokens, tensors of torch, what a model is beyond a fingerprint and a layout. Keys are those of
+prefix.py.
+Invariants: nothing is visible before it is whole; what is handed out was verified byte by byte; a bad file, a
+full disk, a read-only folder or a damaged index costs speed and never an answer: after `open` nothing is
+raised for any.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from apcbatch.errors import UsageError
+from apcbatch.store.counters import StoreCounters, Tally
+from apcbatch.store.files import Files
+from apcbatch.store.format import FORMAT_VERSION
+from apcbatch.store.header import Array, BadSnapshot, make_header
+from apcbatch.store.index import Index, ModelStats
+from apcbatch.store.maintenance import Checker, CheckReport, PruneReport, prune
+from apcbatch.store.notices import Notices
+from apcbatch.store.objects import Objects
+from apcbatch.store.opening import Opened, open_folder, sweep_now
+from apcbatch.store.publisher import Offer, OnDone, Publisher
+from apcbatch.store.session import Session
+from apcbatch.store.snapshot_file import Layout, StoredSnapshot, check_layout
+from apcbatch.store.snapshot_reader import Chain, SnapshotReader
+from apcbatch.store.writer import Writer
+
+DEFAULT_SIZE_LIMIT_BYTES = 20 << 30
+DEFAULT_QUEUE_BYTES = 256 << 20
+DEFAULT_QUEUE_SNAPSHOTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds now; num_bytes are those of its snapshot files."""
+
+    path: str
+    format_version: int
+    entries: int
+    num_bytes: int
+    size_limit_bytes: int
+    is_read_only: bool
+    num_stranded: int
+    models: list[ModelStats]
+
+
+class Store:
+    """An open store folder, made by `Store.open`. Any thread may call its methods; `put` never waits."""
+
+    def __init__(
+        self, path: str, size_limit_bytes: int, files: Files, notices: Notices, opened: Opened
+    ) -> None:
+        self._path = path
+        self._size_limit_bytes = size_limit_bytes
+        self._files = files
+        self._notices = notices
+        self._index = opened.index
+        self._session = opened.session
+        self._writer: Writer | None = None
+        self._objects = Objects(files, path)
+        self._tally = Tally()
+        self._layouts: dict[bytes, Layout] = {}
+        self._names: dict[bytes, str] = {}
+        self._reading = SnapshotReader(opened.reader, self._objects, self._layouts, self._tally, notices)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        size_limit_bytes: int = DEFAULT_SIZE_LIMIT_BYTES,
+        *,
+        warn: Callable[[str], None],
+        read_only: bool = False,
+        queue_bytes: int = DEFAULT_QUEUE_BYTES,
+        queue_snapshots: int = DEFAULT_QUEUE_SNAPSHOTS,
+        files: Files | None = None,
+    ) -> Store:
+        """Open the store at a folder, made where missing. Opening evicts nothing; storing does.
+
+        size_limit_bytes: the snapshot files together, those being written included, never have more. warn:
+        takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
+        folder that cannot be written is opened so by itself. queue_bytes, queue_snapshots: what may wait to
+        be written.
+        Raises UsageError for a path that cannot be a store and for a store of a newer version.
+        """
+        folder = os.fspath(path)
+        files = files or Files()
+        notices = Notices(warn, folder)
+        opened = open_folder(files, folder, read_only, notices)
+        store = cls(folder, size_limit_bytes, files, notices, opened)
+        if opened.index is not None and opened.session is not None:
+            store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots)
+        return store
+
+    def _start_writer(self, index: Index, session: Session, queue_bytes: int, queue_snapshots: int) -> None:
+        publisher = Publisher(
+            index,
+            self._objects,
+            session,
+            self._size_limit_bytes,
+            self._names,
+            self._layouts,
+            self._tally,
+            self._notices,
+            self._reading.reveal,
+        )
+        self._writer = Writer(publisher, queue_bytes, queue_snapshots)
+        self._reading.on_doubt = self._writer.suspect
+
+    @property
+    def is_read_only(self) -> bool:
+        return self._writer is None
+
+    def register(self, fingerprint: bytes, name: str, layout: Layout | None = None) -> None:
+        """Name a model in the index; with a layout, snapshots of it that hold anything else are bad."""
+        self._names[fingerprint] = name
+        if layout is not None:
+            self._layouts[fingerprint] = dict(layout)
+
+    def present(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of the keys whose snapshot is there: a look into the index, no file is touched.
+
+        One may be gone, or prove bad, when it is read. What was put is there after its on_done at the latest.
+        """
+        return self._reading.present(keys)
+
+    def get(self, key: bytes, fingerprint: bytes) -> StoredSnapshot | None:
+        """The verified snapshot with this key and fingerprint; None where it is missing or bad (with a
+        warning)."""
+        return self._reading.get(key, fingerprint)
+
+    def get_chain(self, key: bytes, fingerprint: bytes, held: Container[bytes] = ()) -> Chain:
+        """The snapshot with the KV of its ancestors, of which nothing but the KV is read.
+
+        held: keys that the caller has; the chain begins after the nearest ancestor among them
+        (`links[0].parent`).
+        """
+        return self._reading.get_chain(key, fingerprint, held)
+
+    def put(
+        self,
+        key: bytes,
+        position: int,
+        parent: tuple[bytes, int] | None,
+        fingerprint: bytes,
+        arrays: Mapping[str, Array],
+        on_done: OnDone | None = None,
+    ) -> bool:
+        """Have a snapshot stored by and by; returns at once whether it was taken.
+
+        position: tokens consumed. parent: (key, position) of the nearest ancestor that was put before, so
+        that it is evicted after this one; a snapshot with `kv` and a parent is stored only if its parent is
+        there. arrays: name -> float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the
+        tokens since the parent. The store's thread reads them: keep them alive and unchanged until it calls
+        on_done(key, is stored), once. Where False is returned they are not read and on_done is not called:
+        the queue is full, the snapshot is on its way already, or the store is read-only or closed.
+        Raises ValueError for what the format or the registered layout cannot hold: a fault of the caller.
+        """
+        header = make_header(key, fingerprint, position, parent, arrays)
+        layout = self._layouts.get(fingerprint)
+        if layout is not None:
+            try:
+                check_layout(header, layout)
+            except BadSnapshot as error:
+                raise ValueError(str(error)) from error
+        if self._writer is None:
+            return False
+        answer = self._writer.offer(Offer(header, arrays, header.num_data_bytes, on_done))
+        if answer == "full":
+            self._tally.add(skipped_full_queue=1)
+        elif answer == "duplicate":
+            self._tally.add(duplicates=1)
+        return answer == "queued"
+
+    def touch(self, key: bytes) -> None:
+        """Note that this snapshot was consumed, which makes it worth keeping; written by and by."""
+        if self._writer is not None:
+            self._writer.touch(key)
+
+    def flush(self) -> None:
+        """Return when everything put before is visible to every process, or has failed. Not from within
+        on_done."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self, drain: bool = True) -> None:
+        """Close the store; first store what is queued (drain), or give it up (on_done is called with
+        False)."""
+        if self._writer is not None:
+            self._writer.close(drain)
+            self._writer = None
+        self._reading.close()
+        try:
+            if self._index is not None:
+                self._index.close()
+            if self._session is not None:
+                self._session.end()
+        except (OSError, sqlite3.Error) as error:
+            self._notices.failure(error, "closing the store")
+        self._index = self._session = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    @property
+    def counters(self) -> StoreCounters:
+        """What this process has done with the store so far."""
+        return self._tally.copy()
+
+    def stats(self) -> StoreStats:
+        """What the store holds, by model; raises UsageError where its index cannot be read."""
+        reader = self._required_reader()
+        try:
+            entries, num_bytes = reader.totals()
+            return StoreStats(
+                self._path,
+                FORMAT_VERSION,
+                entries,
+                num_bytes,
+                self._size_limit_bytes,
+                self.is_read_only,
+                reader.num_stranded(),
+                reader.models(),
+            )
+        except sqlite3.Error as error:
+            raise UsageError(f"the index of the store {self._path} cannot be read: {error}") from error
+
+    def check(self) -> CheckReport:
+        """Verify every snapshot, and bring the index and the files together again unless the store is
+        read-only: bad files go, whole ones without a row get one, rows without a file go, and so do the
+        temporary files of processes that have ended. Other processes may use the store meanwhile."""
+        reader = self._required_reader()
+        self.flush()
+        try:
+            report = Checker(reader, self._index, self._objects).run()
+            if self._index is not None:
+                removed = sweep_now(self._files, self._path)
+                report.faults += [f"{path}: left by a process that has ended" for path in removed]
+                report.num_files_removed += len(removed)
+            return report
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(f"the store {self._path} cannot be checked: {error}") from error
+
+    def prune(
+        self, size_bytes: int | None = None, older_than_s: float | None = None, model: str | None = None
+    ) -> PruneReport:
+        """Drop the least valuable snapshots until size_bytes are left, and those unused for older_than_s
+        seconds, of one model (its name, or the start of its fingerprint) or of all; an ancestor stays while a
+        descendant does."""
+        self.flush()
+        if self._index is None:
+            raise UsageError(f"the store {self._path} is read-only; nothing can be dropped from it")
+        try:
+            return prune(self._index, self._objects, size_bytes, older_than_s, model)
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(f"the store {self._path} cannot be pruned: {error}") from error
+
+    def _required_reader(self) -> Index:
+        if self._reading.index is None:
+            raise UsageError(f"the store {self._path} has no index that can be read")
+        return self._reading.index
