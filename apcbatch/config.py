@@ -12,9 +12,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from apcbatch.errors import UsageError
+from apcbatch.types import Policy
 from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_text, parse_value
 
 ENV_PREFIX = "APCBATCH_"
@@ -62,7 +63,7 @@ class Config:
         None,
         "Model",
         "Instruction set of the CPU kernels; the best one is found by default.",
-        choices=("avx512", "avx2", "plain"),
+        choices=("avx512bf16", "avx512", "avx2", "plain"),
         flag=None,
     )
 
@@ -72,7 +73,7 @@ class Config:
         "What a line is; auto decides line by line.",
         choices=("auto", "messages", "batch", "sharegpt"),
     )
-    turns: str = option(
+    turns: Literal["each", "last", "rollout"] = option(
         "each",
         "Input",
         "Which turns are requests: each recorded assistant turn, the last one, or, with rollout, each one "
@@ -100,7 +101,7 @@ class Config:
     block_size: int = option(
         64, "Reuse", "Snapshots lie on multiples of N tokens; 1 is every position.", minimum=1
     )
-    policy: str = option(
+    policy: Policy = option(
         DEFAULT_POLICY,
         "Reuse",
         "Which boundaries are kept: all, the last one of each prompt, or none.",
@@ -201,15 +202,17 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
             raise UsageError(f"{where(name)} is not an option{nearest(name, [*OPTIONS, 'no_store'])}")
-        if name == "no_store":
-            if parse_switch(value, where(name)):
+        try:
+            if name != "no_store":
+                layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
+            elif parse_switch(value, where(name)):
                 if raw.get("store") is not None:
                     raise UsageError(
                         f"{where('store')} and {where(name)} exclude each other; give one of them"
                     )
                 layer["store"] = (None, where(name))
-        else:
-            layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     return layer
 
 
@@ -255,10 +258,13 @@ def load(
 
 def debug_wanted() -> bool:
     """Whether APCBATCH_DEBUG asks for tracebacks."""
-    return parse_switch(os.environ.get(ENV_DEBUG) or "0", ENV_DEBUG)
+    return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
 
 
 def isa_wanted() -> str | None:
     """The instruction set that APCBATCH_ISA asks for, None where it does not."""
     raw = os.environ.get(env_name("isa"))
-    return None if raw is None else parse_text(OPTIONS["isa"], raw, env_name("isa"))
+    try:
+        return None if raw is None else parse_text(OPTIONS["isa"], raw, env_name("isa"))
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -1,6 +1,7 @@
 """What the value of one option may be, and how it is read from text or YAML.
 
-Must not know: which options there are, or where a value came from (it is told, for its errors).
+Must not know: which options there are, or where a value came from (it is told, for its errors). A value
+that cannot be used is a ValueError with a sentence.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
-
-from apcbatch.errors import UsageError
 
 SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
@@ -48,11 +47,11 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def parse_value(spec: Spec, raw: Any, where: str) -> Any:
-    """The value of one option from text or YAML; UsageError says what was expected."""
+    """The value of one option from text or YAML; ValueError says what was expected."""
     if raw is None:
         if spec.optional:
             return None
-        raise UsageError(f"{where} is null; expected {_expected(spec)}")
+        raise ValueError(f"{where} is null; expected {_expected(spec)}")
     if spec.kind == "switch":
         return parse_switch(raw, where)
     if spec.kind == "text":
@@ -61,16 +60,16 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
     low = spec.minimum is not None and value is not None and value < spec.minimum
     high = spec.maximum is not None and value is not None and value > spec.maximum
     if value is None or low or high or (spec.above is not None and value <= spec.above):
-        raise UsageError(f"{where} is {raw!r}; expected {_expected(spec)}")
+        raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}")
     return value
 
 
 def parse_text(spec: Spec, raw: Any, where: str) -> str:
     """A text that is not empty and, where there are choices, one of them."""
     if not isinstance(raw, str) or not raw:
-        raise UsageError(f"{where} is {raw!r}; expected {_expected(spec)}")
+        raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}")
     if spec.choices and raw not in spec.choices:
-        raise UsageError(f"{where} is {raw!r}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
+        raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
     return raw
 
 
@@ -114,7 +113,7 @@ def parse_switch(raw: Any, where: str) -> bool:
         return True
     if word in ("0", "false", "no", "off"):
         return False
-    raise UsageError(f"{where} is {raw!r}; expected true or false")
+    raise ValueError(f"{where} is {raw!r}; expected true or false")
 
 
 def _expected(spec: Spec) -> str:

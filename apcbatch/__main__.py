@@ -1,0 +1,8 @@
+"""`python -m apcbatch` is `apcbatch`."""
+
+import sys
+
+from apcbatch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

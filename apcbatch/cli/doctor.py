@@ -1,0 +1,36 @@
+"""`apcbatch doctor`: is everything there that a run needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from apcbatch import config
+from apcbatch.cli.options import GroupedCommand, config_options, given_flags
+from apcbatch.errors import EXIT_OK, EXIT_STOPPED
+
+EPILOG = """\b
+Examples:
+  apcbatch doctor
+  apcbatch doctor --model ./my-mamba --dtype bfloat16
+  apcbatch doctor --store ~/states
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Check Python, torch, kernels, model and store.")
+@config_options(("model", "dtype", "device", "store"))
+@click.pass_context
+def doctor(ctx: click.Context, /, **options: Any) -> int:
+    """Check Python, torch, the compiled kernels, the model, its chat template and the store: one line each.
+
+    A line that fails ends with the fix, and the exit status is 1.
+    """
+    resolved = config.load(given_flags(ctx), None)
+    from apcbatch.job.doctor import examine
+
+    failed = False
+    for finding in examine(resolved):
+        click.echo(f"{'ok' if finding.ok else 'FAIL':<5} {finding.name:<10} {finding.text}")
+        failed |= not finding.ok
+    return EXIT_STOPPED if failed else EXIT_OK

@@ -1,0 +1,82 @@
+"""Flags made from the option table of config.py, and help that shows them in groups.
+
+Must not know: what an option does. Values stay text here; config.py is the one place that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from apcbatch.config import OPTIONS, Config, flag_name
+from apcbatch.values import Spec, format_size
+
+METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
+
+
+class GroupedOption(click.Option):
+    """An option that belongs under a heading of the help."""
+
+    def __init__(self, *args: Any, group: str = "Other", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its options under headings, and its examples as they are written."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        for group, records in groups.items():
+            with formatter.section(f"{group} options"):
+                formatter.write_dl(records)
+
+
+def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
+    """A decorator that adds the flags of the named options; the function gets them as keyword arguments."""
+
+    def decorate(function: Any) -> Any:
+        for name in reversed(list(names)):
+            spec = OPTIONS[name]
+            if name == "store":
+                function = _switch("no_store", "Reuse", "Keep nothing on disk.")(function)
+            if spec.flag is not None:
+                function = _option(name, spec)(function)
+        return function
+
+    return decorate
+
+
+def given_flags(ctx: click.Context) -> dict[str, Any]:
+    """The options that stand in the command line, by name."""
+    known = {*OPTIONS, "no_store"}
+    return {
+        name: value
+        for name, value in ctx.params.items()
+        if name in known and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _option(name: str, spec: Spec) -> Callable[[Any], Any]:
+    if spec.kind == "switch":
+        return _switch(name, spec.group, spec.help, spec.flag)
+    metavar = spec.metavar or ("|".join(spec.choices) if spec.choices else METAVARS[spec.kind])
+    default = getattr(Config, name)
+    help = spec.help
+    if default is not None and name != "pool_size":
+        help += f"  [default: {format_size(default) if spec.kind == 'size' else default}]"
+    return click.option(
+        flag_name(name), name, type=str, metavar=metavar, help=help, cls=GroupedOption, group=spec.group
+    )
+
+
+def _switch(name: str, group: str, help: str, short: str | None = None) -> Callable[[Any], Any]:
+    flags = [short, flag_name(name)] if short else [flag_name(name)]
+    return click.option(*flags, name, is_flag=True, help=help, cls=GroupedOption, group=group)

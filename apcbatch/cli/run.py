@@ -1,0 +1,81 @@
+"""`apcbatch run`: the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from apcbatch import config
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.session import Session
+from apcbatch.values import format_size
+
+EPILOG = """\b
+Examples:
+  apcbatch run chats.jsonl -o answers.jsonl
+  apcbatch run chats.jsonl -o answers.jsonl --resume
+  apcbatch run chats.jsonl.gz -o answers.jsonl --store ~/states --max-tokens 256
+  apcbatch run requests.jsonl -o answers.jsonl --format batch --model ./my-mamba
+  apcbatch run hf:org/name:train -o answers.jsonl --limit 100 --turns last
+  cat chats.jsonl | apcbatch run - -o - -q | jq .response.body.choices[0].message
+  apcbatch run --config nightly.yaml --show-config
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Answer every request of INPUT: the job.")
+@click.argument("input", metavar="INPUT", required=False)
+@click.option(
+    "-o", "--output", metavar="OUT", cls=GroupedOption, group="Output",
+    help="Write one JSON line a request to OUT; - is standard output.",
+)  # fmt: skip
+@config_options(config.OPTIONS)
+@click.option(
+    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
+    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
+)  # fmt: skip
+@click.option(
+    "--show-config", is_flag=True, cls=GroupedOption, group="Configuration",
+    help="Print each option with where its value comes from, and stop.",
+)  # fmt: skip
+@click.pass_context
+def run(ctx: click.Context, /, input: str | None, output: str | None, **options: Any) -> int:
+    """Answer every request of INPUT.
+
+    INPUT is JSON lines (a file, - for stdin; .gz and .zst are unpacked), a parquet or arrow file, or a
+    dataset as hf:org/name[:split]. A line is a conversation (`messages`, `sharegpt`) or a request of the
+    OpenAI Batch API. Every line is answered with a result or an error record. A run that was stopped goes
+    on with --resume.
+
+    Exit status: 0 all requests succeeded, 1 stopped early, 2 usage, 3 some requests are error records, 130
+    interrupted, 143 terminated. After 1, 3, 130 and 143 the last line on stderr is the command that
+    continues.
+    """
+    resolved = config.load(given_flags(ctx), options["config_file"])
+    if options["show_config"]:
+        click.echo(show(resolved))
+        return 0
+    if input is None:
+        raise click.MissingParameter(ctx=ctx, param_hint="'INPUT'", param_type="argument")
+    if output is None:
+        raise click.MissingParameter(ctx=ctx, param_hint="'-o' / '--output'", param_type="option")
+    from apcbatch.job.run import Job
+
+    session: Session = ctx.obj
+    job = Job(resolved, input, output, session.program, options["config_file"])
+    session.continue_command = job.continue_command
+    return job.run()
+
+
+def show(resolved: config.Config) -> str:
+    """Each option as a YAML line with the origin of its value as the comment."""
+    import yaml
+
+    lines = []
+    for name, value in resolved.values().items():
+        if config.OPTIONS[name].kind == "size":
+            value = format_size(value)
+        scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
+        lines.append((f"{name}: {scalar}", resolved.origins[name]))
+    width = max(len(line) for line, _ in lines)
+    return "\n".join(f"{line:<{width}}  # {origin}" for line, origin in lines)

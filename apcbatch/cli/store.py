@@ -1,0 +1,139 @@
+"""`apcbatch store`: what a store folder holds, whether it is whole, and dropping what is not wanted."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
+from apcbatch.values import parse_size
+
+if TYPE_CHECKING:
+    from apcbatch.store import Store
+
+AGE_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+EPILOG = """\b
+Examples:
+  apcbatch store stat ~/states
+  apcbatch store check ~/states
+  apcbatch store prune ~/states --older-than 30d
+"""
+STAT_EPILOG = """\b
+Examples:
+  apcbatch store stat ~/states
+  apcbatch store stat ~/states --json | jq .models
+"""
+CHECK_EPILOG = """\b
+Examples:
+  apcbatch store check ~/states
+"""
+PRUNE_EPILOG = """\b
+Examples:
+  apcbatch store prune ~/states --size 5GiB
+  apcbatch store prune ~/states --older-than 30d
+  apcbatch store prune ~/states --model ./my-mamba
+"""
+
+
+@click.group(epilog=EPILOG, short_help="Look into a store folder, check it, prune it.")
+def store() -> None:
+    """Look into a store folder, check it, prune it. Runs may use the store at the same time."""
+
+
+@store.command(epilog=STAT_EPILOG)
+@click.argument("folder", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def stat(folder: str, as_json: bool) -> None:
+    """Print how many snapshots DIR holds, their size, and the same for each model."""
+    with _open(folder, read_only=True) as opened:
+        stats = opened.stats()
+    if as_json:
+        import dataclasses
+
+        import orjson
+
+        click.echo(orjson.dumps(dataclasses.asdict(stats)).decode())
+        return
+    stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
+    click.echo(f"{stats.path}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}")
+    for model in stats.models:
+        used = (
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
+        )
+        click.echo(
+            f"  {model.fingerprint[:12]}  {model.entries:>8} snapshots  {rounded_size(model.num_bytes):>10}  "
+            f"up to {model.longest_position} tokens  restored {model.uses} times  last used {used}"
+            f"  {model.name}"
+        )
+
+
+@store.command(epilog=CHECK_EPILOG)
+@click.argument("folder", metavar="DIR")
+def check(folder: str) -> int:
+    """Verify every snapshot in DIR byte by byte, and put the index right.
+
+    Each fault is a line; bad files are removed. Exit status 1 where there was a fault.
+    """
+    with _open(folder) as opened:
+        report = opened.check()
+    for fault in report.faults:
+        click.echo(fault)
+    click.echo(
+        f"{report.num_verified} snapshots are whole ({rounded_size(report.num_bytes)}), "
+        f"{len(report.faults)} faults; "
+        f"{report.num_files_removed} files and {report.num_rows_dropped} index rows removed, "
+        f"{report.num_adopted} rows added, {report.num_stranded} snapshots stranded"
+    )
+    return EXIT_STOPPED if report.faults else EXIT_OK
+
+
+@store.command(epilog=PRUNE_EPILOG)
+@click.argument("folder", metavar="DIR")
+@click.option("--size", metavar="SIZE", help="Drop the least valuable until the store has this size at most.")
+@click.option("--older-than", metavar="AGE", help="Drop what was not used for so long: 90m, 12h, 30d, 8w.")
+@click.option(
+    "--model", metavar="NAME", help="Drop one model's only: its name, or the start of its fingerprint."
+)
+def prune(folder: str, size: str | None, older_than: str | None, model: str | None) -> None:
+    """Drop snapshots from DIR by size, by age or by model."""
+    if size is None and older_than is None and model is None:
+        raise click.UsageError("nothing says what to drop; give --size, --older-than or --model")
+    size_bytes = None if size is None else parse_size(size)
+    if size is not None and size_bytes is None:
+        raise click.UsageError(f"--size is {size!r}; expected a size such as 5GiB")
+    age_s = None if older_than is None else _parse_age(older_than)
+    with _open(folder) as opened:
+        report = opened.prune(size_bytes, age_s, model)
+    click.echo(
+        f"{report.num_removed} snapshots ({rounded_size(report.num_bytes_removed)}) dropped; "
+        f"{report.num_left} ({rounded_size(report.num_bytes_left)}) are left"
+    )
+
+
+def _open(folder: str, **options: Any) -> Store:
+    if not Path(folder).is_dir():
+        raise UsageError(f"{folder} is not a folder; expected the DIR of an earlier --store")
+    from apcbatch.store import Store
+
+    return Store.open(folder, warn=lambda sentence: click.echo(f"warning: {sentence}", err=True), **options)
+
+
+def _parse_age(text: str) -> float:
+    """Seconds of `90m`, `12h`, `30d`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
+    if match is None:
+        raise click.UsageError(f"--older-than is {text!r}; expected an age such as 90m, 12h or 30d")
+    return float(match[1]) * AGE_UNITS_S[match[2]]
+
+
+def rounded_size(num_bytes: int) -> str:
+    """A size for people: `1.5 GiB`."""
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    power = min(4, (num_bytes.bit_length() - 1) // 10)
+    return f"{num_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

@@ -1,0 +1,47 @@
+"""The command that continues a run: the last line on stderr whenever there is something left to do.
+
+Must not know: what happened. Invariant: pasted into the same folder it makes the same configuration, with
+--resume.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from apcbatch.config import ENV_PREFIX, OPTIONS, Config
+from apcbatch.values import format_size
+
+REPLACED = ("resume", "overwrite", "retry_errors")
+
+
+def command_line(
+    program: Sequence[str],
+    input: str,
+    output: str,
+    config_file: str | None,
+    config: Config,
+    added: Sequence[str],
+) -> str:
+    """The shell command with every option that a flag or a variable gave; `added` are flags to put last."""
+    source = input if input == "-" or not input.startswith("-") else f"./{input}"
+    words = [*program, "run", source, "-o", output]
+    if config_file:
+        words += ["--config", config_file]
+    for name in OPTIONS:
+        if name not in REPLACED and config.origins.get(name, "").startswith(("--", ENV_PREFIX)):
+            words += _flag(name, config)
+    return shlex.join([*words, *added])
+
+
+def _flag(name: str, config: Config) -> Iterator[str]:
+    spec, value = OPTIONS[name], getattr(config, name)
+    flag = "--" + name.replace("_", "-")
+    if name == "store" and value is None:
+        yield "--no-store"
+    elif spec.flag is None or value is None or value is False:
+        return
+    elif value is True:
+        yield flag
+    else:
+        yield from (flag, format_size(value) if spec.kind == "size" else str(value))

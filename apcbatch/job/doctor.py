@@ -1,0 +1,194 @@
+"""The checks of `apcbatch doctor`: one line each; a failing one ends with what to do about it.
+
+Must not know: how lines are printed. Each check returns what it found, or raises Broken with the fix.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.errors import ApcbatchError
+
+OLDEST_PYTHON = (3, 10)
+OLDEST_TORCH = (2, 11)
+REINSTALL = "install the package again (pip install --force-reinstall .)"
+SCAN_TOLERANCE = 1e-5
+
+
+class Broken(Exception):
+    """A check that failed: what is wrong, and the fix."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; fix: {fix}")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """Run every check, each as it comes; config names the model, the device and the store."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("python", _python),
+        ("torch", _torch),
+        ("extension", _extension),
+        ("kernels", _kernels),
+        ("cuda", lambda: _cuda(config.device)),
+        ("model", lambda: _model(config)),
+        ("template", lambda: _template(config)),
+        ("store", lambda: _store(config.store)),
+    ]
+    for name, check in checks:
+        try:
+            yield Finding(name, True, check())
+        except (Broken, ApcbatchError) as error:
+            yield Finding(name, False, str(error))
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            yield Finding(name, False, f"{error}; fix: {REINSTALL}")
+
+
+def _python() -> str:
+    if sys.version_info < OLDEST_PYTHON:
+        raise Broken(f"Python {platform.python_version()} is too old", "use Python 3.10 or newer")
+    return f"{platform.python_version()}, {sys.executable}"
+
+
+def _torch() -> str:
+    import torch
+
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise Broken(f"torch {torch.__version__} is too old", "pip install 'torch>=2.11'")
+    return f"{torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def _extension() -> str:
+    try:
+        from apcbatch.kernels import ops
+    except ImportError as error:
+        raise Broken(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
+    return f"instruction set {ops.isa()}"
+
+
+def _kernels() -> str:
+    """Run a small scan with two sequences and a snapshot through the extension and through the reference."""
+    import torch
+
+    from apcbatch.kernels import ops, reference
+
+    lengths = [5, 12]
+    draw = torch.Generator().manual_seed(0)
+    tokens, channels, states = sum(lengths), 24, 16
+    x, dt, z = (torch.randn(tokens, channels, generator=draw) for _ in range(3))
+    B, C = (torch.randn(tokens, states, generator=draw) for _ in range(2))
+    A = -torch.rand(states, channels, generator=draw) - 0.5
+    D, dt_bias = torch.randn(channels, generator=draw), torch.randn(channels, generator=draw)
+    outputs = []
+    for kernels in (ops, reference):
+        state = torch.zeros(3, states, channels)
+        y = kernels.selective_scan(x, dt, A, B, C, D, z, dt_bias, state, _ragged(lengths))
+        outputs.append(torch.cat([y.flatten(), state.flatten()]))
+    difference = float((outputs[0] - outputs[1]).abs().max())
+    if not difference <= SCAN_TOLERANCE * float(outputs[1].abs().max()):
+        raise Broken(f"the compiled scan differs from the reference by {difference:.2g}", REINSTALL)
+    return f"the scan of {tokens} tokens equals the reference to {difference:.1g}"
+
+
+def _ragged(lengths: list[int]) -> Any:
+    """Two sequences from zeros into slots 0 and 1, and the second's first 7 tokens into slot 2."""
+    import torch
+
+    from apcbatch.kernels.ragged import Ragged
+
+    return Ragged(
+        cu_seqlens=torch.tensor([0, lengths[0], sum(lengths)]),
+        initial_slots=torch.tensor([-1, -1]),
+        final_slots=torch.tensor([0, 1]),
+        snapshot_cu=torch.tensor([0, 0, 1]),
+        snapshot_positions=torch.tensor([7]),
+        snapshot_slots=torch.tensor([2]),
+    )
+
+
+def _cuda(device: str) -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        if device == "cuda":
+            raise Broken("torch finds no CUDA device", "give --device cpu, or see what nvidia-smi says")
+        return "no device; the CPU is used"
+    return torch.cuda.get_device_name()
+
+
+def _model(config: Config) -> str:
+    """Load every tensor and answer one token."""
+    from apcbatch.engine.engine import Engine
+    from apcbatch.types import Request
+
+    engine = Engine(config.model, dtype=config.dtype, device=config.device, policy="none", max_running=1)
+    try:
+        result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
+        if result.error is not None:
+            raise Broken(
+                f"model {config.model} does not answer: {result.error}", "check the checkpoint's files"
+            )
+    finally:
+        engine.close()
+    return f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
+
+
+def _template(config: Config) -> str:
+    """Render a short conversation with a tool call and see whether each prompt begins with the one before."""
+    from apcbatch.data.records import Conversation
+    from apcbatch.data.render import Renderer
+    from apcbatch.model.locate import locate_model
+
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "tide"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Answer briefly."},
+        {"role": "user", "content": "What is a tide?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "the rise and fall of the sea"},
+        {"role": "assistant", "content": "The rise and fall of the sea."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    warnings: list[str] = []
+    renderer = Renderer.load(locate_model(config.model), warn=warnings.append)
+    rendered = renderer.render(Conversation("doctor", 1, messages, None, "messages"))
+    if rendered.failures:
+        return f"usable; it refuses tool calls ({rendered.failures[0].error.message})"
+    if not rendered.prefix_stable:
+        return f"usable, but not prefix-stable, so turns reuse less of each other: {warnings[-1]}"
+    return "prefix-stable: each turn's prompt begins with the one before"
+
+
+def _store(folder: str | None) -> str:
+    from apcbatch.store import Store
+
+    warnings: list[str] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(folder) if folder else Path(scratch) / "store"
+        is_new = not path.exists()
+        store = Store.open(path, warn=warnings.append)
+        try:
+            if store.is_read_only:
+                reason = warnings[-1] if warnings else "it is read-only"
+                raise Broken(f"store {path}: {reason}", "give --store a folder that this user can write")
+        finally:
+            store.close()
+    where = (
+        f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"
+    )
+    return where

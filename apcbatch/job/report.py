@@ -1,0 +1,167 @@
+"""The only printer: a line for each request, the bar or the plain progress lines, warnings, the summary.
+
+Must not know: how anything is computed. Results never pass through here. With `-o -` standard output
+belongs to the results, and everything else goes to stderr. A reader that goes away ends the printing, never
+the job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+import orjson
+from tqdm import tqdm
+
+from apcbatch.config import Config
+from apcbatch.errors import RequestError
+from apcbatch.job.totals import Totals
+from apcbatch.types import Result
+
+PLAIN_EVERY_S = 10.0
+BAR_EVERY_S = 0.2
+FIRST_ID_WIDTH = 8
+BAR_FORMAT = "{desc}{n_fmt}{postfix}"
+BAR_FORMAT_WITH_TOTAL = "{desc}{percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
+
+
+class Report:
+    """Prints one run. Use as a context manager, so that the bar is gone before anything else is printed."""
+
+    def __init__(self, config: Config, totals: Totals, results_on_stdout: bool) -> None:
+        self._totals, self._verbose, self._quiet = totals, config.verbose, config.quiet
+        self._lines: TextIO | None = sys.stderr if results_on_stdout else sys.stdout
+        self._id_width = FIRST_ID_WIDTH
+        self._bar: tqdm[Any] | None = None
+        self._plain = False
+        self._next_tick = time.monotonic() + PLAIN_EVERY_S
+        self._mode = config.progress
+        if self._mode == "auto":
+            self._mode = "bar" if sys.stderr.isatty() else "plain"
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_progress()
+
+    def begin_progress(self) -> None:
+        """Start the bar, or the clock of the plain lines."""
+        if self._mode == "bar":
+            self._bar = tqdm(
+                desc="requests ", file=sys.stderr, dynamic_ncols=True, bar_format=BAR_FORMAT, leave=False
+            )
+        self._plain = self._mode == "plain"
+        self._next_tick = time.monotonic() + PLAIN_EVERY_S
+
+    def end_progress(self) -> None:
+        """Take the bar off the screen."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._plain = False
+
+    def tick(self, total: int | None) -> None:
+        """Show how far the run is, if enough time has passed; total: requests in all, where it is known."""
+        now = time.monotonic()
+        if now < self._next_tick:
+            return
+        if self._bar is not None:
+            self._next_tick = now + BAR_EVERY_S
+            if total is not None and self._bar.total is None:
+                self._bar.total, self._bar.bar_format = total, BAR_FORMAT_WITH_TOTAL
+            self._bar.set_postfix_str(self._rates(), refresh=False)
+            self._bar.n = self._totals.requests
+            self._bar.refresh()
+        elif self._plain:
+            self._next_tick = now + PLAIN_EVERY_S
+            done = self._totals.requests
+            of = f" of {total}" if total is not None else ""
+            left = self._totals.running_s / done * (total - done) if total is not None and done else None
+            eta = f", eta {tqdm.format_interval(left)}" if left is not None else ""
+            self._say(f"{done}{of} requests, {self._rates()}{eta}")
+
+    def result(self, custom_id: str, result: Result) -> None:
+        """The line of one request that succeeded."""
+        if not self._quiet:
+            line = self._id(custom_id) + format_result(result)
+            if self._verbose:
+                line += f"   prefill {result.prefill_ms:.1f} ms, decode {result.decode_ms:.1f} ms"
+            self._print(line)
+
+    def error(self, custom_id: str, error: RequestError) -> None:
+        """The line of one error record."""
+        if not self._quiet:
+            where = f"line {error.line}: " if error.line is not None else ""
+            self._print(f"{self._id(custom_id)}error  {error.code} {where}{plain(error.message)}")
+
+    def warn(self, sentence: str) -> None:
+        """A warning; the run goes on."""
+        self._say(f"warning: {sentence}")
+
+    def note(self, sentence: str) -> None:
+        """Something worth knowing."""
+        self._say(sentence)
+
+    def detail(self, sentence: str) -> None:
+        """Something for --verbose."""
+        if self._verbose:
+            self._say(sentence)
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """The summary as one JSON line, the last one on its stream."""
+        self.end_progress()
+        self._print(orjson.dumps(summary).decode())
+
+    def _rates(self) -> str:
+        totals = self._totals
+        seconds = max(totals.running_s, 1e-9)
+        return (
+            f"prompt {totals.prompt_tokens / seconds:.0f} tok/s, "
+            f"decode {totals.completion_tokens / seconds:.0f} tok/s, hit {100 * totals.hit_rate:.1f} %"
+        )
+
+    def _id(self, custom_id: str) -> str:
+        """The id as the first column, which widens where it has to and stays so."""
+        shown = plain(custom_id)
+        self._id_width = max(self._id_width, len(shown))
+        return f"{shown:<{self._id_width}} "
+
+    def _print(self, line: str) -> None:
+        if self._lines is not None and not self._write(self._lines, line):
+            self._lines = None
+
+    def _say(self, line: str) -> None:
+        self._write(sys.stderr, line)
+
+    def _write(self, stream: TextIO, line: str) -> bool:
+        """Write a line at once, above the bar; False where nobody reads the stream any more."""
+        if self._bar is not None and stream.isatty():
+            self._bar.clear()
+        try:
+            stream.write(line + "\n")
+            stream.flush()
+        except BrokenPipeError:
+            # What is still buffered must not fail again when the interpreter closes the stream.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return False
+        return True
+
+
+def format_result(result: Result) -> str:
+    """The columns after the id."""
+    share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
+    source = "-" if result.cached_from == "none" else result.cached_from
+    line = (
+        f"ok     prompt {result.prompt_tokens:>5}   cached {result.cached_tokens:>5} ({share:>4.1f} %)  "
+        f"{source:<7} new {result.computed_tokens:>5}   out {len(result.token_ids):>4}"
+    )
+    miss = result.miss_detail or result.miss_reason
+    return f"{line}   miss: {miss}" if miss else line
+
+
+def plain(text: str) -> str:
+    """One printable line, whatever is in the text."""
+    return "".join(character if character.isprintable() else " " for character in text)

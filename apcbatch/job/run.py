@@ -1,0 +1,169 @@
+"""The job: conversations in, one line a request out.
+
+Must not know: how prompts are made, how tokens are computed, how lines are kept. Invariants: a line is
+written as its request finishes; no more of the input is read than the engine asks for, so memory does not
+grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from apcbatch.config import Config
+from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError
+from apcbatch.job.again import command_line
+from apcbatch.job.feed import Failure, Feeder, Work
+from apcbatch.job.opening import Parts, check_paths, open_parts
+from apcbatch.job.record import Ticket, error_line, result_line
+from apcbatch.job.report import Report
+from apcbatch.job.signals import Signals
+from apcbatch.job.sink import STDOUT, FileSink, Sink, open_sink
+from apcbatch.job.totals import Totals
+from apcbatch.types import Result
+
+
+class Job:
+    """One `run`. program and config_file: how it was called, for the command that continues it."""
+
+    def __init__(
+        self, config: Config, input: str, output: str, program: Sequence[str], config_file: str | None = None
+    ) -> None:
+        self._config, self._input, self._output = config, input, output
+        self._program, self._config_file = program, config_file
+        self._totals = Totals()
+        self._report = Report(config, self._totals, output == STDOUT)
+        self._signals = Signals(self.continue_command)
+        self._out_is_ours = False
+        self._retryable_errors = 0
+        self._strict_stop = False
+
+    def run(self) -> int:
+        """Do the job and return its exit code; raises ApcbatchError, and Interrupted while loading."""
+        check_paths(self._config, self._input, self._output)
+        with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
+            parts = open_parts(self._config, self._input, sink, self._report.warn)
+            self._out_is_ours = isinstance(sink, FileSink)
+            with _closing_engine(parts.engine):
+                return self._answer(parts, sink)
+
+    def continue_command(self) -> str:
+        """The shell command that goes on from here."""
+        config = self._config
+        if self._out_is_ours:
+            added = ["--resume"] + ["--retry-errors"] * (self._retryable_errors > 0)
+        else:
+            names = ("overwrite", "retry_errors" if config.retry_errors else "resume")
+            added = ["--" + name.replace("_", "-") for name in names if getattr(config, name)]
+        return command_line(self._program, self._input, self._output, self._config_file, config, added)
+
+    def _answer(self, parts: Parts, sink: Sink) -> int:
+        """The loop: feed, step, write; then the end of it all."""
+        engine = parts.engine
+        feeder = Feeder(self._config, parts.records, parts.renderer, parts.answered)
+        self._begin(parts)
+        while True:
+            self._feed(engine, feeder, sink)
+            if not engine.num_unfinished or self._strict_stop:
+                break
+            for result in engine.step():
+                self._finish_request(result, parts, sink)
+                if not self._stopping(engine):
+                    for work in feeder.follow(result):
+                        self._place(work, engine, sink)
+            self._report.tick(feeder.total)
+        exit_code = self._exit_code(parts.answered.num_errors)
+        self._end(engine, sink)
+        return exit_code
+
+    def _begin(self, parts: Parts) -> None:
+        self._totals.begin_running(already_done=len(parts.answered))
+        self._retryable_errors = parts.answered.num_retryable
+        config, engine = self._config, parts.engine
+        self._report.detail(
+            f"model {config.model}, {engine.dtype} on {engine.device}; block size {config.block_size}, "
+            f"policy {config.policy}, store {config.store or 'none'}"
+        )
+        if parts.answered:
+            self._report.note(f"{len(parts.answered)} requests are answered in {self._output} already")
+        self._signals.drain_on_first()
+        self._report.begin_progress()
+
+    def _feed(self, engine: Any, feeder: Feeder, sink: Sink) -> None:
+        """Hand the engine as much work as it wants, unless the job is to end."""
+        while engine.wants_more and not self._stopping(engine) and not feeder.exhausted:
+            if feeder.num_chains >= self._config.max_running:
+                break  # turns of conversations that are begun go before new conversations
+            work = feeder.next()
+            if work is not None:
+                self._place(work, engine, sink)
+
+    def _place(self, work: Work, engine: Any, sink: Sink) -> None:
+        if isinstance(work, Failure):
+            self._write_error(work.ticket, work.error, sink)
+        else:
+            engine.submit(work)
+
+    def _finish_request(self, result: Result, parts: Parts, sink: Sink) -> None:
+        ticket: Ticket = result.tag.ticket
+        if result.error is not None:
+            self._write_error(ticket, result.error, sink)
+            return
+        sink.append(result_line(ticket, result, parts.renderer, self._config.model))
+        self._totals.add(result)
+        self._report.result(ticket.shown, result)
+
+    def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
+        located = RequestError(error.code, error.message, ticket.line)
+        sink.append(error_line(ticket, located))
+        self._totals.errors += 1
+        self._retryable_errors += error.retryable
+        self._strict_stop |= self._config.strict
+        self._report.error(ticket.shown, located)
+
+    def _stopping(self, engine: Any) -> bool:
+        """Whether no further request may begin; on the first signal those that wait are dropped."""
+        if self._signals.take_news():
+            engine.drop_waiting()
+            self._report.note(
+                f"stopping: {engine.num_unfinished} running requests are finished first; "
+                "once more stops at once"
+            )
+        return self._strict_stop or self._signals.exit_code is not None
+
+    def _exit_code(self, earlier_errors: int) -> int:
+        if self._signals.exit_code is not None:
+            return self._signals.exit_code
+        if self._strict_stop:
+            return EXIT_STOPPED
+        return EXIT_REQUEST_ERRORS if self._totals.errors + earlier_errors else EXIT_OK
+
+    def _end(self, engine: Any, sink: Sink) -> None:
+        """Make everything durable, then say how it went."""
+        self._report.end_progress()
+        sink.finish(self._config.ordered)
+        engine.flush()
+        summary = self._totals.summary(self._config, engine)
+        self._report.note(self._totals.sentence(self._output))
+        self._report.summary(summary)
+        if self._config.summary is not None:
+            try:
+                Path(self._config.summary).write_bytes(
+                    orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE)
+                )
+            except OSError as error:
+                self._report.warn(f"--summary {self._config.summary} was not written: {error.strerror}")
+
+
+@contextmanager
+def _closing_engine(engine: Any) -> Iterator[None]:
+    """Drop what is unfinished and close the store, however the job ends."""
+    try:
+        yield
+    finally:
+        engine.abort()
+        engine.close()

@@ -1,0 +1,66 @@
+"""Ctrl-C and SIGTERM: once means drain, twice means now.
+
+Must not know: what runs. Invariant: nothing that a stop at any moment could damage is left to clean-up
+code, so the second signal may end the process where it stands.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from apcbatch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+
+EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+
+
+class Interrupted(BaseException):
+    """The first signal, while there is nothing to drain."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+class Signals:
+    """Handles both signals inside a `with`. Until `drain_on_first` is called the first one raises
+    Interrupted.
+
+    exit_code: that of the first signal, None before it. last_words: what the second one prints on stderr.
+    """
+
+    def __init__(self, last_words: Callable[[], str]) -> None:
+        self.exit_code: int | None = None
+        self._last_words = last_words
+        self._draining = self._is_news = False
+        self._earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        for number in EXIT_CODES:
+            self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def drain_on_first(self) -> None:
+        """From here on the first signal only sets exit_code."""
+        self._draining = True
+
+    def take_news(self) -> bool:
+        """True once, after the first signal."""
+        news, self._is_news = self._is_news, False
+        return news
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.exit_code is not None:
+            os.write(2, f"\n{self._last_words()}\n".encode())
+            os._exit(self.exit_code)
+        self.exit_code = EXIT_CODES[number]
+        self._is_news = True
+        if not self._draining:
+            raise Interrupted(self.exit_code)

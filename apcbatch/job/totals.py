@@ -1,0 +1,125 @@
+"""What a run adds up to: the numbers of the progress line and of the summary.
+
+Must not know: who prints them. Counts are this process's; requests answered before a --resume are in
+`already_done`.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.types import Result
+from apcbatch.version import VERSION
+
+
+class Totals:
+    """Sums over the results of one run; add one by one, read at any time."""
+
+    def __init__(self) -> None:
+        self._begin = self._loaded = time.monotonic()
+        self.ok = self.errors = self.already_done = 0
+        self.prompt_tokens = self.cached_tokens = self.computed_tokens = self.completion_tokens = 0
+        self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
+        self.miss_reasons: Counter[str] = Counter()
+        self._ideal_tokens: int | None = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that this process answered, error records included."""
+        return self.ok + self.errors
+
+    @property
+    def hit_rate(self) -> float:
+        """Restored share of all prompt tokens."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def running_s(self) -> float:
+        """Seconds since loading ended."""
+        return time.monotonic() - self._loaded
+
+    def begin_running(self, already_done: int) -> None:
+        """Loading is over; already_done requests were answered before."""
+        self._loaded = time.monotonic()
+        self.already_done = already_done
+
+    def add(self, result: Result) -> None:
+        """Count one result that succeeded."""
+        self.ok += 1
+        self.prompt_tokens += result.prompt_tokens
+        self.cached_tokens += result.cached_tokens
+        self.computed_tokens += result.computed_tokens
+        self.completion_tokens += len(result.token_ids)
+        if result.cached_tokens:
+            self.cached_by_source[result.cached_from] += result.cached_tokens
+        if result.miss_reason:
+            self.miss_reasons[result.miss_reason] += 1
+        if self._ideal_tokens is not None:
+            ideal = result.ideal_cached_tokens
+            self._ideal_tokens = None if ideal is None else self._ideal_tokens + ideal
+
+    def sentence(self, output: str) -> str:
+        """How it went, for a person."""
+        before = f" ({self.already_done} more were answered before)" if self.already_done else ""
+        return (
+            f"{self.requests} requests{before} in {time.monotonic() - self._begin:.1f} s: "
+            f"{self.ok} ok, {self.errors} errors; {100 * self.hit_rate:.1f} % of {self.prompt_tokens} prompt "
+            f"tokens restored; results in {'standard output' if output == '-' else output}"
+        )
+
+    def summary(self, config: Config, engine: Any) -> dict[str, Any]:
+        """The summary object; times and bytes come from the engine's counters."""
+        counters = engine.counters
+        spent = counters.seconds
+        ideal = self._ideal_tokens
+        return {
+            "requests": self.requests,
+            "ok": self.ok,
+            "errors": self.errors,
+            "already_done": self.already_done,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "computed_tokens": self.computed_tokens,
+            "unique_tokens": getattr(counters, "unique_tokens", None),
+            "completion_tokens": self.completion_tokens,
+            "hit_rate": self.hit_rate,
+            "ideal_hit_rate": None
+            if ideal is None
+            else ideal / self.prompt_tokens
+            if self.prompt_tokens
+            else 0.0,
+            "cached_by_source": dict(self.cached_by_source),
+            "miss_reasons": dict(self.miss_reasons),
+            "store_bytes_written": counters.store_bytes_written,
+            "store_bytes_read": counters.store_bytes_read,
+            "snapshots_written": counters.snapshots_written,
+            "snapshots_read": counters.snapshots_read,
+            "snapshots_for_later": counters.snapshots_for_later,
+            "seconds": {
+                "load": self._loaded - self._begin,
+                "plan": 0.0,
+                "prefill": spent["prefill"],
+                "decode": spent["decode"],
+                "store": spent["store"],
+                "total": time.monotonic() - self._begin,
+            },
+            "prefill_tokens_per_s": _rate(self.computed_tokens, spent["prefill"]),
+            # The first new token of each request comes out of its prefill.
+            "decode_tokens_per_s": _rate(self.completion_tokens - self.ok, spent["decode"]),
+            "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_device_bytes": counters.peak_device_bytes,
+            "block_size": config.block_size,
+            "policy": config.policy,
+            "model": config.model,
+            "dtype": engine.dtype,
+            "device": engine.device,
+            "version": VERSION,
+        }
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if seconds > 0 else None

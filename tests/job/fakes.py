@@ -1,0 +1,109 @@
+"""A fake engine: tokens and log-probabilities computed from the prompt, reuse counted from a dictionary; no weights.
+
+FAKE_* variables of the process steer it, for the tests that kill and interrupt real processes:
+FAKE_STEP_S: seconds a step takes. FAKE_FINGERPRINT: the model fingerprint. FAKE_FAIL_ONCE: a file; until it is there,
+each prompt whose length is odd fails with out_of_memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+
+import xxhash
+
+from apcbatch.errors import RequestError
+from apcbatch.types import Request, Result
+
+CONTEXT_LENGTH = 4000
+VOCAB_SIZE = 4096
+EOS = 2
+
+
+class FakeEngine:
+    """Finishes the running requests one token a step; a prompt that was seen before is cached up to a boundary."""
+
+    def __init__(self, config, warn) -> None:
+        self.model_name, self.dtype, self.device = config.model, config.dtype, "cpu"
+        self.fingerprint = os.environ.get("FAKE_FINGERPRINT", "f" * 64)
+        self.context_length, self.vocab_size = CONTEXT_LENGTH, VOCAB_SIZE
+        self.step_s = float(os.environ.get("FAKE_STEP_S", "0"))
+        self.fail_until = os.environ.get("FAKE_FAIL_ONCE")
+        self.waiting, self.running, self.seen = deque(), [], set()
+        self.max_running, self.block_size = config.max_running, config.block_size
+        self.most_waiting = 0
+        self.closed = False
+        self.counters = SimpleNamespace(
+            snapshots_written=0, snapshots_read=0, snapshots_for_later=0, store_bytes_written=0, store_bytes_read=0,
+            store_skipped=0, peak_device_bytes=0, unique_tokens=0, seconds={"prefill": 0.0, "decode": 0.0, "store": 0.0},
+        )  # fmt: skip
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.waiting) + len(self.running)
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.waiting) < 2 * self.max_running
+
+    def submit(self, request: Request) -> None:
+        self.waiting.append((request, []))
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+
+    def step(self) -> list[Result]:
+        time.sleep(self.step_s)
+        while self.waiting and len(self.running) < self.max_running:
+            self.running.append(self.waiting.popleft())
+        finished = [result for entry in self.running if (result := self._advance(*entry)) is not None]
+        ended = {result.id for result in finished}
+        self.running = [entry for entry in self.running if entry[0].id not in ended]
+        return finished
+
+    def drop_waiting(self) -> None:
+        self.waiting.clear()
+
+    def abort(self) -> None:
+        self.waiting.clear()
+        self.running.clear()
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _advance(self, request: Request, tokens: list[int]) -> Result | None:
+        prompt = [int(token) for token in request.token_ids]
+        if len(prompt) >= CONTEXT_LENGTH:
+            message = f"the prompt has {len(prompt)} tokens; the model takes {CONTEXT_LENGTH}"
+            return self._failure(request, RequestError("context_length_exceeded", message))
+        if self.fail_until and len(prompt) % 2 and not Path(self.fail_until).exists():
+            return self._failure(request, RequestError("out_of_memory", "no room"))
+        tokens.append(self._token(request, prompt, len(tokens)))
+        stopped = tokens[-1] == EOS and not request.ignore_eos
+        if not stopped and len(tokens) < request.max_tokens:
+            return None
+        cached = self._cached(prompt)
+        return Result(
+            request.id, len(prompt), tokens, [-token / 3 for token in tokens] if request.logprobs else None,
+            "stop" if stopped else "length", cached, len(prompt) - cached, "memory" if cached else "none", cached,
+            cached, None if cached else "cold", None, 1.0, 2.0, None, request.tag,
+        )  # fmt: skip
+
+    def _failure(self, request: Request, error: RequestError) -> Result:
+        return Result(request.id, len(request.token_ids), error=error, tag=request.tag)
+
+    def _token(self, request: Request, prompt: list[int], number: int) -> int:
+        """Greedy: a function of the prompt; otherwise of the seed and the request's id as well."""
+        salt = f"{request.seed}/{request.id}" if request.temperature > 0 else ""
+        return 3 + xxhash.xxh3_64_intdigest(f"{salt}{prompt[-64:]}{len(prompt)}/{number}".encode()) % (VOCAB_SIZE - 3)
+
+    def _cached(self, prompt: list[int]) -> int:
+        boundaries = range(self.block_size, len(prompt), self.block_size)
+        keys = [(boundary, xxhash.xxh3_64_intdigest(str(prompt[:boundary]).encode())) for boundary in boundaries]
+        cached = max((boundary for boundary, key in keys if key in self.seen), default=0)
+        self.seen.update(key for _, key in keys)
+        return cached
