@@ -9,12 +9,12 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
 FLOORS = {
-    "errors": 0, "types": 0, "version": 0,
+    "errors": 0, "types": 0, "values": 0, "version": 0,
     "prefix": 1, "fingerprint": 1, "formats": 1, "config": 1,
     "kernels": 2, "store": 2, "data": 2,
     "model": 3, "engine": 4, "job": 5, "cli": 6,
 }
-NO_TORCH = {"errors", "types", "version", "prefix", "fingerprint", "formats", "config", "store", "data", "cli"}
+NO_TORCH = {"errors", "types", "values", "version", "prefix", "fingerprint", "formats", "config", "store", "data", "cli"}
 ONLY_KERNELS_MAY = "_C"
 
 
