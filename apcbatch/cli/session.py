@@ -12,7 +12,7 @@ from pathlib import Path
 def program_words() -> list[str]:
     """How this program was called, as words that call it again from a shell."""
     called = Path(sys.argv[0])
-    if called.name == "__main__.py":
+    if called.name == "__main__.py" and called.resolve().parent.name == "apcbatch":
         return [sys.executable, "-m", "apcbatch"]
     found = shutil.which("apcbatch")
     if called.name == "apcbatch" and found is not None and not called.samefile(found):

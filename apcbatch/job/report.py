@@ -7,7 +7,6 @@ the job.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any, TextIO
@@ -17,6 +16,7 @@ from tqdm import tqdm
 
 from apcbatch.config import Config
 from apcbatch.errors import RequestError
+from apcbatch.job.sink import silence
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
 
@@ -36,7 +36,7 @@ class Report:
         self._id_width = FIRST_ID_WIDTH
         self._bar: tqdm[Any] | None = None
         self._plain = False
-        self._next_tick = time.monotonic() + PLAIN_EVERY_S
+        self._next_tick = 0.0
         self._mode = config.progress
         if self._mode == "auto":
             self._mode = "bar" if sys.stderr.isatty() else "plain"
@@ -54,7 +54,7 @@ class Report:
                 desc="requests ", file=sys.stderr, dynamic_ncols=True, bar_format=BAR_FORMAT, leave=False
             )
         self._plain = self._mode == "plain"
-        self._next_tick = time.monotonic() + PLAIN_EVERY_S
+        self._next_tick = time.monotonic() + (PLAIN_EVERY_S if self._plain else BAR_EVERY_S)
 
     def end_progress(self) -> None:
         """Take the bar off the screen."""
@@ -144,8 +144,7 @@ class Report:
             stream.write(line + "\n")
             stream.flush()
         except BrokenPipeError:
-            # What is still buffered must not fail again when the interpreter closes the stream.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            silence(stream)
             return False
         return True
 

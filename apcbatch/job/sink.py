@@ -17,7 +17,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,7 @@ class StreamSink:
             self._stream.write(line)
             self._stream.flush()
         except OSError as error:
+            silence(self._stream)
             raise StoppedError(
                 f"the reader of the results is gone ({error.strerror}); nothing more is computed"
             ) from None
@@ -195,6 +196,13 @@ def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
     if path.exists() and not path.is_file():
         return StreamSink(open(path, "wb", buffering=0), ordered)
     return FileSink(path)
+
+
+def silence(stream: IO[Any]) -> None:
+    """Send what is still buffered for a reader that is gone to nowhere: closing must not fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:

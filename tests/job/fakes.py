@@ -1,8 +1,8 @@
-"""A fake engine: tokens and log-probabilities computed from the prompt, reuse counted from a dictionary; no weights.
+"""A fake engine: tokens and log-probabilities computed from the prompt, reuse counted from a set; no weights.
 
 FAKE_* variables of the process steer it, for the tests that kill and interrupt real processes:
-FAKE_STEP_S: seconds a step takes. FAKE_FINGERPRINT: the model fingerprint. FAKE_FAIL_ONCE: a file; until it is there,
-each prompt whose length is odd fails with out_of_memory.
+FAKE_LOAD_S, FAKE_STEP_S: seconds that loading and a step take. FAKE_FINGERPRINT: the model fingerprint.
+FAKE_FAIL_ONCE: a file; until it is there, each prompt whose length is odd fails with out_of_memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EOS = 2
 
 
 class FakeEngine:
-    """Finishes the running requests one token a step; a prompt that was seen before is cached up to a boundary."""
+    """Gives each running request one token a step; a prefix that was seen is cached up to a boundary."""
 
     def __init__(self, config, warn) -> None:
         self.model_name, self.dtype, self.device = config.model, config.dtype, "cpu"
@@ -36,10 +36,13 @@ class FakeEngine:
         self.max_running, self.block_size = config.max_running, config.block_size
         self.most_waiting = 0
         self.closed = False
-        self.counters = SimpleNamespace(
-            snapshots_written=0, snapshots_read=0, snapshots_for_later=0, store_bytes_written=0, store_bytes_read=0,
-            store_skipped=0, peak_device_bytes=0, unique_tokens=0, seconds={"prefill": 0.0, "decode": 0.0, "store": 0.0},
-        )  # fmt: skip
+        if load_s := float(os.environ.get("FAKE_LOAD_S", "0")):
+            warn("loading")
+            time.sleep(load_s)
+        counts = "snapshots_written snapshots_read snapshots_for_later store_bytes_written store_bytes_read"
+        self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
+        self.counters.peak_device_bytes = self.counters.unique_tokens = 0
+        self.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
 
     @property
     def num_unfinished(self) -> int:
@@ -88,10 +91,19 @@ class FakeEngine:
             return None
         cached = self._cached(prompt)
         return Result(
-            request.id, len(prompt), tokens, [-token / 3 for token in tokens] if request.logprobs else None,
-            "stop" if stopped else "length", cached, len(prompt) - cached, "memory" if cached else "none", cached,
-            cached, None if cached else "cold", None, 1.0, 2.0, None, request.tag,
-        )  # fmt: skip
+            request.id,
+            len(prompt),
+            tokens,
+            [-token / 3 for token in tokens] if request.logprobs else None,
+            "stop" if stopped else "length",
+            cached_tokens=cached,
+            computed_tokens=len(prompt) - cached,
+            cached_from="memory" if cached else "none",
+            ideal_cached_tokens=cached,
+            boundary=cached,
+            miss_reason=None if cached else "cold",
+            tag=request.tag,
+        )
 
     def _failure(self, request: Request, error: RequestError) -> Result:
         return Result(request.id, len(request.token_ids), error=error, tag=request.tag)
@@ -99,11 +111,15 @@ class FakeEngine:
     def _token(self, request: Request, prompt: list[int], number: int) -> int:
         """Greedy: a function of the prompt; otherwise of the seed and the request's id as well."""
         salt = f"{request.seed}/{request.id}" if request.temperature > 0 else ""
-        return 3 + xxhash.xxh3_64_intdigest(f"{salt}{prompt[-64:]}{len(prompt)}/{number}".encode()) % (VOCAB_SIZE - 3)
+        return 3 + xxhash.xxh3_64_intdigest(f"{salt}{prompt[-64:]}{len(prompt)}/{number}".encode()) % (
+            VOCAB_SIZE - 3
+        )
 
     def _cached(self, prompt: list[int]) -> int:
         boundaries = range(self.block_size, len(prompt), self.block_size)
-        keys = [(boundary, xxhash.xxh3_64_intdigest(str(prompt[:boundary]).encode())) for boundary in boundaries]
+        keys = [
+            (boundary, xxhash.xxh3_64_intdigest(str(prompt[:boundary]).encode())) for boundary in boundaries
+        ]
         cached = max((boundary for boundary, key in keys if key in self.seen), default=0)
         self.seen.update(key for _, key in keys)
         return cached

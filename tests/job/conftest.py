@@ -1,0 +1,152 @@
+"""Runs the command line in this process with the fake engine, and as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.cli.main import main
+from apcbatch.job import opening
+from tests.job.fakes import FakeEngine
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Outcome:
+    """What one command line did."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads(self.stdout.splitlines()[-1])
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()[:-1]
+
+    @property
+    def last_words(self) -> str:
+        return self.stderr.splitlines()[-1]
+
+
+def conversation(number: int, turns: int = 2) -> dict[str, Any]:
+    """A conversation of `turns` assistant turns, with words that tell it apart."""
+    messages = [{"role": "system", "content": "Answer in one short sentence, whatever is asked."}]
+    for turn in range(turns):
+        messages.append(
+            {
+                "role": "user",
+                "content": f"Question {turn} of conversation {number}: what is {number * 7 + turn}?",
+            }
+        )
+        messages.append({"role": "assistant", "content": f"It is the number {number * 7 + turn}."})
+    return {"id": f"c-{number}", "messages": messages}
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    """JSON for everything that is not text already."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def answers(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each request was answered, without timing and reuse; each id must be there once."""
+    found = {}
+    for record in records:
+        assert record["id"] not in found, f"{record['id']} is there twice"
+        body = record["response"] and record["response"]["body"]
+        found[record["id"]] = (
+            record["custom_id"],
+            record["line"],
+            record["turn"],
+            record["error"],
+            body
+            and (body["choices"], body["usage"]["prompt_tokens"], record["apcbatch"]["completion_token_ids"]),
+        )
+    return found
+
+
+@pytest.fixture
+def engines(monkeypatch) -> list[FakeEngine]:
+    """The fake engines that runs of this test make, in order."""
+    made: list[FakeEngine] = []
+
+    def make_engine(config, warn):
+        made.append(FakeEngine(config, warn))
+        return made[-1]
+
+    monkeypatch.setattr(opening, "make_engine", make_engine)
+    return made
+
+
+@pytest.fixture
+def apcbatch(engines, capsys, monkeypatch, tmp_path) -> Callable[..., Outcome]:
+    """Runs a command line in tmp_path."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+class Process:
+    """`python -m tests.job.fake_main ...` in a folder."""
+
+    def __init__(self, folder: Path, *arguments: object, **variables: object) -> None:
+        environment = (
+            os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in variables.items()}
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.job.fake_main", *map(str, arguments)],
+            cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def wait_for_lines(self, path: Path, count: int) -> None:
+        """Return when OUT has at least so many lines."""
+        while self._process.poll() is None:
+            if path.exists() and path.read_bytes().count(b"\n") >= count:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"the run ended first: {self._process.communicate()[1]}")
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait_for_words(self, words: str) -> None:
+        """Return when a line of stderr has these words."""
+        for line in self._process.stderr:
+            if words in line:
+                return
+        raise AssertionError(f"the run ended without saying {words!r}")
+
+    def end(self) -> Outcome:
+        stdout, stderr = self._process.communicate(timeout=60)
+        return Outcome(self._process.returncode, stdout, stderr)
+
+
+@pytest.fixture
+def start(tmp_path) -> Callable[..., Process]:
+    """Starts a command line as a process of its own in tmp_path."""
+    return lambda *arguments, **variables: Process(tmp_path, *arguments, **variables)

@@ -1,0 +1,108 @@
+"""Signals: SIGKILL anywhere, Ctrl-C once and twice, SIGTERM, a reader that goes away."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.job.conftest import ROOT, answers, conversation, read_records, write_lines
+
+RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
+
+
+@pytest.fixture
+def undisturbed(apcbatch, tmp_path):
+    """The answers of a run that nothing disturbs: 40 requests."""
+    write_lines(tmp_path / "in.jsonl", [*(conversation(number) for number in range(20))])
+    assert apcbatch("run", "in.jsonl", "-o", "whole.jsonl", "--max-tokens", 4).code == 0
+    return answers(read_records(tmp_path / "whole.jsonl"))
+
+
+def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_path):
+    """Case 23. Fault: SIGKILL loses or doubles a request."""
+    out = tmp_path / "out.jsonl"
+    for lines in (1, 9, 22):
+        process = start(*RUN, "--resume", FAKE_STEP_S=0.01)
+        process.wait_for_lines(out, lines)
+        process.send(signal.SIGKILL)
+        assert process.end().code == -signal.SIGKILL
+    last = start(*RUN, "--resume").end()
+    assert last.code == 0, last.stderr
+    assert 0 < last.summary["already_done"] < 40
+    assert answers(read_records(out)) == undisturbed
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
+    """Fault: what runs is dropped, or new requests are begun, or the last line does not continue the run."""
+    out = tmp_path / "out.jsonl"
+    process = start(*RUN, FAKE_STEP_S=0.03)
+    process.wait_for_lines(out, 2)
+    process.send(number)
+    drained = process.end()
+    assert drained.code == code, drained.stderr
+    answered = len(read_records(out))
+    assert drained.summary["requests"] == answered < 40
+    assert "running requests are finished first" in drained.stderr
+    words = shlex.split(drained.last_words)
+    assert words[-1] == "--resume"
+    resumed = start(*words[1:]).end()
+    assert resumed.code == 0 and resumed.summary["requests"] == 40 - answered
+    assert answers(read_records(out)) == undisturbed
+
+
+def test_the_second_signal_stops_at_once(undisturbed, start, tmp_path):
+    """Fault: a second Ctrl-C waits for what runs, or leaves something that cannot be resumed."""
+    out = tmp_path / "out.jsonl"
+    process = start(*RUN[:4], "--max-tokens", 4, "--max-running", 30, FAKE_STEP_S=0.5)
+    process.wait_for_lines(out, 1)
+    process.send(signal.SIGINT)
+    process.wait_for_words("running requests are finished first")
+    process.send(signal.SIGINT)
+    stopped = process.end()
+    assert stopped.code == 130
+    assert shlex.split(stopped.last_words)[-1] == "--resume"
+    resumed = start(*RUN, "--resume").end()
+    assert resumed.code == 0
+    assert answers(read_records(out)) == undisturbed
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(undisturbed, start, tmp_path):
+    """Fault: `apcbatch run ... | head -1` stops the job, or ends in a traceback."""
+    command = f"{sys.executable} -m tests.job.fake_main {shlex.join(map(str, RUN))} | head -1"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    assert answers(read_records(tmp_path / "out.jsonl")) == undisturbed
+
+
+def test_a_reader_of_the_results_that_goes_away_ends_the_job(start, tmp_path):
+    """Fault: `apcbatch run -o - | head -1` goes on computing for nobody, or ends in a traceback."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2000)])
+    program = f"{sys.executable} -m tests.job.fake_main"
+    command = f"{program} run in.jsonl -o - -q --max-tokens 1 | head -1; echo ${{PIPESTATUS[0]}}"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[1:] == ["1"]
+    assert "reader of the results is gone" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_interrupted_while_loading(undisturbed, start, tmp_path):
+    """Fault: Ctrl-C before the first request ends in a traceback, or its last line does not begin the run."""
+    process = start(*RUN, FAKE_LOAD_S=30)
+    process.wait_for_words("loading")
+    process.send(signal.SIGINT)
+    stopped = process.end()
+    assert stopped.code == 130 and "Traceback" not in stopped.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+    assert start(*shlex.split(stopped.last_words)[1:]).end().code == 0
+    assert answers(read_records(tmp_path / "out.jsonl")) == undisturbed

@@ -1,0 +1,287 @@
+"""What a run leaves behind: lines, error records, exit codes, the summary."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.job.conftest import answers, conversation, read_records, write_lines
+
+SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens unique_tokens
+completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read
+snapshots_written snapshots_read snapshots_for_later seconds prefill_tokens_per_s decode_tokens_per_s
+peak_rss_bytes peak_device_bytes block_size policy model dtype device version"""
+
+
+def batch_line(custom_id, url="/v1/chat/completions", **body):
+    body = body or {"messages": [{"role": "user", "content": "Hi"}]}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, tmp_path):
+    """Fault: a turn without a line, or a summary that counts something else than the lines say."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=number + 1) for number in range(3)])
+    done = apcbatch(
+        "run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 5, "--summary", "s.json", "--block-size", 16
+    )
+    assert done.code == 0, done.stderr
+    records = read_records(tmp_path / "out.jsonl")
+    assert sorted(record["custom_id"] for record in records) == [
+        "c-0#1",
+        "c-1#1",
+        "c-1#2",
+        "c-2#1",
+        "c-2#2",
+        "c-2#3",
+    ]
+    assert sorted(record["id"] for record in records) == [f"apc-{number:06d}" for number in range(6)]
+    summary = done.summary
+    assert json.loads((tmp_path / "s.json").read_text()) == summary
+    assert set(SUMMARY_KEYS.split()) <= summary.keys()
+    assert set(summary["seconds"]) == {"load", "plan", "prefill", "decode", "store", "total"}
+    usage = [record["response"]["body"]["usage"] for record in records]
+    assert (summary["requests"], summary["ok"], summary["errors"]) == (6, 6, 0)
+    assert summary["prompt_tokens"] == sum(one["prompt_tokens"] for one in usage)
+    assert summary["completion_tokens"] == 30
+    cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
+    assert summary["cached_tokens"] == cached > 0
+    assert summary["cached_tokens"] + summary["computed_tokens"] == summary["prompt_tokens"]
+    assert summary["hit_rate"] == cached / summary["prompt_tokens"]
+    assert summary["cached_by_source"] == {"memory": cached, "disk": 0}
+    assert len(done.lines) == 6
+    assert engines[0].closed
+
+
+def test_the_response_has_the_shape_of_the_contract(apcbatch, tmp_path):
+    """Fault: a client of the OpenAI Batch API cannot read the line."""
+    write_lines(tmp_path / "in.jsonl", [conversation(9, turns=1)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 3, "--logprobs")
+    (record,) = read_records(tmp_path / "out.jsonl")
+    assert list(record) == ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]
+    assert (record["id"], record["custom_id"], record["line"], record["turn"]) == (
+        "apc-000000",
+        "c-9#1",
+        1,
+        1,
+    )
+    assert record["error"] is None
+    response = record["response"]
+    assert (response["status_code"], response["request_id"]) == (200, "apc-000000")
+    body = response["body"]
+    assert (body["object"], body["model"]) == ("chat.completion", "demo")
+    (choice,) = body["choices"]
+    assert choice["index"] == 0 and choice["finish_reason"] == "length"
+    assert choice["message"].keys() == {"role", "content", "tool_calls"}
+    entries = choice["logprobs"]["content"]
+    token_ids = record["apcbatch"]["completion_token_ids"]
+    assert [entry["logprob"] for entry in entries] == [-token / 3 for token in token_ids], (
+        "full float precision"
+    )
+    assert all(
+        entry["bytes"] is None or bytes(entry["bytes"]).decode() == entry["token"] for entry in entries
+    )
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 3
+    assert record["apcbatch"].keys() == {
+        "conversation", "cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens", "boundary",
+        "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
+    }  # fmt: skip
+
+
+def test_a_completion_line_gets_a_text_completion(apcbatch, tmp_path):
+    """Fault: /v1/completions is answered as if it were a chat."""
+    lines = [
+        batch_line("t", "/v1/completions", prompt="Once upon", max_tokens=2, logprobs=1),
+        batch_line("i", "/v1/completions", prompt=[5, 6, 7], max_tokens=4),
+    ]
+    write_lines(tmp_path / "in.jsonl", lines)
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl").code == 0
+    text, ids = sorted(read_records(tmp_path / "out.jsonl"), key=lambda record: record["line"])
+    body = text["response"]["body"]
+    assert body["object"] == "text_completion" and text["custom_id"] == "t"
+    choice = body["choices"][0]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"] and len(logprobs["token_logprobs"]) == 2
+    places = zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    assert all(choice["text"].startswith(token, begin) for begin, token in places)
+    assert ids["response"]["body"]["usage"]["prompt_tokens"] == 3
+    assert ids["response"]["body"]["usage"]["completion_tokens"] == 4, (
+        "the body's max_tokens wins over the flag's"
+    )
+    assert ids["response"]["body"]["choices"][0]["logprobs"] is None
+
+
+def test_an_empty_input_is_an_empty_output(apcbatch, tmp_path):
+    """Case 22. Fault: an input without lines fails, or leaves no OUT."""
+    (tmp_path / "in.jsonl").write_text("\n")
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl")
+    assert done.code == 0 and (tmp_path / "out.jsonl").read_bytes() == b""
+    assert done.summary["requests"] == 0 and done.summary["hit_rate"] == 0.0
+
+
+CASE_22 = [
+    (conversation(1), None),
+    ("{not json", "invalid_json"),
+    (conversation(1), "duplicate_id"),
+    (batch_line("u", "/v1/embeddings"), "invalid_request"),
+    (batch_line("s", messages=[{"role": "user", "content": "Hi"}], stream=True), "invalid_request"),
+    (batch_line("m", max_tokens=1), "invalid_request"),
+    ({"id": "e", "messages": []}, "invalid_request"),
+    ({"id": "r", "messages": [{"role": "asistant", "content": ""}]}, "invalid_request"),
+    ("[1, 2]", "invalid_request"),
+    ({"id": "k"}, "invalid_request"),
+    (batch_line("long", messages=[{"role": "user", "content": "word " * 5000}]), "context_length_exceeded"),
+    (batch_line("good"), None),
+    (batch_line("good"), "duplicate_id"),
+]  # fmt: skip
+
+
+def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_path):
+    """Case 22. Fault: a bad line ends the job, disappears, or loses its number."""
+    write_lines(tmp_path / "in.jsonl", [line for line, _ in CASE_22])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)
+    assert done.code == 3
+    codes: dict[int, set] = {}
+    for record in read_records(tmp_path / "out.jsonl"):
+        assert (record["error"] is None) != (record["response"] is None)
+        codes.setdefault(record["line"], set()).add(record["error"] and record["error"]["code"])
+        if record["error"] is not None:
+            assert record["error"]["line"] == record["line"] and record["error"]["retryable"] is False
+            assert record["error"].keys() == {"code", "message", "line", "retryable"}
+    assert codes == {number: {code} for number, (_, code) in enumerate(CASE_22, start=1)}
+    assert (done.summary["ok"], done.summary["errors"]) == (3, 11)
+    assert done.last_words.endswith("in.jsonl -o out.jsonl --max-tokens 2 --resume")
+
+
+def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
+    """Fault: the terminal line of an error is not the contract's."""
+    line = {
+        "id": "c-11",
+        "messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}],
+    }
+    write_lines(tmp_path / "in.jsonl", [line])
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl").lines == [
+        'c-11#1   error  invalid_request line 1: messages[1].role is "asistant"; '
+        "expected system, user, assistant or tool"
+    ]
+
+
+def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(
+    apcbatch, tmp_path, monkeypatch
+):
+    """Fault: an exception while a prompt is made ends the job."""
+    from apcbatch.data.render import Renderer
+
+    render = Renderer.render
+
+    def fragile(self, conversation, turns="each"):
+        if conversation.id == "c-1":
+            raise ZeroDivisionError("by accident")
+        return render(self, conversation, turns)
+
+    monkeypatch.setattr(Renderer, "render", fragile)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1)
+    assert done.code == 3
+    errors = {
+        record["custom_id"]: record["error"]
+        for record in read_records(tmp_path / "out.jsonl")
+        if record["error"]
+    }
+    assert set(errors) == {"c-1#1", "c-1#2"}
+    assert errors["c-1#1"]["code"] == "internal" and errors["c-1#1"]["retryable"]
+    assert done.last_words.endswith("--resume --retry-errors")
+
+
+def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
+    """Fault: --strict goes on, or what it stopped cannot be resumed."""
+    write_lines(
+        tmp_path / "in.jsonl", [conversation(1), "{", *(conversation(number) for number in range(2, 40))]
+    )
+    stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--strict")
+    assert stopped.code == 1
+    assert stopped.last_words.endswith("--strict --resume")
+    assert len(read_records(tmp_path / "out.jsonl")) == 1
+    resumed = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--strict", "--resume")
+    assert resumed.code == 3
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) == 1 + 2 * 39
+
+
+def test_ordered_puts_lines_into_input_order(apcbatch, tmp_path):
+    """Fault: --ordered leaves the order in which requests finished."""
+    lines = [
+        batch_line(f"b-{number}", max_tokens=9 - number, messages=conversation(number)["messages"][:2])
+        for number in range(9)
+    ]
+    write_lines(tmp_path / "in.jsonl", [*lines, "{"])
+    apcbatch("run", "in.jsonl", "-o", "free.jsonl")
+    apcbatch("run", "in.jsonl", "-o", "ordered.jsonl", "--ordered")
+    free, ordered = read_records(tmp_path / "free.jsonl"), read_records(tmp_path / "ordered.jsonl")
+    assert [record["line"] for record in free] == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert [record["line"] for record in ordered] == list(range(1, 11))
+    assert answers(free) == answers(ordered)
+    piped = apcbatch("run", "in.jsonl", "-o", "-", "--ordered")
+    assert [json.loads(line)["line"] for line in piped.stdout.splitlines()] == list(range(1, 11))
+
+
+def test_results_on_stdout_leave_the_narration_to_stderr(apcbatch, tmp_path):
+    """Fault: `-o -` mixes request lines or the summary into the results."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1), "{"])
+    done = apcbatch("run", "in.jsonl", "-o", "-", "--max-tokens", 2)
+    assert done.code == 3
+    assert sorted(json.loads(line)["line"] for line in done.stdout.splitlines()) == [1, 1, 2]
+    narration = done.stderr.splitlines()
+    assert sum(line.startswith("c-1#") for line in narration) == 2
+    assert json.loads(narration[-2])["requests"] == 3, (
+        "the summary is the last line but the command that continues"
+    )
+    assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
+
+
+def test_quiet_drops_the_request_lines_only(apcbatch, tmp_path):
+    """Fault: -q takes the summary as well."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "-q")
+    assert done.lines == [] and done.summary["ok"] == 2
+
+
+@pytest.mark.parametrize(("limit", "requests"), [(0, 0), (1, 2), (2, 3)])
+def test_limit_counts_conversations(apcbatch, tmp_path, limit, requests):
+    """Fault: --limit counts requests, or 0 counts as no limit."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1), "{", conversation(2)])
+    assert (
+        apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--limit", limit, "--max-tokens", 1).summary[
+            "requests"
+        ]
+        == requests
+    )
+
+
+def test_the_last_turn_only(apcbatch, tmp_path):
+    """Fault: --turns last asks for every turn."""
+    write_lines(
+        tmp_path / "in.jsonl",
+        [conversation(1, turns=3), {"id": "x", "messages": [{"role": "assistant", "content": ""}]}],
+    )
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--turns", "last", "--max-tokens", 1)
+    assert done.code == 3
+    records = {record["custom_id"]: record for record in read_records(tmp_path / "out.jsonl")}
+    assert records.keys() == {"c-1#3", "x#1"} and records["x#1"]["error"]["code"] == "invalid_request"
+
+
+def test_no_more_is_read_than_the_engine_asks_for(apcbatch, engines, tmp_path):
+    """Case 24. Fault: the whole input is queued, so memory grows with it."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(300)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--max-running", 4, "-q")
+    assert done.summary["ok"] == 300 and engines[0].most_waiting <= 8
+
+
+def test_sampling_does_not_depend_on_what_was_answered_before(apcbatch, tmp_path):
+    """Fault: a request's id, hence its draws, depends on which part of the run it falls into."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    options = ("--temperature", 1, "--seed", 5, "--max-tokens", 4)
+    apcbatch("run", "in.jsonl", "-o", "one.jsonl", *options)
+    apcbatch("run", "in.jsonl", "-o", "two.jsonl", *options, "--limit", 2)
+    apcbatch("run", "in.jsonl", "-o", "two.jsonl", *options, "--resume")
+    assert answers(read_records(tmp_path / "one.jsonl")) == answers(read_records(tmp_path / "two.jsonl"))

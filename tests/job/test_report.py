@@ -1,0 +1,111 @@
+"""The terminal: stable columns, the bar, the plain lines."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from apcbatch.config import Config
+from apcbatch.errors import RequestError
+from apcbatch.job import report as report_module
+from apcbatch.job.report import Report
+from apcbatch.job.totals import Totals
+from apcbatch.types import Result
+
+
+def result(prompt, cached, source, out, reason=None, detail=None):
+    return Result(
+        "apc-000000", prompt, list(range(out)), cached_tokens=cached, computed_tokens=prompt - cached,
+        cached_from=source, miss_reason=reason, miss_detail=detail,
+    )  # fmt: skip
+
+
+def test_the_lines_are_those_of_the_contract(capsys):
+    """Fault: a column moves, and scripts that cut columns break."""
+    report = Report(Config(), Totals(), False)
+    report.result("c-9#3", result(1842, 1792, "disk", 128))
+    detail = "diverged at token 38 (first boundary 256)"
+    report.result("c-10#1", result(611, 0, "none", 64, "diverged", detail))
+    sentence = 'messages[2].role is "asistant"; expected system, user, assistant or tool'
+    report.error("c-11#1", RequestError("invalid_request", sentence, 11))
+    assert capsys.readouterr().out.splitlines() == [
+        "c-9#3    ok     prompt  1842   cached  1792 (97.3 %)  disk    new    50   out  128",
+        "c-10#1   ok     prompt   611   cached     0 ( 0.0 %)  -       new   611   out   64"
+        "   miss: diverged at token 38 (first boundary 256)",
+        'c-11#1   error  invalid_request line 11: messages[2].role is "asistant"; '
+        "expected system, user, assistant or tool",
+    ]
+
+
+def test_columns_stay_aligned_behind_a_long_id_and_a_nearly_full_hit(capsys):
+    """Fault: 99.97 % takes one character more, or the lines after a long id fall back."""
+    report = Report(Config(), Totals(), False)
+    for custom_id in ("a", "a-conversation-with-a-long-name#12", "b"):
+        report.result(custom_id, result(9999, 9998, "memory", 1))
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert "(99.9 %)" in first
+    assert second.index(" ok ") == third.index(" ok ") > first.index(" ok ")
+
+
+def test_an_id_cannot_write_to_the_terminal(capsys):
+    """Fault: a custom_id with a newline or an escape sequence forges lines."""
+    report = Report(Config(), Totals(), False)
+    report.result("x\n\x1b[2Jy", result(5, 0, "none", 1))
+    report.error("z\r", RequestError("internal", "a\nb", 1))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 2 and "\x1b" not in out and "\r" not in out
+
+
+def test_a_pipe_gets_a_plain_line_every_ten_seconds(capsys, monkeypatch):
+    """Fault: a log file is filled with bars, or hears nothing for hours."""
+    now = [1000.0]
+    monkeypatch.setattr(report_module.time, "monotonic", lambda: now[0])
+    totals = Totals()
+    report = Report(Config(), totals, False)
+    report.begin_progress()
+    totals.begin_running(0)
+    totals.add(result(100, 80, "memory", 5))
+    for _ in range(25):
+        now[0] += 1.0
+        report.tick(None if now[0] < 1015 else 4)
+    assert capsys.readouterr().err.splitlines() == [
+        "1 requests, prompt 10 tok/s, decode 0 tok/s, hit 80.0 %",
+        "1 of 4 requests, prompt 5 tok/s, decode 0 tok/s, hit 80.0 %, eta 01:00",
+    ]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("progress", "shown"), [("auto", True), ("bar", True), ("plain", False), ("none", False)]
+)
+def test_a_terminal_gets_one_bar(monkeypatch, progress, shown):
+    """Fault: no bar on a terminal, or one where it was turned off; or the bar stays on the screen."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    now = [1000.0]
+    monkeypatch.setattr(report_module.time, "monotonic", lambda: now[0])
+    totals = Totals()
+    with Report(Config(progress=progress), totals, False) as report:
+        report.begin_progress()
+        totals.begin_running(0)
+        totals.add(result(100, 80, "memory", 5))
+        now[0] += 1.0
+        report.tick(4)
+    text = terminal.getvalue()
+    assert ("hit 80.0 %" in text and "1/4" in text and "eta" in text) == shown
+    assert text.endswith("\r") == shown and "\n" not in text
+
+
+def test_verbose_adds_times(capsys):
+    """Fault: -v changes nothing."""
+    report = Report(Config(verbose=True), Totals(), False)
+    report.result("a", result(5, 0, "none", 1))
+    assert capsys.readouterr().out.rstrip().endswith("prefill 0.0 ms, decode 0.0 ms")

@@ -1,0 +1,206 @@
+"""Going on from an OUT: what is refused, what is done again, and that each request has one line."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shlex
+
+import pytest
+
+from apcbatch.job.sink import FileSink
+from tests.job.conftest import answers, conversation, read_records, write_lines
+
+OPTIONS = ("--max-tokens", 3)
+
+
+@pytest.fixture
+def twelve(tmp_path):
+    """An input of six conversations with two turns each."""
+    return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(6)])
+
+
+def cut(path, lines, torn=b""):
+    """Keep the first lines of OUT, and some bytes of a torn one."""
+    kept = path.read_bytes().splitlines(keepends=True)[:lines]
+    path.write_bytes(b"".join(kept) + torn)
+
+
+def test_an_out_that_exists_is_refused_naming_both_ways_on(apcbatch, twelve, tmp_path):
+    """Fault: an earlier result is overwritten, or appended to, without a word."""
+    (tmp_path / "out.jsonl").write_text("precious\n")
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    assert done.code == 2 and "--resume" in done.stderr and "--overwrite" in done.stderr
+    assert (tmp_path / "out.jsonl").read_text() == "precious\n"
+
+
+def test_a_run_that_is_refused_leaves_out_as_it_was(apcbatch, twelve, tmp_path):
+    """Fault: --overwrite empties OUT before the model is there; or a new OUT is left behind."""
+    (tmp_path / "out.jsonl").write_text("precious\n")
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--model", "./nowhere")
+    assert done.code == 2 and "./nowhere" in done.stderr
+    assert (tmp_path / "out.jsonl").read_text() == "precious\n"
+    assert apcbatch("run", "in.jsonl", "-o", "new.jsonl", "--model", "./nowhere").code == 2
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_overwrite_starts_again(apcbatch, twelve, tmp_path):
+    """Fault: old lines stay beside the new ones, or the old run file is compared."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--overwrite").code == 0
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) == 12
+    assert json.loads((tmp_path / "out.jsonl.run.json").read_text())["config"]["max_tokens"] == 4
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"id":"apc-0000', b"\0" * 70_000])
+@pytest.mark.parametrize("kept", [0, 1, 7, 12])
+def test_resume_does_the_rest(apcbatch, twelve, tmp_path, kept, torn):
+    """Fault: a request is lost or doubled; a torn last line stays, or takes a whole one with it."""
+    apcbatch("run", "in.jsonl", "-o", "whole.jsonl", *OPTIONS)
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    cut(tmp_path / "out.jsonl", kept, torn)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 0, done.stderr
+    assert (done.summary["requests"], done.summary["already_done"]) == (12 - kept, kept)
+    assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
+
+
+def test_resume_without_an_out_is_a_fresh_run(apcbatch, twelve, tmp_path):
+    """Fault: a script that always says --resume cannot begin."""
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0
+    assert len(read_records(tmp_path / "out.jsonl")) == 12
+
+
+def test_resume_of_a_different_run_is_refused_field_by_field(apcbatch, twelve, tmp_path, monkeypatch):
+    """Fault: answers of two configurations, models or inputs end up in one file."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 3)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--seed", 1, "--resume")
+    assert done.code == 2
+    assert "max_tokens  then 3, now 4" in done.stderr and "seed        then 0, now 1" in done.stderr
+    monkeypatch.setenv("FAKE_FINGERPRINT", "e" * 64)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "model_fingerprint" in done.stderr and "max_tokens" not in done.stderr
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(7)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "input.size_bytes" in done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tmp_path):
+    """Fault: --resume refuses another block size, batch size or verbosity."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 3)
+    free = (
+        "--block-size",
+        16,
+        "--max-running",
+        2,
+        "-q",
+        "--policy",
+        "last",
+        "--ordered",
+        "--pool-size",
+        "1MiB",
+    )
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *free, "--resume").code == 0
+    assert [record["id"] for record in read_records(tmp_path / "out.jsonl")] == [
+        f"apc-{n:06d}" for n in range(12)
+    ]
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"config": 3, "input": {}}'])
+def test_an_out_without_its_run_file_is_refused(apcbatch, twelve, tmp_path, content):
+    """Fault: without a run file anything may be mixed in; or a damaged one ends in a traceback."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    run_file = tmp_path / "out.jsonl.run.json"
+    run_file.unlink() if content is None else run_file.write_text(content)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "out.jsonl.run.json" in done.stderr and "--overwrite" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "stranger", ["not json", '{"a": 1}', '{"id":"x","line":"1","turn":1,"error":null,"response":{}}']
+)
+def test_a_line_of_somebody_else_is_refused(apcbatch, twelve, tmp_path, stranger):
+    """Fault: a foreign line counts as an answer, or ends in a traceback."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    out = tmp_path / "out.jsonl"
+    out.write_text(stranger + "\n" + out.read_text())
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "out.jsonl, line 1," in done.stderr
+
+
+def test_input_and_out_must_be_two_files(apcbatch, twelve, tmp_path):
+    """Fault: OUT written over INPUT, under the same name or another one."""
+    (tmp_path / "link.jsonl").symlink_to(twelve)
+    before = twelve.read_bytes()
+    for out in ("in.jsonl", "./in.jsonl", "link.jsonl"):
+        done = apcbatch("run", "in.jsonl", "-o", out, "--overwrite")
+        assert done.code == 2 and "same file" in done.stderr
+    assert twelve.read_bytes() == before
+
+
+def test_an_out_that_another_run_writes_is_refused(apcbatch, twelve, tmp_path):
+    """Fault: two processes write one OUT."""
+    with open(tmp_path / "out.jsonl", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--overwrite")
+    assert done.code == 2 and "another run" in done.stderr
+
+
+def test_retry_errors_runs_the_retryable_ones_again(apcbatch, twelve, tmp_path, monkeypatch):
+    """Fault: a retried request has two lines, or an error that cannot pass is run again."""
+    write_lines(tmp_path / "in.jsonl", [*(conversation(number, turns=3) for number in range(4)), "{"])
+    monkeypatch.setenv("FAKE_FAIL_ONCE", str(tmp_path / "healthy"))
+    first = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    assert first.code == 3 and first.last_words.endswith("--resume --retry-errors")
+    failed = {record["id"] for record in read_records(tmp_path / "out.jsonl") if record["error"]}
+    assert 1 < len(failed) < 13
+    plain = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert plain.code == 3 and plain.summary["requests"] == 0, "without --retry-errors the errors stay"
+    (tmp_path / "healthy").touch()
+    again = apcbatch(*shlex.split(first.last_words)[1:])
+    assert again.code == 3 and again.summary["requests"] == len(failed) - 1
+    apcbatch("run", "in.jsonl", "-o", "whole.jsonl", *OPTIONS)
+    assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
+    assert again.last_words.endswith("--resume"), "what is left would fail again"
+
+
+def test_the_command_that_continues_continues(apcbatch, twelve, tmp_path, monkeypatch):
+    """Fault: the printed command is refused, or has other options than the run."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1), "{", conversation(2)])
+    (tmp_path / "c.yaml").write_text("logprobs: true\nprogress: none\n")
+    monkeypatch.setenv("APCBATCH_SEED", "7")
+    name = "a folder/it's out.jsonl"
+    (tmp_path / "a folder").mkdir()
+    stopped = apcbatch(
+        "run", "in.jsonl", "-o", name, *OPTIONS, "--strict", "--config", "c.yaml", "--temperature", "0.5"
+    )
+    assert stopped.code == 1
+    monkeypatch.delenv("APCBATCH_SEED")
+    words = shlex.split(stopped.last_words)
+    assert words[:2] == ["apcbatch", "run"]
+    resumed = apcbatch(*words[1:])
+    assert resumed.code == 3 and len(answers(read_records(tmp_path / name))) == 5
+
+
+def test_a_stream_cannot_be_resumed(apcbatch, twelve, tmp_path):
+    """Fault: --resume with `-o -` is taken for a fresh run."""
+    assert apcbatch("run", "in.jsonl", "-o", "-", "--resume").code == 2
+    assert apcbatch("run", "in.jsonl", "-o", "/dev/null", "--max-tokens", 1).summary["ok"] == 12
+
+
+def test_a_torn_line_of_any_length_is_cut(tmp_path):
+    """Fault: a torn line longer than the window that is searched is not found."""
+    path = tmp_path / "out.jsonl"
+    for torn in (0, 1, 65_535, 65_536, 65_537, 200_000):
+        path.write_bytes(b"whole\n" + b"x" * torn)
+        sink = FileSink(path)
+        assert sink.cut_torn_line() == torn and path.read_bytes() == b"whole\n"
+        sink.close()
+    path.write_bytes(b"x" * 70_000)
+    sink = FileSink(path)
+    assert sink.cut_torn_line() == 70_000 and not sink.has_lines() and path.read_bytes() == b""
+    sink.close()

@@ -1,0 +1,120 @@
+"""OUT as a file: order, rewriting, what the file is when a write fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+
+import pytest
+
+from apcbatch.errors import StoppedError, UsageError
+from apcbatch.job.sink import FileSink, StreamSink, open_sink
+
+
+def line(number):
+    return b'{"id":"apc-%06d","x":"%s"}\n' % (number, b"y" * (number % 50))
+
+
+def test_ordered_sorts_by_number_beyond_six_digits(tmp_path):
+    """Fault: numbers are compared as text, or a line is lost in the rewriting."""
+    numbers = [*range(995, 1005), *range(999_995, 1_000_005), 0, 7]
+    random.Random(3).shuffle(numbers)
+    sink = FileSink(tmp_path / "out.jsonl")
+    for number in numbers:
+        sink.append(line(number))
+    os.chmod(sink.path, 0o640)
+    sink.finish(ordered=True)
+    assert sink.path.read_bytes() == b"".join(map(line, sorted(numbers)))
+    assert sink.path.stat().st_mode & 0o777 == 0o640
+    sink.append(line(2_000_000))
+    assert sink.path.read_bytes().endswith(line(2_000_000)), "the sink goes on with the new file"
+    with pytest.raises(UsageError, match="another run"):
+        FileSink(tmp_path / "out.jsonl")
+    sink.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_a_file_in_order_is_not_rewritten(tmp_path):
+    """Fault: --ordered copies a large file for nothing."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink.append(line(1))
+    sink.append(line(2))
+    inode = sink.path.stat().st_ino
+    sink.finish(ordered=True)
+    assert sink.path.stat().st_ino == inode
+    sink.close()
+
+
+def test_a_line_reaches_the_system_at_once(tmp_path):
+    """Fault: lines wait in a buffer, and a kill takes them along."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    sink.append(line(1))
+    assert sink.path.read_bytes() == line(1)
+    sink.close()
+
+
+def test_a_full_disk_stops_the_run_resumably(tmp_path, monkeypatch):
+    """Fault: a line that could not be written is counted as answered, or a traceback ends the run."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    write = os.write
+    room = [10]
+
+    def write_some(fd, data):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = write(fd, data[: room[0]])
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(os, "write", write_some)
+    with pytest.raises(StoppedError, match="No space left"):
+        sink.append(line(1))
+    monkeypatch.undo()
+    assert sink.path.read_bytes() == line(1)[:10]
+    assert sink.cut_torn_line() == 10
+    sink.close()
+
+
+def test_short_writes_are_completed(tmp_path, monkeypatch):
+    """Fault: half a line, because the system took only a part of it."""
+    sink = FileSink(tmp_path / "out.jsonl")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    sink.append(line(4))
+    monkeypatch.undo()
+    assert sink.path.read_bytes() == line(4)
+    sink.close()
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("missing/out.jsonl", "mkdir -p"), (".", "is a folder")])
+def test_an_out_that_cannot_be_opened_is_refused(tmp_path, monkeypatch, name, sentence):
+    """Fault: the folder is found missing after hours of work."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=sentence):
+        open_sink(name, ordered=False)
+
+
+def test_a_pipe_is_a_stream(tmp_path):
+    """Fault: a named pipe is locked, truncated or read back."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    sink = open_sink(str(tmp_path / "pipe"), ordered=False)
+    assert isinstance(sink, StreamSink)
+    sink.append(line(1))
+    assert os.read(reader, 1000) == line(1)
+    os.close(reader)
+
+
+def test_a_link_is_written_through(tmp_path):
+    """Fault: rewriting replaces a symbolic link by a file."""
+    (tmp_path / "real.jsonl").write_bytes(b"")
+    (tmp_path / "link.jsonl").symlink_to("real.jsonl")
+    sink = FileSink(tmp_path / "link.jsonl")
+    sink.append(line(2))
+    sink.append(line(1))
+    sink.finish(ordered=True)
+    sink.close()
+    assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "real.jsonl").read_bytes() == line(
+        1
+    ) + line(2)
