@@ -1,5 +1,4 @@
-"""The closed sets of what may come in: input formats, ways of taking turns, roles; and the format of a record
-by its keys.
+"""The closed sets of what may come in: input formats, ways of taking turns, roles, urls.
 
 Must not know: files, templates, tokens. Every function is pure.
 """

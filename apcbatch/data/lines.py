@@ -1,5 +1,4 @@
-"""Lines of a file, a pipe or stdin, as numbered bytes: plain, gzip or zstd by suffix, one bounded line at a
-time.
+"""Lines of a file, a pipe or stdin, as numbered bytes: plain, gzip or zstd by suffix, each of bounded size.
 
 Must not know: JSON, records.
 Invariants: never more than one line (plus one chunk) is held; a line over the limit is reported and skipped
@@ -28,7 +27,7 @@ STDIN = "-"
 DEFAULT_MAX_LINE_BYTES = 64 * 2**20
 _CHUNK_BYTES = 256 * 2**10
 # What one call may decompress to is up to 32,768 times what it is given, so it is given little.
-_ZSTD_CHUNK_BYTES = 2 * 2**10
+_ZSTD_CHUNK_BYTES = 512
 _BOM = b"\xef\xbb\xbf"
 
 

@@ -1,7 +1,6 @@
 """Conversation and BadLine: what one input line becomes; and the way from a parsed line to one of them.
 
-Must not know: files, templates, tokens. Any JSON value becomes a Conversation or a BadLine; nothing is
-raised.
+Must not know: files, templates, tokens. Any JSON value becomes a Conversation or a BadLine; no exception.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Conversations to prompts: rendered, tokenised once and cut at their turns, where the template is
-prefix-stable.
+"""Conversations to prompts: rendered, tokenised once and cut at their turns where the template allows it.
 
 Must not know: engines, jobs, output.
-Invariant: the tokens of a prompt are those of rendering and tokenising its history alone, however they were
-shared.
+Invariant: the tokens of a prompt are those of rendering and tokenising its history alone.
 """
 
 from __future__ import annotations
@@ -29,8 +27,11 @@ _SNIPPET_CHARACTERS = 24
 
 @dataclass(slots=True)
 class Prompt:
-    """What one request begins with. turn: of the assistant, from 1. token_ids: (tokens,) int32, often a view
-    that all turns of a conversation share: not to be written to."""
+    """What one request begins with.
+
+    turn: the assistant's, from 1. token_ids: (tokens,) int32, often a view of one array that all turns of the
+    conversation share: not to be written to.
+    """
 
     turn: int
     token_ids: TokenArray
@@ -182,9 +183,8 @@ class Renderer:
         there = later[position : position + _SNIPPET_CHARACTERS]
         self.warn_once(
             "prefix",
-            f"the chat template is not prefix-stable: the prompt of {custom_id} and that of the last turn part at "
-            f"character {position}, {here!r} there and {there!r} in the last; such turns share only what is "
-            "before such a place",
+            f"the chat template is not prefix-stable: the prompts of {custom_id} and of the last turn part "
+            f"at character {position} ({here!r}, {there!r}); what follows is computed again each turn",
         )
 
 

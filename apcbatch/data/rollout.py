@@ -1,9 +1,8 @@
 """Rollout: the turns of one conversation, each prompt built on the answers that were generated before it.
 
 Must not know: engines, jobs, output.
-Invariant: a prompt begins with the prompt before it and the tokens that were generated, as they are, so that
-the state reached by decoding is reused; only where the template does not allow that is the history rendered
-again.
+Invariant: a prompt begins with the prompt before it and the tokens that were generated, so that the state
+reached by decoding is reused; the history is rendered again only where the template does not allow that.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class Rollout:
         self._renderer.warn_once(
             "rollout",
             "the chat template does not keep an answer as it was generated: the history of "
-            f"{self._conversation.request_id(following.number)}, and others like it, is rendered again from the "
-            "answers' text and reuses less",
+            f"{self._conversation.request_id(following.number)}, and others like it, is rendered again "
+            "from the answers' text and reuses less",
         )
         return self._tokenise(self._generated_history(following))
 

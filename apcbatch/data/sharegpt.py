@@ -17,10 +17,9 @@ _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
 
 
 def check_sharegpt(record: dict[str, Any]) -> tuple[list[Message], list[Tool] | None]:
-    """(messages, tools) of a record with `conversations` and perhaps `system` (text) and `tools` (a list, or
-    JSON text).
+    """(messages, tools) of a record with `conversations`; raises RequestError for anything malformed.
 
-    Raises RequestError for anything else.
+    Beside it there may be `system`, a text, and `tools`, a list or the JSON text of one.
     """
     value = record["conversations"]
     if not isinstance(value, list):

@@ -1,16 +1,14 @@
-"""Texts that begin alike, tokenised once: one base text, and others that take the tokens of the common
-beginning.
+"""Texts that begin alike, tokenised once: one base text, and others that share the tokens of their beginning.
 
 Must not know: conversations, templates, requests.
 Invariant: the tokens of a text are those of tokenising it alone. The common tokens are kept only up to a
-joint where both texts provably fall apart in the same way, and everything from the joint on is tokenised
-again:
+joint at which both texts fall apart in the same way, and everything from the joint on is tokenised again:
 * a marker, an added token that splits a text before anything else looks at it: what is left of it cannot see
   what is right of it;
 * else the gap between two words well before the texts part: the tokens around it are the same in the base and
   in a window that begins a few words earlier, so both go on alike (word splitting runs left to right, and in
-  BPE a sequence is right if all its neighbouring pairs are). Where there is neither, a text is tokenised
-  alone.
+  BPE a sequence is right if all its neighbouring pairs are).
+Where there is neither, a text is tokenised alone.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 _WINDOW_CHARACTERS = 4096
 _WORD_GUARD_CHARACTERS = 16  # between a word joint and the place where the texts part
 _WORD_LEAD_CHARACTERS = 64  # between the window's begin and a word joint
+_WORD_GAPS = 64  # that are looked at, from the last back
 _LEAD_TOKENS = 4  # that must agree before a word joint
 _WORD_GAP = re.compile(r"(?<=[^\W_]) ")
 
@@ -87,22 +86,21 @@ class SharedText:
 
     def _word_joint(self, text: str, common: int) -> tuple[int, TokenArray] | None:
         """(tokens kept, the tokens from there on) at a gap between words that both texts hold."""
-        end = common - _WORD_GUARD_CHARACTERS
-        gaps = [
-            place.start() for place in _WORD_GAP.finditer(text, max(0, end - _WINDOW_CHARACTERS), max(0, end))
-        ]
-        if not gaps:
+        end = max(0, common - _WORD_GUARD_CHARACTERS)
+        places = _WORD_GAP.finditer(text, max(0, end - _WINDOW_CHARACTERS), end)
+        gaps = [place.start() for place in places][-_WORD_GAPS:]
+        joints = [gap for gap in gaps if gap >= gaps[0] + _WORD_LEAD_CHARACTERS]
+        joint = next(
+            (gap for gap in reversed(joints) if _tokens_before(self._encoding, gap) is not None), None
+        )
+        if joint is None:
             return None
-        joint = gaps[-1]
-        begin = next((gap for gap in reversed(gaps) if gap <= joint - _WORD_LEAD_CHARACTERS), None)
-        if begin is None:
-            return None
+        begin = next(gap for gap in reversed(gaps) if gap <= joint - _WORD_LEAD_CHARACTERS)
         window = self._tokenizer.encode(text[begin:])
-        kept = _tokens_before(self._encoding, joint)
-        lead = _tokens_before(window, joint - begin)
+        fresh = np.array(window.ids, dtype=np.int32)
+        kept, lead = _tokens_before(self._encoding, joint), _tokens_before(window, joint - begin)
         if kept is None or lead is None or lead < _LEAD_TOKENS:
             return None
-        fresh = np.array(window.ids, dtype=np.int32)
         same = np.array_equal(self.token_ids[kept - _LEAD_TOKENS : kept], fresh[lead - _LEAD_TOKENS : lead])
         return (kept, fresh[lead:]) if same else None
 

@@ -1,7 +1,7 @@
 """An input as a stream of conversations: JSON lines, or rows of parquet, arrow and Hugging Face datasets.
 
-Must not know: templates, tokens, jobs. Nothing is held but the running line (or the library's running batch
-of rows).
+Must not know: templates, tokens, jobs.
+Invariant: nothing is held but the running line, or the running batch of rows of the library that reads them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The tokenizer of a model folder: text to token ids and back, its end-of-sequence ids, its vocabulary's
-size.
+"""The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
 
 Must not know: conversations, templates, requests. Built on `transformers` (no remote code, nothing fetched),
 which is imported when a tokenizer is loaded and then does not import torch, as long as the folder has a
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 # Kept when an answer is decoded, also where a tokenizer counts them as special: its tool calls are in them.
 KEPT_MARKERS = ("<tool_call>", "</tool_call>")
+# The first is read as it is; the others are converted by `transformers`, which takes longer to import then.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
 class Tokenizer:
@@ -99,6 +100,10 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
 
 
 def _load_source(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder"
+        )
     from transformers import PreTrainedTokenizerFast
 
     try:

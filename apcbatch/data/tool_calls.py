@@ -1,5 +1,4 @@
-"""Tool calls in an answer: `<tool_call>{json}</tool_call>` blocks become OpenAI tool calls, the rest is the
-content.
+"""Tool calls in an answer: `<tool_call>{json}</tool_call>` blocks become OpenAI tool calls.
 
 Must not know: tokens, templates, files. A block that is not a call stays in the content, as it was written.
 """

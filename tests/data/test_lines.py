@@ -1,0 +1,152 @@
+"""Lines: compression, limits, ends of lines, damage."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from apcbatch.data.lines import LongLine, check_readable, read_lines
+from apcbatch.errors import UsageError
+
+
+def compress(data: bytes, suffix: str) -> bytes:
+    """The bytes of a file with this suffix that holds the data."""
+    if suffix == ".gz":
+        return gzip.compress(data)
+    return zstandard.compress(data) if suffix == ".zst" else data
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".GZ"])
+def test_lines_are_numbered_whatever_the_compression(tmp_path: Path, suffix: str) -> None:
+    """A number that skips blank lines would name the wrong line in every error record."""
+    path = tmp_path / f"lines.jsonl{suffix}"
+    path.write_bytes(compress(b'{"a":1}\n\n   \n{"b":2}\r\n{"c":3}', suffix.lower()))
+    assert list(read_lines(str(path))) == [(1, b'{"a":1}'), (4, b'{"b":2}\r'), (5, b'{"c":3}')]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\n  \n"])
+def test_an_empty_file_has_no_lines(tmp_path: Path, suffix: str, data: bytes) -> None:
+    """An empty input is an empty job, not an error."""
+    path = tmp_path / f"empty{suffix}"
+    path.write_bytes(compress(data, suffix))
+    assert list(read_lines(str(path))) == []
+
+
+def test_a_file_of_no_bytes_is_empty_for_each_suffix(tmp_path: Path) -> None:
+    """What `touch x.zst` makes is not a damaged stream."""
+    for suffix in ("", ".gz", ".zst"):
+        path = tmp_path / f"touched{suffix}"
+        path.touch()
+        assert list(read_lines(str(path))) == []
+
+
+def test_a_byte_order_mark_is_dropped_before_the_first_line_only(tmp_path: Path) -> None:
+    """Files from Windows editors begin with one, and JSON must not."""
+    path = tmp_path / "bom.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf1\n\xef\xbb\xbf2\n")
+    assert list(read_lines(str(path))) == [(1, b"1"), (2, b"\xef\xbb\xbf2")]
+
+
+def test_stdin_is_read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` is stdin, as bytes."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1\n2\n")))
+    assert list(read_lines("-")) == [(1, b"1"), (2, b"2")]
+
+
+def test_a_pipe_is_not_opened_twice(tmp_path: Path) -> None:
+    """A check that opens the input takes the first bytes from a named pipe, or hangs on it."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    check_readable(str(path))
+    writer = os.open(path, os.O_RDWR)
+    os.write(writer, b"1\n2\n")
+    lines = read_lines(str(path))
+    assert next(lines) == (1, b"1")
+    lines.close()
+    os.close(writer)
+
+
+@pytest.mark.parametrize("size", [9, 10, 11, 300_000, 600_000])
+def test_lines_across_chunks_are_whole_and_long_ones_are_told(tmp_path: Path, size: int) -> None:
+    """The limit holds to the byte, and the line after a long one is read as usual."""
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(b"a\n" + b"x" * size + b"\nb\n" + b"y" * size)
+    limit = 10 if size < 100 else 300_000
+    line = b"x" * size if size <= limit else LongLine(size)
+    last = b"y" * size if size <= limit else LongLine(size)
+    assert list(read_lines(str(path), limit)) == [(1, b"a"), (2, line), (3, b"b"), (4, last)]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_long_line_is_not_held(tmp_path: Path, suffix: str) -> None:
+    """A line of 50 MB over the limit costs its chunks and no more."""
+    path = tmp_path / f"long.jsonl{suffix}"
+    path.write_bytes(compress(b"[" + b" " * 50_000_000 + b"]\n1\n", suffix))
+    tracemalloc.start()
+    try:
+        lines = list(read_lines(str(path), 2**20))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert lines == [(1, LongLine(50_000_002)), (2, b"1")]
+    assert peak < 40 * 2**20
+
+
+def test_several_frames_and_members_are_one_stream(tmp_path: Path) -> None:
+    """Files joined with `cat` hold one frame or member after the other."""
+    for suffix in (".gz", ".zst"):
+        path = tmp_path / f"joined{suffix}"
+        path.write_bytes(compress(b"1\n2", suffix) + compress(b"2\n3\n", suffix))
+        assert [data for _, data in read_lines(str(path))] == [b"1", b"22", b"3"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_damage_midway_names_the_line_that_was_reached(tmp_path: Path, suffix: str) -> None:
+    """A truncated download must not look like the whole dataset."""
+    source = random.Random(0)
+    data = compress(b"".join(source.randbytes(40).hex().encode() + b"\n" for _ in range(4000)), suffix)
+    path = tmp_path / f"torn{suffix}"
+    half = len(data) // 2
+    for torn in (data[:half], data[:-1], data[:half] + b"\0" * half):
+        path.write_bytes(torn)
+        lines = []
+        with pytest.raises(UsageError) as caught:
+            for line, _ in read_lines(str(path)):
+                lines.append(line)
+        place = f"after line {lines[-1]}" if lines else "before its first line"
+        assert f"torn{suffix} cannot be read further {place}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_file_that_is_not_compressed_is_refused(tmp_path: Path, suffix: str) -> None:
+    """A wrong suffix is told as such."""
+    path = tmp_path / f"plain{suffix}"
+    path.write_bytes(b'{"messages": []}\n' * 3)
+    with pytest.raises(UsageError, match="cannot be read further before its first line"):
+        list(read_lines(str(path)))
+
+
+def test_what_is_not_a_readable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong path is told before anything is loaded, with what would be right."""
+    with pytest.raises(
+        UsageError, match="no such file or directory; give a file, - for stdin, or hf:org/name"
+    ):
+        check_readable(str(tmp_path / "absent.jsonl"))
+    with pytest.raises(UsageError, match="it is a folder"):
+        check_readable(str(tmp_path))
+    with pytest.raises(UsageError, match="not a file name"):
+        check_readable("a\0b")
+    path = tmp_path / "secret"
+    path.touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match="permission denied"):
+        check_readable(str(path))

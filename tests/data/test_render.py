@@ -1,0 +1,255 @@
+"""Rendering: prompts of each kind of conversation, cut where the template allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apcbatch.data import render
+from apcbatch.data.records import Conversation, parse_record
+from apcbatch.data.render import Renderer
+from apcbatch.data.source import open_source
+from apcbatch.errors import RequestError
+from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
+
+AGENT = conversation(
+    "system: The policy: an agent books, modifies or cancels flight reservations.",
+    "user: Before any action,\n\nlist the details ",
+    "assistant:  a yes\n",
+    "tool: {}",
+    "assistant: ",
+    "user: 'll",
+)
+
+
+def alone(renderer: Renderer, record: Conversation, num_messages: int) -> list[int]:
+    """The prompt after so many messages, as `transformers` makes it from nothing."""
+    return renderer.tokenizer.source.apply_chat_template(
+        record.messages[:num_messages],
+        tools=record.tools,
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+
+
+@pytest.mark.parametrize("template", [STABLE_TEMPLATE, UNSTABLE_TEMPLATE])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_turn_is_a_prompt_with_the_tokens_it_has_alone(
+    make_renderer: Callable[..., Renderer], warnings: list[str], kind: str, template: str
+) -> None:
+    """Wherever tokens come from, a prompt is what `transformers` would give for its history."""
+    renderer = make_renderer(kind, template)
+    rendered = renderer.render(AGENT)
+    assert [(prompt.turn, prompt.custom_id) for prompt in rendered.prompts] == [
+        (1, "c#1"),
+        (2, "c#2"),
+        (3, "c#3"),
+    ]
+    for prompt, num_messages in zip(rendered.prompts, (2, 4, 6), strict=True):
+        assert prompt.token_ids.dtype == np.int32
+        assert prompt.token_ids.tolist() == alone(renderer, AGENT, num_messages)
+    assert rendered.prefix_stable == (template is STABLE_TEMPLATE) == (not warnings)
+    assert rendered.failures == []
+
+
+def test_the_turns_of_a_stable_conversation_share_one_array(make_renderer: Callable[..., Renderer]) -> None:
+    """A conversation of 60 turns must not hold its history 60 times."""
+    prompts = make_renderer().render(AGENT).prompts
+    assert all(np.shares_memory(prompt.token_ids, prompts[-1].token_ids) for prompt in prompts)
+
+
+def test_an_unstable_template_is_told_once_with_the_first_difference(
+    make_renderer: Callable[..., Renderer], warnings: list[str]
+) -> None:
+    """Whoever wonders about little reuse learns the place, and learns it once, not for each conversation."""
+    renderer = make_renderer("chatml", UNSTABLE_TEMPLATE)
+    for _ in range(3):
+        renderer.render(AGENT)
+    (warning,) = warnings
+    assert warning == (
+        "the chat template is not prefix-stable: the prompts of c#2 and of the last turn part at character 0 "
+        "('4 messages<|im_start|>sy', '6 messages<|im_start|>sy'); what follows is computed again each turn"
+    )
+
+
+CONTENT = st.text(st.sampled_from("ab '\n\t1é東🙂<|>_"), max_size=12) | st.sampled_from(
+    ["<|im_end|>", "<|im_start|>", "user list the details", "\n\n", " "]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    turns=st.lists(
+        st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), CONTENT), min_size=1, max_size=7
+    )
+)
+@pytest.mark.parametrize("kind", ["chatml", "llama3", "metaspace"])
+def test_any_conversation_has_the_tokens_it_has_alone(
+    make_renderer: Callable[..., Renderer], kind: str, turns: list[tuple[str, str]]
+) -> None:
+    """Blanks and line ends at the joints are where a cut goes wrong."""
+    renderer = make_renderer(kind)
+    messages = [{"role": role, "content": content} for role, content in turns]
+    record = parse_record({"messages": messages}, 1)
+    assert isinstance(record, Conversation)
+    ends = [index for index, (role, _) in enumerate(turns) if role == "assistant"]
+    if turns[-1][0] != "assistant":
+        ends.append(len(turns))
+    prompts = renderer.render(record).prompts
+    for prompt, end in zip(prompts, ends, strict=True):
+        if end:
+            assert prompt.token_ids.tolist() == alone(renderer, record, end)
+        else:
+            assert renderer.decode(prompt.token_ids.tolist()).strip().endswith("assistant")
+
+
+def test_last_is_one_prompt(make_renderer: Callable[..., Renderer]) -> None:
+    """With the number that the turn has among all of them."""
+    renderer = make_renderer()
+    (prompt,) = renderer.render(AGENT, "last").prompts
+    assert (prompt.turn, prompt.custom_id) == (3, "c#3")
+    assert prompt.token_ids.tolist() == alone(renderer, AGENT, 6)
+
+
+@pytest.mark.parametrize("turns", ["each", "last", "rollout"])
+def test_a_batch_chat_is_one_prompt_of_all_messages(
+    make_renderer: Callable[..., Renderer], turns: Any
+) -> None:
+    """An assistant message in the middle of a batch line is history, not a request."""
+    body = {"messages": AGENT.messages}
+    line = {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    record = parse_record(line, 1)
+    assert isinstance(record, Conversation)
+    renderer = make_renderer()
+    (prompt,) = renderer.render(record, turns).prompts
+    assert (prompt.turn, prompt.custom_id) == (1, "b")
+    assert prompt.token_ids.tolist() == alone(renderer, record, 6)
+
+
+def completion(prompt: object) -> Conversation:
+    """A completion."""
+    line = {"custom_id": "p", "method": "POST", "url": "/v1/completions", "body": {"prompt": prompt}}
+    record = parse_record(line, 5)
+    assert isinstance(record, Conversation)
+    return record
+
+
+def test_a_completion_is_its_prompt(make_renderer: Callable[..., Renderer], warnings: list[str]) -> None:
+    """Text without any template, ids as they are; a model without a template needs no warning for it."""
+    renderer = make_renderer("gpt2", None)
+    (prompt,) = renderer.render(completion("a policy")).prompts
+    assert prompt.token_ids.tolist() == renderer.tokenizer.source("a policy")["input_ids"]
+    (prompt,) = renderer.render(completion([3, 0, 299])).prompts
+    assert (prompt.custom_id, prompt.token_ids.tolist()) == ("p", [3, 0, 299])
+    assert prompt.token_ids.dtype == np.int32
+    assert warnings == []
+
+
+@pytest.mark.parametrize("token_id", [1000, 2**31, 2**64 - 1])
+def test_a_token_id_outside_the_vocabulary_is_refused(
+    make_renderer: Callable[..., Renderer], token_id: int
+) -> None:
+    """It would index past the embedding."""
+    renderer = make_renderer("gpt2")
+    last = renderer.vocab_size - 1
+    with pytest.raises(RequestError) as caught:
+        renderer.render(completion([last, token_id]))
+    assert caught.value.message == f"body.prompt[1] is {token_id}; the model has the ids 0 to {last}"
+    assert (caught.value.code, caught.value.line) == ("invalid_request", 5)
+
+
+def test_a_tokenizer_larger_than_the_model_is_told(make_renderer: Callable[..., Renderer]) -> None:
+    """Added tokens without an embedding are a common fault of fine-tuned models."""
+    renderer = make_renderer()
+    renderer.tokenizer.vocab_size = 2
+    with pytest.raises(
+        RequestError, match=r"the tokenizer gives token id \d+; the model has the ids 0 to 1"
+    ) as caught:
+        renderer.render(AGENT)
+    assert caught.value.line == 7
+
+
+def test_a_text_over_the_limit_is_refused_before_it_is_tokenised(
+    make_renderer: Callable[..., Renderer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenising a line of 50 MB takes gigabytes."""
+    monkeypatch.setattr(render, "MAX_PROMPT_CHARACTERS", 200)
+    renderer = make_renderer()
+    long = conversation("user: a", "assistant: b", f"user: {'x' * 300}")
+    rendered = renderer.render(long)
+    assert [prompt.custom_id for prompt in rendered.prompts] == ["c#1"]
+    (failure,) = rendered.failures
+    assert (failure.turn, failure.custom_id, failure.error.code) == (2, "c#2", "context_length_exceeded")
+    assert "characters; at most 200 are tokenised" in failure.error.message
+    for record in (conversation(f"user: {'x' * 300}"), completion("x" * 300)):
+        with pytest.raises(RequestError) as caught:
+            renderer.render(record)
+        assert caught.value.code == "context_length_exceeded"
+
+
+ALTERNATING = (
+    "{%- for m in messages -%}{%- if m.role != ['user', 'assistant'][loop.index0 % 2] -%}"
+    "{{ raise_exception('roles must alternate') }}{%- endif -%}{{ m.content }}|{%- endfor -%}"
+)
+
+
+def test_a_turn_that_the_template_refuses_fails_alone(make_renderer: Callable[..., Renderer]) -> None:
+    """The turns before it are good requests; where none is, the line is one error record."""
+    renderer = make_renderer("chatml", ALTERNATING)
+    rendered = renderer.render(conversation("user: a", "assistant: b", "user: c", "user: d"))
+    assert [(prompt.turn, renderer.decode(prompt.token_ids)) for prompt in rendered.prompts] == [(1, "a|")]
+    (failure,) = rendered.failures
+    assert (failure.turn, failure.custom_id, failure.error.line) == (2, "c#2", 7)
+    assert failure.error.message == "the chat template refuses messages[0:4]: roles must alternate"
+    with pytest.raises(RequestError, match=r"messages\[0:1\]: roles must alternate") as caught:
+        renderer.render(conversation("system: a"))
+    assert caught.value.line == 7
+
+
+def test_a_conversation_that_the_assistant_begins_has_a_first_prompt(
+    make_renderer: Callable[..., Renderer],
+) -> None:
+    """Greetings come first in many support logs: the prompt is the generation prompt alone."""
+    prompts = make_renderer().render(conversation("assistant: hello", "user: a")).prompts
+    assert [prompt.turn for prompt in prompts] == [1, 2]
+    assert prompts[0].token_ids.tolist() == make_renderer().tokenizer.encode("<|im_start|>assistant\n").ids
+
+
+def test_a_prompt_of_no_tokens_is_refused(make_renderer: Callable[..., Renderer]) -> None:
+    """The engine needs one token to begin with."""
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        make_renderer("chatml", "{{ '' }}").render(conversation("user: a"))
+
+
+def test_tools_are_rendered(model_dir: Callable[..., Path]) -> None:
+    """With the fallback template, for a model that has none."""
+    tools = [{"type": "function", "function": {"name": "get_user"}}]
+    renderer = Renderer.load(model_dir("gpt2"))
+    (prompt,) = renderer.render(conversation("user: a", tools=tools)).prompts
+    assert '"name": "get_user"' in renderer.decode(prompt.token_ids)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
+def test_real_conversations_have_the_tokens_they_have_alone(
+    shared_data: Path, name: str, warnings: list[str]
+) -> None:
+    """With the bundled model's tokenizer and template, which is prefix-stable."""
+    demo = Path(render.__file__).parents[1] / "demo"
+    renderer = Renderer.load(demo, warn=warnings.append)
+    for number, record in enumerate(open_source(str(shared_data / f"{name}.jsonl"))):
+        if number % 40:
+            continue
+        assert isinstance(record, Conversation)
+        rendered = renderer.render(record)
+        assert rendered.prefix_stable and not rendered.failures
+        ends = [index for index, message in enumerate(record.messages) if message["role"] == "assistant"]
+        for prompt, end in list(zip(rendered.prompts, ends, strict=False))[:: max(1, len(ends) // 3)]:
+            assert prompt.token_ids.tolist() == alone(renderer, record, end)
+    assert warnings == []

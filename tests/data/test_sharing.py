@@ -1,0 +1,102 @@
+"""Sharing tokens: whatever is shared, the tokens are those of tokenising the text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apcbatch.data.sharing import SharedText, common_length
+from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
+from tests.data.conftest import CORPUS, KINDS
+
+# Pieces that meet at joints: words, blanks, line ends, contractions, digits, wide characters, markers.
+PIECES = [
+    *(word for line in CORPUS for word in line.split(" ")),
+    *(" ", "  ", "\n", "\n\n", " \n", "\t", "'", "'l", "l", "'ll", "12", "345", "6"),
+    *("é", "e", "\u0301", "東", "🙂", "▁"),
+    *("<|im_start|>", "<|im_end|>", "<|im_end", "|>", "<|endoftext|>", "</s>", "<unk>", "<0x0A>"),
+]
+TEXT = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=60).map("".join)
+LONG = st.tuples(TEXT, st.sampled_from([*CORPUS, ""]), st.sampled_from([*CORPUS, ""]), TEXT).map(" ".join)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request: pytest.FixtureRequest, model_dir: Callable[..., Path]) -> Tokenizer:
+    """A tokenizer of each kind."""
+    return load_tokenizer(model_dir(request.param))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(beginning=LONG, ending=TEXT, other=TEXT)
+def test_a_beginning_has_the_tokens_it_has_alone(
+    tokenizer: Tokenizer, beginning: str, ending: str, other: str
+) -> None:
+    """A cut at a token boundary is not enough: `a  ` before `b` ends in one token alone, in two here."""
+    base = SharedText(tokenizer, beginning + ending)
+    for text in (beginning, beginning + other, beginning + ending):
+        shared = base.tokenise(text, common_length(text, base.text))
+        assert shared.dtype == np.int32
+        assert shared.tolist() == tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cut_of_a_text_has_the_tokens_it_has_alone(kind: str, model_dir: Callable[..., Path]) -> None:
+    """All joints of one text, inside words, numbers, characters' bytes and markers."""
+    tokenizer = load_tokenizer(model_dir(kind))
+    text = "".join(f"<|im_start|>{line}<|im_end|>\n" for line in CORPUS)
+    base = SharedText(tokenizer, text)
+    for cut in range(len(text) + 1):
+        assert base.tokenise(text[:cut], cut).tolist() == tokenizer.encode(text[:cut]).ids, text[:cut][-20:]
+
+
+def encoded_characters(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the texts that are encoded from now on."""
+    lengths: list[int] = []
+    encode = tokenizer.encode
+
+    def count(text: str) -> object:
+        lengths.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(tokenizer, "encode", count)
+    return lengths
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_text_is_tokenised_once(
+    kind: str, model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joints that are never found are right too, and cost the square of the conversation."""
+    tokenizer = load_tokenizer(model_dir(kind))
+    turns = [f"<|im_start|>user\n{line * 4}<|im_end|>\n<|im_start|>assistant\n" for line in CORPUS[:5] * 4]
+    text = "".join(turns)
+    base = SharedText(tokenizer, text)
+    lengths = encoded_characters(tokenizer, monkeypatch)
+    for count in range(1, len(turns)):
+        prompt = "".join(turns[:count])
+        shared = base.tokenise(prompt, len(prompt))
+        assert np.shares_memory(shared, base.token_ids)
+    assert max(lengths) < 700 and sum(lengths) < len(text)
+
+
+def test_common_length_is_the_first_difference() -> None:
+    """The place that the warning names and that the tokens are kept up to."""
+    pairs = [("", "a", 0), ("abc", "abc", 3), ("abc", "ab", 2), ("abc", "abd", 2), ("b", "a", 0)]
+    for one, other, common in pairs:
+        assert common_length(one, other) == common
+
+
+@given(TEXT, TEXT, TEXT)
+def test_common_length_of_any_texts(beginning: str, one: str, other: str) -> None:
+    """Against the plain loop."""
+    one, other = beginning + one, beginning + other
+    plain = next(
+        (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
+        min(len(one), len(other)),
+    )
+    assert common_length(one, other) == plain

@@ -1,0 +1,204 @@
+"""Sources: files by suffix, rows through `datasets`, stdin, and what is told when one cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from apcbatch.data.records import BadLine, Conversation
+from apcbatch.data.source import open_source
+from apcbatch.errors import UsageError
+
+USER = {"role": "user", "content": "hi"}
+LINES: list[Any] = [
+    {"id": "m", "messages": [USER]},
+    {"custom_id": "b", "method": "POST", "url": "/v1/completions", "body": {"prompt": [1, 2]}},
+    {"id": "s", "conversations": [{"from": "human", "value": "a"}]},
+    {"id": "bad", "messages": [{"role": "bot", "content": ""}]},
+]
+# Rows of one schema: what a row lacks comes back as null.
+ROWS: list[Any] = [
+    {"id": "a", "messages": [USER], "tools": None},
+    {
+        "id": "b",
+        "messages": [
+            USER,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+        ],
+        "tools": '[{"name": "f", "parameters": {"x": null}}]',
+    },
+    {"id": "c", "messages": [{"role": "bot", "content": "x"}], "tools": None},
+]
+
+
+def ids(spec: str, format: str = "auto") -> list[str | None]:
+    """What identifies each line of a source."""
+    return [
+        record.id if isinstance(record, Conversation) else f"bad:{record.line}"
+        for record in open_source(spec, format)
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".txt"])
+def test_auto_tells_the_format_line_by_line(tmp_path: Path, suffix: str) -> None:
+    """Files that were joined from several sources hold several formats."""
+    data = b"\n".join(json.dumps(line).encode() for line in LINES)
+    path = tmp_path / f"mixed{suffix}"
+    if suffix.endswith(".gz"):
+        data = gzip.compress(data)
+    elif suffix.endswith(".zst"):
+        data = zstandard.compress(data)
+    path.write_bytes(data)
+    assert ids(str(path)) == ["m", "b", "s", "bad:4"]
+    assert ids(str(path), "sharegpt") == ["bad:1", "bad:2", "s", "bad:4"]
+
+
+def test_stdin_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` takes JSON lines, whatever the working folder holds."""
+    data = b"\n".join(json.dumps(line).encode() for line in LINES)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert ids("-") == ["m", "b", "s", "bad:4"]
+
+
+def test_a_line_of_50_mb_is_an_answer_or_an_error_record(tmp_path: Path) -> None:
+    """One absurd line ends itself and not the job; over the limit it says its size."""
+    path = tmp_path / "huge.jsonl"
+    huge = b'{"id":"h","messages":[{"role":"user","content":"' + b"x" * 50_000_000 + b'"}]}'
+    path.write_bytes(huge + b"\n" + json.dumps(LINES[0]).encode())
+    assert ids(str(path)) == ["h", "m"]
+    first, second = open_source(str(path), max_line_bytes=2**20)
+    assert isinstance(first, BadLine) and isinstance(second, Conversation)
+    assert (first.line, first.error.code, second.line) == (1, "invalid_json", 2)
+    assert first.error.message == f"the line holds {len(huge):,} bytes; at most 1,048,576 are read: split it"
+
+
+def write_rows(path: Path, rows: list[Any] = ROWS) -> str:
+    """A parquet or arrow (stream) file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(rows)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow", "od[d]*?.parquet"])
+def test_rows_are_lines(tmp_path: Path, name: str) -> None:
+    """Nulls that the schema puts in are absent keys; tools kept as JSON text keep their own nulls."""
+    spec = write_rows(tmp_path / name)
+    first, second, third = open_source(spec)
+    assert isinstance(first, Conversation) and isinstance(second, Conversation) and isinstance(third, BadLine)
+    assert (first.id, first.line, first.messages, first.tools) == ("a", 1, [USER], None)
+    assert second.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert second.tools == [{"name": "f", "parameters": {"x": None}}]
+    assert third.line == 3
+    assert third.error.message == 'messages[0].role is "bot"; expected system, user, assistant or tool'
+
+
+def test_damaged_rows_are_a_usage_error(tmp_path: Path) -> None:
+    """Library tracebacks are not sentences."""
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(b"PAR1 this is no parquet file PAR1")
+    with pytest.raises(UsageError, match=r"bad\.parquet"):
+        list(open_source(str(path)))
+    whole = Path(write_rows(tmp_path / "torn.arrow", ROWS * 500)).read_bytes()
+    (tmp_path / "torn.arrow").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UsageError, match=r"torn\.arrow"):
+        list(open_source(str(tmp_path / "torn.arrow")))
+
+
+def hub_folder(tmp_path: Path, *splits: str) -> str:
+    """A dataset with these splits, as `hf:` takes it: a local folder has the same form as one on the hub."""
+    for split in splits:
+        rows = [{"id": split, "messages": [USER]}]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return f"hf:{tmp_path}"
+
+
+def test_a_hub_dataset_streams_a_split(tmp_path: Path) -> None:
+    """Without a split it is the only one, or train."""
+    spec = hub_folder(tmp_path, "train", "test")
+    assert ids(spec) == ["train"]
+    assert ids(f"{spec}:test") == ["test"]
+    only = tmp_path / "only"
+    only.mkdir()
+    assert ids(hub_folder(only, "validation")) == ["validation"]
+
+
+def test_a_hub_dataset_that_cannot_be_opened_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off-line, a wrong name, a wrong split, several splits: one sentence with what to do."""
+    spec = hub_folder(tmp_path, "test", "validation")
+    with pytest.raises(UsageError, match=r"has the splits .*; choose one: hf:.*:(test|validation)$"):
+        open_source(spec)
+    with pytest.raises(UsageError, match="check the name, the split and the network"):
+        open_source(f"{spec}:nosuch")
+    with pytest.raises(UsageError, match="names no dataset; expected hf:org/name"):
+        open_source("hf:")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach 'org/name' on the Hub (offline).\nmore")
+
+    monkeypatch.setattr("datasets.load.load_dataset", unreachable)
+    with pytest.raises(UsageError, match=r"cannot open hf:org/name: Couldn't reach .*; check the name"):
+        open_source("hf:org/name")
+
+
+def test_wrong_inputs_are_told_at_once(tmp_path: Path) -> None:
+    """Before a model is loaded, not when the first line is pulled."""
+    for spec in ("absent.jsonl", "absent.parquet", str(tmp_path)):
+        with pytest.raises(UsageError, match="cannot read"):
+            open_source(spec)
+    with pytest.raises(
+        UsageError, match="the input format is 'csv'; expected one of auto, messages, batch, share"
+    ):
+        open_source("-", "csv")
+
+
+def test_importing_data_imports_nothing_heavy() -> None:
+    """`--help` must not wait for torch, transformers or datasets."""
+    root = Path(__file__).parents[2]
+    names = ["apcbatch.data." + path.stem for path in (root / "apcbatch" / "data").glob("[!_]*.py")]
+    heavy = "torch transformers tokenizers datasets pyarrow jinja2"
+    code = (
+        f"import sys, {', '.join(names)}; print([name for name in '{heavy}'.split() if name in sys.modules])"
+    )
+    names_found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    ).stdout
+    assert len(names) > 10 and names_found.strip() == "[]"
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "conversations", "messages"),
+    [("tau_bench", 400, 11602), ("toolbench_dfs", 52, 340), ("taskmaster4", 500, 1883)],
+)
+def test_real_conversations_are_all_read(
+    shared_data: Path, name: str, conversations: int, messages: int
+) -> None:
+    """Checks that are stricter than real files would turn them into error records."""
+    counts: Counter[str] = Counter()
+    for record in open_source(str(shared_data / f"{name}.jsonl")):
+        assert isinstance(record, Conversation), record
+        counts["conversations"] += 1
+        counts["messages"] += len(record.messages)
+    assert counts == {"conversations": conversations, "messages": messages}

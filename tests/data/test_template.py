@@ -1,0 +1,181 @@
+"""Templates: the model's own, the fallback, what they refuse, and what they must not be able to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apcbatch.data.render import Renderer
+from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.errors import ModelError, RequestError, UsageError
+from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, save_model
+
+USER = {"role": "user", "content": "hi\n"}
+TOOLS = [{"type": "function", "function": {"name": "get", "description": "Gets <it> & 'more'."}}]
+
+
+def template_of(folder: Path, warnings: list[str] | None = None) -> ChatTemplate:
+    """The template of a model folder with the shipped fallback."""
+    told = [] if warnings is None else warnings
+    return ChatTemplate(load_tokenizer(folder), read_fallback(None), told.append)
+
+
+def test_the_models_own_template_is_used(model_dir: Callable[..., Path], warnings: list[str]) -> None:
+    """And gives what `apply_chat_template` gives."""
+    folder = model_dir("chatml", STABLE_TEMPLATE)
+    messages = [{"role": "system", "content": " s "}, USER, {"role": "assistant", "content": "é\n"}]
+    text = template_of(folder, warnings).render(messages, TOOLS)
+    assert text == "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nhi\n<|im_end|>\n" \
+        "<|im_start|>assistant\né\n<|im_end|>\n<|im_start|>assistant\n"  # fmt: skip
+    source = load_tokenizer(folder).source
+    assert text == source.apply_chat_template(
+        messages, tools=TOOLS, add_generation_prompt=True, tokenize=False
+    )
+    assert warnings == []
+
+
+def test_a_template_file_beside_the_tokenizer_is_found(tmp_path: Path) -> None:
+    """Newer models have chat_template.jinja instead of a key in tokenizer_config.json."""
+    folder = save_model(tmp_path, build_tokenizer("chatml"))
+    (folder / "chat_template.jinja").write_text("[{{ messages[0].content }}]")
+    assert template_of(folder).render([USER]) == "[hi\n]"
+
+
+def test_the_template_for_tools_is_taken_where_there_are_tools(tmp_path: Path) -> None:
+    """Some models have two templates by name."""
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    folder = save_model(tmp_path, build_tokenizer("chatml"), chat_template=named)
+    template = template_of(folder)
+    assert (template.render([USER]), template.render([USER], TOOLS)) == ("plain", "tools")
+
+
+def test_the_fallback_is_chatml_in_plain_text(model_dir: Callable[..., Path], warnings: list[str]) -> None:
+    """Every role, tools and calls, with nothing escaped or trimmed, and one warning for all conversations."""
+    template = template_of(model_dir("gpt2"), warnings)
+    assert warnings == []
+    function = {"name": "get", "arguments": {"q": "<é>"}}
+    messages = [
+        {"role": "system", "content": "be brief"},
+        USER,
+        {
+            "role": "assistant",
+            "content": "let me",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": function}, {"function": function}]},
+    ]
+    text = template.render(messages, TOOLS)
+    call = '<tool_call>{"name": "get", "arguments": {"q": "<é>"}}</tool_call>'
+    system, rest = text.split("<|im_end|>\n", 1)
+    assert system.startswith("<|im_start|>system\nbe brief\n\n# Tools\n")
+    assert json.dumps(TOOLS[0]) + "\n" in system and system.endswith("</tool_call>")
+    assert rest == (
+        "<|im_start|>user\nhi\n<|im_end|>\n"
+        f"<|im_start|>assistant\nlet me\n{call}<|im_end|>\n"
+        "<|im_start|>tool\n3<|im_end|>\n"
+        f"<|im_start|>assistant\n{call}\n{call}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert template.render([]) == "<|im_start|>assistant\n"
+    assert template.render([USER]) == "<|im_start|>user\nhi\n<|im_end|>\n<|im_start|>assistant\n"
+    assert len(warnings) == 1 and warnings[0].startswith("the model has no chat template; ")
+
+
+def test_the_fallback_begins_with_bos_where_the_model_expects_it(tmp_path: Path) -> None:
+    """A base model that was trained with a first token must get it in conversations too."""
+    from tokenizers.processors import TemplateProcessing
+
+    for adds_bos in (False, True):
+        folder = tmp_path / str(adds_bos)
+        folder.mkdir()
+        tokenizer = build_tokenizer("gpt2")
+        if adds_bos:
+            tokenizer.post_processor = TemplateProcessing(
+                "<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+            )
+        save_model(folder, tokenizer, bos_token="<|endoftext|>")
+        assert template_of(folder).render([USER]).startswith("<|endoftext|>") == adds_bos
+
+
+def test_a_fallback_of_ones_own_is_read(tmp_path: Path, model_dir: Callable[..., Path]) -> None:
+    """And one that cannot be read is told."""
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages | length }} messages")
+    renderer = Renderer.load(model_dir("gpt2"), own)
+    assert renderer.template.render([USER, USER]) == "2 messages"
+    with pytest.raises(UsageError, match="the chat template .* cannot be read"):
+        Renderer.load(model_dir("gpt2"), tmp_path / "absent.jinja")
+
+
+REFUSALS = {
+    "{{ raise_exception('roles must alternate') }}": "roles must alternate",
+    "{{ messages[5].content }}": "has no element 5",
+    "{{ messages[0].content + 1 }}": "can only concatenate str",
+    "{{ 1 // 0 }}": "division",
+    "{{ nothing.at.all }}": "'nothing' is undefined",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}": "nested too deeply",
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), REFUSALS.items())
+def test_what_a_template_raises_is_an_error_of_the_conversation(
+    model_dir: Callable[..., Path], source: str, reason: str
+) -> None:
+    """With the template's words: often the only description of what the model expects."""
+    with pytest.raises(RequestError, match=r"^the chat template refuses messages\[0:1\]: ") as caught:
+        template_of(model_dir("gpt2", source)).render([USER])
+    assert caught.value.code == "invalid_request" and reason in caught.value.message
+
+
+ATTACKS = [
+    "{{ ''.__class__ }}{{ ''.__class__.__mro__ }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ messages.__init__.__globals__ }}",
+    "{{ raise_exception.__globals__['__builtins__'] }}",
+    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "{% for n in range(10 ** 12) %}{{ n }}{% endfor %}",
+    "{{ messages.append(1) }}{{ messages.clear() }}",
+    "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}{{ os }}",
+    "{{ ''.format.__self__.__class__ }}",
+    "{{ '{0.__class__.__init__}'.format(messages).x }}",
+]
+
+
+@pytest.mark.parametrize("source", ATTACKS)
+def test_a_template_reaches_nothing_but_its_data(model_dir: Callable[..., Path], source: str) -> None:
+    """A template comes with a downloaded model and runs for every conversation.
+
+    No attribute of Python's, no file, no change of the messages, and no endless loop may come of it.
+    """
+    messages = [dict(USER)]
+    template = template_of(model_dir("gpt2", source))
+    try:
+        text = template.render(messages)
+    except RequestError as error:
+        text = error.message.removeprefix("the chat template refuses messages[0:1]: ")
+        assert text != error.message and "<built-in" not in text
+    else:
+        assert text == ""
+    assert messages == [USER]
+
+
+@pytest.mark.parametrize("source", ["{% for m in messages %}\n{% endif %}", "x\n{{ messages | nosuch }}"])
+def test_a_template_that_is_no_jinja_is_told_at_once(model_dir: Callable[..., Path], source: str) -> None:
+    """Once, with its line, before weights are loaded; not as an error record of every line."""
+    with pytest.raises(ModelError, match="the model's chat template is not valid Jinja: line 2: "):
+        template_of(model_dir("gpt2", source))
+
+
+def test_deep_nesting_ends_one_conversation(model_dir: Callable[..., Path]) -> None:
+    """JSON may nest a thousand levels; walking them by recursion must not end the job."""
+    deep: dict[str, object] = {}
+    for _ in range(1000):
+        deep = {"a": deep}
+    with pytest.raises(RequestError, match="nested too deeply"):
+        template_of(model_dir("gpt2")).render([USER], [deep])

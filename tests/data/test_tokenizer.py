@@ -1,0 +1,113 @@
+"""Tokenizers: loading, the ids that end an answer, decoding."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+
+from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.errors import ModelError
+from tests.data.conftest import KINDS, build_tokenizer, save_model
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_survives(kind: str, model_dir: Callable[..., Path]) -> None:
+    """Encoding and decoding a text that the vocabulary covers gives the same text."""
+    tokenizer = load_tokenizer(model_dir(kind))
+    text = "The policy: an agent books\n flight reservations. 東京へ行きます。"
+    if kind == "unigram":
+        text = "The policy: an agent books flight reservations."
+    assert tokenizer.decode(tokenizer.encode(text).ids).lstrip(" ") == text
+    assert tokenizer.vocab_size >= max(tokenizer.encode(text).ids)
+
+
+def test_truncation_and_padding_of_a_file_are_off(tmp_path: Path) -> None:
+    """tokenizer.json files are published with the truncation of somebody's training run in them."""
+    tokenizer = build_tokenizer("gpt2")
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=64)
+    loaded = load_tokenizer(save_model(tmp_path, tokenizer))
+    assert len(loaded.encode("user " * 50).ids) > 50
+    assert len(loaded.encode("a").ids) == 1
+
+
+def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Path) -> None:
+    """Markers of tool calls are special in some tokenizers; without them a call is plain text."""
+    tokenizer = build_tokenizer("chatml")
+    tokenizer.add_special_tokens(
+        [AddedToken("<tool_call>", special=True), AddedToken("</tool_call>", special=True)]
+    )
+    loaded = load_tokenizer(save_model(tmp_path, tokenizer))
+    ids = loaded.encode("a <tool_call>{}</tool_call> b<|im_end|><|endoftext|>").ids
+    assert loaded.decode(ids) == "a <tool_call>{}</tool_call> b"
+    assert loaded.decode([]) == ""
+
+
+def test_half_a_character_is_decoded(model_dir: Callable[..., Path]) -> None:
+    """An answer that max_tokens ends in the middle of a character is an answer."""
+    tokenizer = load_tokenizer(model_dir("gpt2"))
+    ids = tokenizer.encode("🦔").ids
+    assert len(ids) > 1 and "\ufffd" in tokenizer.decode(ids[:1])
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [
+        ({"eos_token_id": [5, 6]}, {"eos_token_id": 7}, (5, 6)),
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, (5,)),
+        ({}, {"eos_token_id": 7}, (7,)),
+        (None, {"eos_token_id": [7]}, (7,)),
+        ({"eos_token_id": None}, {"eos_token_id": []}, (2,)),
+        (None, {}, (2,)),
+    ],
+)
+def test_what_ends_an_answer(tmp_path: Path, generation: object, config: dict, expected: tuple) -> None:
+    """The generation config knows best, then the model's config, then the tokenizer."""
+    folder = save_model(tmp_path, build_tokenizer("chatml"), eos_token="<|im_end|>")
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 512, **config}))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    tokenizer = load_tokenizer(folder)
+    assert (tokenizer.eos_token_ids, tokenizer.vocab_size) == (expected, 512)
+
+
+def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    """Each with the file at fault."""
+    with pytest.raises(ModelError, match="is not a folder; expected a model folder"):
+        load_tokenizer(tmp_path / "absent")
+    with pytest.raises(ModelError, match="has no tokenizer; expected one of tokenizer.json, "):
+        load_tokenizer(tmp_path)
+    folder = save_model(tmp_path, build_tokenizer("chatml"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": "stop"}')
+    with pytest.raises(
+        ModelError, match=r"eos_token_id in .*generation_config.json is 'stop'; expected a token id"
+    ):
+        load_tokenizer(folder)
+    (folder / "generation_config.json").write_text("[]")
+    with pytest.raises(ModelError, match=r"generation_config.json holds no JSON object"):
+        load_tokenizer(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"generation_config.json cannot be read as JSON"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
+    with pytest.raises(ModelError, match="the tokenizer in .* cannot be loaded: .*; expected tokenizer.json"):
+        load_tokenizer(folder)
+
+
+def test_loading_does_not_import_torch(model_dir: Callable[..., Path]) -> None:
+    """`plan` needs no weights and should not wait for torch."""
+    code = (
+        "import sys; from apcbatch.data.render import Renderer; "
+        f"renderer = Renderer.load({str(model_dir('gpt2'))!r}); "
+        "renderer.template.render([{'role': 'user', 'content': 'x'}]); print('torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert found.stdout.strip() == "False"

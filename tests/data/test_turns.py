@@ -1,0 +1,38 @@
+"""Turns: which requests a conversation makes."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.data.turns import choose_turns
+from apcbatch.errors import RequestError
+from apcbatch.formats import Turns
+
+ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+
+
+@pytest.mark.parametrize(
+    ("roles", "each", "last"),
+    [
+        ("ua", [(1, 1)], (1, 1)),
+        ("u", [(1, 1)], (1, 1)),
+        ("s", [(1, 1)], (1, 1)),
+        ("suau", [(1, 2), (2, 4)], (2, 4)),
+        ("suauatata", [(1, 2), (2, 4), (3, 6), (4, 8)], (4, 8)),
+        ("suaat", [(1, 2), (2, 3), (3, 5)], (3, 5)),
+        ("uaa", [(1, 1), (2, 2)], (1, 1)),
+        ("auau", [(1, 0), (2, 2), (3, 4)], (3, 4)),
+        ("aa", [(1, 0), (2, 1)], None),
+    ],
+)
+def test_turns(roles: str, each: list[tuple[int, int]], last: tuple[int, int] | None) -> None:
+    """Every assistant turn and an answer that is missing at the end; or the last such place alone."""
+    messages = [{"role": ROLES[role]} for role in roles]
+    ways: tuple[Turns, ...] = ("each", "rollout")
+    for turns in ways:
+        assert choose_turns(messages, turns) == each
+    if last is None:
+        with pytest.raises(RequestError, match="every message is from the assistant"):
+            choose_turns(messages, "last")
+    else:
+        assert choose_turns(messages, "last") == [last]
