@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def main() -> int:
     """Run the process's command line and return its exit code."""
-    from apcbatch.cli.main import main as run_command_line
+    from apcbatch.cli.program import main as run_command_line
 
     return run_command_line()

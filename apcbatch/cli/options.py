@@ -39,6 +39,13 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
+class OrderedGroup(click.Group):
+    """A group that lists its commands in the order in which they were added."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
     """A decorator that adds the flags of the named options; the function gets them as keyword arguments."""
 

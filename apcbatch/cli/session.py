@@ -15,7 +15,7 @@ def program_words() -> list[str]:
     if called.name == "__main__.py" and called.resolve().parent.name == "apcbatch":
         return [sys.executable, "-m", "apcbatch"]
     found = shutil.which("apcbatch")
-    if called.name == "apcbatch" and found is not None and not called.samefile(found):
+    if called.name == "apcbatch" and called.exists() and not (found and called.samefile(found)):
         return [str(called)]
     return ["apcbatch"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from apcbatch.cli.options import OrderedGroup
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.values import parse_size
 
@@ -40,7 +41,7 @@ Examples:
 """
 
 
-@click.group(epilog=EPILOG, short_help="Look into a store folder, check it, prune it.")
+@click.group(cls=OrderedGroup, epilog=EPILOG, short_help="Look into a store folder, check it, prune it.")
 def store() -> None:
     """Look into a store folder, check it, prune it. Runs may use the store at the same time."""
 

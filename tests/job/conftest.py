@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from apcbatch.cli.main import main
+from apcbatch.cli.program import main
 from apcbatch.job import opening
 from tests.job.fakes import FakeEngine
 

@@ -10,6 +10,7 @@ import click
 
 from apcbatch import config
 from apcbatch.cli.doctor import doctor
+from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.run import run
 from apcbatch.cli.session import Session
 from apcbatch.cli.store import store
@@ -26,13 +27,6 @@ Examples:
 
 `apcbatch COMMAND -h` shows a command's options and examples.
 """
-
-
-class OrderedGroup(click.Group):
-    """A group that lists its commands in the order in which they were added."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(

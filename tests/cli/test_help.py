@@ -1,0 +1,65 @@
+"""Help and documentation: every command says what it does, with examples, and docs/cli.md says the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from apcbatch.cli.program import cli, main
+from apcbatch.config import OPTIONS, flag_name
+from apcbatch.version import VERSION
+from tools.make_cli_docs import TARGET, commands, document
+
+NAMES = [name for name, _ in commands(cli, "apcbatch")]
+
+
+def test_the_page_is_what_the_commands_say():
+    """Fault: a command or a flag changes and docs/cli.md does not (run tools/make_cli_docs.py)."""
+    assert TARGET.read_text() == document()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_command_has_help_with_examples(name, flag):
+    """Fault: -h is not known somewhere, or a command has no example."""
+    done = CliRunner().invoke(cli, [*name.split()[1:], flag], prog_name="apcbatch")
+    assert done.exit_code == 0, done.output
+    assert f"Usage: {name}" in done.output
+    example = "apcbatch run" if name == "apcbatch" else name
+    assert f"Examples:\n    {example}" in done.output
+
+
+def test_every_option_of_a_command_is_explained():
+    """Fault: a flag without a help text."""
+    for name, command in commands(cli, "apcbatch"):
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                assert parameter.help, f"{name} {parameter.opts}"
+
+
+def test_run_offers_every_option_that_has_a_flag():
+    """Fault: an option can be set in the file and not on the command line."""
+    run = dict(commands(cli, "apcbatch"))["apcbatch run"]
+    flags = {flag for parameter in run.params for flag in parameter.opts}
+    assert {flag_name(name) for name, spec in OPTIONS.items() if spec.flag is not None} <= flags
+
+
+def test_the_help_needs_nothing_heavy():
+    """Fault: an import at start-up makes --help slow."""
+    code = (
+        "import sys, apcbatch.cli, apcbatch.cli.program\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'tqdm', 'yaml', 'sqlite3', 'tokenizers'}\n"
+        "found = heavy & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version(capsys):
+    """Fault: --version prints another version than the package's."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"apcbatch {VERSION}\n"

@@ -1,0 +1,121 @@
+"""`apcbatch run` before anything is loaded: usage, configuration, errors as sentences."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from apcbatch.cli import main as entry_point
+from apcbatch.cli import session
+from apcbatch.cli.program import main
+from apcbatch.config import OPTIONS
+from apcbatch.formats import FORMAT_CHOICES, TURNS
+from apcbatch.job import opening
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch, tmp_path):
+    """A run of these tests that gets as far as the weights fails."""
+
+    def refuse(config, warn):
+        raise AssertionError("the weights would have been loaded")
+
+    monkeypatch.setattr(opening, "make_engine", refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"messages":[{"role":"user","content":"Hi"}]}\n')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("run", "Missing argument 'INPUT'"),
+        ("run in.jsonl", "Missing option '-o' / '--output'"),
+        ("run in.jsonl -o out.jsonl --blok-size 3", "--block-size"),
+        ("run in.jsonl -o out.jsonl --block-size 0", "--block-size is '0'; expected an integer from 1"),
+        ("run in.jsonl -o out.jsonl --policy everything", "expected one of"),
+        ("run in.jsonl -o out.jsonl --resume --overwrite", "--resume and --overwrite exclude each other"),
+        ("run in.jsonl -o out.jsonl -q -v", "--quiet and --verbose exclude each other"),
+        ("run in.jsonl -o out.jsonl --store s --no-store", "--store and --no-store exclude each other"),
+        (
+            "run in.jsonl -o out.jsonl --config c.yaml",
+            "c.yaml: blok_size is not an option; did you mean block_size?",
+        ),
+        ("run in.jsonl -o out.jsonl --config missing.yaml", "missing.yaml cannot be read"),
+        ("run missing.jsonl -o out.jsonl", "missing.jsonl"),
+        ("run . -o out.jsonl", "folder"),
+        ("run in.jsonl -o out.jsonl --model nothing", "'nothing'"),
+        ("run in.jsonl -o out.jsonl --model org/nothing", "org/nothing"),
+        ("run in.jsonl -o missing/out.jsonl", "mkdir -p"),
+        ("run in.jsonl -o out.jsonl --summary missing/s.json", "--summary missing/s.json"),
+        ("rum", "Did you mean"),
+    ],
+)
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(capsys, tmp_path, arguments, sentence):
+    """Fault: weights are loaded first, or a traceback is all there is, or OUT is made for nothing."""
+    (tmp_path / "c.yaml").write_text("blok_size: 16\n")
+    before = sorted(tmp_path.iterdir())
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and "Traceback" not in captured.err
+    assert captured.out == "" and sorted(tmp_path.iterdir()) == before
+
+
+def test_show_config_prints_every_value_with_its_origin(capsys, tmp_path, monkeypatch):
+    """Fault: an option is missing, or an origin is not where the value came from."""
+    (tmp_path / "c.yaml").write_text("block-size: 16\nseed: 3\nmodel: 'on'\n")
+    monkeypatch.setenv("APCBATCH_SEED", "4")
+    assert main(["run", "--config", "c.yaml", "--temperature", "0", "--no-store", "--show-config"]) == 0
+    out = capsys.readouterr().out
+    shown = {}
+    for line in out.splitlines():
+        pair, origin = line.split("  # ")
+        name, value = pair.rstrip().split(": ", 1)
+        shown[name] = (value, origin)
+    assert list(shown) == list(OPTIONS)
+    assert shown["block_size"] == ("16", "c.yaml: block_size")
+    assert shown["seed"] == ("4", "APCBATCH_SEED")
+    assert shown["temperature"] == ("0.0", "--temperature")
+    assert shown["store"] == ("null", "--no-store")
+    assert shown["store_size"] == ("20GiB", "default")
+    assert yaml.safe_load(out)["model"] == "on"
+    (tmp_path / "again.yaml").write_text(out)
+    assert main(["run", "--config", "again.yaml", "--show-config"]) == 0, "what is printed can be read back"
+
+
+def test_an_internal_error_is_a_sentence_and_a_traceback_on_demand(capsys, monkeypatch):
+    """Fault: a traceback greets the user, or a developer cannot get one."""
+    assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1
+    plain = capsys.readouterr().err
+    assert (
+        "internal error: AssertionError" in plain and "APCBATCH_DEBUG=1" in plain and "Traceback" not in plain
+    )
+    assert plain.splitlines()[-1].startswith("apcbatch run in.jsonl -o out.jsonl")
+    monkeypatch.setenv("APCBATCH_DEBUG", "1")
+    assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_choices_are_those_of_the_formats():
+    """Fault: config.py and formats.py, which must not know each other, grow apart."""
+    assert OPTIONS["format"].choices == FORMAT_CHOICES and OPTIONS["turns"].choices == TURNS
+
+
+def test_how_the_program_was_called(monkeypatch, tmp_path):
+    """Fault: the command that continues names a program that the shell does not find."""
+    script = tmp_path / "bin" / "apcbatch"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr("sys.argv", [str(script)])
+    assert session.program_words() == [str(script)]
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert session.program_words() == ["apcbatch"]
+    monkeypatch.setattr("sys.argv", ["/lib/apcbatch/__main__.py"])
+    assert session.program_words()[1:] == ["-m", "apcbatch"]
+
+
+def test_the_entry_point_takes_the_process_arguments(monkeypatch, capsys):
+    """Fault: the installed script prints help whatever it is given."""
+    monkeypatch.setattr("sys.argv", ["apcbatch", "--version"])
+    assert entry_point() == 0 and capsys.readouterr().out.startswith("apcbatch ")

@@ -1,0 +1,43 @@
+"""Writes docs/cli.md from the commands' own help; run it after every change of a command.
+
+A test compares the file with what this script would write, so that no command and no flag stays undocumented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from apcbatch.cli.program import cli
+from apcbatch.config import OPTIONS, env_name
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+WIDTH = 100
+
+HEAD = Path(__file__).with_name("cli_docs_head.md")
+
+
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """(full name, command) of a command and everything below it, in the order of the help."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for child in command.list_commands(click.Context(command)):
+            yield from commands(command.commands[child], f"{name} {child}")
+
+
+def document() -> str:
+    """The whole page."""
+    variables = ", ".join(f"`{env_name(name)}`" for name in (*OPTIONS, "no_store"))
+    parts = [HEAD.read_text().replace("VARIABLES", variables)]
+    for name, command in commands(cli, "apcbatch"):
+        context = click.Context(
+            command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"]
+        )
+        parts.append(f"## {name}\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    TARGET.write_text(document())
