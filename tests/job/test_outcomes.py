@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -237,6 +238,16 @@ def test_results_on_stdout_leave_the_narration_to_stderr(apcbatch, tmp_path):
         "the summary is the last line but the command that continues"
     )
     assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
+
+
+def test_an_input_that_breaks_off_ends_with_2_and_keeps_what_was_answered(apcbatch, tmp_path):
+    """Fault: a damaged file passes for its beginning, or takes finished results along."""
+    lines = "".join(json.dumps(conversation(number, turns=1)) + "\n" for number in range(3000))
+    data = gzip.compress(lines.encode())
+    (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
+    done = apcbatch("run", "in.jsonl.gz", "-o", "out.jsonl", "--max-tokens", 1, "-q")
+    assert done.code == 2 and "in.jsonl.gz cannot be read further after line" in done.stderr
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) > 1000
 
 
 def test_quiet_drops_the_request_lines_only(apcbatch, tmp_path):
