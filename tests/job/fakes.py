@@ -2,7 +2,7 @@
 
 FAKE_* variables of the process steer it, for the tests that kill and interrupt real processes:
 FAKE_LOAD_S, FAKE_STEP_S: seconds that loading and a step take. FAKE_FINGERPRINT: the model fingerprint.
-FAKE_FAIL_ONCE: a file; until it is there, each prompt whose length is odd fails with out_of_memory.
+FAKE_FAIL_ONCE: a file; until it is there, every third request fails with out_of_memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FakeEngine:
         if len(prompt) >= CONTEXT_LENGTH:
             message = f"the prompt has {len(prompt)} tokens; the model takes {CONTEXT_LENGTH}"
             return self._failure(request, RequestError("context_length_exceeded", message))
-        if self.fail_until and len(prompt) % 2 and not Path(self.fail_until).exists():
+        if self.fail_until and int(request.id[-6:]) % 3 == 1 and not Path(self.fail_until).exists():
             return self._failure(request, RequestError("out_of_memory", "no room"))
         tokens.append(self._token(request, prompt, len(tokens)))
         stopped = tokens[-1] == EOS and not request.ignore_eos
