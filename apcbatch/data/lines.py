@@ -41,6 +41,8 @@ class LongLine:
 def check_readable(spec: str) -> None:
     """Raise UsageError where the file is absent, a folder or not permitted; does not open it (a pipe?)."""
     if spec == STDIN:
+        if sys.stdin is None:
+            raise UsageError("cannot read stdin: it is closed; pipe the lines in, or give a file")
         return
     try:
         mode = os.stat(spec).st_mode

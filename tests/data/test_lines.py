@@ -147,6 +147,9 @@ def test_what_is_not_a_readable_file_is_refused(tmp_path: Path, monkeypatch: pyt
         check_readable("a\0b")
     path = tmp_path / "secret"
     path.touch()
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="cannot read stdin: it is closed"):
+        check_readable("-")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match="permission denied"):
         check_readable(str(path))

@@ -1,0 +1,32 @@
+"""The closed sets of input formats, and the format that a record's keys tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.formats import FORMAT_CHOICES, FORMATS, ROLE_ALIASES, ROLES, SPEAKERS, TURNS, detect_format
+
+
+def test_the_sets_are_those_of_the_contract() -> None:
+    """A choice that the contract does not name, or lacks, is a break of it."""
+    assert FORMAT_CHOICES == ("auto", *FORMATS) == ("auto", "messages", "batch", "sharegpt")
+    assert TURNS == ("each", "last", "rollout")
+    assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        (["id", "messages"], "messages"),
+        (["messages", "conversations"], "messages"),
+        (["custom_id", "method", "url", "body"], "batch"),
+        (["body"], "batch"),
+        (["custom_id", "url"], "batch"),
+        (["id", "conversations"], "sharegpt"),
+        (["custom_id"], None),
+        ([], None),
+    ],
+)
+def test_the_keys_tell_the_format(keys: list[str], found: str | None) -> None:
+    """A batch line without its body or its id is a faulty batch line, not a line of no format."""
+    assert detect_format(dict.fromkeys(keys)) == found
