@@ -37,3 +37,20 @@ def paged_attention(
     q_dtype: int, k_cache: int, v_cache: int, cache_dtype: int, page_table: int, page_table_stride: int,
     cu_seqlens: int, context: int, out: int, num_threads: int, /
 ) -> None: ...
+
+class RaggedParams:
+    def __init__(
+        self, num_sequences: int, cu_seqlens: int, initial_slots: int, final_slots: int, snapshot_cu: int,
+        snapshot_positions: int, snapshot_slots: int, /
+    ) -> None: ...
+
+def causal_conv(
+    ragged: RaggedParams, dtype: int, d_inner: int, width: int, x: int, x_stride: int, weight: int, bias: int,
+    weight_dtype: int, state: int, state_stride: int, out: int, num_threads: int, /
+) -> None: ...
+def selective_scan(
+    ragged: RaggedParams, dtype: int, d_inner: int, d_state: int, x: int, x_stride: int, dt: int,
+    dt_stride: int, A: int, B: int, B_stride: int, C: int, C_stride: int, D: int, z: int, z_stride: int,
+    dt_bias: int, state: int, state_stride: int, out: int, num_threads: int, /
+) -> None: ...
+def elementwise(function: int, from_: int, to: int, count: int, /) -> None: ...

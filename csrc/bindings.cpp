@@ -8,6 +8,7 @@
 #include "dispatch.h"
 #include "linear.h"
 #include "rowwise.h"
+#include "scan.h"
 
 namespace py = pybind11;
 
@@ -198,6 +199,81 @@ void bind_attention(py::module_& m) {
     m.def("paged_attention", &paged_attention, ReleaseGil());
 }
 
+// ---- causal_conv, selective_scan
+
+const int64_t* integers(Address address) { return static_cast<const int64_t*>(pointer(address)); }
+const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
+
+apcbatch::RaggedParams ragged_params(int64_t num_sequences, Address cu_seqlens, Address initial_slots,
+                                     Address final_slots, Address snapshot_cu, Address snapshot_positions,
+                                     Address snapshot_slots) {
+    return {num_sequences,           integers(cu_seqlens),  integers(initial_slots),
+            integers(final_slots),   integers(snapshot_cu), integers(snapshot_positions),
+            integers(snapshot_slots)};
+}
+
+void causal_conv(const apcbatch::RaggedParams& ragged, int dtype, int64_t d_inner, int64_t width, Address x,
+                 int64_t x_stride, Address weight, Address bias, int weight_dtype, Address state,
+                 int64_t state_stride, Address out, int num_threads) {
+    apcbatch::ConvParams params;
+    params.ragged = ragged;
+    params.dtype = apcbatch::DType(dtype);
+    params.d_inner = d_inner;
+    params.width = width;
+    params.x = pointer(x);
+    params.x_stride = x_stride;
+    params.weight = pointer(weight);
+    params.bias = pointer(bias);
+    params.weight_dtype = apcbatch::DType(weight_dtype);
+    params.state = pointer(state);
+    params.state_stride = state_stride;
+    params.out = pointer(out);
+    params.out_stride = d_inner;
+    apcbatch::causal_conv(params, num_threads);
+}
+
+void selective_scan(const apcbatch::RaggedParams& ragged, int dtype, int64_t d_inner, int64_t d_state,
+                    Address x, int64_t x_stride, Address dt, int64_t dt_stride, Address A, Address B,
+                    int64_t B_stride, Address C, int64_t C_stride, Address D, Address z, int64_t z_stride,
+                    Address dt_bias, Address state, int64_t state_stride, Address out, int num_threads) {
+    apcbatch::ScanParams params;
+    params.ragged = ragged;
+    params.dtype = apcbatch::DType(dtype);
+    params.d_inner = d_inner;
+    params.d_state = d_state;
+    params.x = pointer(x);
+    params.x_stride = x_stride;
+    params.dt = pointer(dt);
+    params.dt_stride = dt_stride;
+    params.A = floats(A);
+    params.B = pointer(B);
+    params.B_stride = B_stride;
+    params.C = pointer(C);
+    params.C_stride = C_stride;
+    params.D = floats(D);
+    params.z = pointer(z);
+    params.z_stride = z_stride;
+    params.dt_bias = floats(dt_bias);
+    params.state = static_cast<float*>(pointer(state));
+    params.state_stride = state_stride;
+    params.out = pointer(out);
+    params.out_stride = d_inner;
+    apcbatch::selective_scan(params, num_threads);
+}
+
+void elementwise(int function, Address from, Address to, int64_t count) {
+    apcbatch::elementwise(apcbatch::Elementwise(function), floats(from), static_cast<float*>(pointer(to)),
+                          count);
+}
+
+void bind_scan(py::module_& m) {
+    // Holds addresses only: whoever makes one keeps the arrays alive.
+    py::class_<apcbatch::RaggedParams>(m, "RaggedParams").def(py::init(&ragged_params));
+    m.def("causal_conv", &causal_conv, ReleaseGil());
+    m.def("selective_scan", &selective_scan, ReleaseGil());
+    m.def("elementwise", &elementwise, ReleaseGil());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -205,6 +281,7 @@ PYBIND11_MODULE(_C, m) {
         "apcbatch kernels: plain C++ over addresses, sizes and strides (private; see apcbatch.kernels.ops)";
     bind_isa(m);
     bind_linear(m);
+    bind_scan(m);
     bind_rowwise(m);
     bind_attention(m);
 }

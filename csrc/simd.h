@@ -15,6 +15,14 @@
 
 #include "params.h"
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 takes the undefined pass-through operand inside its own AVX-512 intrinsics for a fault (GCC bug
+// 105593), and remarks that vectors were once passed differently; every function here is inlined.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif

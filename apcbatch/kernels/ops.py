@@ -8,12 +8,14 @@ from apcbatch.kernels.choose import greedy, softmax_topk, token_logprob
 from apcbatch.kernels.isa import available_isas, isa, numerics, set_isa
 from apcbatch.kernels.linear import PackedLinear, linear, pack_linear
 from apcbatch.kernels.norm import add_rms_norm_, rms_norm, silu_mul
+from apcbatch.kernels.scan import causal_conv, selective_scan
 
 __all__ = [
     "PAGE_TOKENS",
     "PackedLinear",
     "add_rms_norm_",
     "available_isas",
+    "causal_conv",
     "greedy",
     "isa",
     "linear",
@@ -21,6 +23,7 @@ __all__ = [
     "pack_linear",
     "paged_attention",
     "rms_norm",
+    "selective_scan",
     "set_isa",
     "silu_mul",
     "softmax_topk",

@@ -1,0 +1,146 @@
+"""Ragged: where each sequence of a packed batch begins and ends, and which state slots it reads and writes.
+
+Must not know: models, arenas. Invariants, checked once when it is made and relied upon by every kernel:
+every sequence has a token, no slot is written twice, and none is written by one sequence and read by another
+(so sequences may run in any order).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from apcbatch import _C
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """The metadata of b sequences with k snapshots; every tensor int64, contiguous, on the CPU.
+
+    cu_seqlens (b + 1,): token offsets. initial_slots (b,): read before the first token; -1: zeros.
+    final_slots (b,): written after the last; -1: none. snapshot_cu (b + 1,): offsets into the next two.
+    snapshot_positions (k,): tokens of this piece consumed at the snapshot, 1 .. its length, ascending within
+    a sequence. snapshot_slots (k,): the slots written. Raises ValueError.
+    """
+
+    cu_seqlens: torch.Tensor
+    initial_slots: torch.Tensor
+    final_slots: torch.Tensor
+    snapshot_cu: torch.Tensor
+    snapshot_positions: torch.Tensor
+    snapshot_slots: torch.Tensor
+    num_sequences: int = field(init=False)
+    num_tokens: int = field(init=False)
+    max_slot: int = field(init=False)  # -1: no slot at all
+    params: _C.RaggedParams = field(init=False, repr=False)
+
+    @classmethod
+    def create(
+        cls,
+        cu_seqlens: torch.Tensor,
+        initial_slots: torch.Tensor | None = None,
+        final_slots: torch.Tensor | None = None,
+        snapshot_cu: torch.Tensor | None = None,
+        snapshot_positions: torch.Tensor | None = None,
+        snapshot_slots: torch.Tensor | None = None,
+    ) -> Ragged:
+        """A Ragged; parts left out mean: begin with zeros, keep nothing, no snapshots. Raises ValueError."""
+        b = max(cu_seqlens.numel() - 1, 0)
+        none = torch.empty(0, dtype=torch.int64)
+        return cls(
+            cu_seqlens,
+            torch.full((b,), -1) if initial_slots is None else initial_slots,
+            torch.full((b,), -1) if final_slots is None else final_slots,
+            torch.zeros(b + 1, dtype=torch.int64) if snapshot_cu is None else snapshot_cu,
+            none if snapshot_positions is None else snapshot_positions,
+            none if snapshot_slots is None else snapshot_slots,
+        )
+
+    def __post_init__(self) -> None:
+        _check_tensors(self)
+        lengths = _check_offsets(self.cu_seqlens.tolist(), "cu_seqlens", self.cu_seqlens[-1].item(), 1)
+        cuts = self.snapshot_cu.tolist()
+        _check_offsets(cuts, "snapshot_cu", self.snapshot_positions.numel(), 0)
+        _check_positions(self.snapshot_positions.tolist(), cuts, lengths)
+        slots = _check_slots(self)
+        assign = object.__setattr__
+        assign(self, "num_sequences", len(lengths))
+        assign(self, "num_tokens", sum(lengths))
+        assign(self, "max_slot", max(slots, default=-1))
+        arrays = (
+            self.cu_seqlens, self.initial_slots, self.final_slots, self.snapshot_cu, self.snapshot_positions,
+            self.snapshot_slots,
+        )
+        assign(self, "params", _C.RaggedParams(len(lengths), *(array.data_ptr() for array in arrays)))
+
+
+def _check_tensors(ragged: Ragged) -> None:
+    b = ragged.cu_seqlens.numel() - 1
+    if b < 0:
+        raise ValueError("cu_seqlens must have one entry more than there are sequences; it is empty")
+    k = ragged.snapshot_positions.numel()
+    expected = (
+        ("cu_seqlens", b + 1), ("initial_slots", b), ("final_slots", b), ("snapshot_cu", b + 1),
+        ("snapshot_positions", k), ("snapshot_slots", k),
+    )
+    for name, size in expected:
+        tensor: torch.Tensor = getattr(ragged, name)
+        if tensor.dtype != torch.int64 or tensor.shape != (size,) or tensor.device.type != "cpu":
+            raise ValueError(
+                f"{name} must be int64 of shape ({size},) on the CPU, for {b} sequences and {k} snapshots; "
+                f"it is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+            )
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous; its stride is {tensor.stride()}")
+
+
+def _check_offsets(offsets: list[int], name: str, end: float, smallest: int) -> list[int]:
+    """The differences of the offsets; ValueError unless they begin at 0, end at `end` and grow enough."""
+    if offsets[0] != 0 or offsets[-1] != end:
+        raise ValueError(f"{name} must go from 0 to {end}; it goes from {offsets[0]} to {offsets[-1]}")
+    steps = [after - before for before, after in zip(offsets, offsets[1:], strict=False)]
+    for sequence, step in enumerate(steps):
+        if step < smallest:
+            raise ValueError(
+                f"{name} must grow by at least {smallest} a sequence; at sequence {sequence} it goes from "
+                f"{offsets[sequence]} to {offsets[sequence + 1]}"
+            )
+    return steps
+
+
+def _check_positions(positions: list[int], cuts: list[int], lengths: list[int]) -> None:
+    for sequence, length in enumerate(lengths):
+        before = 0
+        for position in positions[cuts[sequence] : cuts[sequence + 1]]:
+            if not before < position <= length:
+                raise ValueError(
+                    f"snapshot_positions must ascend within 1 to {length}, the tokens of sequence "
+                    f"{sequence}; there is {position} after {before}"
+                )
+            before = position
+
+
+def _check_slots(ragged: Ragged) -> set[int]:
+    """Every slot that is read or written; ValueError where two sequences would meet in one."""
+    initial, final = ragged.initial_slots.tolist(), ragged.final_slots.tolist()
+    snapshots, cuts = ragged.snapshot_slots.tolist(), ragged.snapshot_cu.tolist()
+    if min([*initial, *final], default=-1) < -1 or min(snapshots, default=0) < 0:
+        raise ValueError("slots must be 0 or more; only initial and final ones may be -1, for none")
+    writer: dict[int, int] = {}
+    for sequence in range(len(final)):
+        written = snapshots[cuts[sequence] : cuts[sequence + 1]]
+        for slot in written if final[sequence] < 0 else [*written, final[sequence]]:
+            if slot in writer:
+                raise ValueError(
+                    f"a slot must be written once; {slot} is written by sequence {writer[slot]} and then by "
+                    f"sequence {sequence}"
+                )
+            writer[slot] = sequence
+    for sequence, slot in enumerate(initial):
+        if writer.get(slot, sequence) != sequence:
+            raise ValueError(
+                f"a slot that sequence {sequence} begins with must not be written by another; "
+                f"{slot} is written by sequence {writer[slot]}"
+            )
+    return {*initial, *writer}

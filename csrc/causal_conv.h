@@ -1,0 +1,141 @@
+// Depthwise causal convolution and SiLU of one unit (a run of sequences times a tile of channels):
+//   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32; inputs before the first
+//   token come
+// from the initial slot (oldest first), or are zeros. A slot gets the last w - 1 raw inputs, bit for bit.
+// Must not know: threads, how units are made.
+#pragma once
+
+#include "scan.h"
+#include "vmath.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace conv {
+
+constexpr int64_t kMaxWidth = 8;
+constexpr int64_t kLanes = Vec::lanes;
+// Channels whose weights and last inputs stay in the first cache level while tokens go by.
+constexpr int64_t kTile = 256;
+
+// One unit's work, T being the type of x, state and out. Scratch: weight (w, channel), bias (channel) as
+// floats, then the inputs before the first token (w - 1, channel); conv_scratch_floats has its size.
+template <class T>
+class UnitConv {
+  public:
+    UnitConv(const ConvParams& params, const Unit& unit, float* scratch)
+        : p(params), c0(unit.channel_begin), channels(unit.channels), past(params.width - 1) {
+        padded = (channels + kLanes - 1) / kLanes * kLanes;
+        weight = scratch;
+        bias = weight + p.width * padded;
+        history = reinterpret_cast<T*>(bias + padded);
+        if (p.weight_dtype == DType::bfloat16) {
+            prepare_weight<BFloat16>();
+        } else {
+            prepare_weight<float>();
+        }
+    }
+
+    void run(int64_t s) {
+        const int64_t begin = p.ragged.cu_seqlens[s], length = p.ragged.cu_seqlens[s + 1] - begin;
+        x = static_cast<const T*>(p.x) + begin * p.x_stride + c0;
+        out = static_cast<T*>(p.out) + begin * p.out_stride + c0;
+        read_state(p.ragged.initial_slots[s]);
+        for (int64_t t0 = 0; t0 < length; t0 += kTileTokens) {
+            const int64_t t1 = t0 + kTileTokens < length ? t0 + kTileTokens : length;
+            for (int64_t c = 0; c < channels; c += kTile) {
+                const int64_t end = c + kTile < channels ? c + kTile : channels;
+                for (int64_t t = t0; t < t1; ++t) convolve(t, c, end);
+            }
+        }
+        for (int64_t i = p.ragged.snapshot_cu[s]; i < p.ragged.snapshot_cu[s + 1]; ++i) {
+            write_state(p.ragged.snapshot_slots[i], p.ragged.snapshot_positions[i]);
+        }
+        if (p.ragged.final_slots[s] >= 0) write_state(p.ragged.final_slots[s], length);
+    }
+
+  private:
+    const ConvParams& p;
+    const int64_t c0, channels, past;
+    int64_t padded;
+    float *weight, *bias;
+    T* history;
+    const T* x;  // of the sequence's first token, like out
+    T* out;
+
+    template <class W>
+    void prepare_weight() {
+        const W* from = static_cast<const W*>(p.weight) + c0 * p.width;
+        const W* offset = static_cast<const W*>(p.bias);
+        for (int64_t c = 0; c < padded; ++c) {
+            const bool inside = c < channels;
+            bias[c] = inside && offset != nullptr ? to_float(offset[c0 + c]) : 0.0f;
+            for (int64_t k = 0; k < p.width; ++k) {
+                weight[k * padded + c] = inside ? to_float(from[c * p.width + k]) : 0.0f;
+            }
+        }
+    }
+
+    T* slot(int64_t index, int64_t i) const {
+        return static_cast<T*>(p.state) + index * p.state_stride + i * p.d_inner + c0;
+    }
+
+    void read_state(int64_t index) {
+        for (int64_t i = 0; i < past; ++i) {
+            T* to = history + i * padded;
+            if (index < 0) {
+                memset(to, 0, sizeof(T) * size_t(padded));
+            } else {
+                memcpy(to, slot(index, i), sizeof(T) * size_t(channels));
+            }
+        }
+    }
+
+    // The raw inputs of token t of the sequence; those of -past .. -1 lie in the history.
+    const T* input(int64_t t) const { return t >= 0 ? x + t * p.x_stride : history + (past + t) * padded; }
+
+    void convolve(int64_t t, int64_t c, int64_t end) const {
+        const T* inputs[kMaxWidth];
+        for (int64_t k = 0; k < p.width; ++k) inputs[k] = input(t - past + k);
+        T* to = out + t * p.out_stride;
+        for (; c + kLanes <= end; c += kLanes) {
+            sum(c, [&](int64_t k) { return Vec::load(inputs[k] + c); }).store(to + c);
+        }
+        if (c < end) {
+            const int64_t count = end - c;
+            const Vec y = sum(c, [&](int64_t k) { return load_partial(inputs[k] + c, count); });
+            store_partial(y, to + c, count);
+        }
+    }
+
+    template <class Load>
+    APC_INLINE Vec sum(int64_t c, Load load) const {
+        Vec total = Vec::load(bias + c);
+        for (int64_t k = 0; k < p.width; ++k) total = fma(Vec::load(weight + k * padded + c), load(k), total);
+        return silu(total);
+    }
+
+    void write_state(int64_t index, int64_t position) const {
+        for (int64_t i = 0; i < past; ++i) {
+            memcpy(slot(index, i), input(position - past + i), sizeof(T) * size_t(channels));
+        }
+    }
+};
+
+template <class T>
+void run_unit(const ConvParams& params, const Unit& unit, float* scratch) {
+    UnitConv<T> conv(params, unit, scratch);
+    for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s) conv.run(s);
+}
+
+}  // namespace conv
+
+void causal_conv_unit(const ConvParams& params, const Unit& unit, float* scratch) {
+    if (params.dtype == DType::bfloat16) {
+        conv::run_unit<BFloat16>(params, unit, scratch);
+    } else {
+        conv::run_unit<float>(params, unit, scratch);
+    }
+}
+
+}  // namespace APC_ISA
+}  // namespace apcbatch

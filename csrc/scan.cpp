@@ -1,0 +1,73 @@
+#include "scan.h"
+
+#include <algorithm>
+
+#include "dispatch.h"
+#include "scratch.h"
+
+#if APC_HAS_X86_ISAS
+#define APC_FOR_ISA(function) for_isa(plain::function, avx2::function, avx512::function)
+#else
+#define APC_FOR_ISA(function) for_isa(plain::function, plain::function, plain::function)
+#endif
+
+namespace apcbatch {
+namespace {
+
+// Channels of a unit at most: its h and A stay in the second cache level with 16 states, and nearly so with
+// more.
+std::int64_t widest_scan_range(std::int64_t d_state) {
+    const std::int64_t channels = 32768 / d_state / kTileChannels * kTileChannels;
+    return std::max(channels, kTileChannels);
+}
+
+constexpr std::int64_t kWidestConvRange = 4096;
+
+// Runs `unit_function` on every unit, each thread with scratch for its widest.
+template <class Params, class UnitFunction>
+void run_units(const Params& params, const std::vector<Unit>& units, UnitFunction unit_function,
+               std::int64_t scratch_floats, int num_threads) {
+    const std::int64_t bytes = scratch_floats * static_cast<std::int64_t>(sizeof(float));
+#pragma omp parallel for num_threads(num_threads) \
+    schedule(dynamic, 1) if (num_threads > 1 && units.size() > 1)
+    for (std::size_t i = 0; i < units.size(); ++i) {
+        unit_function(params, units[i], reinterpret_cast<float*>(thread_scratch(bytes)));
+    }
+}
+
+}  // namespace
+
+// A, h, dt_bias, D and the largest A of every channel; the rows of a tile, a line of padding with each
+// vector; B and C.
+std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels) {
+    const std::int64_t tokens = std::min(longest_sequence(params.ragged), kTileTokens);
+    const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
+    return 2 * params.d_state * (padded + tokens) + (3 * tokens + 2) * kTileChannels + 3 * padded;
+}
+
+// Weights and bias of every channel, then the inputs before the first token.
+std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels) {
+    const std::int64_t padded = (channels + kChannelGrain - 1) / kChannelGrain * kChannelGrain;
+    return 2 * params.width * padded;
+}
+
+void causal_conv(const ConvParams& params, int num_threads) {
+    const auto units = partition(params.ragged, params.d_inner, kWidestConvRange, num_threads);
+    if (units.empty()) return;
+    run_units(params, units, APC_FOR_ISA(causal_conv_unit), conv_scratch_floats(params, units[0].channels),
+              num_threads);
+}
+
+void selective_scan(const ScanParams& params, int num_threads) {
+    const auto units =
+        partition(params.ragged, params.d_inner, widest_scan_range(params.d_state), num_threads);
+    if (units.empty()) return;
+    run_units(params, units, APC_FOR_ISA(selective_scan_unit), scan_scratch_floats(params, units[0].channels),
+              num_threads);
+}
+
+void elementwise(Elementwise function, const float* from, float* to, std::int64_t count) {
+    APC_FOR_ISA(elementwise)(function, from, to, count);
+}
+
+}  // namespace apcbatch

@@ -1,0 +1,40 @@
+// Entry points of the recurrent kernels: the whole op over threads, and the per-instruction-set work on one
+// unit.
+#pragma once
+
+#include <cstdint>
+
+#include "params.h"
+#include "partition.h"
+
+namespace apcbatch {
+
+// The elementwise functions of vmath.h, by number (for tests).
+enum class Elementwise : int { exp = 0, exp2 = 1, exp2_bounded = 2, log1p_unit = 3, softplus = 4, silu = 5 };
+
+void causal_conv(const ConvParams& params, int num_threads);
+void selective_scan(const ScanParams& params, int num_threads);
+void elementwise(Elementwise function, const float* from, float* to, std::int64_t count);
+
+// Scratch of one unit of `channels` channels, in floats: what selective_scan_unit and causal_conv_unit may
+// use.
+std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels);
+std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels);
+
+// A unit of the scan works through tiles of at most so many tokens times channels: the tile's rows stay in
+// the second cache level, those of one vector of channels in the first.
+constexpr std::int64_t kTileTokens = 64;
+constexpr std::int64_t kTileChannels = 64;
+
+#define APC_DECLARE_SCAN(Namespace)                                                       \
+    namespace Namespace {                                                                 \
+    void causal_conv_unit(const ConvParams& params, const Unit& unit, float* scratch);    \
+    void selective_scan_unit(const ScanParams& params, const Unit& unit, float* scratch); \
+    void elementwise(Elementwise function, const float* from, float* to, std::int64_t n); \
+    }
+APC_DECLARE_SCAN(plain)
+APC_DECLARE_SCAN(avx2)
+APC_DECLARE_SCAN(avx512)
+#undef APC_DECLARE_SCAN
+
+}  // namespace apcbatch

@@ -1,0 +1,405 @@
+// The selective scan of one unit (a run of sequences times a tile of channels), over the vectors of simd.h:
+//   dt = softplus(dt_raw + dt_bias);  h_n = 2^(dt A_n log2 e) h_n + dt x B_n;  y = (D x + sum_n C_n h_n)
+//   silu(z)
+// (Gu and Dao 2023, Mamba, equation 2 with the discretisation of its section 3.2). h lies (n, d), channel
+// fastest.
+//
+// Invariants. The operations on one (channel, state) are one fixed chain over the tokens, in float32, and y
+// gathers n ascending into one accumulator; so no bit depends on where a sequence is cut, on tiles, threads
+// or lanes. A snapshot is the carry itself. Must not know: threads, how units are made.
+//
+// Tokens go by in tiles. A tile's rows (dt, dt x and the running y) are prepared once in scratch; then,
+// vector by vector of channels, blocks of states pass over the tile with their h in registers. B and C are
+// widened and packed once a tile, shared by all channels.
+#pragma once
+
+#include "scan.h"
+#include "vmath.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace scan {
+
+constexpr int64_t kLanes = Vec::lanes;
+// States whose h is held in registers: half of the register file.
+constexpr int kBlockStates = Vec::lanes == 16 ? 16 : 8;
+constexpr int64_t kRow = 3 * kLanes;  // floats of a row: dt, dt x, y
+// Decode touches each state once; its next sequence's state is fetched while this one's is computed.
+constexpr int64_t kShortSequence = 8;
+
+APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Size of the block that begins when `left` states are left: full blocks, then powers of two.
+APC_INLINE int block_size(int64_t left) {
+    int size = kBlockStates;
+    while (size > left) size /= 2;
+    return size;
+}
+
+template <class T>
+APC_INLINE Vec load_lanes(const T* p, int64_t count) {
+    return count >= kLanes ? Vec::load(p) : load_partial(p, count);
+}
+
+template <class T>
+APC_INLINE void store_lanes(Vec value, T* p, int64_t count) {
+    if (count >= kLanes) {
+        value.store(p);
+    } else {
+        store_partial(value, p, count);
+    }
+}
+
+// Where a block's h comes from or goes to: state n of the block at base + n * stride.
+struct Carry {
+    float* base;
+    int64_t stride;
+};
+
+// kStates states of one vector of channels over `tokens` rows. A: kStates vectors, times log2 e. BC: a row of
+// kStates B and kStates C for each token. kBounded: |dt A log2 e| <= 125 is known for all of them.
+//
+// The states of a token are independent but for y, and each is a chain of about 40 cycles, longer than the
+// instructions that a processor looks ahead. So their steps are staggered in program order: while one state
+// is updated, the polynomial of the next is evaluated and the exponent of the one after that is split.
+template <int kStates, bool kBounded>
+void scan_block(float* row, int64_t tokens, const float* A, const float* BC, Carry from, Carry to) {
+    Vec h[kStates];
+#pragma GCC unroll 16
+    for (int i = 0; i < kStates; ++i) h[i] = Vec::load(from.base + i * from.stride);
+    for (int64_t t = 0; t < tokens; ++t, row += kRow, BC += 2 * kStates) {
+        const Vec dt = Vec::load(row), dtx = Vec::load(row + kLanes);
+        Vec y = Vec::load(row + 2 * kLanes);
+        Split split[kStates];
+        Vec decay[kStates];
+#pragma GCC unroll 18
+        for (int step = 0; step < kStates + 2; ++step) {
+            const int first = step, second = step - 1, third = step - 2;
+            if (first < kStates) {
+                const Vec a = Vec::load(A + first * kLanes);
+                if (kBounded) {
+                    split[first] = split_product(a, dt);
+                } else {
+                    decay[first] = exp2_any(a, dt);
+                }
+            }
+            if (kBounded && second >= 0 && second < kStates) decay[second] = exp2_of(split[second]);
+            if (third >= 0) {
+                h[third] = fma(decay[third], h[third], dtx * Vec::broadcast(BC[third]));
+                y = fma(Vec::broadcast(BC[kStates + third]), h[third], y);
+            }
+        }
+        y.store(row + 2 * kLanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kStates; ++i) h[i].store(to.base + i * to.stride);
+}
+
+template <bool kBounded>
+APC_INLINE void scan_block_of(int states, float* row, int64_t tokens, const float* A, const float* BC,
+                              Carry from, Carry to) {
+    switch (states) {
+        case 16:
+            return scan_block<kBlockStates, kBounded>(row, tokens, A, BC, from, to);
+        case 8:
+            return scan_block<8, kBounded>(row, tokens, A, BC, from, to);
+        case 4:
+            return scan_block<4, kBounded>(row, tokens, A, BC, from, to);
+        case 2:
+            return scan_block<2, kBounded>(row, tokens, A, BC, from, to);
+        default:
+            return scan_block<1, kBounded>(row, tokens, A, BC, from, to);
+    }
+}
+
+// One unit's work, T being the type of x, dt, B, C, z and out. Scratch, in floats, of scan_scratch_floats:
+//   A (vector, n, lane), times log2 e | largest_A, dt_bias, D (vector, lane) | h (vector, n, lane) |
+//   BC (block of states, token, B then C) | rows (vector of the tile, token, dt then dt x then y).
+template <class T>
+class UnitScan {
+  public:
+    UnitScan(const ScanParams& params, const Unit& unit, float* scratch)
+        : p(params), c0(unit.channel_begin), channels(unit.channels), n(params.d_state) {
+        vectors = (channels + kLanes - 1) / kLanes;
+        tile_tokens = 1;
+        for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s) {
+            const int64_t length = p.ragged.cu_seqlens[s + 1] - p.ragged.cu_seqlens[s];
+            if (length > tile_tokens) tile_tokens = smaller(length, kTileTokens);
+        }
+        const int64_t padded = vectors * kLanes;
+        A = scratch;
+        largest_A = A + n * padded;
+        dt_bias = largest_A + padded;
+        D = dt_bias + padded;
+        h = D + padded;
+        BC = h + n * padded;
+        rows = BC + 2 * n * tile_tokens;
+        vector_rows = tile_tokens * kRow + 16;
+        prepare_A();
+        copy_or_zero(p.dt_bias, dt_bias);
+        copy_or_zero(p.D, D);
+    }
+
+    // Sequence s; after it the same unit goes on with the state in slot `next` (-1: with none).
+    void run(int64_t s, int64_t next) {
+        begin_sequence(s, next);
+        const int64_t begin = p.ragged.cu_seqlens[s], length = p.ragged.cu_seqlens[s + 1] - begin;
+        int64_t snapshot = p.ragged.snapshot_cu[s];
+        const int64_t snapshots_end = p.ragged.snapshot_cu[s + 1];
+        for (int64_t done = 0; done < length;) {
+            int64_t end = smaller(done + tile_tokens, length);
+            bool keep = false;
+            if (snapshot < snapshots_end && p.ragged.snapshot_positions[snapshot] <= end) {
+                end = p.ragged.snapshot_positions[snapshot];
+                keep = true;
+            }
+            scan_tokens(begin + done, end - done, end == length && !keep);
+            if (keep) write_state(p.ragged.snapshot_slots[snapshot++]);
+            done = end;
+        }
+        if (!final_written) write_state(p.ragged.final_slots[s]);
+    }
+
+  private:
+    // Consecutive vectors of channels, at most kTileChannels of them, and the tokens that go by with them.
+    struct Tile {
+        int64_t vector, vectors;
+        int64_t t0, tokens;  // of the packed batch
+    };
+
+    const ScanParams& p;
+    const int64_t c0, channels, n;
+    int64_t vectors, tile_tokens;
+    int64_t
+        vector_rows;  // floats of a vector's rows, with a line of padding so that they spread over the cache
+    float *A, *largest_A, *dt_bias, *D, *h, *BC, *rows;
+    alignas(64) float largest_dt[kTileChannels];  // of one tile, over its tokens
+    alignas(64) float zeros[kLanes] = {};
+    Carry source;           // of the next tokens: a slot, zeros, or h
+    int64_t source_vector;  // what source.base advances by for each vector of channels
+    Carry target;           // where the last tokens' state goes directly, or null
+    bool final_written;
+    const float *state_now, *state_next;  // slots to fetch ahead from, where sequences are short, or null
+
+    int64_t lanes_of(int64_t v) const { return smaller(channels - v * kLanes, kLanes); }
+    float* slot(int64_t index) const { return p.state + index * p.state_stride + c0; }
+
+    void prepare_A() {
+        const Vec log2e = Vec::broadcast(0x1.715476p+0f);
+        for (int64_t v = 0; v < vectors; ++v) {
+            VecI largest = VecI::broadcast(0);  // of the bits, so that NaN counts as larger than infinity
+            for (int64_t i = 0; i < n; ++i) {
+                const Vec a = load_lanes(p.A + i * p.d_inner + c0 + v * kLanes, lanes_of(v)) * log2e;
+                a.store(A + (v * n + i) * kLanes);
+                largest = max(largest, as_bits(absolute(a)));
+            }
+            as_float(largest).store(largest_A + v * kLanes);
+        }
+    }
+
+    void copy_or_zero(const float* from, float* to) const {
+        for (int64_t v = 0; v < vectors; ++v) {
+            const Vec value = from == nullptr ? Vec::zero() : load_lanes(from + c0 + v * kLanes, lanes_of(v));
+            value.store(to + v * kLanes);
+        }
+    }
+
+    void begin_sequence(int64_t s, int64_t next) {
+        const int64_t from = p.ragged.initial_slots[s], to = p.ragged.final_slots[s];
+        const bool whole = channels % kLanes == 0;
+        source = {zeros, 0};
+        source_vector = 0;
+        if (from >= 0 && whole) {
+            source = {slot(from), p.d_inner};
+            source_vector = kLanes;
+        } else if (from >= 0) {
+            read_state(from);
+            continue_in_scratch();
+        }
+        final_written = to < 0;
+        target = {to >= 0 && whole ? slot(to) : nullptr, p.d_inner};
+        const bool is_short = p.ragged.cu_seqlens[s + 1] - p.ragged.cu_seqlens[s] <= kShortSequence;
+        state_now = is_short && from >= 0 ? slot(from) : nullptr;
+        state_next = is_short && next >= 0 ? slot(next) : nullptr;
+    }
+
+    void continue_in_scratch() {
+        source = {h, kLanes};
+        source_vector = n * kLanes;
+    }
+
+    // Tokens [t0, t0 + tokens) of the packed batch. last: nothing but the final state is taken after them.
+    void scan_tokens(int64_t t0, int64_t tokens, bool last) {
+        const bool direct = last && target.base != nullptr;
+        pack_BC(t0, tokens);
+        for (int64_t v = 0; v < vectors; v += kTileChannels / kLanes) {
+            scan_tile({v, smaller(vectors - v, kTileChannels / kLanes), t0, tokens}, direct);
+        }
+        continue_in_scratch();
+        if (direct) final_written = true;
+    }
+
+    void scan_tile(const Tile& tile, bool direct) {
+        prepare_rows(tile);
+        for (int64_t v = tile.vector; v < tile.vector + tile.vectors; ++v) {
+            Carry to = {h + v * n * kLanes, kLanes};
+            if (direct) to = {target.base + v * kLanes, target.stride};
+            prefetch_rows(tile, v);
+            prefetch_state(v + kTileChannels / kLanes);
+            scan_vector(tile, v, {source.base + v * source_vector, source.stride}, to);
+        }
+        finish_rows(tile);
+    }
+
+    void scan_vector(const Tile& tile, int64_t v, Carry from, Carry to) {
+        const Vec worst =
+            Vec::load(largest_A + v * kLanes) * Vec::load(largest_dt + (v - tile.vector) * kLanes);
+        const bool bounded = (worst <= Vec::broadcast(125.0f)).all();
+        float* row = rows + (v - tile.vector) * vector_rows;
+        const float* packed = BC;
+        for (int64_t i = 0; i < n;) {
+            const int size = block_size(n - i);
+            const float* a = A + (v * n + i) * kLanes;
+            const Carry block_from = {from.base + i * from.stride, from.stride};
+            const Carry block_to = {to.base + i * to.stride, to.stride};
+            if (bounded) {
+                scan_block_of<true>(size, row, tile.tokens, a, packed, block_from, block_to);
+            } else {
+                scan_block_of<false>(size, row, tile.tokens, a, packed, block_from, block_to);
+            }
+            packed += 2 * size * tile.tokens;
+            i += size;
+        }
+    }
+
+    // While the states are computed, which touches little memory: the v-th part of this tile's z and output
+    // and of the next tile's x and dt. Rows lie far apart, so the processor does not fetch them by itself.
+    void prefetch_rows(const Tile& tile, int64_t v) const {
+        const int64_t total = p.ragged.cu_seqlens[p.ragged.num_sequences];
+        const int64_t c = tile.vector * kLanes;
+        const bool last_tile = c + kTileChannels >= channels;
+        const int64_t next_c = last_tile ? 0 : c + kTileChannels;
+        for (int64_t t = tile.t0 + v - tile.vector; t < tile.t0 + tile.tokens; t += tile.vectors) {
+            if (p.z != nullptr) prefetch_row(p.z, t * p.z_stride, c);
+            prefetch_row(p.out, t * p.out_stride, c);
+            const int64_t next_t = last_tile ? t + tile.tokens : t;
+            if (next_t >= total) continue;
+            prefetch_row(p.x, next_t * p.x_stride, next_c);
+            prefetch_row(p.dt, next_t * p.dt_stride, next_c);
+        }
+    }
+
+    APC_INLINE void prefetch_row(const void* base, int64_t offset, int64_t c) const {
+        const T* at = static_cast<const T*>(base) + offset + c0;
+        const int64_t end = smaller(c + kTileChannels, channels);
+        for (; c < end; c += int64_t(64 / sizeof(T))) __builtin_prefetch(at + c);
+    }
+
+    // A short sequence touches each state few times; a tile's states are fetched while the tile before is
+    // computed.
+    void prefetch_state(int64_t v) const {
+        const float* at = v < vectors ? state_now : state_next;
+        if (v >= vectors) v -= vectors;
+        if (at == nullptr || v >= vectors || v * kLanes % 16 != 0) return;  // a cache line holds 16 floats
+        for (int64_t i = 0; i < n; ++i) __builtin_prefetch(at + i * p.d_inner + v * kLanes);
+    }
+
+    void pack_BC(int64_t t0, int64_t tokens) {
+        const T* B = static_cast<const T*>(p.B) + t0 * p.B_stride;
+        const T* C = static_cast<const T*>(p.C) + t0 * p.C_stride;
+        float* to = BC;
+        for (int64_t i = 0; i < n;) {
+            const int size = block_size(n - i);
+            for (int64_t t = 0; t < tokens; ++t, to += 2 * size) {
+                const T *b = B + t * p.B_stride + i, *c = C + t * p.C_stride + i;
+                for (int j = 0; j < size; ++j) {
+                    to[j] = to_float(b[j]);
+                    to[size + j] = to_float(c[j]);
+                }
+            }
+            i += size;
+        }
+    }
+
+    void prepare_rows(const Tile& tile) {
+        for (int64_t c = 0; c < kTileChannels; c += kLanes) Vec::zero().store(largest_dt + c);
+        for (int64_t t = 0; t < tile.tokens; ++t) {
+            const T* x = static_cast<const T*>(p.x) + (tile.t0 + t) * p.x_stride + c0;
+            const T* dt = static_cast<const T*>(p.dt) + (tile.t0 + t) * p.dt_stride + c0;
+            float* to = rows + t * kRow;
+            const int64_t end = tile.vector + tile.vectors;
+            for (int64_t v = tile.vector; v < end; ++v, to += vector_rows) {
+                float* largest = largest_dt + (v - tile.vector) * kLanes;
+                if (lanes_of(v) == kLanes) {
+                    prepare_row(Vec::load(x + v * kLanes), Vec::load(dt + v * kLanes), v, to, largest);
+                } else {
+                    const int64_t count = lanes_of(v);
+                    prepare_row(load_partial(x + v * kLanes, count), load_partial(dt + v * kLanes, count), v,
+                                to, largest);
+                }
+            }
+        }
+    }
+
+    APC_INLINE void prepare_row(Vec x, Vec raw, int64_t v, float* to, float* largest) const {
+        const Vec dt = softplus(raw + Vec::load(dt_bias + v * kLanes));
+        dt.store(to);
+        (dt * x).store(to + kLanes);
+        (Vec::load(D + v * kLanes) * x).store(to + 2 * kLanes);
+        as_float(max(as_bits(Vec::load(largest)), as_bits(absolute(dt)))).store(largest);
+    }
+
+    void finish_rows(const Tile& tile) const {
+        for (int64_t t = 0; t < tile.tokens; ++t) {
+            const float* y = rows + t * kRow + 2 * kLanes;
+            const T* z = static_cast<const T*>(p.z);
+            if (z != nullptr) z += (tile.t0 + t) * p.z_stride + c0;
+            T* out = static_cast<T*>(p.out) + (tile.t0 + t) * p.out_stride + c0;
+            const int64_t end = tile.vector + tile.vectors;
+            for (int64_t v = tile.vector; v < end; ++v, y += vector_rows) {
+                Vec value = Vec::load(y);
+                if (z != nullptr) value = value * silu(load_lanes(z + v * kLanes, lanes_of(v)));
+                store_lanes(value, out + v * kLanes, lanes_of(v));
+            }
+        }
+    }
+
+    void read_state(int64_t index) {
+        for (int64_t i = 0; i < n; ++i) {
+            const float* from = slot(index) + i * p.d_inner;
+            for (int64_t v = 0; v < vectors; ++v) {
+                load_lanes(from + v * kLanes, lanes_of(v)).store(h + (v * n + i) * kLanes);
+            }
+        }
+    }
+
+    void write_state(int64_t index) {
+        for (int64_t i = 0; i < n; ++i) {
+            float* to = slot(index) + i * p.d_inner;
+            for (int64_t v = 0; v < vectors; ++v) {
+                store_lanes(Vec::load(h + (v * n + i) * kLanes), to + v * kLanes, lanes_of(v));
+            }
+        }
+    }
+};
+
+template <class T>
+void run_unit(const ScanParams& params, const Unit& unit, float* scratch) {
+    UnitScan<T> scan(params, unit, scratch);
+    for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s) {
+        scan.run(s, s + 1 < unit.sequence_end ? params.ragged.initial_slots[s + 1] : -1);
+    }
+}
+
+}  // namespace scan
+
+void selective_scan_unit(const ScanParams& params, const Unit& unit, float* scratch) {
+    if (params.dtype == DType::bfloat16) {
+        scan::run_unit<BFloat16>(params, unit, scratch);
+    } else {
+        scan::run_unit<float>(params, unit, scratch);
+    }
+}
+
+}  // namespace APC_ISA
+}  // namespace apcbatch
