@@ -166,9 +166,13 @@ class Engine:
             self._snapshots.cover(chunk)
         return results + [self._finish(chunk.sequence) for chunk in chunks if chunk.sequence.finish_reason]
 
+    def drop_waiting(self) -> None:
+        """Drop what has not begun; what runs goes on."""
+        self._scheduler.waiting.clear()
+
     def abort(self) -> None:
         """Drop everything that is not finished."""
-        self._scheduler.waiting.clear()
+        self.drop_waiting()
         self._failed.clear()
         for sequence in list(self._scheduler.running):
             self._scheduler.finish(sequence)
