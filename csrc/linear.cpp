@@ -59,25 +59,38 @@ struct Cut {
     int64_t rows, row_blocks, panels, panel_blocks;
 };
 
+// Time of one piece for each k, in about the time that one row of one panel takes: reading the panel costs
+// what a few rows do, copying a row of x what half a panel does.
+double piece_cost(int64_t rows, int64_t panels) {
+    return double(panels) * double(rows < 4 ? 4 : rows) + 0.5 * double(rows);
+}
+
+// The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
+// each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
 Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
-    Cut c;
-    c.row_blocks = ceil_div(args.t, kMaxRows);
-    c.rows = ceil_div(ceil_div(args.t, c.row_blocks), tile_rows) * tile_rows;
-    c.row_blocks = ceil_div(args.t, c.rows);
     const int64_t panels = panels_of(args.out);
-    // About four pieces a thread, so that a late thread costs little; no piece narrower than eight panels for
-    // that.
-    int64_t wanted = ceil_div(4 * threads, c.row_blocks);
-    if (threads == 1) wanted = 1;
-    int64_t width = ceil_div(panels, wanted);
-    if (width < 8) width = 8;
-    if (width > kMaxPanels) width = kMaxPanels;
-    if (threads > 1 && ceil_div(panels, width) * c.row_blocks < threads)
-        width = ceil_div(panels * c.row_blocks, threads);
-    c.panel_blocks = ceil_div(panels, width);
-    c.panels = ceil_div(panels, c.panel_blocks);
-    c.panel_blocks = ceil_div(panels, c.panels);
-    return c;
+    const int64_t fewest = ceil_div(args.t, kMaxRows);
+    const int64_t most = threads > 1 && panels < 8 * threads ? fewest * 4 : fewest;
+    Cut best{};
+    double best_time = 0.0;
+    for (int64_t row_blocks = fewest; row_blocks <= most; ++row_blocks) {
+        int64_t rows = ceil_div(args.t, row_blocks);
+        if (row_blocks > 1) rows = ceil_div(rows, tile_rows) * tile_rows;
+        const int64_t real_row_blocks = ceil_div(args.t, rows);
+        const int64_t enough = ceil_div(8 * threads, real_row_blocks);
+        for (int64_t wanted = ceil_div(panels, kMaxPanels); wanted <= panels; ++wanted) {
+            const int64_t width = ceil_div(panels, wanted);
+            const int64_t panel_blocks = ceil_div(panels, width);
+            const int64_t rounds = ceil_div(real_row_blocks * panel_blocks, threads);
+            const double time = double(rounds) * piece_cost(rows, width);
+            if (best_time == 0.0 || time < best_time) {
+                best = {rows, real_row_blocks, width, panel_blocks};
+                best_time = time;
+            }
+            if (wanted > enough) break;
+        }
+    }
+    return best;
 }
 
 LinearIsa linear_isa() {
@@ -95,9 +108,7 @@ LinearIsa linear_isa() {
     }
 }
 
-int64_t scratch_bytes(int64_t rows, int64_t panels) {
-    return rows * kRowBytes + 4 * kWidenedFloats + 4 * panels * rows * kPanel;
-}
+int64_t scratch_bytes(int64_t rows, int64_t panels) { return rows * kRowBytes + 4 * panels * rows * kPanel; }
 
 }  // namespace
 

@@ -19,10 +19,9 @@ namespace apcbatch {
 constexpr int64_t kPanel = 16;
 constexpr int64_t kBlockK = 256;
 
-// Scratch of one piece: its rows of x, one tile's panels widened, then the partial sums (panels, rows,
-// kPanel). Bytes between copied rows: not a power of two, or all rows of a tile would share cache sets.
+// Scratch of one piece: its rows of x, then the partial sums (panels, rows, kPanel). Bytes between copied
+// rows: not a power of two, or all rows of a tile would share cache sets.
 constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
-constexpr int64_t kWidenedFloats = 2 * kBlockK * kPanel;
 
 struct LinearArgs {
     int64_t t, in, out;
