@@ -1,0 +1,69 @@
+"""`apcbatch doctor`: a line a check, the fix at the end of a failing one, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.model.locate import locate_model
+
+
+def findings(capsys):
+    """{check: (verdict, text)} of what was printed."""
+    words = [line.split(None, 2) for line in capsys.readouterr().out.splitlines()]
+    return {name: (verdict, text) for verdict, name, text in words}
+
+
+def test_everything_is_there(capsys, tmp_path):
+    """Fault: doctor finds fault with a machine on which everything runs."""
+    code = main(["doctor", "--store", str(tmp_path / "states"), "--device", "cpu"])
+    found = findings(capsys)
+    assert list(found) == ["python", "torch", "extension", "kernels", "cuda", "model", "template", "store"]
+    assert code == 0 and all(verdict == "ok" for verdict, _ in found.values()), found
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of the bundled model, to be damaged."""
+    return shutil.copytree(locate_model("demo"), tmp_path / "model")
+
+
+def test_an_incomplete_model_fails_and_names_the_file(capsys, model):
+    """Fault: a missing tensor file passes, or ends in a traceback."""
+    (model / "model.safetensors").unlink()
+    assert main(["doctor", "--model", str(model), "--device", "cpu"]) == 1
+    verdict, text = findings(capsys)["model"]
+    assert verdict == "FAIL" and "model.safetensors" in text
+
+
+def test_a_template_that_is_not_prefix_stable_is_named(capsys, model):
+    """Fault: a template that spoils reuse goes unnoticed."""
+    template = "{% for m in messages %}[{{ loop.revindex }} {{ m.role }}] {{ m.content }} {% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    main(["doctor", "--model", str(model), "--device", "cpu"])
+    assert "not prefix-stable" in findings(capsys)["template"][1]
+
+
+def test_a_store_that_cannot_be_one_fails_with_the_fix(capsys, tmp_path):
+    """Fault: the store is found unusable only when the run is over."""
+    (tmp_path / "file").write_text("")
+    assert main(["doctor", "--store", str(tmp_path / "file"), "--device", "cpu"]) == 1
+    verdict, text = findings(capsys)["store"]
+    assert verdict == "FAIL" and "give a folder" in text
+
+
+def test_a_scan_that_differs_from_the_reference_fails(capsys, monkeypatch):
+    """Fault: a miscompiled extension passes."""
+    from apcbatch.kernels import ops
+
+    scan = ops.selective_scan
+    monkeypatch.setattr(ops, "selective_scan", lambda *arguments: scan(*arguments) * 1.001)
+    assert main(["doctor", "--device", "cpu"]) == 1
+    verdict, text = findings(capsys)["kernels"]
+    assert verdict == "FAIL" and "differs from the reference" in text and "fix: " in text
