@@ -1,0 +1,173 @@
+"""The bundled model: a complete checkpoint folder that `transformers` loads, and a prefix-stable template."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "apcbatch" / "demo"
+EXAMPLES = ROOT / "examples" / "agents.jsonl"
+FILES = {
+    "chat_template.jinja",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+MAX_BYTES = 8_000_000
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def model():
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        FOLDER, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the matrices are tiny
+    yield loaded.eval()
+    torch.set_num_threads(threads)
+
+
+def render(tokenizer, messages, tools=None, prompt=False) -> str:
+    """The conversation as text."""
+    return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+
+
+def ids_of(tokenizer, text: str) -> list[int]:
+    """The token ids of rendered text."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_folder_is_complete_and_small():
+    """A file that was not added to the repository, or weights that have grown."""
+    assert {path.name for path in FOLDER.iterdir()} == FILES
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= MAX_BYTES
+
+
+def test_the_script_makes_the_committed_folder(tmp_path):
+    """A script that was changed without its result, or a result that depends on the machine."""
+    command = [sys.executable, str(ROOT / "tools" / "make_demo_model.py"), "--output", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True)
+    for name in sorted(FILES):
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), name
+
+
+def test_every_kind_of_layer_is_there(model):
+    """A demo that would leave attention, experts or the dense layer unused."""
+    config = model.config
+    assert 1_000_000 <= sum(p.numel() for p in model.parameters()) <= 4_000_000
+    assert {"mamba", "attention"} == set(config.layers_block_type)
+    assert set(config.layers_num_experts) == {1, config.num_experts} and config.num_experts > 1
+    assert config.num_key_value_heads < config.num_attention_heads
+    assert config.max_position_embeddings >= 32768
+
+
+def test_loads_as_the_hub_lays_it_out():
+    """Experts saved as one stacked tensor, which other readers of Jamba checkpoints do not know."""
+    names = set(load_file(FOLDER / "model.safetensors"))
+    assert "model.layers.1.feed_forward.experts.3.down_proj.weight" in names
+    assert "model.layers.1.feed_forward.router.weight" in names and "lm_head.weight" in names
+
+
+def test_special_tokens_agree(tokenizer):
+    """Generation that never stops, because config and tokenizer disagree about the end."""
+    generation = GenerationConfig.from_pretrained(FOLDER)
+    config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+    assert generation.eos_token_id == config["eos_token_id"] == tokenizer.convert_tokens_to_ids("<|end|>")
+    assert tokenizer.eos_token == "<|end|>" and tokenizer.bos_token == "<|bos|>"
+    assert len(tokenizer) == config["vocab_size"]
+
+
+def test_template_is_prefix_stable_over_the_examples(tokenizer):
+    """A prompt that is no prefix of the longer conversation, in characters or tokens: nothing to reuse."""
+    for line in EXAMPLES.read_text(encoding="utf-8").splitlines()[::4]:
+        record = json.loads(line)
+        messages, tools = record["messages"], record["tools"]
+        text = render(tokenizer, messages, tools)
+        ids = ids_of(tokenizer, text)
+        for turn in [i for i, message in enumerate(messages) if message["role"] == "assistant"]:
+            prompt = render(tokenizer, messages[:turn], tools, prompt=True)
+            prompt_ids = ids_of(tokenizer, prompt)
+            assert text.startswith(prompt) and ids[: len(prompt_ids)] == prompt_ids, record["id"]
+            assert prompt_ids[-1] == tokenizer.convert_tokens_to_ids("<|assistant|>")
+
+
+def test_arguments_may_be_text_or_an_object(tokenizer):
+    """Arguments as an object that are rendered differently, or as text that is quoted once more."""
+    texts = []
+    for arguments in ({"a": 1, "b": "é <x>"}, '{"a": 1, "b": "é <x>"}'):
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+        texts.append(render(tokenizer, [{"role": "user", "content": "?"}, answer], [TOOL]))
+    assert texts[0] == texts[1]
+    assert '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "é <x>"}}</tool_call><|end|>' in texts[0]
+
+
+def test_content_may_be_missing_or_in_parts(tokenizer):
+    """None shown as the word None, or parts shown as Python lists."""
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    text = render(tokenizer, [{"role": "user", "content": parts}, {"role": "tool", "content": None}])
+    assert text == "<|bos|><|user|>one two<|end|><|tool|><|end|>"
+
+
+def test_an_unknown_role_is_refused(tokenizer):
+    """A typing mistake in a role that is rendered as if it were fine."""
+    with pytest.raises(Exception, match="asistant; expected system, user, assistant or tool"):
+        render(tokenizer, [{"role": "asistant", "content": "?"}])
+
+
+@settings(max_examples=200, deadline=None, database=None)
+@given(text=st.text())
+def test_any_text_comes_back(tokenizer, text):
+    """A character outside of the vocabulary, or spaces and line ends that are tidied up."""
+    assert tokenizer.decode(ids_of(tokenizer, text)) == text
+
+
+AWKWARD = ("\x00\x7f\u2028\ufeff", "日本語 👩‍👧 ½", " \t\r\n\n  ", "don't I'LL 1234567 ...", "é")
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_awkward_text_comes_back(tokenizer, text):
+    """The same for text that a random search seldom finds."""
+    assert tokenizer.decode(ids_of(tokenizer, text)) == text
+
+
+def test_greedy_answers_vary(tokenizer, model):
+    """Weights whose answer is one token repeated, the same for every prompt, or empty."""
+    answers = []
+    for question in ("What is the capital of France?", "def read_lines(path):", "Cancel my order, please."):
+        text = render(tokenizer, [{"role": "user", "content": question}], prompt=True)
+        prompt = torch.tensor([ids_of(tokenizer, text)])
+        with torch.no_grad():
+            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16)
+        answers.append(tuple(out[0, prompt.shape[1] :].tolist()))
+    assert len(set(answers)) == 3
+    assert max(map(len, answers)) == 16 and min(len(set(answer)) / len(answer) for answer in answers) > 0.5
+
+
+def test_logits_depend_on_what_was_long_ago(model):
+    """A model that forgets: a wrong restored state would not show in its answers."""
+    ids = torch.arange(200)[None] % 3000 + 300
+    other = ids.clone()
+    other[0, :50] += 7
+    with torch.no_grad():
+        here, there = (model(x).logits[0, -1] for x in (ids, other))
+    assert (here - there).abs().max() > 1e-2

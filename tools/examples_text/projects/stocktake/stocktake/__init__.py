@@ -1,0 +1,1 @@
+"""What is left in the warehouse, and what has to be ordered."""
