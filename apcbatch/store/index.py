@@ -24,6 +24,7 @@ BUSY_TIMEOUT_S = 10.0
 _KEYS_A_QUERY = 512
 _IN_LIST = ",".join("?" * _KEYS_A_QUERY)
 
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One row. parent_id is the row id of the parent; times in seconds since 1970."""

@@ -95,7 +95,7 @@ class Publisher:
             if not self._is_index_damaged:
                 written = [offer for offer in self._admit(batch) if self._write(offer)]
                 if written:
-                    self._publish(written)
+                    self._publish(written, batch.touches)
         except (OSError, sqlite3.Error) as error:
             self._is_index_damaged = isinstance(error, sqlite3.Error) and is_damaged(error)
             self._notices.failure(error, "keeping snapshots")
@@ -174,19 +174,15 @@ class Publisher:
             self._notices.failure(error, "writing a snapshot")
             return False
 
-    def _publish(self, offers: list[Offer]) -> None:
+    def _publish(self, offers: list[Offer], touches: Mapping[bytes, int]) -> None:
         """Second transaction: name the files and enter them. What did not become visible leaves no file."""
-        is_committed = False
+        is_committed, now = False, time.time()
         try:
             with self._index.transaction():
                 self._index.release(self._session.name)
                 for offer in offers:
                     if self._is_wanted(offer, {}) and self._name(offer):
-                        model = self._index.model_id(
-                            offer.header.fingerprint, self._names.get(offer.header.fingerprint)
-                        )
-                        self._index.insert(offer.header, offer.num_bytes, model, time.time())
-                        offer.outcome = "written"
+                        self._enter(offer, touches.get(offer.key, 0), now)
             is_committed = True
         finally:
             for offer in offers:
@@ -196,9 +192,19 @@ class Publisher:
                     offer.outcome = "failed"
                     self._objects.discard(self._objects.path(offer.key))
 
+    def _enter(self, offer: Offer, uses: int, now: float) -> None:
+        fingerprint = offer.header.fingerprint
+        model = self._index.model_id(fingerprint, self._names.get(fingerprint))
+        self._index.insert(offer.header, offer.num_bytes, model, now)
+        if uses:
+            self._index.touch(offer.key, uses, now)
+
     def _name(self, offer: Offer) -> bool:
+        """Give the file its final name; from then on the offer counts as written unless that is taken
+        back."""
         try:
             self._objects.publish(offer.temporary_path, offer.key)
+            offer.outcome = "written"
             return True
         except OSError as error:
             self._notices.failure(error, "naming a snapshot")

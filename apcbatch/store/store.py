@@ -110,7 +110,7 @@ class Store:
             self._notices,
             self._reading.reveal,
         )
-        self._writer = Writer(publisher, queue_bytes, queue_snapshots)
+        self._writer = Writer(publisher, queue_bytes, queue_snapshots, self._size_limit_bytes)
         self._reading.on_doubt = self._writer.suspect
 
     @property

@@ -37,8 +37,13 @@ class Writer:
     """Takes offers, touches and suspects in the order they come, and gives them to the publisher in
     batches."""
 
-    def __init__(self, publisher: Publisher, queue_bytes: int, queue_offers: int) -> None:
+    def __init__(
+        self, publisher: Publisher, queue_bytes: int, queue_offers: int, size_limit_bytes: int
+    ) -> None:
+        """size_limit_bytes: of the store; a batch is small beside it, because nothing of a batch can be
+        evicted to make room for the rest of it."""
         self._publisher = publisher
+        self._batch_bytes = min(MAX_BATCH_BYTES, size_limit_bytes // 8)
         self._queue_bytes = queue_bytes
         self._queue_offers = queue_offers
         self._queue: deque[Offer | Touch | Suspect] = deque()
@@ -139,7 +144,11 @@ class Writer:
             if not self._queue:
                 return None
             batch, count, num_bytes = Batch(), 0, 0
-            while self._queue and len(batch.offers) < MAX_BATCH_OFFERS and num_bytes < MAX_BATCH_BYTES:
+            while (
+                self._queue
+                and len(batch.offers) < MAX_BATCH_OFFERS
+                and (not batch.offers or num_bytes < self._batch_bytes)
+            ):
                 work = self._queue.popleft()
                 count += 1
                 if isinstance(work, Offer):
@@ -161,7 +170,7 @@ class Writer:
             self._is_closing
             or self._num_waiting > 0
             or len(self._queued_keys) >= min(MAX_BATCH_OFFERS, self._queue_offers)
-            or self._num_bytes >= min(MAX_BATCH_BYTES, self._queue_bytes // 2)
+            or self._num_bytes >= min(self._batch_bytes, self._queue_bytes // 2)
         )
 
 

@@ -1,0 +1,88 @@
+"""What the store's tests share: a folder, a list of warnings, and snapshots whose contents follow from their
+keys."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apcbatch.store import Store, StoredSnapshot, TensorLayout
+from apcbatch.store.format import OBJECT_SUFFIX
+
+FINGERPRINT = hashlib.sha256(b"a model").digest()
+LAYOUT = {
+    "ssm": TensorLayout("F32", (2, 4, 3)),
+    "conv": TensorLayout("BF16", (2, 3, 3)),
+    "kv": TensorLayout("BF16", (1, 2, None, 1, 2)),
+}
+BLOCK = 16
+
+
+def key_of(conversation: object, position: int) -> bytes:
+    return hashlib.sha256(f"{conversation} {position}".encode()).digest()
+
+
+def arrays_of(key: bytes, tokens: int = BLOCK, chained: bool = True, scale: int = 1) -> dict[str, np.ndarray]:
+    """The contents that belong to a key, so that a reader needs no oracle."""
+    rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
+    arrays: dict[str, np.ndarray] = {
+        "ssm": rng.standard_normal((2, 4, 3 * scale)).astype(np.float32),
+        "conv": rng.integers(0, 1 << 16, (2, 3, 3), dtype=np.uint16),
+    }
+    if chained:
+        arrays["kv"] = rng.integers(0, 1 << 16, (1, 2, tokens, 1, 2), dtype=np.uint16)
+    return arrays
+
+
+def assert_is(snapshot: StoredSnapshot | None, key: bytes, **options: Any) -> None:
+    """The snapshot is the one that belongs to the key, bit for bit."""
+    assert snapshot is not None
+    expected = arrays_of(key, **options)
+    assert snapshot.key == key
+    assert set(snapshot.arrays) <= set(expected)
+    for name, array in snapshot.arrays.items():
+        assert array.dtype == expected[name].dtype
+        assert array.tobytes() == expected[name].tobytes()
+        assert array.shape == expected[name].shape
+
+
+def put_chain(store: Store, conversation: object, length: int, **options: Any) -> list[bytes]:
+    """Put a conversation's snapshots at every block, each the child of the one before; returns the keys."""
+    keys = [key_of(conversation, BLOCK * (i + 1)) for i in range(length)]
+    for i, key in enumerate(keys):
+        parent = (keys[i - 1], BLOCK * i) if i else None
+        assert store.put(key, BLOCK * (i + 1), parent, FINGERPRINT, arrays_of(key, **options))
+    return keys
+
+
+def object_files(folder: str | os.PathLike[str]) -> list[Path]:
+    return sorted(Path(folder).rglob(f"*{OBJECT_SUFFIX}"))
+
+
+def path_of(folder: str | os.PathLike[str], key: bytes) -> Path:
+    name = key.hex()
+    return Path(folder) / "objects" / name[:2] / name[2:4] / f"{name}{OBJECT_SUFFIX}"
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    """Lines that the store warned with."""
+    return []
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(folder: Path, warnings: list[str]) -> Iterator[Store]:
+    with Store.open(folder, warn=warnings.append) as opened:
+        opened.register(FINGERPRINT, "test model", LAYOUT)
+        yield opened

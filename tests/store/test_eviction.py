@@ -1,0 +1,249 @@
+"""Which snapshots go when the store is full, and that the limit holds while they do."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from apcbatch.store import Store
+from apcbatch.store.files import Buffer, Files
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put_chain
+
+
+class WatchedFiles(Files):
+    """Real files; `peak_bytes` is the most that the folder's snapshot files, finished or not, ever had
+    together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.peak_bytes = 0
+
+    def write(self, path: str, chunks: Sequence[Buffer]) -> None:
+        super().write(path, chunks)
+        self.look()
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self.look()
+
+    def look(self) -> None:
+        files = [*object_files(self.folder), *(self.folder / "tmp").glob("*.tmp")]
+        self.peak_bytes = max(self.peak_bytes, sum(path.stat().st_size for path in files))
+
+
+def rows_of(folder: Path) -> dict[int, int | None]:
+    """id -> parent id of every row."""
+    db = sqlite3.connect(folder / "index.sqlite")
+    try:
+        return dict(db.execute("SELECT id, parent FROM snapshots"))
+    finally:
+        db.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_limit_holds_and_ancestors_outlive_descendants(
+    folder: Path, warnings: list[str], seed: int
+) -> None:
+    """At every write and rename, temporary files included; and after any evictions, no snapshot needs a
+    parent that has gone: it would take room and never be usable."""
+    rng = random.Random(seed)
+    limit = rng.choice([4_000, 15_000, 40_000])
+    files = WatchedFiles(folder)
+    chains: list[list[bytes]] = []
+    with Store.open(folder, limit, warn=warnings.append, files=files) as store:
+        for step in range(120):
+            chain = rng.choice(chains) if chains and rng.random() < 0.8 else []
+            at = rng.randrange(len(chain) + 1)
+            key = key_of((seed, step), 0)
+            parent = (chain[at - 1], 16 * at) if at else None
+            scale = rng.choice([1, 1, 1, 10, 60])
+            store.put(key, 16 * (at + 1), parent, FINGERPRINT, arrays_of(key, scale=scale))
+            chains.append([*chain[:at], key])
+            if rng.random() < 0.3:
+                store.touch(rng.choice(chains)[-1])
+            if rng.random() < 0.2:
+                store.flush()
+                rows = rows_of(folder)
+                assert all(parent in rows for parent in rows.values() if parent is not None), f"seed {seed}"
+        store.flush()
+        assert files.peak_bytes <= limit, f"seed {seed}"
+        assert store.stats().num_stranded == 0
+        assert store.counters.evicted > 0
+        report = store.check()
+        assert report.faults == [] and report.num_bytes == store.stats().num_bytes <= limit
+
+
+def test_two_handles_keep_one_limit(folder: Path, warnings: list[str]) -> None:
+    """Two processes that each count only their own bytes would together store twice the limit."""
+    files = WatchedFiles(folder)
+    with (
+        Store.open(folder, 30_000, warn=warnings.append, files=files) as one,
+        Store.open(folder, 30_000, warn=warnings.append, files=files) as two,
+    ):
+        for i in range(40):
+            for name, store in (("one", one), ("two", two)):
+                key = key_of(name, i)
+                store.put(key, 16, None, FINGERPRINT, arrays_of(key, scale=20))
+            if i % 10 == 0:
+                one.flush()
+        one.flush()
+        two.flush()
+        assert files.peak_bytes <= 30_000
+        assert one.stats().num_bytes == two.stats().num_bytes > 20_000
+
+
+def test_a_limit_smaller_than_one_snapshot_stores_nothing_and_says_so_once(
+    folder: Path, warnings: list[str]
+) -> None:
+    done: list[bool] = []
+    with Store.open(folder, 500, warn=warnings.append) as store:
+        for i in range(5):
+            key = key_of("a", i)
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+            store.flush()
+        assert store.counters.skipped_no_room == 5
+    assert done == [False] * 5
+    assert object_files(folder) == [] and list((folder / "tmp").iterdir()) == []
+    assert len(warnings) == 1 and "--store-size" in warnings[0]
+
+
+def test_what_cannot_fit_evicts_nothing(folder: Path, warnings: list[str]) -> None:
+    """One huge snapshot must not clear the store and then not be stored either."""
+    with Store.open(folder, 10_000, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 5)
+        store.flush()
+        huge = key_of("huge", 16)
+        store.put(huge, 16, None, FINGERPRINT, arrays_of(huge, scale=1000))
+        store.flush()
+        assert store.present(keys) == set(keys)
+
+
+def test_a_conversation_larger_than_the_limit_keeps_its_beginning(folder: Path, warnings: list[str]) -> None:
+    """Its later snapshots need its earlier ones; evicting those would leave nothing usable."""
+    with Store.open(folder, 12_000, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 100)
+        store.flush()
+        present = store.present(keys)
+        assert 5 <= len(present) < 20 and present == set(keys[: len(present)])
+        assert len(store.get_chain(keys[len(present) - 1], FINGERPRINT).links) == len(present)
+
+
+def test_what_was_used_outlives_what_was_not(folder: Path, warnings: list[str]) -> None:
+    """Refreshed is only what was consumed: here one of ten equal snapshots."""
+    keys = [key_of("old", i) for i in range(10)]
+    with Store.open(folder, warn=warnings.append) as store:
+        for key in keys:
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        store.flush()
+        full = store.stats().num_bytes
+    with Store.open(folder, full, warn=warnings.append) as store:
+        store.touch(keys[0])
+        store.flush()
+        for i in range(9):
+            key = key_of("new", i)
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+            store.flush()
+        assert store.present(keys) == {keys[0]}
+
+
+def test_what_was_used_often_outlives_what_was_used_last(folder: Path, warnings: list[str]) -> None:
+    """A system prompt that hundreds of requests start from must not go for one that was needed once, just
+    now."""
+    often, once = key_of("often", 0), key_of("once", 0)
+    with Store.open(folder, warn=warnings.append) as store:
+        for key in (often, once):
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        for key in (often, often, often, once):
+            store.touch(key)
+        store.flush()
+        full = store.stats().num_bytes
+    with Store.open(folder, full, warn=warnings.append) as store:
+        key = key_of("new", 0)
+        store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        store.flush()
+        assert store.present([often, once, key]) == {often, key}
+
+
+def test_a_burst_of_new_snapshots_does_not_push_out_the_valuable(folder: Path, warnings: list[str]) -> None:
+    """What is being written cannot be evicted; in one large batch, everything that is there would have to go
+    for it."""
+    with Store.open(folder, 14_000, warn=warnings.append) as store:
+        old = key_of("old", 0)
+        store.put(old, 16, None, FINGERPRINT, arrays_of(old))
+        for _ in range(50):
+            store.touch(old)
+        store.flush()
+        for i in range(60):
+            key = key_of("new", i)
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        store.flush()
+        assert store.present([old]) == {old}
+
+
+def test_a_parent_stays_for_the_child_that_is_on_its_way(folder: Path, warnings: list[str]) -> None:
+    """Without that a growing conversation in a full store would evict its own last snapshot to make room for
+    the next, which then has no parent."""
+    parent, child = key_of("a", 16), key_of("a", 32)
+    with Store.open(folder, warn=warnings.append) as store:
+        store.put(parent, 16, None, FINGERPRINT, arrays_of(parent))
+        others = [key_of("other", i) for i in range(5)]
+        for key in others:
+            store.put(key, 64, None, FINGERPRINT, arrays_of(key))
+        store.flush()
+        full = store.stats().num_bytes
+    with Store.open(folder, full + 200, warn=warnings.append) as store:
+        store.put(child, 32, (parent, 16), FINGERPRINT, arrays_of(child))
+        store.flush()
+        assert store.present([parent, child]) == {parent, child}
+        assert len(store.present(others)) == 4
+
+
+def test_what_is_used_no_more_goes_in_the_end(folder: Path, warnings: list[str]) -> None:
+    """Uses of long ago must not hold room for ever."""
+    with Store.open(folder, 14_000, warn=warnings.append) as store:
+        old = key_of("old", 0)
+        store.put(old, 16, None, FINGERPRINT, arrays_of(old))
+        store.flush()
+        for _ in range(3):
+            store.touch(old)
+        for i in range(200):
+            key = key_of("new", i)
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+            if i % 20 == 0:
+                store.flush()
+        store.flush()
+        assert store.present([old]) == set()
+
+
+def test_value_is_tokens_saved_by_each_byte(folder: Path, warnings: list[str]) -> None:
+    """Of three snapshots the one goes that saves the fewest tokens a byte, not the oldest."""
+    with Store.open(folder, 14_000, warn=warnings.append) as store:
+        long, short, large = key_of("long", 0), key_of("short", 0), key_of("large", 0)
+        store.put(long, 4096, None, FINGERPRINT, arrays_of(long))
+        store.put(large, 64, None, FINGERPRINT, arrays_of(large, scale=90))
+        store.put(short, 64, None, FINGERPRINT, arrays_of(short))
+        store.flush()
+        filler = key_of("filler", 0)
+        store.put(filler, 64, None, FINGERPRINT, arrays_of(filler, scale=30))
+        store.flush()
+        assert store.present([long, short, large, filler]) == {long, short, filler}
+
+
+def test_opening_with_a_smaller_limit_evicts_nothing_until_something_is_stored(
+    folder: Path, warnings: list[str]
+) -> None:
+    """`store stat` of a large store with the default limit must not delete half of it."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 20)
+    with Store.open(folder, 5_000, warn=warnings.append) as store:
+        store.flush()
+        assert store.present(keys) == set(keys)
+        key = key_of("b", 16)
+        store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+        store.flush()
+        assert_is(store.get(key, FINGERPRINT), key)
+        assert sum(path.stat().st_size for path in object_files(folder)) <= 5_000

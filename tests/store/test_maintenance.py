@@ -1,0 +1,148 @@
+"""`store check` and `store prune`: what they find, and what they do about it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from apcbatch.errors import UsageError
+from apcbatch.store import Store
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
+
+
+def execute(folder: Path, statement: str, *values: object) -> None:
+    with sqlite3.connect(folder / "index.sqlite") as db:
+        db.execute(statement, values)
+    db.close()
+
+
+def test_a_sound_store_has_no_faults(store: Store, folder: Path) -> None:
+    put_chain(store, "a", 20)
+    report = store.check()
+    assert (report.num_verified, report.faults) == (20, [])
+    assert report.num_bytes == sum(path.stat().st_size for path in object_files(folder))
+
+
+def test_check_lists_each_fault_and_repairs_it(store: Store, folder: Path) -> None:
+    """Each kind at once: afterwards index and files agree, and a second check finds nothing."""
+    keys = put_chain(store, "a", 20)
+    store.flush()
+    bad, gone, orphan, wrong = keys[19], keys[18], keys[5], keys[7]
+    path_of(folder, bad).write_bytes(b"nonsense")
+    path_of(folder, gone).unlink()
+    execute(folder, "DELETE FROM snapshots WHERE key = ?", orphan)
+    execute(folder, "UPDATE snapshots SET position = 9999, bytes = 1 WHERE key = ?", wrong)
+    execute(folder, "UPDATE totals SET bytes = 12345")
+    stale = folder / "tmp" / f"{'0' * 32}-1.tmp"
+    stale.write_bytes(b"half")
+    stranger = folder / "objects" / "ab" / "notes.txt"
+    stranger.parent.mkdir(exist_ok=True)
+    (stranger.parent / "cd").mkdir(exist_ok=True)
+    stranger = stranger.parent / "cd" / "notes.txt"
+    stranger.write_text("mine")
+
+    report = store.check()
+    for path in (
+        path_of(folder, bad),
+        path_of(folder, gone),
+        path_of(folder, orphan),
+        path_of(folder, wrong),
+        stale,
+    ):
+        assert sum(str(path) in fault for fault in report.faults) == 1, path
+    assert any("notes.txt" in fault and "left alone" in fault for fault in report.faults)
+    assert len(report.faults) == 6
+    assert (report.num_verified, report.num_adopted, report.num_rows_dropped) == (18, 2, 1)
+    assert report.num_files_removed == 2 and not stale.exists() and not path_of(folder, bad).exists()
+    assert stranger.exists()
+    assert store.present(keys) == set(keys[:18])
+    assert store.stats().num_bytes == sum(path.stat().st_size for path in object_files(folder))
+    stranger.unlink()
+    assert store.check().faults == []
+
+
+def test_after_a_check_eviction_still_goes_from_the_ends(folder: Path, warnings: list[str]) -> None:
+    """Adopted rows must count their children, or an ancestor goes first."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 12)
+        store.flush()
+        execute(folder, "DELETE FROM snapshots WHERE position IN (48, 64, 128)")
+        assert store.check().num_adopted == 3
+        store.prune(size_bytes=store.stats().num_bytes // 2)
+        present = store.present(keys)
+        assert 4 <= len(present) <= 6 and present == set(keys[: len(present)])
+
+
+def test_a_read_only_check_changes_nothing(folder: Path, warnings: list[str]) -> None:
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 6)
+    path_of(folder, keys[5]).write_bytes(b"nonsense")
+    path_of(folder, keys[4]).unlink()
+    execute(folder, "DELETE FROM snapshots WHERE key = ?", keys[0])
+    with Store.open(folder, warn=warnings.append, read_only=True) as store:
+        report = store.check()
+    assert len(report.faults) == 3
+    assert (report.num_adopted, report.num_rows_dropped, report.num_files_removed) == (0, 0, 0)
+    assert path_of(folder, keys[5]).exists()
+
+
+def test_check_counts_the_stranded(store: Store, folder: Path) -> None:
+    """They are whole, so they are no fault; but nobody can use them before their parent is back."""
+    keys = put_chain(store, "a", 6)
+    store.flush()
+    path_of(folder, keys[2]).unlink()
+    assert store.check().num_stranded == 1
+    assert store.stats().num_stranded == 1
+    store.put(keys[2], 48, (keys[1], 32), FINGERPRINT, arrays_of(keys[2]))
+    assert store.check().num_stranded == 0
+
+
+def test_prune_to_a_size_keeps_usable_chains(store: Store, folder: Path) -> None:
+    keys = put_chain(store, "a", 20)
+    store.flush()
+    before = store.stats()
+    report = store.prune(size_bytes=before.num_bytes // 2)
+    left = store.stats()
+    assert (report.num_left, report.num_bytes_left) == (left.entries, left.num_bytes)
+    assert (
+        report.num_removed == 20 - left.entries
+        and report.num_bytes_removed == before.num_bytes - left.num_bytes
+    )
+    assert left.num_bytes <= before.num_bytes // 2 and left.num_stranded == 0
+    assert len(object_files(folder)) == left.entries
+    assert len(store.get_chain(keys[left.entries - 1], FINGERPRINT).links) == left.entries
+
+
+def test_prune_by_age_spares_the_ancestors_of_what_is_in_use(store: Store, folder: Path) -> None:
+    """An old stem with a young leaf is in use, although nobody consumed the stem itself."""
+    old, mixed = put_chain(store, "old", 4), put_chain(store, "mixed", 4)
+    store.flush()
+    execute(folder, "UPDATE snapshots SET last_used = last_used - 1000 WHERE key != ?", mixed[3])
+    report = store.prune(older_than_s=500)
+    assert report.num_removed == 4
+    assert store.present([*old, *mixed]) == set(mixed)
+
+
+@pytest.mark.parametrize("called", ["other model", (b"\xab" * 32).hex()[:10]])
+def test_prune_of_one_model(store: Store, folder: Path, called: str) -> None:
+    """Trying out a new checkpoint must not cost the snapshots of the other one."""
+    other = b"\xab" * 32
+    store.register(other, "other model")
+    keys = put_chain(store, "a", 4)
+    theirs = [key_of("theirs", i) for i in range(3)]
+    for key in theirs:
+        store.put(key, 16, None, other, arrays_of(key))
+    assert store.prune(model=called).num_removed == 3
+    assert store.present([*keys, *theirs]) == set(keys)
+    assert_is(store.get(keys[0], FINGERPRINT), keys[0])
+
+
+def test_prune_of_nothing_in_particular_is_refused(store: Store) -> None:
+    put_chain(store, "a", 2)
+    with pytest.raises(UsageError, match="nothing says what to drop"):
+        store.prune()
+    with pytest.raises(UsageError, match="no model 'gpt'.*test model"):
+        store.prune(model="gpt")
+    assert store.stats().entries == 2

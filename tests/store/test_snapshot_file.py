@@ -1,0 +1,318 @@
+"""The bytes of one snapshot: what is written, and that nothing else is ever read."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+import safetensors
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apcbatch.store.format import MAX_HEADER_BYTES
+from apcbatch.store.header import BadSnapshot, Header, make_header, read_header
+from apcbatch.store.snapshot_file import TensorLayout, check_layout, encode, read_tensors
+from tests.store.conftest import FINGERPRINT, arrays_of, key_of
+
+GOLDEN = Path(__file__).parent / "golden" / "snapshot-v1.safetensors"
+
+
+class MemoryReader:
+    """A FileReader over bytes; `largest_read` is the most that was asked for at once."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.size = len(data)
+        self.largest_read = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        self.largest_read = max(self.largest_read, len(buffer))
+        return io.BytesIO(self.data[offset:]).readinto(buffer)
+
+
+def small_snapshot() -> tuple[Header, dict[str, np.ndarray]]:
+    """The snapshot of the golden file."""
+    arrays = {
+        "ssm": np.arange(12, dtype=np.float32).reshape(1, 4, 3) / 8,
+        "conv": np.arange(9, dtype=np.uint16).reshape(1, 3, 3),
+        "kv": np.arange(32, dtype=np.uint16).reshape(1, 2, 8, 1, 2),
+    }
+    return make_header(b"\x11" * 32, b"\x22" * 32, 24, (b"\x33" * 32, 16), arrays), arrays
+
+
+def file_bytes(header: Header, arrays: dict[str, np.ndarray]) -> bytes:
+    return b"".join(bytes(chunk) for chunk in encode(header, arrays)[1])
+
+
+def read(data: bytes) -> tuple[Header, dict[str, np.ndarray]]:
+    reader = MemoryReader(data)
+    header = read_header(reader)
+    return header, read_tensors(reader, header)
+
+
+def forged(
+    change: dict[str, object] | bytes, data: bytes = b"", metadata: dict[str, object] | None = None
+) -> bytes:
+    """A file with a header of our own making under a checksum that is right."""
+    header, _ = small_snapshot()
+    if isinstance(change, bytes):
+        text = change
+    else:
+        document = orjson.loads(header.encode()[8:])
+        document["__metadata__"].update(metadata or {})
+        document.update(change)
+        text = orjson.dumps({name: value for name, value in document.items() if value is not None})
+    text += b" " * (-(8 + len(text)) % 64)
+    raw = bytearray(len(text).to_bytes(8, "little") + text)
+    begin = raw.find(b'"checksum":"') + len(b'"checksum":"')
+    raw[begin : begin + 32] = b"0" * 32
+    raw[begin : begin + 32] = xxhash.xxh3_128_hexdigest(raw).encode()
+    return bytes(raw) + data
+
+
+def test_the_golden_file_is_what_is_written() -> None:
+    """A change of the bytes without a new FORMAT_VERSION would make every store on somebody's disk
+    unreadable."""
+    assert file_bytes(*small_snapshot()) == GOLDEN.read_bytes()
+
+
+def test_the_golden_file_is_read() -> None:
+    header, arrays = read(GOLDEN.read_bytes())
+    expected_header, expected = small_snapshot()
+    assert (header.key, header.position) == (expected_header.key, expected_header.position)
+    assert (header.parent, header.parent_position) == (expected_header.parent, 16)
+    for name, array in expected.items():
+        assert arrays[name].tobytes() == array.tobytes() and arrays[name].shape == array.shape
+
+
+def test_safetensors_reads_it_with_the_true_dtypes() -> None:
+    """A bfloat16 tensor written as uint16 would be misread by every other tool."""
+    tensors = dict(safetensors.deserialize(GOLDEN.read_bytes()))
+    assert {name: tensor["dtype"] for name, tensor in tensors.items()} == {
+        "ssm": "F32",
+        "conv": "BF16",
+        "kv": "BF16",
+    }
+    assert bytes(tensors["kv"]["data"]) == small_snapshot()[1]["kv"].tobytes()
+
+
+@settings(deadline=None)
+@given(
+    position=st.integers(2, 1 << 40),
+    shape=st.lists(st.integers(0, 4), max_size=4),
+    dtype=st.sampled_from([np.float32, np.float16, np.uint16]),
+    has_parent=st.booleans(),
+)
+def test_round_trip(position: int, shape: list[int], dtype: type, has_parent: bool) -> None:
+    """Any shape, empty ones and scalars included, comes back bit for bit, NaNs too."""
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    noise = np.random.default_rng(position).bytes(num_bytes)
+    arrays = {"a": np.frombuffer(noise, dtype).reshape(shape), "b_2": np.zeros(3, np.float32)}
+    parent = (key_of("parent", 1), position - 1) if has_parent else None
+    header = make_header(key_of("x", position), FINGERPRINT, position, parent, arrays)
+    read_back, found = read(file_bytes(header, arrays))
+    assert (read_back.position, read_back.parent, read_back.fingerprint) == (
+        position,
+        header.parent,
+        FINGERPRINT,
+    )
+    for name, expected in arrays.items():
+        assert found[name].tobytes() == expected.tobytes() and found[name].shape == expected.shape
+
+
+def test_slices_of_a_larger_array_are_written_in_their_order() -> None:
+    """A snapshot is one slot of an arena; writing the arena's bytes from its beginning would store another
+    slot."""
+    arena = np.arange(4 * 6, dtype=np.float32).reshape(4, 6)
+    arrays = {"ssm": arena[1:3, ::2]}
+    header = make_header(key_of("x", 1), FINGERPRINT, 1, None, arrays)
+    assert np.array_equal(read(file_bytes(header, arrays))[1]["ssm"], arrays["ssm"])
+
+
+def test_truncation_at_every_byte_is_refused() -> None:
+    """A file cut by a power cut must never be read as a shorter snapshot."""
+    data = file_bytes(*small_snapshot())
+    for length in range(len(data)):
+        with pytest.raises(BadSnapshot):
+            read(data[:length])
+
+
+def test_a_flip_of_every_byte_is_refused() -> None:
+    """Every byte is under a checksum, padding and the checksums themselves included."""
+    data = bytearray(file_bytes(*small_snapshot()))
+    for index in range(len(data)):
+        for mask in (0x01, 0x80, 0xFF):
+            data[index] ^= mask
+            with pytest.raises(BadSnapshot):
+                read(bytes(data))
+            data[index] ^= mask
+
+
+def test_bytes_after_the_end_are_refused() -> None:
+    with pytest.raises(BadSnapshot, match="promises"):
+        read(file_bytes(*small_snapshot()) + b"\0")
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400))
+def test_noise_is_refused(data: bytes) -> None:
+    with pytest.raises(BadSnapshot):
+        read(data)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_noise_under_a_right_checksum_is_refused(text: bytes) -> None:
+    """The parser must stand alone: whoever can write a file can also compute its checksum."""
+    with pytest.raises(BadSnapshot):
+        read(forged(b'{"__metadata__":{"checksum":"' + b"0" * 32 + b'"' + text))
+
+
+@pytest.mark.parametrize("claimed", [0, 1, 60, MAX_HEADER_BYTES + 1, 1 << 40, (1 << 64) - 1])
+def test_a_header_length_that_lies_is_refused_before_it_is_read(claimed: int) -> None:
+    """A length of 2^64 - 1 must not become an allocation."""
+    data = file_bytes(*small_snapshot())
+    reader = MemoryReader(claimed.to_bytes(8, "little") + data[8:])
+    with pytest.raises(BadSnapshot):
+        read_header(reader)
+    assert reader.largest_read <= 4096
+
+
+SSM = {"dtype": "F32", "shape": [1, 4, 3], "data_offsets": [0, 48]}
+
+ATTACKS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "negative dimension": ({"ssm": {**SSM, "shape": [-1, 4, -3]}}, {}),
+    "huge dimension": ({"ssm": {**SSM, "shape": [1 << 60, 4, 3]}}, {}),
+    "product beyond every integer": ({"ssm": {**SSM, "shape": [1 << 36] * 8}}, {}),
+    "product within bounds, file too short": ({"ssm": {**SSM, "shape": [1 << 30]}}, {}),
+    "too many dimensions": ({"ssm": {**SSM, "shape": [1] * 9}}, {}),
+    "float dimension": ({"ssm": {**SSM, "shape": [1.0, 4, 3]}}, {}),
+    "boolean dimension": ({"ssm": {**SSM, "shape": [True, 4, 3]}}, {}),
+    "shape is a word": ({"ssm": {**SSM, "shape": "12"}}, {}),
+    "shape missing": ({"ssm": {"dtype": "F32", "data_offsets": [0, 48]}}, {}),
+    "overlapping offsets": ({"conv": {"dtype": "BF16", "shape": [1, 3, 3], "data_offsets": [0, 18]}}, {}),
+    "a hole between offsets": ({"conv": {"dtype": "BF16", "shape": [1, 3, 3], "data_offsets": [64, 82]}}, {}),
+    "unknown dtype": ({"ssm": {**SSM, "dtype": "F64"}}, {}),
+    "dtype is a list": ({"ssm": {**SSM, "dtype": ["F32"]}}, {}),
+    "entry is a number": ({"ssm": 5}, {}),
+    "surplus entry": ({"ssm": {**SSM, "extra": 1}}, {}),
+    "tensor without a checksum": ({"zz": {"dtype": "BF16", "shape": [0], "data_offsets": [130, 130]}}, {}),
+    "bad tensor name": ({"../x": SSM}, {"checksum:../x": "0" * 32}),
+    "no tensors": ({"ssm": None, "conv": None, "kv": None}, {}),
+    "metadata is a list": ({"__metadata__": [1]}, {}),
+    "surplus metadata": ({}, {"author": "me"}),
+    "newer format": ({}, {"format": "apcbatch snapshot 2"}),
+    "short key": ({}, {"key": "11"}),
+    "key is not hex": ({}, {"key": "zz" * 32}),
+    "key in capitals": ({}, {"key": "AB" * 32}),
+    "key is a number": ({}, {"key": 7}),
+    "no fingerprint": ({}, {"fingerprint": ""}),
+    "position zero": ({}, {"position": "0"}),
+    "position negative": ({}, {"position": "-5"}),
+    "position is huge": ({}, {"position": "9" * 5000}),
+    "position with zeros": ({}, {"position": "024"}),
+    "position in other digits": ({}, {"position": "\u0662\u0664"}),
+    "position is a number": ({}, {"position": 24}),
+    "parent after the snapshot": ({}, {"parent_position": "25"}),
+    "parent without a position": ({}, {"parent_position": "0"}),
+    "position without a parent": ({}, {"parent": ""}),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_are_refused_before_memory_is_taken(name: str) -> None:
+    """A forged header with a right checksum must not reach an allocation, and not another exception
+    either."""
+    change, metadata = ATTACKS[name]
+    if "__metadata__" in change:
+        text = b'{"__metadata__":{"checksum":"' + b"0" * 32 + b'"},"__metadata__":[1]}'
+        data = forged(text)
+    else:
+        data = forged(change, bytes(130), metadata)
+    reader = MemoryReader(data)
+    with pytest.raises(BadSnapshot):
+        read_tensors(reader, read_header(reader))
+    assert reader.largest_read <= 16 * 1024
+
+
+def test_the_unforged_header_passes() -> None:
+    """The attacks above are refused for what they change, not for how they are made."""
+    header, arrays = small_snapshot()
+    data = file_bytes(header, arrays)
+    length = 8 + int.from_bytes(data[:8], "little")
+    checksums = {
+        name: value
+        for name, value in json.loads(data[8:length])["__metadata__"].items()
+        if name.startswith("checksum:")
+    }
+    assert read(forged({}, data[length:], checksums))[0].position == 24
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "ssm"])
+def test_a_name_twice_is_refused(name: str) -> None:
+    """Two readers may take different ones of two entries with one name."""
+    header = small_snapshot()[0].encode()
+    length = 8 + int.from_bytes(header[:8], "little")
+    text = header[8:length].rstrip()
+    entry = orjson.dumps(orjson.loads(text)[name])
+    doubled = text[:-1] + b',"' + name.encode() + b'":' + entry + b"}"
+    with pytest.raises(BadSnapshot, match="canonical"):
+        read(forged(doubled, bytes(130)))
+
+
+@pytest.mark.parametrize("spelling", [b"\n", b"\t", b" "])
+def test_another_spelling_of_the_same_header_is_refused(spelling: bytes) -> None:
+    """One snapshot has one file; a second spelling would hide bytes from comparisons."""
+    header = small_snapshot()[0].encode()
+    with pytest.raises(BadSnapshot, match="canonical"):
+        read(forged(header[8:].rstrip().replace(b'"shape":', b'"shape":' + spelling), bytes(130)))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("wrong shape", {"ssm": TensorLayout("F32", (1, 4, 4))}),
+        ("wrong dtype", {"ssm": TensorLayout("BF16", (1, 4, 3))}),
+        (
+            "wrong number of tokens",
+            {"ssm": TensorLayout("F32", (1, 4, 3)), "kv": TensorLayout("F32", (None,))},
+        ),
+        ("missing tensor", {"ssm": TensorLayout("F32", (1, 4, 3)), "conv": TensorLayout("F32", (1,))}),
+        ("surplus tensor", {}),
+    ],
+)
+def test_another_layout_is_refused(name: str, layout: dict[str, TensorLayout]) -> None:
+    """A snapshot of another shape that reached a kernel would be read beyond its end."""
+    arrays = {"ssm": np.zeros((1, 4, 3), np.float32)}
+    if name == "wrong number of tokens":
+        arrays["kv"] = np.zeros(7, np.float32)
+    header = make_header(key_of("x", 8), FINGERPRINT, 8, None, arrays)
+    with pytest.raises(BadSnapshot, match="the model's snapshots hold"):
+        check_layout(header, layout)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "word"),
+    [
+        ({}, "1 to 16 tensors"),
+        ({"SSM": np.zeros(1, np.float32)}, "lower-case"),
+        ({"ssm": np.zeros(1, np.float64)}, "float64"),
+        ({"ssm": np.zeros(1, ">f4")}, ">f4"),
+        ({"ssm": np.zeros([1] * 9, np.float32)}, "9 dimensions"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_a_fault_of_the_caller(
+    arrays: dict[str, np.ndarray], word: str
+) -> None:
+    with pytest.raises(ValueError, match=word):
+        make_header(key_of("x", 1), FINGERPRINT, 1, None, arrays)
+
+
+def test_contents_of_helpers_differ_by_key() -> None:
+    """The other tests compare contents that follow from keys; equal ones would hide a mix-up."""
+    assert arrays_of(key_of(1, 16))["ssm"].tobytes() != arrays_of(key_of(1, 32))["ssm"].tobytes()
