@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_text, parse_value
+from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_value
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
@@ -259,12 +259,3 @@ def load(
 def debug_wanted() -> bool:
     """Whether APCBATCH_DEBUG asks for tracebacks."""
     return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
-
-
-def isa_wanted() -> str | None:
-    """The instruction set that APCBATCH_ISA asks for, None where it does not."""
-    raw = os.environ.get(env_name("isa"))
-    try:
-        return None if raw is None else parse_text(OPTIONS["isa"], raw, env_name("isa"))
-    except ValueError as error:
-        raise UsageError(str(error)) from None

@@ -55,7 +55,7 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
     if spec.kind == "switch":
         return parse_switch(raw, where)
     if spec.kind == "text":
-        return parse_text(spec, raw, where)
+        return _parse_text(spec, raw, where)
     value = parse_size(raw) if spec.kind == "size" else _parse_number(spec.kind, raw)
     low = spec.minimum is not None and value is not None and value < spec.minimum
     high = spec.maximum is not None and value is not None and value > spec.maximum
@@ -64,7 +64,7 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
     return value
 
 
-def parse_text(spec: Spec, raw: Any, where: str) -> str:
+def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     """A text that is not empty and, where there are choices, one of them."""
     if not isinstance(raw, str) or not raw:
         raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}")

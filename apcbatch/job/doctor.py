@@ -15,6 +15,7 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.errors import ApcbatchError
+from apcbatch.job.opening import use_isa
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
@@ -43,7 +44,7 @@ def examine(config: Config) -> Iterator[Finding]:
     checks: list[tuple[str, Callable[[], str]]] = [
         ("python", _python),
         ("torch", _torch),
-        ("extension", _extension),
+        ("extension", lambda: _extension(config)),
         ("kernels", _kernels),
         ("cuda", lambda: _cuda(config.device)),
         ("model", lambda: _model(config)),
@@ -74,11 +75,12 @@ def _torch() -> str:
     return f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
-def _extension() -> str:
+def _extension(config: Config) -> str:
     try:
         from apcbatch.kernels import ops
     except ImportError as error:
         raise Broken(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
+    use_isa(config)
     return f"instruction set {ops.isa()}"
 
 

@@ -75,13 +75,8 @@ def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], Non
 def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
     """The engine with the model's weights; torch is imported here."""
     from apcbatch.engine.engine import Engine
-    from apcbatch.kernels import ops
 
-    if config.isa is not None:
-        try:
-            ops.set_isa(config.isa)
-        except ValueError as error:
-            raise UsageError(f"{config.origins['isa']}: {error}") from None
+    use_isa(config)
     return Engine(
         config.model,
         dtype=config.dtype,
@@ -95,3 +90,15 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
         max_running=config.max_running,
         warn=warn,
     )
+
+
+def use_isa(config: Config) -> None:
+    """Run the CPU kernels on the instruction set that the configuration asks for, if it does."""
+    if config.isa is None:
+        return
+    from apcbatch.kernels import ops
+
+    try:
+        ops.set_isa(config.isa)
+    except ValueError as error:
+        raise UsageError(f"{config.origins['isa']}: {error}") from None

@@ -67,3 +67,19 @@ def test_a_scan_that_differs_from_the_reference_fails(capsys, monkeypatch):
     assert main(["doctor", "--device", "cpu"]) == 1
     verdict, text = findings(capsys)["kernels"]
     assert verdict == "FAIL" and "differs from the reference" in text and "fix: " in text
+
+
+def test_the_instruction_set_can_be_chosen(capsys, monkeypatch):
+    """Fault: APCBATCH_ISA is ignored, or one that the processor lacks ends in an illegal instruction."""
+    from apcbatch.kernels import ops
+
+    before = ops.isa()
+    try:
+        monkeypatch.setenv("APCBATCH_ISA", "plain")
+        assert main(["doctor", "--device", "cpu"]) == 0
+        assert findings(capsys)["extension"] == ("ok", "instruction set plain")
+    finally:
+        ops.set_isa(before)
+    monkeypatch.setenv("APCBATCH_ISA", "avx3")
+    assert main(["doctor", "--device", "cpu"]) == 2
+    assert "APCBATCH_ISA is 'avx3'; expected one of" in capsys.readouterr().err
