@@ -89,3 +89,107 @@ def _run(
                 state[slot_after[consumed]] = carry
         if final >= 0:
             state[final] = carry
+
+
+def pack_linear(weight: torch.Tensor) -> torch.Tensor:
+    """The weights as they are; see apcbatch.kernels.linear."""
+    return weight.clone()
+
+
+def linear(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = x W^T (+ bias); with bfloat16 weights, x rounded to bfloat16 first."""
+    compute = torch.promote_types(x.dtype, torch.float32)
+    rounded = x.to(torch.bfloat16) if packed.dtype == torch.bfloat16 else x
+    y = rounded.to(compute) @ packed.to(compute).t()  # (t, in), (out, in) -> (t, out)
+    return (y if bias is None else y + bias.to(compute)).to(out_dtype or x.dtype)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.norm."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    y = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+    return (y if weight is None else y * weight).to(out_dtype)
+
+
+def add_rms_norm_(
+    residual: torch.Tensor,
+    delta: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """residual += delta, then rms_norm of it."""
+    residual += delta
+    return rms_norm(residual, weight, eps, out_dtype)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up."""
+    compute = torch.promote_types(gate.dtype, torch.float32)
+    return (F.silu(gate.to(compute)) * up.to(compute)).to(gate.dtype)
+
+
+def write_kv(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    token_slots: torch.Tensor,
+) -> None:
+    """Rows of the cache at token_slots become k and v; see apcbatch.kernels.attention."""
+    k_cache.flatten(0, 1)[token_slots] = k.to(k_cache.dtype)
+    v_cache.flatten(0, 1)[token_slots] = v.to(v_cache.dtype)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    context: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.attention."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    group, page_tokens = q.shape[1] // k_cache.shape[2], k_cache.shape[1]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    offsets = cu_seqlens.tolist()
+    for i, begin in enumerate(offsets[:-1]):
+        queries = q[begin : offsets[i + 1]].to(compute)  # (t, heads, head_dim)
+        first = int(context[i])
+        keys = torch.arange(first + queries.shape[0])
+        slots = page_table[i, keys // page_tokens] * page_tokens + keys % page_tokens
+        k, v = (
+            cache.flatten(0, 1)[slots].to(compute).repeat_interleave(group, 1) for cache in (k_cache, v_cache)
+        )  # (keys, heads, head_dim)
+        scores = torch.einsum("qhd,khd->hqk", queries, k) * scale
+        seen = keys <= torch.arange(first, first + queries.shape[0]).unsqueeze(1)  # (t, keys)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        out[begin : offsets[i + 1]] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+    return out
+
+
+def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of each row, the lower index first on ties, and their softmax over the row."""
+    indices = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return logits.softmax(-1).gather(1, indices), indices
+
+
+def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index of each row's largest logit, the lowest on ties, and its log-probability."""
+    tokens = softmax_topk(logits, 1)[1].squeeze(1)
+    logprobs = logits.double().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return tokens, logprobs.to(logits.dtype)
+
+
+def token_logprob(logits: torch.Tensor, token: int) -> float:
+    """The log-probability of one token of a row of logits."""
+    return float(logits.double().log_softmax(-1)[token].to(logits.dtype))

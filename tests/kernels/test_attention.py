@@ -1,0 +1,184 @@
+"""Paged attention: right against float64, and a query's bits a function of its position and its past
+alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops, reference
+
+PAGE = ops.PAGE_TOKENS
+FLOATS = [torch.float32, torch.bfloat16]
+
+
+@dataclass
+class Case:
+    """Sequences whose pages lie in random order in a cache that is NaN wherever nothing was written."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    page_table: torch.Tensor
+    cu_seqlens: torch.Tensor
+    context: torch.Tensor
+    scale: float
+
+    def attend(self) -> torch.Tensor:
+        return ops.paged_attention(
+            self.q, self.k_cache, self.v_cache, self.page_table, self.cu_seqlens, self.context, self.scale
+        )
+
+    def expected(self) -> torch.Tensor:
+        """The reference in float64."""
+        return reference.paged_attention(
+            self.q.double(), self.k_cache, self.v_cache, self.page_table, self.cu_seqlens, self.context,
+            self.scale,
+        )
+
+    def piece(self, sequence: int, begin: int, end: int) -> torch.Tensor:
+        """Queries [begin, end) of one sequence's piece, attended alone."""
+        first, one = int(self.cu_seqlens[sequence]), slice(sequence, sequence + 1)
+        return ops.paged_attention(
+            self.q[first + begin : first + end], self.k_cache, self.v_cache, self.page_table[one],
+            torch.tensor([0, end - begin]), self.context[one] + begin, self.scale,
+        )
+
+
+def make_case(
+    lengths: list[int], context: list[int], heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> Case:
+    torch.manual_seed(sum(lengths) + head_dim)
+    totals = [a + b for a, b in zip(lengths, context, strict=True)]
+    needed = [(total + PAGE - 1) // PAGE for total in totals]
+    pages = torch.randperm(sum(needed) + 3)
+    page_table = torch.full((len(lengths), max(needed) + 1), -7)
+    k_cache = torch.full((len(pages), PAGE, kv_heads, head_dim), torch.nan, dtype=dtype)
+    v_cache = k_cache.clone()
+    new_slots = []
+    for i, total in enumerate(totals):
+        page_table[i, : needed[i]] = pages[sum(needed[:i]) : sum(needed[: i + 1])]
+        positions = torch.arange(total)
+        slots = page_table[i, positions // PAGE] * PAGE + positions % PAGE
+        old, new = slots[: context[i]], slots[context[i] :]
+        k_cache.flatten(0, 1)[old] = torch.randn(len(old), kv_heads, head_dim).to(dtype)
+        v_cache.flatten(0, 1)[old] = torch.randn(len(old), kv_heads, head_dim).to(dtype)
+        new_slots.append(new)
+    qkv = torch.randn(sum(lengths), heads + 2 * kv_heads, head_dim).to(dtype) * 2
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    ops.write_kv(k, v, k_cache, v_cache, torch.cat(new_slots))
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    return Case(q, k_cache, v_cache, page_table, cu_seqlens, torch.tensor(context), head_dim**-0.5)
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim", [(1, 1, 5), (4, 2, 16), (3, 3, 24), (7, 1, 33), (8, 2, 64), (4, 1, 128)]
+)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_matches_float64(heads, kv_heads, head_dim, dtype, isa):
+    """A wrong page, head or mask; what lies in pages past a sequence's end (NaN here) reaching a result."""
+    case = make_case([1, 64, 5, 1, 130], [0, 0, 63, 200, 70], heads, kv_heads, head_dim, dtype)
+    y = case.attend()
+    expected = case.expected()
+    assert y.dtype == dtype and y.is_contiguous()
+    tolerance = 3e-5 if dtype == torch.float32 else 2e-2
+    assert float((y.double() - expected).abs().max()) < tolerance
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim", [(6, 2, 16), (4, 4, 64), (10, 1, 20)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_cuts_change_nothing(heads, kv_heads, head_dim, dtype):
+    """Cached == cold: a query's bits must not depend on where its prefill was cut, or on being decoded
+    alone."""
+    draw = random.Random(head_dim)
+    case = make_case([300, 77], [0, 61], heads, kv_heads, head_dim, dtype)
+    whole = case.attend()
+    for sequence, length in enumerate((300, 77)):
+        first = int(case.cu_seqlens[sequence])
+        for _ in range(4):
+            cuts = [0, *sorted(draw.sample(range(1, length), draw.randint(1, 9))), length]
+            for begin, end in zip(cuts, cuts[1:], strict=False):
+                assert torch.equal(case.piece(sequence, begin, end), whole[first + begin : first + end])
+        for position in range(0, length, 23):
+            alone = case.piece(sequence, position, position + 1)
+            assert torch.equal(alone[0], whole[first + position])
+
+
+def test_later_tokens_cannot_be_seen():
+    """A mask that multiplies by zero lets an infinity of a later token through."""
+    case = make_case([100], [30], 4, 2, 16, torch.float32)
+    before = case.attend()
+    slots = case.page_table[0, torch.arange(90, 130) // PAGE] * PAGE + torch.arange(90, 130) % PAGE
+    case.k_cache.flatten(0, 1)[slots] = torch.inf
+    case.v_cache.flatten(0, 1)[slots] = torch.nan
+    after = case.attend()
+    assert torch.equal(after[:60], before[:60])  # positions 30 to 89
+    assert after[60:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_threads_and_instruction_sets_give_the_same_bits(dtype, isa, threads):
+    """A split of the work, or a vector width, that changes a sum."""
+    case = make_case([1, 150, 40], [129, 3, 64], 6, 2, 20, dtype)
+    y = case.attend()
+    ops.set_isa("plain")
+    torch.set_num_threads(1)
+    assert torch.equal(case.attend(), y)
+
+
+def test_large_scores_neither_overflow_nor_vanish(isa):
+    """A softmax without the running maximum: scores of +-1e4 and a maximum that grows from page to page."""
+    case = make_case([130], [0], 1, 1, 8, torch.float32)
+    case.k_cache *= torch.where(case.k_cache.isnan(), 1.0, 3e3)
+    expected = case.expected()
+    y = case.attend()
+    assert bool(y.isfinite().all())
+    assert float((y.double() - expected).abs().max()) < 0.05
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("cache_dtype", FLOATS, ids=str)
+def test_write_kv_touches_its_rows_only(dtype, cache_dtype, isa):
+    """A key written into a neighbour's page, or truncated instead of rounded."""
+    cache = torch.full((5, PAGE, 2, 7), 9.0, dtype=cache_dtype)
+    expected_k, expected_v = cache.clone(), cache.clone()
+    k_cache, v_cache = cache.clone(), cache.clone()
+    kv = torch.randn(70, 4, 7).to(dtype)
+    slots = torch.randperm(5 * PAGE)[:70]
+    ops.write_kv(kv[:, :2], kv[:, 2:], k_cache, v_cache, slots)
+    reference.write_kv(kv[:, :2], kv[:, 2:], expected_k, expected_v, slots)
+    assert torch.equal(k_cache, expected_k) and torch.equal(v_cache, expected_v)
+
+
+def test_no_tokens_are_no_work():
+    """An empty batch, or an empty piece among others."""
+    case = make_case([3, 2], [0, 64], 2, 1, 8, torch.float32)
+    whole = case.attend()
+    case.cu_seqlens = torch.tensor([0, 3, 3, 5])
+    case.page_table = case.page_table[[0, 0, 1]]
+    case.context = torch.tensor([0, 3, 64])
+    assert torch.equal(case.attend(), whole)
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"page_table": torch.tensor([[0, 99, -1]])}, r"page_table must name pages in \[0, "),
+        ({"page_table": torch.tensor([[0]])}, "a column for each page of the longest sequence, 2; it has 1"),
+        ({"cu_seqlens": torch.tensor([0, 69])}, "cu_seqlens must ascend from 0 to the 70 tokens of q"),
+        ({"context": torch.tensor([-1])}, "context must not be negative"),
+        ({"context": torch.tensor([0], dtype=torch.int32)}, "context must be int64"),
+        ({"q": torch.randn(70, 3, 8)}, "a multiple of 2 heads, 8"),
+        ({"k_cache": torch.randn(4, 32, 2, 8)}, r"the cache must be \(pages, 64, |must have the shape of"),
+    ],
+)
+def test_unusable_arguments_are_sentences(change, sentence):
+    """Page numbers and offsets that the kernel would follow out of the cache."""
+    case = make_case([70], [0], 4, 2, 8, torch.float32)
+    for name, value in change.items():
+        setattr(case, name, value)
+    with pytest.raises(ValueError, match=sentence):
+        case.attend()

@@ -1,0 +1,79 @@
+"""What is chosen from logits: experts, the likeliest token, log-probabilities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops, reference
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7, 16, 33, 70])
+def test_softmax_topk_matches_the_reference(n, isa):
+    """Padding that joins the softmax, weights that are normalised again, a wrong order."""
+    logits = torch.randn(40, n + 3)[:, 2 : 2 + n] * 3
+    for k in {1, min(2, n), n}:
+        weights, experts = ops.softmax_topk(logits, k)
+        expected_weights, expected_experts = reference.softmax_topk(logits.double(), k)
+        assert torch.equal(experts, expected_experts)
+        assert torch.allclose(weights.double(), expected_weights, rtol=1e-6, atol=1e-9)
+
+
+def test_ties_go_to_the_lower_index(isa):
+    """An expert or a token that depends on the vector width."""
+    logits = torch.zeros(1, 50)
+    assert ops.softmax_topk(logits, 3)[1].tolist() == [[0, 1, 2]]
+    logits[0, [9, 17, 41]] = 2.0
+    assert ops.softmax_topk(logits, 4)[1].tolist() == [[9, 17, 41, 0]]
+    assert ops.greedy(logits)[0].tolist() == [9]
+
+
+@pytest.mark.parametrize("v", [1, 3, 16, 32, 33, 1000, 50280])
+def test_greedy_matches_float64(v, isa):
+    """A maximum in the tail that is missed, a sum of exponentials that loses the small ones."""
+    logits = torch.randn(5, v) * 4
+    logits[3, v - 1] = 60.0
+    logits[4] -= 1e4
+    tokens, logprobs = ops.greedy(logits)
+    expected_tokens, expected = reference.greedy(logits)
+    assert torch.equal(tokens, expected_tokens)
+    assert torch.allclose(logprobs, expected, rtol=2e-7, atol=3e-7)
+
+
+def test_a_token_has_one_logprob(isa, threads):
+    """A log-probability that differs in a bit between greedy and sampling, between rows, threads or
+    processors."""
+    torch.manual_seed(0)
+    logits = torch.randn(37, 5003)
+    tokens, logprobs = ops.greedy(logits)
+    for row in range(0, 37, 5):
+        assert ops.token_logprob(logits[row], int(tokens[row])) == float(logprobs[row])
+    ops.set_isa("plain")
+    assert torch.equal(ops.greedy(logits)[1], logprobs)
+    assert ops.token_logprob(logits[2], 77) == pytest.approx(reference.token_logprob(logits[2], 77), rel=1e-6)
+
+
+def test_masked_logits_have_no_weight(isa):
+    """Minus infinity that becomes NaN or a small probability."""
+    logits = torch.full((1, 40), -torch.inf)
+    logits[0, 7] = 1.5
+    tokens, logprobs = ops.greedy(logits)
+    assert tokens.tolist() == [7] and logprobs.tolist() == [0.0]
+    weights, experts = ops.softmax_topk(logits, 2)
+    assert weights.tolist() == [[1.0, 0.0]] and experts.tolist() == [[7, 0]]
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda: ops.softmax_topk(torch.randn(2, 4), 5), "k must lie in 1 to 4"),
+        (lambda: ops.greedy(torch.randn(2, 4).bfloat16()), "logits must be float32"),
+        (lambda: ops.greedy(torch.randn(2, 0)), "at least one column"),
+        (lambda: ops.token_logprob(torch.randn(4), 4), r"token must lie in \[0, 4\)"),
+        (lambda: ops.token_logprob(torch.randn(2, 4), 1), "logits must be one row"),
+    ],
+)
+def test_unusable_arguments_are_sentences(call, sentence):
+    """An index outside the row that the kernel would follow."""
+    with pytest.raises(ValueError, match=sentence):
+        call()

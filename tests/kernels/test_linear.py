@@ -1,0 +1,149 @@
+"""The packed matrix product: right against float64, and every row the same bits whatever surrounds it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops, reference
+
+FLOATS = [torch.float32, torch.bfloat16]
+SHAPES = [  # t, in, out
+    (1, 1, 1), (2, 1, 33), (3, 37, 75), (4, 48, 96), (5, 2, 15), (6, 255, 16), (7, 256, 17), (13, 257, 80),
+    (16, 512, 31), (33, 513, 130), (70, 768, 48), (150, 260, 50), (301, 75, 5),
+]
+
+
+def strided(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random rows that are a slice of wider ones, which are NaN everywhere else."""
+    wide = torch.full((rows, columns + 5), torch.nan, dtype=dtype)
+    wide[:, 3 : 3 + columns] = torch.randn(rows, columns)
+    return wide[:, 3 : 3 + columns]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
+def test_matches_float64(shape, weight_dtype, isa):
+    """A panel, tile or block edge that reads or writes beside its place; a lost bias; a k left out or used
+    twice."""
+    t, inputs, outputs = shape
+    torch.manual_seed(t)
+    weight, bias = strided(outputs, inputs, weight_dtype), torch.randn(outputs)
+    packed = ops.pack_linear(weight)
+    for x_dtype in FLOATS:
+        x = strided(t, inputs, x_dtype)
+        for bias_or_none in (None, bias):
+            expected = reference.linear(x.double(), weight, bias=bias_or_none)
+            for out_dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 8e-3)):
+                y = ops.linear(x, packed, out_dtype=out_dtype, bias=bias_or_none)
+                assert y.dtype == out_dtype
+                error = (y.double() - expected).abs() / (expected.abs() + inputs**0.5)
+                assert float(error.max()) < tolerance
+
+
+@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("inputs, outputs", [(300, 130), (1536, 80), (48, 1536), (768, 1031)])
+def test_rows_do_not_depend_on_how_many_there_are(inputs, outputs, weight_dtype):
+    """A tile height, a thread's share or a panel count that changes the arithmetic of a row: every count of
+    rows from 1 to 70, and some beyond a row block, gives the bits of the whole product."""
+    torch.manual_seed(0)
+    packed = ops.pack_linear(torch.randn(outputs, inputs).to(weight_dtype))
+    x = torch.randn(700, inputs).to(weight_dtype)
+    whole = ops.linear(x, packed, out_dtype=torch.float32)
+    for count in [*range(1, 71), 96, 143, 144, 145, 290, 511]:
+        first = (count * 7) % (700 - count)
+        part = ops.linear(x[first : first + count], packed, out_dtype=torch.float32)
+        assert torch.equal(part, whole[first : first + count]), count
+
+
+@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("t", [1, 5, 31, 200])
+def test_threads_do_not_change_a_bit(t, weight_dtype, threads):
+    """A cut between threads that changes a sum."""
+    torch.manual_seed(t)
+    packed = ops.pack_linear(torch.randn(333, 700).to(weight_dtype))
+    x = torch.randn(t, 700)
+    y = ops.linear(x, packed)
+    torch.set_num_threads(1)
+    assert torch.equal(y, ops.linear(x, packed))
+
+
+@pytest.mark.parametrize("weight_dtype", FLOATS, ids=str)
+def test_instruction_sets_of_one_arithmetic_agree(weight_dtype, isa):
+    """A contracted or reordered operation on one of them: processors share snapshots whose numerics are the
+    same."""
+    packed = ops.pack_linear(torch.randn(75, 301).to(weight_dtype))
+    x, bias = torch.randn(29, 301), torch.randn(75)
+    x[3] *= 1e-38  # sums in the denormal range
+    y, arithmetic = ops.linear(x, packed, bias=bias), ops.numerics(weight_dtype)
+    ops.set_isa("plain")
+    assert arithmetic != ops.numerics(weight_dtype) or torch.equal(y, ops.linear(x, packed, bias=bias))
+
+
+def test_each_element_is_one_chain_over_k(isa):
+    """Two accumulators, or an order of k other than ascending: 2^24 + 1 - 2^24 is 0 in order and 1 out of
+    order."""
+    x = torch.tensor([[2.0**24, 1.0, -(2.0**24), 1.0]]).repeat(9, 200)
+    packed = ops.pack_linear(torch.ones(40, 800))
+    assert torch.equal(ops.linear(x, packed), torch.full((9, 40), 1.0))
+
+
+def test_rounds_once_to_nearest_even(isa):
+    """bfloat16 results truncated, or rounded before the bias is added."""
+    packed = ops.pack_linear(torch.eye(3))
+    x = torch.tensor([[1.0 + 2.0**-8, 1.0 + 3 * 2.0**-8, 1.0 + 2.0**-8 + 2.0**-20]])
+    assert torch.equal(ops.linear(x, packed, out_dtype=torch.bfloat16), x.to(torch.bfloat16))
+    bias = torch.tensor([2.0**-9, 0.0, 0.0])
+    y = ops.linear(x, packed, out_dtype=torch.bfloat16, bias=bias)
+    assert torch.equal(y, (x + bias).to(torch.bfloat16))
+
+
+def test_a_nan_stays_in_its_row():
+    """Rows that leak into each other through padding."""
+    x = torch.randn(20, 33)
+    packed = ops.pack_linear(torch.randn(50, 33))
+    clean = ops.linear(x, packed)
+    x[11, 32] = torch.nan
+    y = ops.linear(x, packed)
+    assert y[11].isnan().all()
+    keep = torch.arange(20) != 11
+    assert torch.equal(y[keep], clean[keep])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_come_back_from_packed_weights(dtype):
+    """An embedding that shares the packed output projection reads another token's row."""
+    weight = torch.randn(101, 515).to(dtype)
+    indices = torch.tensor([100, 0, 15, 16, 17, 100])
+    assert torch.equal(ops.pack_linear(weight).rows(indices), weight[indices])
+    with pytest.raises(ValueError, match=r"\[0, 101\); its values span 0 to 101"):
+        ops.pack_linear(weight).rows(torch.tensor([0, 101]))
+
+
+def test_no_rows_give_no_rows():
+    """An empty share of a batch (an expert that nobody chose)."""
+    assert ops.linear(torch.randn(0, 5), ops.pack_linear(torch.randn(3, 5))).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "call, sentence",
+    [
+        (lambda p: ops.linear(torch.randn(2, 6), p), r"x must have 5 columns.*it is \(2, 6\)"),
+        (lambda p: ops.linear(torch.randn(5), p), r"x must have two dimensions"),
+        (lambda p: ops.linear(torch.randn(2, 5, dtype=torch.float64), p), "x must be float32 or bfloat16"),
+        (lambda p: ops.linear(torch.randn(5, 2).t(), p), "x must be contiguous within a row"),
+        (lambda p: ops.linear(torch.randn(2, 5), p, torch.float16), "out_dtype must be float32 or bfloat16"),
+        (lambda p: ops.linear(torch.randn(2, 5), p, bias=torch.randn(4)), r"bias must be \(3,\)"),
+        (lambda p: ops.pack_linear(torch.randn(0, 5)), "at least one row"),
+    ],
+)
+def test_unusable_arguments_are_sentences(call, sentence):
+    """Wrong shapes and dtypes that would reach the kernel as addresses."""
+    with pytest.raises(ValueError, match=sentence):
+        call(ops.pack_linear(torch.randn(3, 5)))
+
+
+def test_numerics_names_the_arithmetic(isa):
+    """A store shared by processors whose bfloat16 arithmetic differs."""
+    assert ops.numerics(torch.float32) == "f32-fma-1"
+    assert ops.numerics(torch.bfloat16) == ("bf16-dp-1" if isa == "avx512bf16" else "bf16-widen-1")
