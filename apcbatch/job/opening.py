@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,17 @@ class Parts:
 def check_paths(config: Config, input: str, output: str) -> None:
     """Refuse an OUT that would be mixed up with something else; UsageError says what to give instead."""
     path = Path(output)
-    for name, other in (("INPUT", input), ("--summary", config.summary or "")):
-        if output != STDOUT and path.exists() and other and os.path.exists(other) and path.samefile(other):
-            raise UsageError(f"{name} and OUT are the same file, {output}; give OUT another name")
+    files = {
+        "INPUT": input,
+        "OUT": output,
+        "OUT.run.json": f"{output}.run.json",
+        "--summary": config.summary or STDOUT,
+    }
+    for (name, one), (other_name, other) in combinations(files.items(), 2):
+        if STDOUT not in (one, other) and _same_file(one, other):
+            raise UsageError(
+                f"{name} and {other_name} are the same file, {one}; give one of them another name"
+            )
     if config.summary is not None and not Path(config.summary).absolute().parent.is_dir():
         raise UsageError(f"--summary {config.summary}: its folder does not exist; make it first")
     if output == STDOUT and config.resume:
@@ -70,6 +79,13 @@ def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], Non
     run_file.write()
     sink.remove_if_empty = False
     return Parts(records, renderer, engine, answered)
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Whether two names lead to one regular file, also where it is still to be made."""
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.isfile(one) and os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> Any:

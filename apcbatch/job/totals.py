@@ -15,6 +15,14 @@ from apcbatch.config import Config
 from apcbatch.types import Result
 from apcbatch.version import VERSION
 
+COUNTED_BY_THE_ENGINE = (
+    "store_bytes_written",
+    "store_bytes_read",
+    "snapshots_written",
+    "snapshots_read",
+    "snapshots_for_later",
+)
+
 
 class Totals:
     """Sums over the results of one run; add one by one, read at any time."""
@@ -94,17 +102,11 @@ class Totals:
             else 0.0,
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
-            "store_bytes_written": counters.store_bytes_written,
-            "store_bytes_read": counters.store_bytes_read,
-            "snapshots_written": counters.snapshots_written,
-            "snapshots_read": counters.snapshots_read,
-            "snapshots_for_later": counters.snapshots_for_later,
+            **{name: getattr(counters, name) for name in COUNTED_BY_THE_ENGINE},
             "seconds": {
                 "load": self._loaded - self._begin,
                 "plan": 0.0,
-                "prefill": spent["prefill"],
-                "decode": spent["decode"],
-                "store": spent["store"],
+                **{name: spent[name] for name in ("prefill", "decode", "store")},
                 "total": time.monotonic() - self._begin,
             },
             "prefill_tokens_per_s": _rate(self.computed_tokens, spent["prefill"]),

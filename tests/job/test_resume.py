@@ -142,6 +142,17 @@ def test_input_and_out_must_be_two_files(apcbatch, twelve, tmp_path):
     assert twelve.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("out", "summary"), [("o.jsonl", "in.jsonl"), ("o.jsonl", "./o.jsonl"), ("o.jsonl", "o.jsonl.run.json")]
+)
+def test_no_file_is_written_over_another(apcbatch, twelve, tmp_path, out, summary):
+    """Fault: the summary replaces INPUT, OUT or the run file."""
+    before = twelve.read_bytes()
+    done = apcbatch("run", "in.jsonl", "-o", out, "--summary", summary)
+    assert done.code == 2 and "same file" in done.stderr
+    assert twelve.read_bytes() == before and list(tmp_path.iterdir()) == [twelve]
+
+
 def test_an_out_that_another_run_writes_is_refused(apcbatch, twelve, tmp_path):
     """Fault: two processes write one OUT."""
     with open(tmp_path / "out.jsonl", "w") as other:
