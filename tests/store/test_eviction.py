@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,19 +17,29 @@ from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, obje
 
 class WatchedFiles(Files):
     """Real files; `peak_bytes` is the most that the folder's snapshot files, finished or not, ever had
-    together."""
+    together.
+
+    One call at a time, so that what is counted was there at one instant.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.peak_bytes = 0
+        self.lock_of_all = threading.Lock()
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
-        super().write(path, chunks)
-        self.look()
+        with self.lock_of_all:
+            super().write(path, chunks)
+            self.look()
 
     def rename(self, source: str, target: str) -> None:
-        super().rename(source, target)
-        self.look()
+        with self.lock_of_all:
+            super().rename(source, target)
+            self.look()
+
+    def unlink(self, path: str) -> bool:
+        with self.lock_of_all:
+            return super().unlink(path)
 
     def look(self) -> None:
         files = [*object_files(self.folder), *(self.folder / "tmp").glob("*.tmp")]
