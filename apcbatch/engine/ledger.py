@@ -1,0 +1,111 @@
+"""What live snapshots weigh: states, and the KV pages that snapshots of one path share.
+
+Must not know: the tree, why a snapshot is kept. Invariant: a page is counted once, however many snapshots
+refer to it, as in the pool: a request shares the full pages of the snapshot that it resumed from and has its
+own from there on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """state_bytes: the recurrent states and convolution tails of one snapshot. kv_token_bytes: the KV of one
+    token, 0 for a model without attention; kept in pages of page_tokens."""
+
+    state_bytes: int
+    kv_token_bytes: int = 0
+    page_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.state_bytes < 1 or self.kv_token_bytes < 0 or self.page_tokens < 1:
+            raise ValueError(
+                f"{self} has no weight; expected a state of at least 1 byte and pages of 1 token"
+            )
+
+    def snapshot_bytes(self, tokens: int) -> int:
+        """A snapshot that has the KV of so many tokens: those after its nearest kept ancestor."""
+        return self.state_bytes + self.kv_token_bytes * tokens
+
+    @property
+    def page_bytes(self) -> int:
+        return self.kv_token_bytes * self.page_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """The pages that one request fills: those from number `first` on; the ones before are its parent's.
+
+    held: how often the pages up to a number are referred to. top: the highest of these numbers, `first` for
+    none.
+    """
+
+    parent: Segment | None
+    first: int
+    top: int
+    held: Counter[int] = field(default_factory=Counter)
+
+
+class Ledger:
+    """num_live, live_bytes: the snapshots held now. peak_snapshots, peak_bytes: the most there were at a
+    time."""
+
+    def __init__(self, footprint: Footprint) -> None:
+        self._footprint = footprint
+        self.num_live = self.peak_snapshots = 0
+        self._num_pages = 0
+        self.peak_bytes = 0
+
+    @property
+    def live_bytes(self) -> int:
+        return self.num_live * self._footprint.state_bytes + self._num_pages * self._footprint.page_bytes
+
+    def begin(self, parent: Segment | None, resume_at: int) -> Segment:
+        """The pages of a request that resumes at a position; parent: those of the request which kept that
+        snapshot, None where its pages are the new request's own (nothing resumed, or loaded from the
+        store)."""
+        first = resume_at // self._footprint.page_tokens if parent is not None else 0
+        return Segment(parent, first, first)
+
+    def hold(self, segment: Segment, position: int) -> None:
+        """A snapshot at a position that the segment's request computed is live from now on."""
+        self.num_live += 1
+        if self._footprint.kv_token_bytes:
+            self._refer(segment, -(-position // self._footprint.page_tokens))
+
+    def release(self, segment: Segment, position: int) -> None:
+        """Take back what `hold` did."""
+        self.num_live -= 1
+        if self._footprint.kv_token_bytes:
+            self._let_go(segment, -(-position // self._footprint.page_tokens))
+
+    def note_peak(self) -> None:
+        """Remember how much is live now."""
+        self.peak_snapshots = max(self.peak_snapshots, self.num_live)
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _refer(self, segment: Segment, pages: int) -> None:
+        """A segment that anything refers to refers to its parent's pages once."""
+        while True:
+            idle = not segment.held
+            segment.held[pages] += 1
+            self._num_pages += max(0, pages - segment.top)
+            segment.top = max(segment.top, pages)
+            if not idle or segment.parent is None or not segment.first:
+                return
+            segment, pages = segment.parent, segment.first
+
+    def _let_go(self, segment: Segment, pages: int) -> None:
+        while True:
+            segment.held[pages] -= 1
+            if not segment.held[pages]:
+                del segment.held[pages]
+                top = max(segment.held, default=segment.first)
+                self._num_pages -= segment.top - top
+                segment.top = top
+            if segment.held or segment.parent is None or not segment.first:
+                return
+            segment, pages = segment.parent, segment.first

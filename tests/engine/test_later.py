@@ -1,0 +1,108 @@
+"""What is kept for future runs, against its definition: the ends of conversations and the stems they
+share."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.engine.planner import Plan, Planner
+from tests.engine.plan_oracle import (
+    HYBRID,
+    STATE_ONLY,
+    Dataset,
+    Prompt,
+    dataset,
+    make_plan,
+    random_dataset,
+    random_held,
+)
+
+BLOCKS = [1, 2, 3, 5, 8, 64]
+
+
+def stems_and_ends(data: Dataset, block_size: int) -> set[Prompt]:
+    """The positions worth keeping for later, by definition."""
+    found = set()
+    for conversation in set(data.conversations):
+        last = [p for p, c in zip(data.prompts, data.conversations, strict=True) if c == conversation][-1]
+        found.add(last[: (len(last) - 1) // block_size * block_size])
+    for prefix in {p[:end] for p in data.prompts for end in range(1, len(p))}:
+        below = [
+            (p[len(prefix)], c)
+            for p, c in zip(data.prompts, data.conversations, strict=True)
+            if p[: len(prefix)] == prefix and len(p) > len(prefix)
+        ]
+        through = {
+            c for p, c in zip(data.prompts, data.conversations, strict=True) if p[: len(prefix)] == prefix
+        }
+        if len({token for token, _ in below}) > 1 and len(through) > 1:
+            found.add(prefix[: len(prefix) // block_size * block_size])
+    return found - {()}
+
+
+def kept_for_later(data: Dataset, plan: Plan) -> dict[Prompt, int]:
+    """By prefix, who keeps it."""
+    found: dict[Prompt, int] = {}
+    for index, todo in enumerate(plan.requests):
+        for position in todo.keep_for_later:
+            assert todo.resume_at < position <= len(data.prompts[index]), data.where
+            assert data.prompts[index][:position] not in found, "kept twice"
+            found[data.prompts[index][:position]] = index
+    return found
+
+
+def nearest_above(prefix: Prompt, others: set[Prompt]) -> int:
+    return max((len(o) for o in others if len(o) < len(prefix) and prefix[: len(o)] == o), default=0)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_for_later_the_stems_and_the_ends_are_kept(seed: int) -> None:
+    """Catches a conversation or a shared stem that the next run would not find, and a keeper that does not
+    compute it."""
+    data = random_dataset(seed)
+    for block_size in BLOCKS:
+        plan = make_plan(data, Planner(block_size, later_budget_bytes=None, footprint=HYBRID))
+        kept, expected = kept_for_later(data, plan), stems_and_ends(data, block_size)
+        assert set(kept) == expected, (data.where, block_size)
+        this_run = {data.prompts[i][:b] for i, todo in enumerate(plan.requests) for b in todo.keep}
+        assert plan.snapshots_for_later == len(expected - this_run), (data.where, block_size)
+        assert plan.later_bytes == sum(100 + 3 * (len(p) - nearest_above(p, expected)) for p in expected)
+        for prefix, owner in kept.items():
+            first = next(i for i in plan.order if data.prompts[i][: len(prefix)] == prefix)
+            assert owner == first, (data.where, block_size)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_for_later_the_gain_and_the_budget_hold(seed: int) -> None:
+    """Catches a snapshot that saves less than asked for, more bytes than allowed, and a budget that is
+    counted wrong."""
+    data = random_dataset(seed)
+    for block_size, min_gain in ((1, 4), (3, 1), (3, 7)):
+        free = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, None))
+        for budget in (0, free.later_bytes // 3, free.later_bytes - 1, free.later_bytes):
+            plan = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, max(budget, 0)))
+            kept = set(kept_for_later(data, plan))
+            gains = {prefix: len(prefix) - nearest_above(prefix, kept) for prefix in kept}
+            where = (data.where, block_size, min_gain, budget)
+            assert all(gain >= min_gain for gain in gains.values()), where
+            assert plan.later_bytes == sum(100 + 3 * gain for gain in gains.values()) <= max(budget, 0), where
+            assert kept <= stems_and_ends(data, block_size), where
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_for_later_what_the_store_has_is_not_written_again(seed: int) -> None:
+    """Catches a snapshot that is paid for twice, or kept beside a held one that is nearly as good."""
+    data = random_dataset(seed)
+    held = random_held(data, 2, seed)
+    plan = make_plan(data, Planner(2, "auto", STATE_ONLY, None, 5, None), held)
+    kept = set(kept_for_later(data, plan))
+    assert not kept & held, data.where
+    assert all(len(p) - nearest_above(p, kept | held) >= 5 for p in kept), data.where
+
+
+def test_for_later_the_stem_outlives_the_ends() -> None:
+    """Catches a budget spent on one conversation's end while the stem of all of them is dropped."""
+    stem = list(range(100))
+    data = dataset(*[[*stem, *[1000 + i] * 40] for i in range(10)])
+    plan = make_plan(data, Planner(10, later_budget_bytes=25, footprint=STATE_ONLY))
+    assert {len(p) for p in kept_for_later(data, plan)} == {100, 130}
