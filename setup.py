@@ -19,13 +19,24 @@ CSRC = Path("csrc")
 # -ffp-contract=off: a fused multiply-add happens where the source says so and nowhere else, which is what makes
 # all instruction sets agree bit for bit.
 COMMON_FLAGS = [
-    "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
-    "-Wall", "-Wextra", "-Wno-psabi",
+    "-O3",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Wno-psabi",
 ]
 AVX2_FLAGS = ["-mavx2", "-mfma"]
 # GCC 12 calls the undefined registers of its own AVX-512 header uninitialised.
 AVX512_FLAGS = [
-    *AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-Wno-maybe-uninitialized",
+    *AVX2_FLAGS,
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-Wno-maybe-uninitialized",
 ]
 ISA_FLAGS = {
     "_avx2": AVX2_FLAGS,
@@ -68,8 +79,16 @@ extension = Pybind11Extension(
 
 setup(
     packages=[
-        "apcbatch", "apcbatch.cli", "apcbatch.configs", "apcbatch.data", "apcbatch.demo", "apcbatch.engine",
-        "apcbatch.job", "apcbatch.kernels", "apcbatch.model", "apcbatch.store",
+        "apcbatch",
+        "apcbatch.cli",
+        "apcbatch.configs",
+        "apcbatch.data",
+        "apcbatch.demo",
+        "apcbatch.engine",
+        "apcbatch.job",
+        "apcbatch.kernels",
+        "apcbatch.model",
+        "apcbatch.store",
     ],
     package_dir={"apcbatch.configs": "configs"},
     package_data={

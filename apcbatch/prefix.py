@@ -68,7 +68,7 @@ class PrefixHasher:
 
     def __init__(self, fingerprint: bytes, token_ids: TokenArray) -> None:
         self._state = hashlib.sha256(fingerprint)
-        self._bytes = memoryview(np.ascontiguousarray(token_ids, dtype="<i4")).cast("B")
+        self._bytes = np.ascontiguousarray(token_ids, dtype="<i4").data.cast("B")
         self._position = 0
 
     def key_at(self, position: int) -> bytes:
@@ -88,6 +88,8 @@ class PrefixHasher:
             yield position, self.key_at(position)
 
 
-def prefix_key(fingerprint: bytes, token_ids: Sequence[int] | npt.NDArray[np.integer], position: int) -> bytes:
+def prefix_key(
+    fingerprint: bytes, token_ids: Sequence[int] | npt.NDArray[np.integer], position: int
+) -> bytes:
     """SHA-256 over the fingerprint and the first `position` token ids as little-endian int32 (32 bytes)."""
     return PrefixHasher(fingerprint, as_token_array(token_ids)[:position]).key_at(position)

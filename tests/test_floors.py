@@ -9,13 +9,44 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
 FLOORS = {
-    "errors": 0, "types": 0, "values": 0, "version": 0,
-    "prefix": 1, "fingerprint": 1, "formats": 1, "config": 1,
-    "kernels": 2, "store": 2, "data": 2,
-    "model": 3, "engine": 4, "job": 5, "cli": 6,
+    "errors": 0,
+    "types": 0,
+    "values": 0,
+    "version": 0,
+    "prefix": 1,
+    "fingerprint": 1,
+    "formats": 1,
+    "config": 1,
+    "kernels": 2,
+    "store": 2,
+    "data": 2,
+    "model": 3,
+    "engine": 4,
+    "job": 5,
+    "cli": 6,
 }
-PACKAGES = {"kernels", "store", "data", "model", "engine", "job", "cli"}  # same floor: strangers to each other
-NO_TORCH = {"errors", "types", "values", "version", "prefix", "fingerprint", "formats", "config", "store", "data", "cli"}
+PACKAGES = {
+    "kernels",
+    "store",
+    "data",
+    "model",
+    "engine",
+    "job",
+    "cli",
+}  # same floor: strangers to each other
+NO_TORCH = {
+    "errors",
+    "types",
+    "values",
+    "version",
+    "prefix",
+    "fingerprint",
+    "formats",
+    "config",
+    "store",
+    "data",
+    "cli",
+}
 ONLY_KERNELS_MAY = "_C"
 
 
@@ -69,7 +100,8 @@ def test_light_floors_import_no_torch() -> None:
         if part in NO_TORCH
     ]
     violations += [
-        f"{path} imports click; only cli may" for path, part, _, libraries in parts_and_imports()
+        f"{path} imports click; only cli may"
+        for path, part, _, libraries in parts_and_imports()
         if "click" in libraries and part != "cli"
     ]
     assert not violations, "\n".join(violations)
@@ -77,7 +109,11 @@ def test_light_floors_import_no_torch() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     """Catches a file without a docstring."""
-    silent = [str(p) for p in PACKAGE.rglob("*.py") if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))]
+    silent = [
+        str(p)
+        for p in PACKAGE.rglob("*.py")
+        if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))
+    ]
     assert not silent, silent
 
 

@@ -17,14 +17,32 @@ from transformers import (
 VOCAB = 97
 
 _MAMBA = {
-    "vocab_size": VOCAB, "hidden_size": 36, "num_hidden_layers": 2, "state_size": 8, "conv_kernel": 4,
-    "time_step_rank": 3, "eos_token_id": 0,
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "conv_kernel": 4,
+    "time_step_rank": 3,
+    "eos_token_id": 0,
 }
 _JAMBA = {
-    "vocab_size": VOCAB, "hidden_size": 40, "intermediate_size": 44, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3, "attn_layer_offset": 1,
-    "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 3, "eos_token_id": 0,
-    "bos_token_id": 1, "pad_token_id": 0,
+    "vocab_size": VOCAB,
+    "hidden_size": 40,
+    "intermediate_size": 44,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 3,
+    "eos_token_id": 0,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
 }
 FAMILIES = {
     "mamba": (MambaConfig, MambaForCausalLM, _MAMBA),
@@ -47,7 +65,9 @@ def make_tiny(name: str, seed: int, overrides: dict):
             elif "bias" in key:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
             else:
-                parameter.copy_(torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5))
+                parameter.copy_(
+                    torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5)
+                )
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     return model

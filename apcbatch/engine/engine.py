@@ -57,17 +57,26 @@ class Counters:
 class Engine:
     """Runs requests on one model.
 
-    model: `demo`, a folder or a cached hub id. block_size: the grid of positions that may be kept, in tokens. policy:
-    `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's plan says (and
-    like `last`, with the points where prompts were seen to fork, for requests without a plan), `none` nothing. store: a folder that
-    outlives the process, or None. pool_size_bytes: snapshots in RAM. max_batch_tokens: tokens a pass, cut anywhere.
+    model: `demo`, a folder or a cached hub id. block_size: the grid of positions that may be kept, in tokens.
+    policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
+    plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder
+    that outlives the process, or None. pool_size_bytes: snapshots in RAM. max_batch_tokens: tokens a pass.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
     def __init__(
-        self, model: str | Path, *, dtype: str = "float32", device: str = "cpu", block_size: int = 64,
-        policy: Policy = "all", store: str | Path | None = None, store_size_bytes: int = DEFAULT_STORE_BYTES,
-        pool_size_bytes: int = DEFAULT_POOL_BYTES, max_batch_tokens: int = 2048, max_running: int = 32,
+        self,
+        model: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        block_size: int = 64,
+        policy: Policy = "all",
+        store: str | Path | None = None,
+        store_size_bytes: int = DEFAULT_STORE_BYTES,
+        pool_size_bytes: int = DEFAULT_POOL_BYTES,
+        max_batch_tokens: int = 2048,
+        max_running: int = 32,
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         _check(dtype, device, block_size, policy, max_batch_tokens, max_running)
@@ -95,10 +104,18 @@ class Engine:
             self._persistence = Persistence(self._store, arena, fingerprint, self.model_name, has_kv)
         self._arena = arena
         self._snapshots = Snapshots(
-            policy=policy, block_size=block_size, fingerprint=fingerprint, has_kv=has_kv, arena=arena,
-            pool=self._pool, pages=pages, persistence=self._persistence,
+            policy=policy,
+            block_size=block_size,
+            fingerprint=fingerprint,
+            has_kv=has_kv,
+            arena=arena,
+            pool=self._pool,
+            pages=pages,
+            persistence=self._persistence,
         )
-        self._scheduler = Scheduler(self._snapshots, max_batch_tokens=max_batch_tokens, max_running=max_running)
+        self._scheduler = Scheduler(
+            self._snapshots, max_batch_tokens=max_batch_tokens, max_running=max_running
+        )
         self._look_ahead = 4 * max_running
         self._failed: deque[Result] = deque()
         self._counters = Counters()
@@ -155,7 +172,9 @@ class Engine:
         begin = time.perf_counter()
         try:
             logits = run_pass(self._model, chunks)
-        except Exception as error:  # the one place around requests: a pass that fails costs its own requests only
+        except (
+            Exception
+        ) as error:  # the one place around requests: a pass that fails costs its own requests only
             return results + self._fail_pass(chunks, error)
         for chunk in chunks:
             self._snapshots.publish(chunk)
@@ -233,7 +252,9 @@ class Engine:
             request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
             token, logprob = tokens[row], logprobs[row]
             if request.temperature > 0:
-                token, logprob = sample(logits[row], request.temperature, request.top_p, sequence.sampler_key, step)
+                token, logprob = sample(
+                    logits[row], request.temperature, request.top_p, sequence.sampler_key, step
+                )
             sequence.append(token, logprob)
             if token in self.eos_token_ids and not request.ignore_eos:
                 sequence.finish_reason = "stop"
@@ -260,12 +281,14 @@ class Engine:
     def _fail_pass(self, chunks: list[Chunk], error: Exception) -> list[Result]:
         """Give back what a failed pass held; its requests become error records."""
         out_of_memory = isinstance(error, MemoryError) or "not enough memory" in str(error)
+        failure = RequestError("internal", f"{error!r} in a pass with this request; run it again")
+        if out_of_memory:
+            failure = RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
         failures = []
         for chunk in chunks:
             self._snapshots.cancel(chunk)
             self._scheduler.finish(chunk.sequence)
-            code, what = ("out_of_memory", "memory ran out") if out_of_memory else ("internal", f"{error!r}")
-            failures.append(chunk.sequence.failure(RequestError(code, f"{what} in a pass with this request; run it again")))
+            failures.append(chunk.sequence.failure(failure))
         return failures
 
 
@@ -277,13 +300,19 @@ def _no_room(sequence: Sequence) -> RequestError:
     )
 
 
-def _check(dtype: str, device: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int) -> None:
+def _check(
+    dtype: str, device: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int
+) -> None:
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if device not in ("auto", "cpu"):
         raise UsageError(f"device is {device!r}; this build runs on 'cpu'")
     if policy not in POLICIES:
         raise UsageError(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
-    for name, value in (("block_size", block_size), ("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
+    for name, value in (
+        ("block_size", block_size),
+        ("max_batch_tokens", max_batch_tokens),
+        ("max_running", max_running),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} is {value!r}; expected an integer of at least 1")

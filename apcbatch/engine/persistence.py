@@ -28,7 +28,9 @@ class Stranded:
 class Persistence:
     """One model's snapshots in a store."""
 
-    def __init__(self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str, has_kv: bool) -> None:
+    def __init__(
+        self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str, has_kv: bool
+    ) -> None:
         self._store, self._arena = store, arena
         self._fingerprint, self._has_kv = fingerprint, has_kv
         self._writing: dict[bytes, Snapshot] = {}
@@ -45,7 +47,10 @@ class Persistence:
         if snapshot.key in self._writing:
             return True
         parent = parent if self._has_kv else None
-        arrays = {"ssm": _to_numpy(self._arena.ssm[snapshot.slot]), "conv": _to_numpy(self._arena.conv[snapshot.slot])}
+        arrays = {
+            "ssm": _to_numpy(self._arena.ssm[snapshot.slot]),
+            "conv": _to_numpy(self._arena.conv[snapshot.slot]),
+        }
         if self._has_kv:
             begin = parent[1] if parent else 0
             pages = torch.from_numpy(snapshot.pages)
@@ -53,7 +58,11 @@ class Persistence:
         snapshot.pins += 1
         self._writing[snapshot.key] = snapshot
         snapshot.stored = self._store.put(
-            snapshot.key, snapshot.position, parent, self._fingerprint, arrays,
+            snapshot.key,
+            snapshot.position,
+            parent,
+            self._fingerprint,
+            arrays,
             lambda key, is_stored: self._done.append((key, is_stored)),
         )
         if not snapshot.stored:
@@ -124,7 +133,7 @@ class Persistence:
         return snapshot
 
     def _chain_pages(self, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
-        """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for want of room."""
+        """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
         if not self._has_kv:
             return NO_PAGES
         full = base.pages[: base.position // PAGE_TOKENS] if base else NO_PAGES

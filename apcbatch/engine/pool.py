@@ -36,7 +36,9 @@ class Snapshot:
 class SnapshotPool:
     """Held snapshots by key, least recently consumed first."""
 
-    def __init__(self, slots: range, pages: PagePool, slot_bytes: int, page_bytes: int, capacity_bytes: int) -> None:
+    def __init__(
+        self, slots: range, pages: PagePool, slot_bytes: int, page_bytes: int, capacity_bytes: int
+    ) -> None:
         self._held: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._free_slots = list(reversed(slots))
         self._pages = pages
@@ -51,7 +53,7 @@ class SnapshotPool:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._held
 
     @property

@@ -82,8 +82,10 @@ def _page_table(chunks: list[Chunk]) -> np.ndarray:
 
 
 def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
-    initial = [c.sequence.start.slot if c.sequence.start else c.sequence.slot if c.sequence.computed else -1
-               for c in chunks]
+    initial = [
+        c.sequence.start.slot if c.sequence.start else c.sequence.slot if c.sequence.computed else -1
+        for c in chunks
+    ]
     keeps = [keep for chunk in chunks for keep in chunk.keep]
     relative = [keep.position - chunk.sequence.computed for chunk in chunks for keep in chunk.keep]
     return Ragged.create(

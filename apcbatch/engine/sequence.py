@@ -23,9 +23,10 @@ class Sequence:
 
     start: the snapshot that the next pass reads its state from, pinned until then. held_back: the key of a boundary
     that another sequence is about to publish and that this one waits for. planned: reads left for each position that
-    the plan keeps (0: for later runs only), ascending. branch: the boundary below the point where this prompt was seen to
-    leave another one. rolling: the snapshot of the answer's latest boundary under policies `last` and `planned`. store_parent: the last snapshot on this sequence's path that the store has, as (key,
-    position). stored_positions: usable boundaries that the store held at the first look, longest first.
+    the plan keeps (0: for later runs only), ascending. branch: the boundary below the point where this prompt was
+    seen to leave another one. rolling: the snapshot of the answer's latest boundary under policies `last` and
+    `planned`. store_parent: the last snapshot on this sequence's path that the store has, as (key, position).
+    stored_positions: usable boundaries that the store held at the first look, longest first.
     """
 
     request: Request
@@ -110,14 +111,20 @@ def make_sequence(request: Request, vocab_size: int, context_length: int | None)
             f"the prompt has {len(prompt)} tokens and the model's context holds {context_length}, one of them for the "
             "answer; shorten the conversation",
         )
-    room = request.max_tokens if context_length is None else min(request.max_tokens, context_length - len(prompt))
+    room = (
+        request.max_tokens
+        if context_length is None
+        else min(request.max_tokens, context_length - len(prompt))
+    )
     tokens = np.empty(len(prompt) + room, np.int32)
     tokens[: len(prompt)] = prompt
     sequence = Sequence(request, tokens, len(prompt), len(prompt))
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
     if request.plan is not None:
-        reads = dict.fromkeys(request.plan.keep_for_later, 0) | dict(zip(request.plan.keep, request.plan.reads, strict=True))
+        reads = dict.fromkeys(request.plan.keep_for_later, 0) | dict(
+            zip(request.plan.keep, request.plan.reads, strict=True)
+        )
         sequence.planned = dict(sorted(reads.items()))
     return sequence
 
@@ -129,11 +136,15 @@ def _checked_prompt(request: Request, vocab_size: int) -> TokenArray:
     try:
         prompt = as_token_array(request.token_ids)
     except (OverflowError, ValueError, TypeError):
-        raise invalid("token_ids hold something else than token ids; expected integers of the vocabulary") from None
+        raise invalid(
+            "token_ids hold something else than token ids; expected integers of the vocabulary"
+        ) from None
     if prompt.ndim != 1 or not len(prompt):
         raise invalid("the prompt is empty; expected at least one token")
     if int(prompt.max()) >= vocab_size:
-        raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
+        raise invalid(
+            f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}"
+        )
     if request.max_tokens < 1:
         raise invalid(f"max_tokens is {request.max_tokens}; expected at least 1")
     if not 0 <= request.temperature < float("inf"):

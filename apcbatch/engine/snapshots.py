@@ -26,8 +26,16 @@ class Snapshots:
     """The kept snapshots of one model, in RAM and, with `persistence`, on disk."""
 
     def __init__(
-        self, *, policy: Policy, block_size: int, fingerprint: bytes, has_kv: bool, arena: StateArena,
-        pool: SnapshotPool, pages: PagePool, persistence: Persistence | None,
+        self,
+        *,
+        policy: Policy,
+        block_size: int,
+        fingerprint: bytes,
+        has_kv: bool,
+        arena: StateArena,
+        pool: SnapshotPool,
+        pages: PagePool,
+        persistence: Persistence | None,
     ) -> None:
         self.policy, self.block_size = policy, block_size
         self.coverage = CoverageTree()
@@ -61,7 +69,9 @@ class Snapshots:
             snapshot.pins += 1
             sequence.start = snapshot
             sequence.pages = self._adopt_pages(snapshot)
-            sequence.store_parent = (snapshot.key, snapshot.position) if snapshot.stored else snapshot.store_parent
+            sequence.store_parent = (
+                (snapshot.key, snapshot.position) if snapshot.stored else snapshot.store_parent
+            )
             sequence.computed = sequence.cached_tokens = snapshot.position
             sequence.cached_from = source
         stored = next(iter(self._stored_positions(sequence)), 0)
@@ -72,8 +82,13 @@ class Snapshots:
         sequence.branch = last_boundary(ideal, self.block_size) if match.forked else 0
         target = sequence.keys.get(last_boundary(ideal, self.block_size), b"")
         sequence.miss_reason, sequence.miss_detail = explain_miss(
-            sequence.computed, ideal, match, self.block_size,
-            disabled=self.policy == "none", stranded=stranded, evicted=self._pool.was_dropped(target),
+            sequence.computed,
+            ideal,
+            match,
+            self.block_size,
+            disabled=self.policy == "none",
+            stranded=stranded,
+            evicted=self._pool.was_dropped(target),
         )
 
     def detach(self, sequence: Sequence) -> None:
@@ -89,7 +104,9 @@ class Snapshots:
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """(slot, key) for the snapshot at `position`; None where it is held already or there is no room."""
-        key = sequence.keys.get(position) or prefix_key(self._fingerprint, sequence.tokens[:position], position)
+        key = sequence.keys.get(position) or prefix_key(
+            self._fingerprint, sequence.tokens[:position], position
+        )
         if key in self._pool:
             return None
         slot = self._pool.reserve(key)
@@ -113,9 +130,7 @@ class Snapshots:
     def cover(self, chunk: Chunk) -> None:
         """Note the tokens whose state has been computed: after each prefill pass, and once a kept answer has ended."""
         sequence = chunk.sequence
-        if sequence.computed <= sequence.num_prompt:
-            self.coverage.insert(sequence.tokens[: sequence.computed])
-        elif sequence.finish_reason and sequence.request.keep_answer:
+        if sequence.computed <= sequence.num_prompt or sequence.finish_reason and sequence.request.keep_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def cancel(self, chunk: Chunk) -> None:
@@ -236,7 +251,7 @@ class Snapshots:
             return full.copy()
         page = self._pages.allocate()
         self._arena.copy_page(int(snapshot.pages[-1]), page)
-        return np.append(full, page)
+        return np.concatenate([full, np.array([page], np.int64)])
 
     def _publish_planned(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Note how often a snapshot will be read; one that only future runs will read is counted apart."""

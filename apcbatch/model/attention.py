@@ -17,12 +17,19 @@ class AttentionMixer:
     """normed (t, h) -> (t, h) float32; the KV of the batch's tokens is written before it is read."""
 
     def __init__(
-        self, config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype,
-        k_cache: torch.Tensor, v_cache: torch.Tensor,
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        prefix: str,
+        dtype: torch.dtype,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
     ) -> None:
         h = config.hidden_size
         self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
         )
         kv = self.kv_heads * self.head_dim
         q_weight = checkpoint.take(f"{prefix}.q_proj.weight", (h, h))
@@ -35,10 +42,19 @@ class AttentionMixer:
 
     def __call__(self, normed: torch.Tensor, batch: Batch) -> torch.Tensor:
         t = normed.shape[0]
+        heads, kv_heads = self.heads, self.kv_heads
         qkv = ops.linear(normed, self.qkv_proj).view(t, -1, self.head_dim)  # (t, heads + 2 kv heads, head_dim)
-        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         ops.write_kv(k, v, self.k_cache, self.v_cache, batch.token_slots)
         y = ops.paged_attention(
-            q, self.k_cache, self.v_cache, batch.page_table, batch.ragged.cu_seqlens, batch.context, self.scale
+            q,
+            self.k_cache,
+            self.v_cache,
+            batch.page_table,
+            batch.ragged.cu_seqlens,
+            batch.context,
+            self.scale,
         )
-        return ops.linear(y.view(t, -1), self.o_proj, out_dtype=torch.float32)  # (t, heads * head_dim) -> (t, h)
+        return ops.linear(
+            y.view(t, -1), self.o_proj, out_dtype=torch.float32
+        )  # (t, heads * head_dim) -> (t, h)

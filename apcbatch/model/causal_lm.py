@@ -34,7 +34,9 @@ class _Names:
 
 
 _NAMES = {
-    "jamba": _Names("model.embed_tokens", "model.layers", "mamba", "input_layernorm", "model.final_layernorm"),
+    "jamba": _Names(
+        "model.embed_tokens", "model.layers", "mamba", "input_layernorm", "model.final_layernorm"
+    ),
     "mamba": _Names("backbone.embeddings", "backbone.layers", "mixer", "norm", "backbone.norm_f"),
     "falcon_mamba": _Names("backbone.embeddings", "backbone.layers", "mixer", "norm", "backbone.norm_f"),
 }
@@ -79,7 +81,9 @@ class CausalLM:
                 mamba_index += 1
             else:
                 k_cache, v_cache = arena.kv[attention_index]
-                mixer = AttentionMixer(config, checkpoint, f"{prefix}.self_attn", self.dtype, k_cache, v_cache)
+                mixer = AttentionMixer(
+                    config, checkpoint, f"{prefix}.self_attn", self.dtype, k_cache, v_cache
+                )
                 attention_index += 1
             hidden = (config.hidden_size,)
             norm = checkpoint.take(f"{prefix}.{names.norm}.weight", hidden).float()
@@ -91,10 +95,14 @@ class CausalLM:
             layers.append(_Layer(norm, mixer, ff_norm, feed_forward))
         return layers
 
-    def _load_head(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    def _load_head(
+        self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
+    ) -> torch.Tensor:
         if not self.config.tie_word_embeddings:
             return checkpoint.take("lm_head.weight", shape)
-        if "lm_head.weight" in checkpoint and not torch.equal(checkpoint.take("lm_head.weight", shape), embedding):
+        if "lm_head.weight" in checkpoint and not torch.equal(
+            checkpoint.take("lm_head.weight", shape), embedding
+        ):
             raise ModelError(
                 f"{checkpoint.model_dir}: lm_head.weight differs from the embedding although config.json ties them; "
                 "set tie_word_embeddings to false or remove the tensor"
@@ -114,4 +122,6 @@ class CausalLM:
                 normed = ops.add_rms_norm_(residual, delta, layer.ff_norm, eps, self.dtype)
                 delta = layer.feed_forward(normed)
             normed = ops.add_rms_norm_(residual, delta, next_norm, eps, self.dtype)
-        return ops.linear(normed[batch.logits_rows], self.lm_head, out_dtype=torch.float32)  # (r, h) -> (r, v)
+        return ops.linear(
+            normed[batch.logits_rows], self.lm_head, out_dtype=torch.float32
+        )  # (r, h) -> (r, v)

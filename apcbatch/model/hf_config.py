@@ -112,7 +112,9 @@ class _Reader:
         value = self.values.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ModelError(f"{self.path}: eos_token_id is {value!r}; expected an integer or a list of integers")
+            raise ModelError(
+                f"{self.path}: eos_token_id is {value!r}; expected an integer or a list of integers"
+            )
         return tuple(ids)
 
 
@@ -121,7 +123,9 @@ def load_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror}); expected a Hugging Face model folder") from None
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror}); expected a Hugging Face model folder"
+        ) from None
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON ({error}); copy the checkpoint again") from None
     if not isinstance(values, dict):
@@ -134,10 +138,16 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     path = model_dir / "config.json"
     reader = _Reader(path, load_json(path))
     architectures = reader.values.get("architectures") or []
-    name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
+    name = (
+        architectures[0]
+        if isinstance(architectures, list) and architectures
+        else reader.values.get("model_type")
+    )
     family = FAMILIES.get(str(name)) or (name if name in FAMILIES.values() else None)
     if family is None:
-        raise ModelError(f"{path}: architecture {name!r} is not supported; expected one of {', '.join(FAMILIES)}")
+        raise ModelError(
+            f"{path}: architecture {name!r} is not supported; expected one of {', '.join(FAMILIES)}"
+        )
     reader.activation()
     config = _jamba(reader) if family == "jamba" else _mamba(reader, str(family))
     generation = model_dir / "generation_config.json"
@@ -188,15 +198,15 @@ def _jamba(reader: _Reader) -> ModelConfig:
     experts = reader.integer("num_experts", 16)
     experts_per_tok = reader.integer("num_experts_per_tok", 2)
     if experts > 1 and experts_per_tok > experts:
-        raise ModelError(f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts")
+        raise ModelError(
+            f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts"
+        )
     return ModelConfig(
         family="jamba",
         vocab_size=reader.integer("vocab_size", 65536),
         hidden_size=hidden_size,
-        mixers=tuple("attention" if i % attention_period == attention_offset else "mamba" for i in layers),
-        feed_forwards=tuple(
-            "moe" if experts > 1 and i % expert_period == expert_offset else "mlp" for i in layers
-        ),
+        mixers=tuple(_mixer(i % attention_period == attention_offset) for i in layers),
+        feed_forwards=tuple(_feed_forward(experts > 1 and i % expert_period == expert_offset) for i in layers),
         d_inner=int(reader.number("mamba_expand", 2) * hidden_size),
         d_state=reader.integer("mamba_d_state", 16),
         d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
@@ -218,9 +228,19 @@ def _jamba(reader: _Reader) -> ModelConfig:
     )
 
 
+def _mixer(is_attention: bool) -> Mixer:
+    return "attention" if is_attention else "mamba"
+
+
+def _feed_forward(is_moe: bool) -> FeedForward:
+    return "moe" if is_moe else "mlp"
+
+
 def _period(reader: _Reader, kind: str, period_default: int, offset_default: int) -> tuple[int, int]:
     period = reader.integer(f"{kind}_layer_period", period_default)
     offset = reader.integer(f"{kind}_layer_offset", offset_default, minimum=0)
     if offset >= period:
-        raise ModelError(f"{reader.path}: {kind}_layer_offset is {offset}; expected less than the period, {period}")
+        raise ModelError(
+            f"{reader.path}: {kind}_layer_offset is {offset}; expected less than the period, {period}"
+        )
     return period, offset

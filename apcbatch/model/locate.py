@@ -21,7 +21,9 @@ def locate_model(name: str) -> Path:
     if path.is_dir():
         return path
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)")
+        raise ModelError(
+            f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)"
+        )
     return _cached(name)
 
 

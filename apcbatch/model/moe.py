@@ -27,7 +27,9 @@ class Mlp:
     def __call__(self, normed: torch.Tensor) -> torch.Tensor:
         f = self.intermediate_size
         gate_up = ops.linear(normed, self.gate_up_proj)  # (t, h) -> (t, 2f)
-        return ops.linear(ops.silu_mul(gate_up[:, :f], gate_up[:, f:]), self.down_proj, out_dtype=torch.float32)
+        return ops.linear(
+            ops.silu_mul(gate_up[:, :f], gate_up[:, f:]), self.down_proj, out_dtype=torch.float32
+        )
 
 
 class MixtureOfExperts:

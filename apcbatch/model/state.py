@@ -22,10 +22,21 @@ class StateArena:
         self, config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         layers = config.num_mamba_layers
-        self.ssm = torch.empty(num_slots, layers, config.d_state, config.d_inner, dtype=torch.float32, device=device)
-        self.conv = torch.empty(num_slots, layers, config.d_conv - 1, config.d_inner, dtype=dtype, device=device)
+        self.ssm = torch.empty(
+            num_slots, layers, config.d_state, config.d_inner, dtype=torch.float32, device=device
+        )
+        self.conv = torch.empty(
+            num_slots, layers, config.d_conv - 1, config.d_inner, dtype=dtype, device=device
+        )
         self.kv = torch.empty(
-            (config.num_attention_layers, 2, num_pages, PAGE_TOKENS, config.num_key_value_heads, config.head_dim),
+            (
+                config.num_attention_layers,
+                2,
+                num_pages,
+                PAGE_TOKENS,
+                config.num_key_value_heads,
+                config.head_dim,
+            ),
             dtype=dtype,
             device=device,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 import xxhash
@@ -25,14 +26,16 @@ class Checkpoint:
 
     def __init__(self, model_dir: Path) -> None:
         self.model_dir = model_dir
-        self._files: dict[Path, safe_open] = {}
+        self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
         self._digests: dict[str, bytes] = {}
 
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._files.clear()
 
     def __contains__(self, name: str) -> bool:
@@ -42,11 +45,15 @@ class Checkpoint:
         """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype."""
         path = self._where.get(name)
         if path is None:
-            raise ModelError(f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}")
+            raise ModelError(
+                f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}"
+            )
         try:
-            tensor = self._files[path].get_tensor(name)
+            tensor: torch.Tensor = self._files[path].get_tensor(name)
         except SafetensorError as error:
-            raise ModelError(f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again") from None
+            raise ModelError(
+                f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again"
+            ) from None
         if tuple(tensor.shape) != shape:
             raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}; expected {list(shape)}")
         if not tensor.dtype.is_floating_point:
@@ -78,24 +85,36 @@ class Checkpoint:
             return dict.fromkeys(self._open(path).keys(), path)
         weight_map = load_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-            raise ModelError(f"{index}: weight_map is missing; expected an object of tensor names and file names")
+            raise ModelError(
+                f"{index}: weight_map is missing; expected an object of tensor names and file names"
+            )
         where: dict[str, Path] = {}
         for file_name in sorted(set(weight_map.values())):
             if Path(file_name).name != file_name:
-                raise ModelError(f"{index}: file {file_name!r} is outside the model folder; expected a plain file name")
+                raise ModelError(
+                    f"{index}: file {file_name!r} is outside the model folder; expected a plain file name"
+                )
             path = self.model_dir / file_name
             where.update(dict.fromkeys(self._open(path).keys(), path))
         for name, file_name in weight_map.items():
             if name not in where or where[name].name != file_name:
-                raise ModelError(f"{self.model_dir / file_name}: tensor {name} is missing; {INDEX} lists it there")
+                raise ModelError(
+                    f"{self.model_dir / file_name}: tensor {name} is missing; {INDEX} lists it there"
+                )
         return where
 
-    def _open(self, path: Path) -> safe_open:
+    def _open(self, path: Path) -> Any:
         try:
             self._files[path] = safe_open(path, framework="pt")
         except FileNotFoundError:
-            found = "pickle weights, which are never opened" if list(self.model_dir.glob("*.bin")) else "no weights"
-            raise ModelError(f"{path} does not exist; the folder holds {found}; expected safetensors") from None
+            found = (
+                "pickle weights, which are never opened"
+                if list(self.model_dir.glob("*.bin"))
+                else "no weights"
+            )
+            raise ModelError(
+                f"{path} does not exist; the folder holds {found}; expected safetensors"
+            ) from None
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a whole safetensors file ({error}); copy it again") from None
         return self._files[path]

@@ -58,7 +58,13 @@ def test_case_9_a_shared_stem(open_engine) -> None:
     """Catches one state kept per prompt: what is shared is reused from its last boundary."""
     engine = open_engine()
     stem = tokens(1000, 1)
-    assert [serve(engine, stem + tokens(100, 10 + i)).cached_tokens for i in range(5)] == [0, 992, 992, 992, 992]
+    assert [serve(engine, stem + tokens(100, 10 + i)).cached_tokens for i in range(5)] == [
+        0,
+        992,
+        992,
+        992,
+        992,
+    ]
 
 
 def test_case_10_forks_in_the_middle(open_engine) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,8 +25,15 @@ def agent_prompts(seed: int, conversations: int = 5) -> list[Request]:
     for conversation in range(conversations):
         history = stem[: source.randrange(30, len(stem))] + draw(source.randrange(1, 40))
         for turn in range(source.randrange(1, 5)):
-            requests.append(Request(f"{conversation}#{turn}", list(history), max_tokens=source.randrange(1, 9),
-                                    ignore_eos=True, logprobs=True))
+            requests.append(
+                Request(
+                    f"{conversation}#{turn}",
+                    list(history),
+                    max_tokens=source.randrange(1, 9),
+                    ignore_eos=True,
+                    logprobs=True,
+                )
+            )
             history = history + draw(source.randrange(1, 90))
     return requests
 
@@ -54,7 +60,9 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_checkpoint, tmp_path, threads) -> None:
+def test_every_way_of_running_gives_the_same_bits(
+    family: str, dtype: str, tiny_checkpoint, tmp_path, threads
+) -> None:
     """Catches arithmetic that depends on the grid, the budget, the batch mates, the order, the threads, the policy,
     or on whether a state was computed here or restored from RAM or disk."""
     seed = random.randrange(1 << 30)
@@ -80,8 +88,10 @@ def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(family: str, dtype: str, tiny_checkpoint) -> None:
-    """Catches a decode step whose arithmetic differs from prefill's: snapshots of the same prefix are the same bytes."""
+def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(
+    family: str, dtype: str, tiny_checkpoint
+) -> None:
+    """Catches a decode step whose arithmetic differs from prefill's: the same prefix gives the same bytes."""
     seed = random.randrange(1 << 30)
     prompt = agent_prompts(seed, 1)[0].token_ids
     decoded = Engine(tiny_checkpoint(family), dtype=dtype, block_size=16, pool_size_bytes=256 << 20)

@@ -15,15 +15,29 @@ CASES = {
     "mamba": ("mamba", {}),
     "mamba-one-layer": ("mamba", {"num_hidden_layers": 1, "time_step_rank": 1, "conv_kernel": 2}),
     "mamba-biases": ("mamba", {"use_bias": True, "use_conv_bias": False, "state_size": 24, "conv_kernel": 3}),
-    "mamba-untied": ("mamba", {"tie_word_embeddings": False, "state_size": 16, "hidden_size": 50, "expand": 3}),
+    "mamba-untied": (
+        "mamba",
+        {"tie_word_embeddings": False, "state_size": 16, "hidden_size": 50, "expand": 3},
+    ),
     "falcon": ("falcon_mamba", {}),
     "falcon-biases": ("falcon_mamba", {"use_bias": True, "mixer_rms_eps": 1e-5, "state_size": 16}),
     "jamba-experts": ("jamba", {}),
     "jamba-dense": ("jamba", {"num_experts": 1, "num_experts_per_tok": 1}),
     "jamba-tied": ("jamba", {"tie_word_embeddings": True, "num_key_value_heads": 1, "mamba_d_conv": 2}),
-    "jamba-periods": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 0, "expert_layer_period": 1,
-                                "expert_layer_offset": 0, "num_experts_per_tok": 3, "mamba_d_state": 24,
-                                "mamba_proj_bias": True, "mamba_conv_bias": False, "num_key_value_heads": 4}),
+    "jamba-periods": (
+        "jamba",
+        {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 0,
+            "expert_layer_period": 1,
+            "expert_layer_offset": 0,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 24,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "num_key_value_heads": 4,
+        },
+    ),
 }
 
 
