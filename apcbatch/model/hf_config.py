@@ -201,12 +201,16 @@ def _jamba(reader: _Reader) -> ModelConfig:
         raise ModelError(
             f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts"
         )
+    mixers: list[Mixer] = ["attention" if i % attention_period == attention_offset else "mamba" for i in layers]
+    feed_forwards: list[FeedForward] = [
+        "moe" if experts > 1 and i % expert_period == expert_offset else "mlp" for i in layers
+    ]
     return ModelConfig(
         family="jamba",
         vocab_size=reader.integer("vocab_size", 65536),
         hidden_size=hidden_size,
-        mixers=tuple(_mixer(i % attention_period == attention_offset) for i in layers),
-        feed_forwards=tuple(_feed_forward(experts > 1 and i % expert_period == expert_offset) for i in layers),
+        mixers=tuple(mixers),
+        feed_forwards=tuple(feed_forwards),
         d_inner=int(reader.number("mamba_expand", 2) * hidden_size),
         d_state=reader.integer("mamba_d_state", 16),
         d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
@@ -226,14 +230,6 @@ def _jamba(reader: _Reader) -> ModelConfig:
         context_length=reader.integer("max_position_embeddings", 262144),
         eos_token_ids=reader.eos_token_ids(),
     )
-
-
-def _mixer(is_attention: bool) -> Mixer:
-    return "attention" if is_attention else "mamba"
-
-
-def _feed_forward(is_moe: bool) -> FeedForward:
-    return "moe" if is_moe else "mlp"
 
 
 def _period(reader: _Reader, kind: str, period_default: int, offset_default: int) -> tuple[int, int]:

@@ -59,7 +59,7 @@ class Checkpoint:
         if not tensor.dtype.is_floating_point:
             raise ModelError(f"{path}: tensor {name} has dtype {tensor.dtype}; expected a floating-point one")
         label = f"{name} {tensor.dtype} {list(shape)}".encode()
-        content = tensor.contiguous().view(torch.uint8).numpy() if tensor.numel() else b""
+        content = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         self._digests[name] = xxhash.xxh3_128_digest(content) + label
         return tensor
 
