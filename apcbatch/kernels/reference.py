@@ -51,28 +51,26 @@ def selective_scan(
     section 3.2.
     """
     compute = torch.promote_types(x.dtype, torch.float32)
-    x_, dt_, B_, C_, A_ = (value.to(compute) for value in (x, dt, B, C, A))
-    dt_ = F.softplus(dt_ if dt_bias is None else dt_ + dt_bias.to(compute))  # (t, d)
-    out = torch.empty_like(x)
+    x_, step_, A_, B_, C_ = (value.to(compute) for value in (x, dt, A, B, C))
+    step_ = F.softplus(step_ if dt_bias is None else step_ + dt_bias.to(compute))  # (t, d)
+    input_ = step_ * x_
+    y = torch.empty_like(x_)
 
     def step(token: int, h: torch.Tensor) -> torch.Tensor:
-        decay = torch.exp(dt_[token] * A_)  # (d), (n, d) -> (n, d)
-        h = decay * h.to(compute) + (dt_[token] * x_[token]) * B_[token, :, None]
-        y = (C_[token, :, None] * h).sum(0)
-        if D is not None:
-            y = y + D.to(compute) * x_[token]
-        if z is not None:
-            y = y * F.silu(z[token].to(compute))
-        out[token] = y.to(x.dtype)
+        decay = torch.exp(step_[token] * A_)  # (d), (n, d) -> (n, d)
+        h = decay * h.to(compute) + input_[token] * B_[token, :, None]
+        y[token] = (C_[token, :, None] * h).sum(0)  # (n, d) -> (d)
         return h
 
     _run(ragged, state, step)
-    return out
+    if D is not None:
+        y += D.to(compute) * x_
+    if z is not None:
+        y *= F.silu(z.to(compute))
+    return y.to(x.dtype)
 
 
-def _run(
-    ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]
-) -> None:
+def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor], torch.Tensor]) -> None:
     """Take every sequence through its tokens: carry = step(token, carry), between the slots of the batch."""
     offsets, cuts = ragged.cu_seqlens.tolist(), ragged.snapshot_cu.tolist()
     for sequence in range(ragged.num_sequences):

@@ -1,0 +1,80 @@
+"""Every instruction set gives the recurrent ops the same bits, and one can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from apcbatch.kernels import ops
+from tests.kernels.recurrent import DTYPES, Conv, Scan, fresh_seed, ragged, same_bits
+from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SILU, SOFTPLUS, apply
+
+
+@pytest.fixture
+def every_isa() -> Iterator[list[str]]:
+    """All that this processor has; the one in use is set again afterwards."""
+    before = ops.isa()
+    yield ops.available_isas()
+    ops.set_isa(before)
+
+
+@pytest.mark.parametrize("d_state", [1, 8, 16, 23])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_scan_bits(every_isa, dtype, d_state):
+    """An operation that one instruction set contracts, reorders, or does in a scalar way at the tail."""
+    fresh_seed()
+    inputs = Scan.random(70, 21, d_state, dtype)
+    inputs.dt[:, 5] = 60.0  # beyond the bound of the shorter power
+    start = inputs.arena(3)
+    batch = ragged([65, 5], [0, -1], [0, 1], [[(7, 2)], []])
+    results = []
+    for name in every_isa:
+        ops.set_isa(name)
+        arena = start.clone()
+        results.append((name, inputs.run(arena, batch), arena))
+    for name, outputs, arena in results:
+        assert same_bits(outputs, results[0][1]), f"outputs of {name}"
+        assert same_bits(arena, results[0][2]), f"states of {name}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_conv_bits(every_isa, dtype):
+    """The same for the convolution."""
+    fresh_seed()
+    inputs = Conv.random(70, 21, 4, dtype)
+    start = inputs.arena(2)
+    results = []
+    for name in every_isa:
+        ops.set_isa(name)
+        results.append((name, inputs.run(start.clone(), ragged([65, 5], [0, 1], None))))
+    for name, outputs in results:
+        assert same_bits(outputs, results[0][1]), name
+
+
+@pytest.mark.parametrize("function", [EXP, EXP2, LOG1P_UNIT, SOFTPLUS, SILU])
+def test_function_bits(every_isa, function):
+    """The same for each elementwise function, over all bit patterns; NaN may differ in its payload."""
+    generator = np.random.default_rng(fresh_seed())
+    values = generator.integers(0, 2**32, 20_001, dtype=np.uint32).view(np.float32)
+    values = np.concatenate([values, generator.uniform(-110, 110, 20_001).astype(np.float32)])
+    if function == LOG1P_UNIT:
+        values = generator.uniform(0, 1, 20_001).astype(np.float32)
+    results = []
+    for name in every_isa:
+        ops.set_isa(name)
+        results.append(np.nan_to_num(apply(function, values), nan=123.0, posinf=np.inf, neginf=-np.inf))
+    for result in results:
+        assert result.tobytes() == results[0].tobytes()
+
+
+def test_choosing(every_isa):
+    """An instruction set that is not the one asked for, or one accepted that this processor lacks."""
+    assert "plain" in every_isa and ops.isa() == every_isa[-1]
+    for name in every_isa:
+        ops.set_isa(name)
+        assert ops.isa() == name
+    with pytest.raises(ValueError, match="one of those of this processor, plain"):
+        ops.set_isa("neon")
+    assert ops.isa() == every_isa[-1]

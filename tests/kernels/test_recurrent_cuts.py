@@ -1,0 +1,98 @@
+"""Cases 1 to 4: where a sequence is cut, and which boundaries are kept, changes no bit of anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apcbatch.prefix import boundaries_in, cut_pieces
+from tests.kernels.recurrent import (
+    DTYPES,
+    Inputs,
+    assert_close,
+    both,
+    fresh_seed,
+    in_pieces,
+    one_shot,
+    ragged,
+    same_bits,
+)
+
+BLOCKS = [1, 16, 64, 128, 256, 512, 528, 544, 560, 1024, 1600, 2048, 4096]
+BUDGETS = [1, 7, 100, 364, 512, 800, 900, 1599, 1600, 1601, 2000, 2048]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_state_after_1866_and_1100_tokens(dtype):
+    """A block of 2048 published with the state at 1866, or at 2966, instead of at exactly 2048."""
+    fresh_seed()
+    pieces = cut_pieces([1866], [1100], 2048)
+    assert pieces.ends == [0, 182, 1100]
+    for inputs in both(2966, 24, 16, dtype):
+        _, truth = one_shot(inputs, 2966, [2048])
+        arena = inputs.arena(3)
+        untouched = arena[2].clone()
+        slot_of = {2048: 1}.get
+        in_pieces(inputs, [1866, 2966], arena, 0, slot_of)
+        assert same_bits(arena[1], truth[0])
+        assert same_bits(arena[0], truth[1])
+        assert same_bits(arena[2], untouched)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_snapshot_of_3026_tokens_in_two_passes(dtype):
+    """The snapshot at 2048 taken from the state that the second pass began with (1866), or from its end."""
+    fresh_seed()
+    for inputs in both(3026, 24, 16, dtype):
+        _, truth = one_shot(inputs, 3026, [1866, 2048])
+        arena = inputs.arena(2)
+        in_pieces(inputs, [1866, 3026], arena, 0, {2048: 1}.get)
+        assert same_bits(arena[1], truth[1])
+        assert not same_bits(arena[1], truth[0])
+        assert same_bits(arena[0], truth[2])
+
+
+@pytest.fixture(scope="module")
+def every_position() -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
+    """Arguments, outputs and the states at each of 4500 positions, after checking them against float64."""
+    fresh_seed()
+    made = []
+    for inputs in both(4500, 24, 8):
+        positions = list(boundaries_in(0, 4500, 1))
+        outputs, arena = one_shot(inputs, 4500, positions)
+        wide = torch.zeros(4501, *arena.shape[1:], dtype=torch.float64)
+        batch = ragged([4500], [-1], [4500], [[(position, position - 1) for position in positions]])
+        expected = inputs.expect(wide, batch)
+        assert_close(outputs, expected, torch.float32)
+        assert_close(arena, wide, torch.float32)
+        made.append((inputs, outputs, arena))
+    return made
+
+
+@pytest.mark.parametrize("block_size", BLOCKS)
+def test_grid_of_4500_tokens(every_position, block_size):
+    """A grid that divides no tile, or exceeds every tile, moves a snapshot or disturbs the running state."""
+    for inputs, outputs, states in every_position:
+        positions = list(boundaries_in(0, 4500, block_size))
+        again, arena = one_shot(inputs, 4500, positions)
+        assert same_bits(again, outputs)
+        for slot, position in enumerate(positions):
+            assert same_bits(arena[slot], states[position - 1]), f"snapshot at {position}"
+        assert same_bits(arena[-1], states[-1])
+
+
+@pytest.mark.parametrize("length", [2002, 3602])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_way_of_cutting(length, dtype):
+    """A stored byte that depends on the budgets a prefill was cut with, whether or not they meet the grid."""
+    fresh_seed()
+    positions = list(boundaries_in(0, length, 1600))
+    for inputs in both(length, 24, 8, dtype):
+        outputs, truth = one_shot(inputs, length, positions)
+        for budget in BUDGETS:
+            arena = inputs.arena(len(positions) + 1)
+            ends = [*range(budget, length, budget), length]
+            slot_of = {position: slot for slot, position in enumerate(positions)}.get
+            pieces = in_pieces(inputs, ends, arena, len(positions), slot_of)
+            assert same_bits(pieces, outputs), f"outputs at budget {budget}"
+            assert same_bits(arena, truth), f"states at budget {budget}"
