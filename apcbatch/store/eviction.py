@@ -10,44 +10,44 @@ by hand.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from apcbatch.store.index import Index
+from apcbatch.store.index import Entry, Index
 from apcbatch.store.objects import Objects
 
 
-def evict_one(index: Index, objects: Objects, protected: set[bytes]) -> int | None:
-    """Remove the least valuable snapshot; returns the bytes freed, None where nothing may go. Inside a
+def evict_one(index: Index, objects: Objects, protected: set[bytes]) -> Entry | None:
+    """Remove the least valuable snapshot and return what it was; None where nothing may go. Inside a
     transaction."""
     victim = index.least_valuable(protected)
-    if victim is None:
-        return None
-    index.delete(victim.key)
-    index.advance_clock(victim.priority)
-    objects.remove(victim.key)
-    return victim.num_bytes
+    if victim is not None:
+        index.delete(victim.key)
+        index.advance_clock(victim.priority)
+        objects.remove(victim.key)
+    return victim
 
 
-class Room(NamedTuple):
-    """Whether there is room for a snapshot, and how many had to go for it."""
+class Room:
+    """What may still be written below the limit, counting what every process is writing now. For one
+    transaction."""
 
-    is_there: bool
-    num_evicted: int
+    def __init__(self, index: Index, objects: Objects, limit_bytes: int, protected: set[bytes]) -> None:
+        """protected: keys that are not evicted. num_evicted: how many others were."""
+        self.num_evicted = 0
+        self._index = index
+        self._objects = objects
+        self._protected = protected
+        self._most_bytes = limit_bytes - index.reserved_bytes()
+        self._free_bytes = self._most_bytes - index.totals()[1]
 
-
-def make_room(
-    index: Index, objects: Objects, num_bytes: int, limit_bytes: int, protected: set[bytes]
-) -> Room:
-    """Evict until num_bytes more fit below the limit, counting what every process is writing now.
-
-    Nothing goes where they cannot fit. Inside a transaction.
-    """
-    room = limit_bytes - index.reserved_bytes() - num_bytes
-    if room < 0:
-        return Room(False, 0)
-    num_evicted = 0
-    while index.totals()[1] > room:
-        if evict_one(index, objects, protected) is None:
-            return Room(False, num_evicted)
-        num_evicted += 1
-    return Room(True, num_evicted)
+    def make(self, num_bytes: int) -> bool:
+        """Take num_bytes, after evicting what has to go for them; nothing goes where they cannot fit."""
+        if num_bytes > self._most_bytes:
+            return False
+        while self._free_bytes < num_bytes:
+            victim = evict_one(self._index, self._objects, self._protected)
+            if victim is None:
+                return False
+            self._free_bytes += victim.num_bytes
+            self.num_evicted += 1
+        self._most_bytes -= num_bytes
+        self._free_bytes -= num_bytes
+        return True

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from apcbatch.errors import UsageError
-from apcbatch.store.format import FORMAT_VERSION
+from apcbatch.store.format import FORMAT_VERSION, KEY_BYTES
 from apcbatch.store.header import Header
 from apcbatch.store.schema import SCHEMA
 
@@ -137,6 +137,11 @@ class Index:
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
         """Those of the keys that have a row."""
+        return self.sharing(keys).intersection(keys)
+
+    def sharing(self, keys: Collection[bytes]) -> set[bytes]:
+        """The keys of the rows that have an id of one of the keys: that key itself, or one that shares its
+        first 8 bytes."""
         found: set[bytes] = set()
         ids = sorted(map(row_id, keys))
         with self._lock:
@@ -145,7 +150,7 @@ class Index:
                 marks = _IN_LIST if len(part) == _KEYS_A_QUERY else ",".join("?" * len(part))
                 rows = self._db.execute(f"SELECT key FROM snapshots WHERE id IN ({marks})", part)
                 found.update(key for (key,) in rows.fetchall())
-        return found.intersection(keys)
+        return found
 
     def find(self, key: bytes) -> Entry | None:
         with self._lock:
@@ -153,10 +158,6 @@ class Index:
                 f"SELECT {_ENTRY} FROM snapshots WHERE id = ? AND key = ?", (row_id(key), key)
             ).fetchone()
         return Entry(*row) if row else None
-
-    def is_taken(self, key: bytes) -> bool:
-        """Whether the key's row id is in use, by this key or by one that shares its first 8 bytes."""
-        return self._db.execute("SELECT 1 FROM snapshots WHERE id = ?", (row_id(key),)).fetchone() is not None
 
     def totals(self) -> tuple[int, int]:
         """(snapshots, bytes of their files)."""
@@ -274,17 +275,25 @@ class Index:
             if name == model_name or (len(name) >= 4 and fingerprint.startswith(name.lower()))
         ]
 
-    def reserve(self, session: str, key: bytes, num_bytes: int) -> None:
-        """Count bytes as used before they are written."""
-        self._db.execute("INSERT INTO in_flight VALUES (?, ?, ?)", (session, key, num_bytes))
+    def reserve(self, session: str, snapshots: Sequence[tuple[bytes, int]]) -> None:
+        """Count snapshots, as (key, bytes), before they are written."""
+        keys = b"".join(key for key, _ in snapshots)
+        num_bytes = sum(num_bytes for _, num_bytes in snapshots)
+        if snapshots:
+            self._db.execute("INSERT INTO in_flight VALUES (?, ?, ?)", (session, keys, num_bytes))
 
     def reserved_bytes(self) -> int:
-        with self._lock:
-            return int(self._db.execute("SELECT coalesce(sum(bytes), 0) FROM in_flight").fetchone()[0])
+        return int(self._db.execute("SELECT coalesce(sum(bytes), 0) FROM in_flight").fetchone()[0])
 
     def reserved_keys(self) -> list[tuple[str, bytes]]:
         """(session, key) of everything that was being written when its session was last heard of."""
-        return self._db.execute("SELECT session, key FROM in_flight").fetchall()
+        rows = self._db.execute("SELECT session, keys FROM in_flight").fetchall()
+        return [
+            (session, keys[begin : begin + KEY_BYTES])
+            for session, keys in rows
+            for begin in range(0, len(keys), KEY_BYTES)
+        ]
 
     def release(self, session: str) -> None:
+        """Count what a session was writing no longer."""
         self._db.execute("DELETE FROM in_flight WHERE session = ?", (session,))

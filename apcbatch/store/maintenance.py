@@ -117,7 +117,7 @@ class Checker:
                 return
             self._report.faults.append(f"{self._objects.path(header.key)}: the index has no such row")
             self._index.delete(header.key)
-            if not self._index.is_taken(header.key):
+            if not self._index.sharing([header.key]):
                 model = self._index.model_id(header.fingerprint, None)
                 self._index.insert(header, num_bytes, model, self._objects.modified(header.key))
                 self._report.num_adopted += 1

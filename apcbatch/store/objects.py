@@ -17,7 +17,10 @@ from apcbatch.store.snapshot_file import Layout, StoredSnapshot, check_layout, r
 
 
 class Objects:
-    """The files below one store's objects folder: objects/ab/cd/<key in hex>.safetensors."""
+    """The files below one store's objects folder: objects/a/b/<key in hex>.safetensors.
+
+    256 folders at most: with more of them, most snapshots of a young store would each have to make one first.
+    """
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
@@ -25,7 +28,7 @@ class Objects:
 
     def path(self, key: bytes) -> str:
         name = key.hex()
-        return f"{self._folder}/{name[:2]}/{name[2:4]}/{name}{OBJECT_SUFFIX}"
+        return f"{self._folder}/{name[0]}/{name[1]}/{name}{OBJECT_SUFFIX}"
 
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
         """Write a temporary file; nothing of it is left where that fails."""

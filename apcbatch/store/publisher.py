@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from apcbatch.store.counters import Tally
-from apcbatch.store.eviction import make_room
+from apcbatch.store.eviction import Room
 from apcbatch.store.format import KV
 from apcbatch.store.header import Array, BadSnapshot, Header
-from apcbatch.store.index import Index, is_damaged
+from apcbatch.store.index import Index, is_damaged, row_id
 from apcbatch.store.notices import Notices
 from apcbatch.store.objects import Objects, check_link
 from apcbatch.store.session import Session
@@ -108,18 +108,30 @@ class Publisher:
         """First transaction: settle the suspects, note the uses, choose what is stored and reserve its
         bytes."""
         now = time.time()
-        admitted: dict[bytes, Offer] = {}
+        admitted: list[Offer] = []
         with self._index.transaction():
             self._index.release(self._session.name)
             settled = [key for key, owner in batch.suspects.items() if self._settle(key, owner)]
             for key, uses in batch.touches.items():
                 self._index.touch(key, uses, now)
+            known = self._known(batch.offers)
+            protected = batch.protected.union(known.values())
+            room = Room(self._index, self._objects, self._limit_bytes, protected)
             for offer in batch.offers:
-                if self._is_wanted(offer, admitted) and self._find_room(offer, batch.protected):
-                    admitted[offer.key] = offer
+                if self._is_wanted(offer, known) and self._make_room(offer, room):
+                    known[row_id(offer.key)] = offer.key
+                    admitted.append(offer)
+            self._index.reserve(self._session.name, [(offer.key, offer.num_bytes) for offer in admitted])
+        self._tally.add(evicted=room.num_evicted)
         for key in settled:
             self._on_settled(key)
-        return list(admitted.values())
+        return admitted
+
+    def _known(self, offers: list[Offer]) -> dict[int, bytes]:
+        """The keys of rows that matter to the offers: their own, their parents', and those that share an id
+        with one."""
+        keys = {offer.key for offer in offers} | {offer.header.parent for offer in offers}
+        return {row_id(key): key for key in self._index.sharing([key for key in keys if key is not None])}
 
     def _settle(self, key: bytes, fingerprint: bytes) -> bool:
         """Remove a suspect if it is still bad or missing; False where that cannot be told."""
@@ -137,23 +149,20 @@ class Publisher:
             return False
         return True
 
-    def _is_wanted(self, offer: Offer, admitted: Mapping[bytes, Offer]) -> bool:
+    def _is_wanted(self, offer: Offer, known: Mapping[int, bytes]) -> bool:
         """False for a snapshot that is there already, and for one whose parent is not."""
-        if self._index.is_taken(offer.key):
-            offer.outcome = "duplicates" if self._index.find(offer.key) else "failed"
+        found, parent = known.get(row_id(offer.key)), offer.header.parent
+        if found is not None:
+            offer.outcome = "duplicates" if found == offer.key else "failed"
             return False
-        parent = offer.header.parent
-        if parent and offer.header.is_chained and parent not in admitted and self._index.find(parent) is None:
+        if parent is not None and offer.header.is_chained and known.get(row_id(parent)) != parent:
             offer.outcome = "skipped_stranded"
             return False
-        return offer.key not in admitted
+        return True
 
-    def _find_room(self, offer: Offer, protected: set[bytes]) -> bool:
+    def _make_room(self, offer: Offer, room: Room) -> bool:
         offer.num_bytes = len(offer.header.encode()) + offer.header.num_data_bytes
-        room = make_room(self._index, self._objects, offer.num_bytes, self._limit_bytes, protected)
-        self._tally.add(evicted=room.num_evicted)
-        if room.is_there:
-            self._index.reserve(self._session.name, offer.key, offer.num_bytes)
+        if room.make(offer.num_bytes):
             return True
         offer.outcome = "skipped_no_room"
         self._notices.once(
@@ -180,9 +189,19 @@ class Publisher:
         try:
             with self._index.transaction():
                 self._index.release(self._session.name)
+                known = self._known(offers)
+                models = {offer.header.fingerprint: 0 for offer in offers}
+                for fingerprint in models:
+                    models[fingerprint] = self._index.model_id(fingerprint, self._names.get(fingerprint))
                 for offer in offers:
-                    if self._is_wanted(offer, {}) and self._name(offer):
-                        self._enter(offer, touches.get(offer.key, 0), now)
+                    if self._is_wanted(offer, known) and self._name(offer):
+                        self._index.insert(
+                            offer.header, offer.num_bytes, models[offer.header.fingerprint], now
+                        )
+                        known[row_id(offer.key)] = offer.key
+                for offer in offers:
+                    if offer.key in touches and offer.outcome == "written":
+                        self._index.touch(offer.key, touches[offer.key], now)
             is_committed = True
         finally:
             for offer in offers:
@@ -191,13 +210,6 @@ class Publisher:
                 elif not is_committed:
                     offer.outcome = "failed"
                     self._objects.discard(self._objects.path(offer.key))
-
-    def _enter(self, offer: Offer, uses: int, now: float) -> None:
-        fingerprint = offer.header.fingerprint
-        model = self._index.model_id(fingerprint, self._names.get(fingerprint))
-        self._index.insert(offer.header, offer.num_bytes, model, now)
-        if uses:
-            self._index.touch(offer.key, uses, now)
 
     def _name(self, offer: Offer) -> bool:
         """Give the file its final name; from then on the offer counts as written unless that is taken

@@ -13,7 +13,7 @@ SCHEMA = (
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE, name TEXT NOT NULL)",
     "CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL, clock REAL NOT NULL)",
-    "CREATE TABLE in_flight (session TEXT NOT NULL, key BLOB NOT NULL, bytes INTEGER NOT NULL)",
+    "CREATE TABLE in_flight (session TEXT NOT NULL, keys BLOB NOT NULL, bytes INTEGER NOT NULL)",
     """CREATE TABLE snapshots (
         id INTEGER PRIMARY KEY, key BLOB NOT NULL, model INTEGER NOT NULL, position INTEGER NOT NULL,
         parent INTEGER, parent_position INTEGER NOT NULL, chained INTEGER NOT NULL, bytes INTEGER NOT NULL,

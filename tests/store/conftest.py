@@ -67,7 +67,7 @@ def object_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 def path_of(folder: str | os.PathLike[str], key: bytes) -> Path:
     name = key.hex()
-    return Path(folder) / "objects" / name[:2] / name[2:4] / f"{name}{OBJECT_SUFFIX}"
+    return Path(folder) / "objects" / name[0] / name[1] / f"{name}{OBJECT_SUFFIX}"
 
 
 @pytest.fixture

@@ -37,10 +37,8 @@ def test_check_lists_each_fault_and_repairs_it(store: Store, folder: Path) -> No
     execute(folder, "UPDATE totals SET bytes = 12345")
     stale = folder / "tmp" / f"{'0' * 32}-1.tmp"
     stale.write_bytes(b"half")
-    stranger = folder / "objects" / "ab" / "notes.txt"
-    stranger.parent.mkdir(exist_ok=True)
-    (stranger.parent / "cd").mkdir(exist_ok=True)
-    stranger = stranger.parent / "cd" / "notes.txt"
+    stranger = folder / "objects" / "x" / "y" / "notes.txt"
+    stranger.parent.mkdir(parents=True)
     stranger.write_text("mine")
 
     report = store.check()
