@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,15 @@ def fresh_seed() -> int:
     print(f"torch.manual_seed({seed})")
     torch.manual_seed(seed)
     return seed
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread: the reference's tensors are so small that waking a second one costs far more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def poison(shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -119,10 +129,11 @@ class Scan:
         def wide(value: torch.Tensor | None) -> torch.Tensor | None:
             return None if value is None else value.double()
 
-        return reference.selective_scan(
-            self.x.double(), self.dt.double(), self.A.double(), self.B.double(), self.C.double(),
-            wide(self.D), wide(self.z), wide(self.dt_bias), state, batch,
-        )
+        with one_thread():
+            return reference.selective_scan(
+                self.x.double(), self.dt.double(), self.A.double(), self.B.double(), self.C.double(),
+                wide(self.D), wide(self.z), wide(self.dt_bias), state, batch,
+            )
 
 
 @dataclass
@@ -156,7 +167,8 @@ class Conv:
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""
         bias = None if self.bias is None else self.bias.double()
-        return reference.causal_conv(self.x.double(), self.weight.double(), bias, state, batch)
+        with one_thread():
+            return reference.causal_conv(self.x.double(), self.weight.double(), bias, state, batch)
 
 
 Inputs = Scan | Conv

@@ -1,0 +1,135 @@
+"""The grid, the pieces and the prefix keys (case 7)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+
+from apcbatch.prefix import (
+    PrefixHasher,
+    as_token_array,
+    boundaries_in,
+    cut_pieces,
+    last_boundary,
+    prefix_key,
+)
+
+FINGERPRINT = b"model"
+GOLDEN_KEY = "f1101cb39cfecd17"  # of (5, 0, 2^31 - 1) under it, the first 8 bytes
+
+
+def test_pieces_of_a_packed_batch():
+    """Pieces counted from where a chunk began instead of from token 0, or attributed to another sequence."""
+    pieces = cut_pieces([0, 256, 512], [256, 512, 256], 256)
+    assert pieces.ends == [0, 256, 512, 768, 1024]
+    assert pieces.owner == [0, 1, 1, 2]
+    assert pieces.last == [0, 2, 3]
+
+
+def test_no_sequences():
+    """An empty batch without its leading 0."""
+    pieces = cut_pieces([], [], 256)
+    assert (pieces.ends, pieces.owner, pieces.last) == ([0], [], [])
+
+
+@pytest.mark.parametrize(
+    "computed, new, block_size, lengths",
+    [
+        (1866, 1100, 2048, [182, 918]),
+        (0, 4500, 2048, [2048, 2048, 404]),
+        (0, 4096, 2048, [2048, 2048]),
+        (2048, 1, 2048, [1]),
+        (2047, 1, 2048, [1]),
+        (2047, 2, 2048, [1, 1]),
+        (7, 3, 1, [1, 1, 1]),
+        (100, 50, 10_000, [50]),
+    ],
+)
+def test_pieces_of_one_sequence(computed, new, block_size, lengths):
+    """A first piece that does not complete the running block, or an empty piece at a boundary."""
+    ends = cut_pieces([computed], [new], block_size).ends
+    assert [after - before for before, after in zip(ends, ends[1:], strict=False)] == lengths
+
+
+def test_pieces_do_not_depend_on_chunks():
+    """A cut that moves with the budgets a prefill was split by."""
+    generator = random.Random(0)
+    for _ in range(200):
+        block_size, total = generator.randint(1, 60), generator.randint(1, 500)
+        inner = sorted(generator.sample(range(1, total), min(total - 1, generator.randint(0, 5))))
+        chunks = [0, *inner, total]
+        ends = set()
+        for begin, end in zip(chunks, chunks[1:], strict=False):
+            ends |= {begin + e for e in cut_pieces([begin], [end - begin], block_size).ends[1:]}
+        whole = set(cut_pieces([0], [total], block_size).ends[1:])
+        assert whole <= ends and ends - whole <= set(inner)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 528, 2048])
+def test_boundaries(block_size):
+    """A boundary missed at either end of a pass, or 0 taken for one."""
+    for begin, end in [(0, 0), (0, 1), (0, block_size), (block_size, block_size), (block_size, 2 * block_size),
+                       (block_size - 1, block_size), (3, 5000), (block_size + 1, 2 * block_size - 1)]:
+        expected = [p for p in range(1, end + 1) if p % block_size == 0 and p > begin]
+        assert list(boundaries_in(begin, end, block_size)) == expected
+        assert last_boundary(end, block_size) == max([0, *(p for p in range(end + 1) if p % block_size == 0)])
+
+
+def test_key_is_sha256_of_the_bytes():
+    """A key whose definition drifts, so that stores written before no longer hit."""
+    tokens = [5, 0, 2**31 - 1, 17]
+    expected = hashlib.sha256(FINGERPRINT + np.array(tokens[:3], "<i4").tobytes()).digest()
+    assert prefix_key(FINGERPRINT, tokens, 3) == expected
+    assert expected.hex()[:16] == GOLDEN_KEY
+
+
+def test_key_depends_on_everything_before_the_position_and_nothing_after():
+    """Two different prefixes, models or positions under one key; one prefix under two."""
+    generator = random.Random(1)
+    tokens = [generator.randrange(50_000) for _ in range(300)]
+    keys = [prefix_key(FINGERPRINT, tokens, p) for p in range(301)]
+    assert len(set(keys)) == 301
+    for changed in (0, 57, 299):
+        other = [*tokens[:changed], tokens[changed] + 1, *tokens[changed + 1 :]]
+        for p in (changed, changed + 1, 300):
+            assert (prefix_key(FINGERPRINT, other, p) == keys[p]) == (p <= changed)
+    assert prefix_key(b"another", tokens, 300) != keys[300]
+    assert prefix_key(FINGERPRINT, tokens[:200], 200) == keys[200]
+
+
+def test_keys_do_not_depend_on_the_grid():
+    """A hit lost because the same prefix was stored under another block size."""
+    tokens = as_token_array([3 * i % 1000 for i in range(2100)])
+    truth = dict(PrefixHasher(FINGERPRINT, tokens).keys_at(range(1, 2101)))
+    for block_size in (1, 16, 64, 528, 2048):
+        positions = boundaries_in(0, 2100, block_size)
+        hasher = PrefixHasher(FINGERPRINT, tokens)
+        assert dict(hasher.keys_at(positions)) == {p: truth[p] for p in positions}
+
+
+def test_one_hasher_goes_forward_only():
+    """A key taken at a position that was already hashed over, or beyond the tokens."""
+    hasher = PrefixHasher(FINGERPRINT, as_token_array(range(10)))
+    first = hasher.key_at(4)
+    assert hasher.key_at(4) == first
+    with pytest.raises(ValueError, match="expected a position from 4 to 10, got 3"):
+        hasher.key_at(3)
+    with pytest.raises(ValueError, match="expected a position from 4 to 10, got 11"):
+        hasher.key_at(11)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint16)])
+def test_token_arrays(kind):
+    """A key that depends on how the ids were held."""
+    assert prefix_key(FINGERPRINT, kind([1, 2, 65_535]), 3) == prefix_key(FINGERPRINT, [1, 2, 65_535], 3)
+    assert prefix_key(FINGERPRINT, np.arange(10)[::3], 4) == prefix_key(FINGERPRINT, [0, 3, 6, 9], 4)
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**31], [0, 2**40]])
+def test_ids_outside_int32(ids):
+    """An id that wraps around to another token's."""
+    with pytest.raises(OverflowError):
+        as_token_array(ids)
