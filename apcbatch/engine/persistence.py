@@ -7,6 +7,7 @@ since its parent, so that a chain of parents gives the whole KV; a chain with a 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,11 @@ from apcbatch.store import Layout, Store, StoredSnapshot, TensorLayout
 STORED_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 
 
+@dataclass(frozen=True)
 class Stranded:
-    """A stored snapshot whose chain of parents is incomplete."""
+    """A stored snapshot whose chain of parents is incomplete: nothing at or after `position` can be used."""
+
+    position: int
 
 
 class Persistence:
@@ -46,7 +50,6 @@ class Persistence:
         """Queue a snapshot for writing; it stays pinned until that is done. False where it was not taken."""
         if snapshot.key in self._writing:
             return True
-        parent = parent if self._has_kv else None
         arrays = {
             "ssm": _to_numpy(self._arena.ssm[snapshot.slot]),
             "conv": _to_numpy(self._arena.conv[snapshot.slot]),
@@ -94,11 +97,11 @@ class Persistence:
             return None if stored is None else self._assemble(None, [stored], pool, pages)
         chain = self._store.get_chain(key, self._fingerprint, held=pool)
         if not chain.links:
-            return Stranded() if chain.miss == "stranded" else None
+            return Stranded(chain.stranded_at) if chain.miss == "stranded" else None
         first = chain.links[0]
         base = pool.peek(first.parent) if first.parent is not None else None
         if first.parent_position and base is None:
-            return Stranded()
+            return Stranded(first.parent_position)
         return self._assemble(base, list(chain.links), pool, pages)
 
     def _written(self, key: bytes, is_stored: bool) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.miss import explain_miss
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
-from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.persistence import Persistence, Stranded
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.runner import Chunk
 from apcbatch.engine.sequence import Sequence
@@ -230,16 +230,18 @@ class Snapshots:
     def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
         """Load the first position that the store can give in full; what it cannot give at all is forgotten."""
         assert self._persistence is not None and sequence.stored_positions is not None
-        stranded = False
+        stranded: Stranded | None = None
         for position in positions:
+            if stranded is not None and position >= stranded.position:
+                continue
             loaded = self._persistence.load(sequence.keys[position], self._pool, self._pages)
             if isinstance(loaded, Snapshot):
-                return loaded, stranded
+                return loaded, stranded is not None
             if loaded is None:
                 sequence.stored_positions.remove(position)
             else:
-                stranded = True
-        return None, stranded
+                stranded = loaded
+        return None, stranded is not None
 
     def _adopt_pages(self, snapshot: Snapshot) -> PageArray:
         """References to a snapshot's full pages, and a copy of the last one where it is filled in part."""
@@ -251,8 +253,7 @@ class Snapshots:
             return full.copy()
         page = self._pages.allocate()
         self._arena.copy_page(int(snapshot.pages[-1]), page)
-        pages: PageArray = np.append(full, page)
-        return pages
+        return np.concatenate((full, [page]))
 
     def _publish_planned(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Note how often a snapshot will be read; one that only future runs will read is counted apart."""

@@ -163,12 +163,14 @@ def _mamba(reader: _Reader, family: str) -> ModelConfig:
     layers = reader.integer("num_hidden_layers", 32)
     d_inner = int(reader.number("expand", 2) * hidden_size)
     falcon = family == "falcon_mamba"
+    mixer: Mixer = "mamba"
+    feed_forward: FeedForward = "none"
     return ModelConfig(
         family=family,
         vocab_size=reader.integer("vocab_size", 50280),
         hidden_size=hidden_size,
-        mixers=("mamba",) * layers,
-        feed_forwards=("none",) * layers,
+        mixers=(mixer,) * layers,
+        feed_forwards=(feed_forward,) * layers,
         d_inner=reader.integer("intermediate_size", d_inner),
         d_state=reader.integer("state_size", 16),
         d_conv=reader.integer("conv_kernel", 4, minimum=2),

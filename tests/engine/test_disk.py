@@ -1,0 +1,118 @@
+"""Snapshots that outlive the engine: found again, put together, never believed when they are not whole (cases 16 to 19)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apcbatch import Engine, Request, Result
+from tests.tiny import VOCAB
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """`count` random token ids, other than the stop token."""
+    source = random.Random(seed)
+    return [source.randrange(1, VOCAB) for _ in range(count)]
+
+
+def serve(folder: Path, store: Path, prompt: list[int], **options: object) -> tuple[Result, list[str]]:
+    """(the result, the warnings) of one request in an engine of its own."""
+    warnings: list[str] = []
+    options = {"block_size": 16, "pool_size_bytes": 64 << 20, "warn": warnings.append, **options}
+    engine = Engine(folder, store=store, **options)
+    (result,) = engine.run([Request("r", prompt, max_tokens=4, ignore_eos=True, logprobs=True)])
+    engine.close()
+    assert result.error is None
+    return result, warnings
+
+
+def snapshot_files(store: Path) -> list[Path]:
+    """The store's snapshot files, largest position last (a later link of a chain is never older)."""
+    import json
+
+    def position(path: Path) -> int:
+        size = int.from_bytes(path.read_bytes()[:8], "little")
+        return int(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["position"])
+
+    return sorted(store.glob("objects/**/*.safetensors"), key=position)
+
+
+@pytest.fixture(params=["mamba", "jamba"])
+def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
+    return tiny_checkpoint(request.param)
+
+
+def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
+    """Catches a store that is not read, a wrong source in the count, and an answer that differs."""
+    prompt = tokens(1000, 1)
+    cold, _ = serve(folder, tmp_path, prompt)
+    warm, warnings = serve(folder, tmp_path, prompt)
+    assert (cold.cached_from, warm.cached_from, warm.cached_tokens) == ("none", "disk", 992)
+    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
+    assert not warnings
+
+
+def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path) -> None:
+    """Catches keys that depend on the block size (case 18)."""
+    prompt = tokens(1000, 2)
+    serve(folder, tmp_path, prompt, block_size=48)
+    warm, _ = serve(folder, tmp_path, prompt, block_size=32)
+    assert warm.cached_tokens == 960
+
+
+def test_other_weights_never_hit(tiny_checkpoint, tmp_path: Path) -> None:
+    """Catches a fingerprint without the weights, the dtype or the architecture (case 18)."""
+    prompt = tokens(300, 3)
+    serve(tiny_checkpoint("mamba"), tmp_path, prompt)
+    for other, options in (
+        (tiny_checkpoint("mamba", seed=1), {}),
+        (tiny_checkpoint("mamba"), {"dtype": "bfloat16"}),
+        (tiny_checkpoint("mamba", conv_kernel=3), {}),
+    ):
+        assert serve(other, tmp_path, prompt, **options)[0].cached_tokens == 0
+
+
+def test_case_16_the_last_position_where_both_exist(tiny_checkpoint, tmp_path: Path) -> None:
+    """Catches a hit whose KV or recurrent state is not there: without its last file the hit is one boundary shorter, and
+    without one in the middle of the chain it is the boundary before that."""
+    folder = tiny_checkpoint("jamba")
+    prompt = tokens(200, 4)
+    cold, _ = serve(folder, tmp_path, prompt)
+    files = snapshot_files(tmp_path)
+    assert len(files) == 12
+    files[11].unlink()
+    assert serve(folder, tmp_path / "", prompt, policy="last")[0].cached_tokens == 176
+    snapshot_files(tmp_path)[5].unlink()
+    warm, _ = serve(folder, tmp_path, prompt)
+    assert (warm.cached_tokens, warm.miss_reason) == (80, "stranded")
+    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "swap"])
+def test_case_17_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path) -> None:
+    """Catches a damaged file that becomes an answer, or that ends the run."""
+    prompt = tokens(100, 5)
+    cold, _ = serve(folder, tmp_path, prompt)
+    last, before = snapshot_files(tmp_path)[-1], snapshot_files(tmp_path)[-2]
+    content = bytearray(last.read_bytes())
+    if damage == "flip":
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+    last.write_bytes({"truncate": content[:-1], "flip": content, "empty": b"", "swap": before.read_bytes()}[damage])
+    warm, warnings = serve(folder, tmp_path, prompt)
+    assert warm.cached_tokens == 80
+    assert len(warnings) == 1
+    assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
+
+
+def test_case_19_a_cap_smaller_than_one_conversation(folder: Path, tmp_path: Path) -> None:
+    """Catches a cap that is passed, or that costs an answer."""
+    prompt = tokens(1000, 6)
+    expected, _ = serve(folder, tmp_path / "large", prompt)
+    small, _ = serve(folder, tmp_path / "small", prompt, store_size_bytes=200_000)
+    assert sum(path.stat().st_size for path in snapshot_files(tmp_path / "small")) <= 200_000
+    assert (small.token_ids, small.logprobs) == (expected.token_ids, expected.logprobs)
+    again, _ = serve(folder, tmp_path / "small", prompt, store_size_bytes=200_000)
+    assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
