@@ -1,0 +1,114 @@
+// The two small matrix products of attention, as register tiles: scores = q k^T and output += weights v.
+// Must not know: pages, positions, softmax.
+#pragma once
+
+#include "lanes.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace {
+
+constexpr int kLanes = Vec::lanes;
+#if defined(__AVX512F__)
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileRows = 6;
+#endif
+
+// to[r, c] = the chain over i < count, ascending, of a[r, i] * b[i, c], from factor[r] * to[r, c], or from
+// zero where factor is null. Strides in elements. columns: a multiple of 16.
+template <class B>
+struct Product {
+    const float* a;
+    int64_t a_stride;
+    const B* b;
+    int64_t b_stride;
+    int64_t count;
+    const float* factor;
+    float* to;
+    int64_t to_stride;
+    int64_t columns;
+};
+
+// Rows rows and Vecs vectors of columns from `column` on.
+template <int Rows, int Vecs, class B>
+void multiply(const Product<B>& p, int64_t column) {
+    const float* a = p.a;
+    const B* b = p.b + column;
+    float* to = p.to + column;
+    const int64_t a_stride = p.a_stride, b_stride = p.b_stride, to_stride = p.to_stride, count = p.count;
+    Vec acc[Rows][Vecs];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < Vecs; ++v) {
+            acc[r][v] = Vec::zero();
+            if (p.factor)
+                acc[r][v] = Vec::load(to + r * to_stride + v * kLanes) * Vec::broadcast(p.factor[r]);
+        }
+    }
+    for (int64_t i = 0; i < count; ++i, b += b_stride) {
+        Vec w[Vecs];
+#pragma GCC unroll 8
+        for (int v = 0; v < Vecs; ++v) w[v] = Vec::load(b + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            const Vec x = Vec::broadcast(a[r * a_stride + i]);
+#pragma GCC unroll 8
+            for (int v = 0; v < Vecs; ++v) acc[r][v] = fma(x, w[v], acc[r][v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < Vecs; ++v) acc[r][v].store(to + r * to_stride + v * kLanes);
+    }
+}
+
+// All columns; few rows take more vectors at once, for enough independent chains.
+template <int Rows, class B>
+void multiply_columns(const Product<B>& p) {
+    constexpr int wide = Rows == 1 ? 64 / kLanes : Rows <= 3 ? 4 : 2;
+    constexpr int narrow = 16 / kLanes;
+    int64_t c = 0;
+    for (; c + wide * kLanes <= p.columns; c += wide * kLanes) multiply<Rows, wide>(p, c);
+    for (; c < p.columns; c += narrow * kLanes) multiply<Rows, narrow>(p, c);
+}
+
+template <class B>
+void multiply_rows(int64_t rows, const Product<B>& p) {
+    switch (rows) {
+        case 1:
+            return multiply_columns<1>(p);
+        case 2:
+            return multiply_columns<2>(p);
+        case 3:
+            return multiply_columns<3>(p);
+        case 4:
+            return multiply_columns<4>(p);
+        case 5:
+            return multiply_columns<5>(p);
+        case 6:
+            return multiply_columns<6>(p);
+#if defined(__AVX512F__)
+        case 7:
+            return multiply_columns<7>(p);
+        case 8:
+            return multiply_columns<8>(p);
+        case 9:
+            return multiply_columns<9>(p);
+        case 10:
+            return multiply_columns<10>(p);
+        case 11:
+            return multiply_columns<11>(p);
+        case 12:
+            return multiply_columns<12>(p);
+#endif
+        default:
+            __builtin_unreachable();
+    }
+}
+
+}  // namespace
+}  // namespace APC_ISA
+}  // namespace apcbatch
