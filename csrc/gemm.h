@@ -104,7 +104,6 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
     t.k = block.k;
     t.b = block.weights + p * block.panel_bytes;
     t.panel_bytes = block.panel_bytes;
-    t.ahead = panels * block.panel_bytes;
     t.sums_panel = piece.rows * kPanel;
     t.y_row = args.y_stride;
     t.y_half = half;

@@ -21,6 +21,10 @@ constexpr int kTileRows = 4, kTilePanels = 1;
 constexpr int kWidth = Vec::lanes;
 constexpr int kVecs = int(kPanel) / kWidth;  // vectors of one panel
 
+// Weights are fetched this many bytes before they are used, also over the end of a panel's block into the
+// next.
+constexpr int64_t kAhead = 1024;
+
 enum class Mode {
     kFloat,    // float32 weights
     kWidened,  // bfloat16 weights, widened in registers; the arithmetic of kFloat
@@ -34,7 +38,6 @@ struct Tile {
     const char* b;        // the first panel's block
     int64_t panel_bytes;  // to the next panel's
     int64_t k;
-    int64_t ahead;      // bytes from here to the weights that are needed next
     const float* from;  // or null
     float* to;
     int64_t sums_panel;
@@ -142,14 +145,14 @@ __attribute__((noinline)) void tile(const Tile& t) {
     load_sums(acc, t.from, t.sums_panel);
     const char* a = t.a;
     const char* b = t.b;
-    const int64_t panel_bytes = t.panel_bytes, ahead = t.ahead;
+    const int64_t panel_bytes = t.panel_bytes;
     const auto whole = [&](int v) { return Vec::load(floats(b + vector_bytes(v, panel_bytes))); };
     const auto even = [&](int v) { return even_k(b + vector_bytes(v, panel_bytes)); };
     const auto odd = [&](int v) { return odd_k(b + vector_bytes(v, panel_bytes)); };
     const int64_t steps = mode == Mode::kFloat ? t.k : mode == Mode::kDot ? (t.k + 1) / 2 : t.k / 2;
     for (int64_t step = 0; step < steps; ++step, b += kPanel * 4) {
 #pragma GCC unroll 8
-        for (int p = 0; p < Panels; ++p) __builtin_prefetch(b + p * panel_bytes + ahead, 0, 2);
+        for (int p = 0; p < Panels; ++p) __builtin_prefetch(b + p * panel_bytes + kAhead);
         if constexpr (mode == Mode::kFloat) {
             multiply(acc, a, whole);
             a += 4;
