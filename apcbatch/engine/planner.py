@@ -99,7 +99,7 @@ class Planner:
         keeping = keep_all_read(reach, owners, order, held)
         ledger = measure_live(keeping, order, self.footprint)
         if self.capacity_bytes is not None and ledger.peak_bytes > self.capacity_bytes:
-            rationing = Rationing(shape, order, self.block_size, held, self.footprint, self.capacity_bytes)
+            rationing = Rationing(shape, order, held, self.footprint, self.capacity_bytes)
             keeping = rationing.run(reach.source)
             ledger = measure_live(keeping, order, self.footprint)
         return keeping, ledger

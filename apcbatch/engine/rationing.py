@@ -22,7 +22,6 @@ from apcbatch.engine.ledger import Footprint, Ledger, Segment
 from apcbatch.engine.prefix_tree import ROOT
 from apcbatch.engine.reach import NOWHERE, Held, Place, held_places
 from apcbatch.engine.tree_shape import TreeShape
-from apcbatch.prefix import last_boundary
 
 NEVER = float("inf")
 FAR = 1e18
@@ -95,7 +94,6 @@ class Rationing:
         self,
         shape: TreeShape,
         order: Sequence[int],
-        block_size: int,
         held: Held,
         footprint: Footprint,
         capacity: int,
@@ -110,12 +108,11 @@ class Rationing:
         self._candidates: dict[int, list[int]] = {}
         self._enter, self._leave = _intervals(shape)
         self._passing: dict[int, list[int]] = {}
-        self._block_size, self._held = block_size, held
+        self._held = held
 
     def run(self, wanted: Sequence[Place]) -> Keeping:
-        """The plan. wanted: the places worth keeping (where requests would resume if all were kept); the
-        boundaries before branches are added to them, as requests fall back to these when what they want is
-        gone."""
+        """The plan. wanted: where requests would resume if all were kept, which is before every branch too:
+        what they fall back to when the rest is gone."""
         self._prepare(wanted)
         count = self._shape.num_requests
         source: list[Place] = [NOWHERE] * count
@@ -139,12 +136,8 @@ class Rationing:
 
     def _prepare(self, wanted: Sequence[Place]) -> None:
         """Note who passes the candidates, and let held positions serve."""
-        shape, places = self._shape, set(wanted) - {NOWHERE}
-        for node in range(1, shape.num_nodes):
-            boundary = last_boundary(shape.end[node], self._block_size)
-            if len(shape.children[node]) > 1 and boundary:
-                places.add((shape.node_above(node, boundary), boundary))
-        for node, position in sorted(places):
+        shape = self._shape
+        for node, position in sorted(set(wanted) - {NOWHERE}):
             if position not in self._held.get(node, ()):
                 self._candidates.setdefault(node, []).append(position)
         for rank, index in enumerate(self._order):

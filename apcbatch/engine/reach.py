@@ -107,9 +107,7 @@ def reach_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Hel
         owners.record(index, source[index][1])
     reach = Reach(source)
     for node in range(1, shape.num_nodes):
-        begin = owners.computed_from(node)
-        kept = shape.end[node] // block_size - begin // block_size
-        reach.num_kept += kept - sum(position > begin for position in held.get(node, ()))
+        reach.num_kept += shape.end[node] // block_size - owners.computed_from(node) // block_size
     reach.num_kv_tokens = reach.num_kept * block_size
     return reach, owners
 

@@ -31,7 +31,7 @@ ORDERS = ["auto", "file"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_plan_reaches_what_keeping_everything_would(seed: int, order: str) -> None:
     """Catches a hit less than under `all`, a snapshot kept that nobody reads, a wrong owner or number of
     readers."""
@@ -56,7 +56,7 @@ def test_a_plan_reaches_what_keeping_everything_would(seed: int, order: str) -> 
 
 
 @pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID], ids=["mamba", "hybrid"])
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_plan_plays_through(seed: int, footprint: Footprint) -> None:
     """Catches a resume point that is not there, a snapshot left over, and peaks that are not those of real
     pages."""
@@ -71,7 +71,7 @@ def test_a_plan_plays_through(seed: int, footprint: Footprint) -> None:
 
 
 @pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID], ids=["mamba", "hybrid"])
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(30))
 def test_a_limit_on_memory_is_kept_and_the_plan_stays_exact(seed: int, footprint: Footprint) -> None:
     """Catches a request sent to a dropped snapshot, a limit exceeded, and room that is there but not used."""
     data = random_dataset(seed)
@@ -90,7 +90,7 @@ def test_a_limit_on_memory_is_kept_and_the_plan_stays_exact(seed: int, footprint
 
 
 @pytest.mark.parametrize("capacity", [None, 25])
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(30))
 def test_what_is_held_already_is_used(seed: int, capacity: int | None) -> None:
     """Catches a store's snapshots being computed again, kept again or passed by, and owners who resumed
     beyond."""
@@ -173,6 +173,14 @@ def test_stems_go_last() -> None:
         plan = make_plan(data, Planner(10, "file", STATE_ONLY, 10 * room))
         assert all(todo.resume_at >= 1000 for todo in plan.requests[1:]), room
     assert make_plan(data, Planner(10, "file", STATE_ONLY, 200)).cached_tokens > plan.cached_tokens
+
+
+def test_what_is_dropped_leaves_the_one_above_it_on_the_same_edge() -> None:
+    """Catches a request sent back to the start when two snapshots of one edge were live and the deeper one
+    went."""
+    data = dataset([*range(6), 9], range(6), [*range(6), 8])
+    plan = make_plan(data, Planner(2, "file", STATE_ONLY, 10))
+    assert [todo.resume_at for todo in plan.requests] == [0, 4, 4]
 
 
 def test_bad_options_are_refused() -> None:
