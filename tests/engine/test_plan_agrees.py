@@ -1,0 +1,101 @@
+"""The engine does what the plan says: the same cached tokens request by request, the same snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from apcbatch import Engine, Request
+from apcbatch.engine.ledger import Footprint
+from apcbatch.engine.planner import Plan, Planner
+from tests.engine.plan_oracle import Dataset, make_plan, random_dataset
+from tests.tiny import VOCAB
+
+PLENTY = 16 << 20
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Passes of a few tokens: more threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
+    """Serve the requests in the plan's order and compare what happened."""
+    requests = [
+        Request(
+            str(index), list(data.prompts[index]), max_tokens=1, keep_answer=False, ignore_eos=True,
+            plan=plan.requests[index],
+        )
+        for index in plan.order
+    ]  # fmt: skip
+    results = {int(result.id): result for result in engine.run(requests)}
+    for index, todo in enumerate(plan.requests):
+        found = results[index]
+        assert found.error is None, data.where
+        assert (found.cached_tokens, found.ideal_cached_tokens) == (todo.resume_at, todo.ideal), (
+            data.where,
+            index,
+        )
+    counters = engine.counters
+    assert counters.snapshots_written == counters.snapshots_read == plan.snapshots_written, data.where
+    assert counters.snapshots_evicted == 0, data.where
+
+
+def within_vocabulary(seed: int) -> Dataset:
+    data = random_dataset(seed)
+    data.prompts = [tuple(1 + token % (VOCAB - 1) for token in prompt) for prompt in data.prompts]
+    return data
+
+
+@pytest.mark.parametrize("max_running", [1, 2, 32])
+@pytest.mark.parametrize("order", ["auto", "file"])
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_the_engine_follows_the_plan(
+    family: str, order: str, max_running: int, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a follower that does not wait for its leader, a snapshot released early, and one that nobody
+    reads."""
+    for seed in range(3):
+        data = within_vocabulary(seed)
+        for block_size in (1, 3):
+            plan = make_plan(data, Planner(block_size, order))
+            engine = Engine(
+                tiny_checkpoint(family), block_size=block_size, policy="planned", max_running=max_running,
+                max_batch_tokens=23, pool_size_bytes=PLENTY,
+            )  # fmt: skip
+            follow(engine, data, plan)
+            assert max_running > 1 or engine.counters.peak_live_snapshots <= plan.peak_live_snapshots, (
+                data.where
+            )
+            engine.close()
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_the_engine_follows_a_plan_for_little_memory(
+    family: str, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a pool that drops what the plan counts on: the plan's bytes are the pool's bytes."""
+    for seed in range(6):
+        data = within_vocabulary(seed)
+        engine = Engine(
+            tiny_checkpoint(family), block_size=2, policy="planned", max_running=1, pool_size_bytes=PLENTY
+        )
+        footprint = Footprint(engine._pool._slot_bytes, engine._pool._page_bytes // 64, 64)
+        engine.close()
+        free = make_plan(data, Planner(2, "file", footprint))
+        capacity = int(0.6 * free.peak_live_bytes)
+        if capacity < footprint.state_bytes + footprint.page_bytes:
+            continue
+        plan = make_plan(data, Planner(2, "file", footprint, capacity))
+        engine = Engine(
+            tiny_checkpoint(family), block_size=2, policy="planned", max_running=1, pool_size_bytes=capacity
+        )
+        follow(engine, data, plan)
+        engine.close()
