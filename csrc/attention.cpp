@@ -11,7 +11,7 @@ namespace apcbatch {
 namespace {
 
 constexpr int64_t kSerialWork =
-    1 << 16;  // multiply-adds below which one thread is faster than waking the others
+    1 << 20;  // multiply-adds below which one thread is faster than waking the others
 
 int64_t unit_cost(const AttentionParams& p, const AttentionUnit& unit) {
     return (unit.end - unit.begin) * (p.context[unit.sequence] + unit.end);

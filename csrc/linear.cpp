@@ -13,8 +13,10 @@ namespace {
 // Rows of one piece at most (their copy stays in the second cache level), and panels of one piece.
 constexpr int64_t kMaxRows = 144;
 constexpr int64_t kMaxPanels = 32;
-// Below this many multiply-adds one thread is faster than waking the others.
-constexpr int64_t kSerialWork = 1 << 17;
+// Waking the others pays from about 80 us of work on. A weight that is read costs as much as kWeightCost
+// multiply-adds, which is what counts for few rows.
+constexpr int64_t kSerialWork = 1 << 22;
+constexpr int64_t kWeightCost = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -138,7 +140,7 @@ void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const
 void linear(const LinearArgs& args, int num_threads) {
     const LinearIsa isa = linear_isa();
     if (args.t == 0 || args.out == 0) return;
-    const int64_t work = args.t * args.out * args.in;
+    const int64_t work = (args.t + kWeightCost) * args.out * args.in;
     const int64_t threads = work < kSerialWork ? 1 : num_threads;
     const Cut c = cut(args, isa.tile_rows, threads);
     const int64_t pieces = c.row_blocks * c.panel_blocks;

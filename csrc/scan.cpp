@@ -25,7 +25,7 @@ constexpr std::int64_t kWidestConvRange = 4096;
 
 // Below this many updates (of a state, or of a convolution's sum) one thread is faster than waking the
 // others.
-constexpr std::int64_t kSerialWork = 1 << 16;
+constexpr std::int64_t kSerialWork = 1 << 18;
 
 int useful_threads(const RaggedParams& ragged, std::int64_t updates_per_token, int num_threads) {
     const std::int64_t tokens = ragged.cu_seqlens[ragged.num_sequences];

@@ -14,7 +14,7 @@
 namespace apcbatch {
 
 // Elements below which one thread is faster than waking the others.
-constexpr int64_t kSerialElements = 1 << 14;
+constexpr int64_t kSerialElements = 1 << 16;
 
 // Calls rows(begin, end) on about equal runs of the t rows, one a thread.
 template <class Rows>
