@@ -20,7 +20,7 @@ def dtype_code(tensor: torch.Tensor, name: str) -> int:
 
 def require_cpu(tensor: torch.Tensor, name: str) -> None:
     """ValueError unless the tensor lies on the CPU."""
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         raise ValueError(f"{name} must be on the CPU, where this kernel runs; it is on {tensor.device}")
 
 
@@ -56,9 +56,21 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
     return tensor.contiguous()
 
 
+def float_vector(tensor: torch.Tensor, name: str, size: int, of: str) -> torch.Tensor:
+    """The tensor as contiguous float32; ValueError unless it is (size,), one value a column of `of`."""
+    require_cpu(tensor, name)
+    if tensor.shape != (size,):
+        raise ValueError(f"{name} must be ({size},), one value a column of {of}; it is {tuple(tensor.shape)}")
+    if tensor.dtype == torch.float32 and tensor.is_contiguous():
+        return tensor
+    return tensor.to(torch.float32).contiguous()
+
+
 def row_stride(tensor: torch.Tensor, name: str) -> int:
     """Elements from one row (first dimension) to the next; ValueError unless each row is contiguous."""
     stride = tensor.stride()
+    if len(stride) == 2 and stride[1] == 1:
+        return stride[0]
     expected = 1
     for size, step in zip(reversed(tensor.shape[1:]), reversed(stride[1:]), strict=True):
         if size != 1 and step != expected:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import dtype_code, num_threads, require_indices, require_matrix, row_stride
+from apcbatch.kernels.arguments import (
+    dtype_code,
+    float_vector,
+    num_threads,
+    require_indices,
+    require_matrix,
+    row_stride,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +79,8 @@ def linear(
             f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}"
         )
     if bias is not None:
-        if bias.shape != (packed.out_features,):
-            raise ValueError(
-                f"bias must be ({packed.out_features},), one a column of y; it is {tuple(bias.shape)}"
-            )
-        bias = bias.to(torch.float32).contiguous()
-    y = torch.empty(t, packed.out_features, dtype=x.dtype if out_dtype is None else out_dtype)
+        bias = float_vector(bias, "bias", packed.out_features, "y")
+    y = torch.empty(t, packed.out_features, dtype=out_dtype or x.dtype)
     _C.linear(
         t, in_features, packed.out_features, x.data_ptr(), row_stride(x, "x"), dtype_code(x, "x"),
         packed.data.data_ptr(), dtype_code(packed.data, "weight"), 0 if bias is None else bias.data_ptr(),

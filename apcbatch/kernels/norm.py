@@ -10,7 +10,14 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import dtype_code, num_threads, require_matrix, require_same_shape, row_stride
+from apcbatch.kernels.arguments import (
+    dtype_code,
+    float_vector,
+    num_threads,
+    require_matrix,
+    require_same_shape,
+    row_stride,
+)
 
 
 def rms_norm(
@@ -54,9 +61,7 @@ def _rms_norm(
 ) -> torch.Tensor:
     t, h = x.shape
     if weight is not None:
-        if weight.shape != (h,):
-            raise ValueError(f"weight must be ({h},), one a column of x; it is {tuple(weight.shape)}")
-        weight = weight.to(torch.float32).contiguous()
+        weight = float_vector(weight, "weight", h, "x")
     y = torch.empty(t, h, dtype=out_dtype)
     delta_arguments = (0, 0, 0) if delta is None else (
         delta.data_ptr(), row_stride(delta, "delta"), dtype_code(delta, "delta")
