@@ -28,6 +28,10 @@ def softmax_topk(
 def logprob(
     t: int, n: int, logits: int, stride: int, choose: bool, tokens: int, logprobs: int, num_threads: int, /
 ) -> None: ...
+def span(values: int, count: int, /) -> tuple[int, int]: ...
+def check_sequences(
+    num_sequences: int, t: int, pages: int, columns: int, page_table: int, cu_seqlens: int, context: int, /
+) -> int: ...
 def write_kv(
     t: int, row: int, k: int, k_stride: int, v: int, v_stride: int, dtype: int, k_cache: int, v_cache: int,
     cache_dtype: int, token_slots: int, num_threads: int, /

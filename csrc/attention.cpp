@@ -37,6 +37,22 @@ std::vector<AttentionUnit> cut(const AttentionParams& p) {
 
 }  // namespace
 
+SequenceFault check_sequences(const AttentionParams& p, int64_t t, int64_t pages, int64_t columns) {
+    if (p.cu_seqlens[0] != 0 || p.cu_seqlens[p.num_sequences] != t) return SequenceFault::cu_seqlens;
+    for (int64_t s = 0; s < p.num_sequences; ++s) {
+        const int64_t length = p.cu_seqlens[s + 1] - p.cu_seqlens[s];
+        if (length < 0) return SequenceFault::cu_seqlens;
+        if (p.context[s] < 0) return SequenceFault::context;
+        const int64_t used = (p.context[s] + length + kPageTokens - 1) / kPageTokens;
+        if (used > columns) return SequenceFault::columns;
+        for (int64_t i = 0; i < used; ++i) {
+            const int64_t page = p.page_table[s * p.page_table_stride + i];
+            if (page < 0 || page >= pages) return SequenceFault::page;
+        }
+    }
+    return SequenceFault::none;
+}
+
 void paged_attention(const AttentionParams& params, int num_threads) {
     const std::vector<AttentionUnit> units = cut(params);
     const int64_t group = params.heads / params.kv_heads;

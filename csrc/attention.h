@@ -63,6 +63,12 @@ constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
     return 4 * (kPageTokens * (head_dim + dim + kWeightRows) + rows * (2 * dim + 2));
 }
 
+// What is wrong with the numbers that a kernel follows into the cache.
+enum class SequenceFault : int { none = 0, cu_seqlens = 1, context = 2, columns = 3, page = 4 };
+
+// Checks cu_seqlens, context and the pages that would be read: t tokens in all, `pages` pages, `columns` in
+// page_table.
+SequenceFault check_sequences(const AttentionParams& params, int64_t t, int64_t pages, int64_t columns);
 void paged_attention(const AttentionParams& params, int num_threads);
 void write_kv(const KvParams& params, int num_threads);
 

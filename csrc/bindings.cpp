@@ -193,8 +193,32 @@ void paged_attention(int64_t num_sequences, int64_t heads, int64_t kv_heads, int
     apcbatch::paged_attention(p, num_threads);
 }
 
+int check_sequences(int64_t num_sequences, int64_t t, int64_t pages, int64_t columns, Address page_table,
+                    Address cu_seqlens, Address context) {
+    apcbatch::AttentionParams p{};
+    p.num_sequences = num_sequences;
+    p.page_table = static_cast<const int64_t*>(pointer(page_table));
+    p.page_table_stride = columns;
+    p.cu_seqlens = static_cast<const int64_t*>(pointer(cu_seqlens));
+    p.context = static_cast<const int64_t*>(pointer(context));
+    return int(apcbatch::check_sequences(p, t, pages, columns));
+}
+
+// The smallest and the largest of `count` (at least one) integers.
+py::tuple span(Address values, int64_t count) {
+    const auto* p = static_cast<const int64_t*>(pointer(values));
+    int64_t lowest = p[0], highest = p[0];
+    for (int64_t i = 1; i < count; ++i) {
+        lowest = p[i] < lowest ? p[i] : lowest;
+        highest = p[i] > highest ? p[i] : highest;
+    }
+    return py::make_tuple(lowest, highest);
+}
+
 void bind_attention(py::module_& m) {
     m.attr("PAGE_TOKENS") = apcbatch::kPageTokens;
+    m.def("span", &span);
+    m.def("check_sequences", &check_sequences);
     m.def("write_kv", &write_kv, ReleaseGil());
     m.def("paged_attention", &paged_attention, ReleaseGil());
 }

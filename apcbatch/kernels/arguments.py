@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from apcbatch import _C
+
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/params.h, DType
 
 
@@ -49,11 +51,12 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
         raise ValueError(
             f"{name} must be int64 of shape {shape}; it is {tensor.dtype} of shape {tuple(tensor.shape)}"
         )
-    if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < end:
-        raise ValueError(
-            f"{name} must lie in [0, {end}); its values span {int(tensor.min())} to {int(tensor.max())}"
-        )
-    return tensor.contiguous()
+    tensor = tensor.contiguous()
+    if tensor.numel():
+        lowest, highest = _C.span(tensor.data_ptr(), tensor.numel())
+        if lowest < 0 or highest >= end:
+            raise ValueError(f"{name} must lie in [0, {end}); its values span {lowest} to {highest}")
+    return tensor
 
 
 def float_vector(tensor: torch.Tensor, name: str, size: int, of: str) -> torch.Tensor:

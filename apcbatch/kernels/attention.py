@@ -81,8 +81,7 @@ def paged_attention(
     require_cpu(q, "q")
     t, heads, _ = q.shape
     b = context.numel()
-    _require_sequences(t, b, pages, page_table, cu_seqlens, context)
-    page_table, cu_seqlens, context = page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
+    page_table, cu_seqlens, context = _require_sequences(t, b, pages, page_table, cu_seqlens, context)
     out = torch.empty(t, heads, head_dim, dtype=q.dtype)
     _C.paged_attention(
         b, heads, kv_heads, head_dim, scale, q.data_ptr(), row_stride(q, "q"), dtype_code(q, "q"),
@@ -109,34 +108,31 @@ def _require_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
 
 def _require_sequences(
     t: int, b: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
-) -> None:
-    """The kernel follows these numbers into the cache, so every page that it will read is checked here."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The three, contiguous. The kernel follows their numbers into the cache, so each is checked here."""
+    columns = page_table.shape[-1] if page_table.dim() else 0
     for name, tensor, shape in (
         ("cu_seqlens", cu_seqlens, (b + 1,)),
         ("context", context, (b,)),
-        ("page_table", page_table, (b, page_table.shape[-1])),
+        ("page_table", page_table, (b, columns)),
     ):
-        if tensor.dtype != torch.int64 or tuple(tensor.shape) != shape or tensor.device.type != "cpu":
+        if tensor.dtype != torch.int64 or tensor.shape != shape or not tensor.is_cpu:
             raise ValueError(
                 f"{name} must be int64 of shape {shape} on the CPU; it is {tensor.dtype} of shape "
                 f"{tuple(tensor.shape)} on {tensor.device}"
             )
-    lengths = cu_seqlens.diff()
-    if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != t or (b and int(lengths.min()) < 0):
-        raise ValueError(f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}")
-    if b == 0:
-        return
-    if int(context.min()) < 0:
-        raise ValueError(f"context must not be negative; it is {context.tolist()}")
-    used = (context + lengths + PAGE_TOKENS - 1) // PAGE_TOKENS
-    if int(used.max()) > page_table.shape[1]:
-        raise ValueError(
-            f"page_table must have a column for each page of the longest sequence, {int(used.max())}; it has "
-            f"{page_table.shape[1]}"
-        )
-    read = page_table[torch.arange(page_table.shape[1]) < used.unsqueeze(1)]
-    if read.numel() and not 0 <= int(read.min()) <= int(read.max()) < pages:
-        raise ValueError(
-            f"page_table must name pages in [0, {pages}); those that would be read span {int(read.min())} to "
-            f"{int(read.max())}"
-        )
+    page_table, cu_seqlens, context = page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
+    fault = _C.check_sequences(
+        b, t, pages, columns, page_table.data_ptr(), cu_seqlens.data_ptr(), context.data_ptr()
+    )
+    if fault:
+        sentence = (
+            "",
+            f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}",
+            f"context must not be negative; it is {context.tolist()}",
+            f"page_table must have a column for each page of the longest sequence; it has {columns} for "
+            f"context {context.tolist()} and cu_seqlens {cu_seqlens.tolist()}",
+            f"page_table must name pages in [0, {pages}) up to each sequence's end; it is {page_table.tolist()}",
+        )[fault]
+        raise ValueError(sentence)
+    return page_table, cu_seqlens, context
