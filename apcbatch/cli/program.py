@@ -11,6 +11,7 @@ import click
 from apcbatch import config
 from apcbatch.cli.doctor import doctor
 from apcbatch.cli.options import OrderedGroup
+from apcbatch.cli.plan import plan
 from apcbatch.cli.run import run
 from apcbatch.cli.session import Session
 from apcbatch.cli.store import store
@@ -43,7 +44,7 @@ def cli() -> None:
     """
 
 
-for command in (run, store, doctor):
+for command in (run, plan, store, doctor):
     cli.add_command(command)
 
 

@@ -1,0 +1,130 @@
+"""`apcbatch plan`: what a run would reuse, without running it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from apcbatch import config
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.errors import UsageError
+
+OPTION_NAMES = (
+    "model", "dtype", "format", "turns", "limit", "order", "block_size", "store_size", "pool_size",
+)  # fmt: skip
+TABLES = ("all", "last", "planned")
+
+EPILOG = """\b
+Examples:
+  apcbatch plan chats.jsonl
+  apcbatch plan chats.jsonl --model ./my-mamba --dtype bfloat16
+  apcbatch plan chats.jsonl --block-sizes 1,64,544 --order file
+  apcbatch plan chats.jsonl --policy last --json plan.json
+  apcbatch plan chats.jsonl --json - | jq '.candidates[] | {block_size, hit_rate}'
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Tell what a run would reuse, without weights.")
+@click.argument("input", metavar="INPUT")
+@config_options(OPTION_NAMES)
+@click.option(
+    "--block-sizes", metavar="N,N,...", cls=GroupedOption, group="Reuse",
+    help="Grids to compare; --block-size is among them always.  [default: 1,16,32,64,128,256,512,1024,2048]",
+)  # fmt: skip
+@click.option(
+    "--min-gain-tokens", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
+    cls=GroupedOption, group="Reuse",
+    help="For future runs keep what saves at least N tokens over its nearest kept ancestor.",
+)  # fmt: skip
+@click.option(
+    "--policy", "table", type=click.Choice(TABLES), default="planned", show_default=True, cls=GroupedOption,
+    group="Output", help="The policy whose numbers --json gives; the table shows all.",
+)  # fmt: skip
+@click.option(
+    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
+    help="Write the numbers to FILE; - is standard output, instead of the table.",
+)  # fmt: skip
+@click.option(
+    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
+    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
+)  # fmt: skip
+@click.pass_context
+def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
+    """Tell what a run of INPUT would reuse, on every grid and under every policy.
+
+    INPUT is read, rendered and tokenised as `run` does it; of the model only its configuration and its
+    tokenizer are needed. Columns: hit rate (the restored share of all prompt tokens), missed (covered by an
+    earlier request and not found), the snapshots kept in the run, those of them that are read, those kept for
+    future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
+    request after the other.
+    """
+    resolved = config.load(given_flags(ctx), options["config_file"])
+    block_sizes = parse_block_sizes(options["block_sizes"], resolved.block_size)
+    check_json_path(options["json_path"], input)
+    from tqdm import tqdm
+
+    from apcbatch.job.plan import as_json, as_lines, forecast_of
+    from apcbatch.job.survey import survey
+
+    with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
+
+        def advance() -> None:
+            bar.update()
+
+        surveyed = survey(resolved, input, _warn, advance)
+    made = forecast_of(resolved, surveyed, block_sizes, options["min_gain_tokens"])
+    if options["json_path"] != "-":
+        for line in as_lines(made, surveyed, resolved):
+            click.echo(line)
+    if options["json_path"] is not None:
+        document = as_json(made, options["table"], resolved.model, options["min_gain_tokens"])
+        write_json(options["json_path"], document)
+
+
+def parse_block_sizes(text: str | None, chosen: int) -> list[int]:
+    """The grids to compare, the chosen one among them."""
+    from apcbatch.job.plan import BLOCK_SIZES
+
+    if text is None:
+        return sorted({*BLOCK_SIZES, chosen})
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1:
+        raise UsageError(
+            f"--block-sizes is {text!r}; expected integers from 1 with commas between, such as 1,64,544"
+        )
+    return sorted({*sizes, chosen})
+
+
+def check_json_path(path: str | None, input: str) -> None:
+    """Refuse a FILE that cannot be written or is the input, before the work."""
+    if path is None or path == "-":
+        return
+    target = Path(path)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UsageError(f"--json {path} cannot be written: expected a file in a folder that exists")
+    if target.exists() and os.path.exists(input) and target.samefile(input):
+        raise UsageError(f"--json {path} is INPUT; give another file")
+
+
+def write_json(path: str, document: dict[str, Any]) -> None:
+    """Write one JSON document to a file or to standard output."""
+    import orjson
+
+    data = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    if path == "-":
+        click.echo(data.decode(), nl=False)
+        return
+    try:
+        Path(path).write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+def _warn(sentence: str) -> None:
+    click.echo(f"warning: {sentence}", err=True)

@@ -1,0 +1,75 @@
+"""`apcbatch plan` from the command line: the table, the JSON, and what is refused before the work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from apcbatch.cli.program import main
+from tests.conftest import ROOT
+
+CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
+
+
+@pytest.fixture(autouse=True)
+def chats(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text(CHAT * 3)
+
+
+def test_the_table_has_every_policy_on_every_grid(capsys):
+    """Fault: a grid or a policy is missing, or the chosen block size is not among the rows."""
+    assert main(["plan", "in.jsonl", "--block-sizes", "1,8", "--block-size", "5"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    head = next(number for number, row in enumerate(rows) if row[:1] == ["block"])
+    table = rows[head + 1 : head + 10]
+    assert [row[0] for row in table[::3]] == ["1", "5", "8"]
+    assert [row[1] if len(row[0]) == 1 else row[0] for row in table] == ["all", "last", "planned"] * 3
+
+
+def test_json_alone_on_standard_output(capsys):
+    """Fault: the table gets into the pipe before the JSON."""
+    assert main(["plan", "in.jsonl", "--json", "-", "--policy", "last"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["policy"], document["model"], document["dataset"]["requests"]) == ("last", "demo", 3)
+    assert [candidate["block_size"] for candidate in document["candidates"]] == [
+        1, 16, 32, 64, 128, 256, 512, 1024, 2048,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("plan", "Missing argument 'INPUT'"),
+        ("plan missing.jsonl", "missing.jsonl"),
+        ("plan in.jsonl --block-sizes 1,x", "--block-sizes is '1,x'; expected integers from 1"),
+        ("plan in.jsonl --block-sizes 0", "--block-sizes is '0'; expected integers from 1"),
+        ("plan in.jsonl --block-size 0", "--block-size is '0'; expected an integer from 1"),
+        ("plan in.jsonl --min-gain-tokens 0", "--min-gain-tokens"),
+        ("plan in.jsonl --policy none", "'none'"),
+        ("plan in.jsonl --json missing/plan.json", "--json missing/plan.json cannot be written"),
+        ("plan in.jsonl --json in.jsonl", "--json in.jsonl is INPUT; give another file"),
+        ("plan in.jsonl --model nothing", "'nothing'"),
+    ],
+)
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, capsys, tmp_path):
+    """Fault: the work is done first, the input is overwritten, or a traceback is all there is."""
+    assert main(arguments.split()) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
+
+
+def test_no_weights_and_no_torch(tmp_path):
+    """Fault: a plan loads torch, or needs the weights of a model whose configuration is all it uses."""
+    code = (
+        "import sys; from apcbatch.cli.program import main; code = main(['plan', sys.argv[1]]); "
+        "sys.exit(code or 10 * ('torch' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "in.jsonl")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,140 @@
+"""`plan`: the input as a prefix tree, and the numbers that `run` then reports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from apcbatch.cli.program import main
+from apcbatch.config import load
+from apcbatch.job.plan import as_json, as_lines, forecast_of
+from apcbatch.job.survey import survey
+from apcbatch.model.footprint import kv_token_bytes, state_bytes
+from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.locate import locate_model
+from apcbatch.model.state import PAGE_TOKENS, page_bytes, slot_bytes
+from tests.job.conftest import conversation, write_lines
+
+KEYS = [
+    "block_size",
+    "min_gain_tokens",
+    "cached_tokens",
+    "computed_tokens",
+    "hit_rate",
+    "snapshots_written",
+    "snapshots_read",
+    "store_bytes",
+    "peak_live_snapshots",
+]
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Six conversations of three turns that begin alike."""
+    return write_lines(tmp_path / "chats.jsonl", [conversation(number, turns=3) for number in range(6)])
+
+
+def report(path: Path, **flags: object) -> tuple[list[str], dict]:
+    """The lines and the document for an input."""
+    config = load(flags, None, {})
+    surveyed = survey(config, str(path), pytest.fail)
+    made = forecast_of(config, surveyed, [16, 64], 1)
+    return list(as_lines(made, surveyed, config)), as_json(made, "planned", config.model, 1)
+
+
+def test_the_document_has_the_shape_of_the_contract(chats: Path) -> None:
+    """Fault: a key is missing, renamed or added, or the candidates do not ascend."""
+    _, document = report(chats, block_size="64")
+    assert list(document) == ["dataset", "policy", "model", "candidates"]
+    assert list(document["dataset"]) == ["requests", "prompt_tokens", "unique_tokens", "ideal_hit_rate"]
+    assert [list(candidate) for candidate in document["candidates"]] == [KEYS] * 2
+    assert [candidate["block_size"] for candidate in document["candidates"]] == [16, 64]
+    for candidate in document["candidates"]:
+        assert (
+            candidate["cached_tokens"] + candidate["computed_tokens"] == document["dataset"]["prompt_tokens"]
+        )
+
+
+@pytest.mark.parametrize("policy", ["all", "last"])
+def test_what_is_planned_is_what_run_reports(
+    policy: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: the plan reads, renders or counts the input in another way than the run."""
+    common = [str(chats), "--block-size", "16", "--order", "file"]
+    assert main(["plan", *common, "--policy", policy, "--json", str(tmp_path / "plan.json")]) == 0
+    capsys.readouterr()
+    out = str(tmp_path / "out.jsonl")
+    assert (
+        main(["run", *common, "--policy", policy, "-o", out, "--max-tokens", "1", "--max-running", "1"]) == 0
+    )
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    document = json.loads((tmp_path / "plan.json").read_text())
+    candidate = next(one for one in document["candidates"] if one["block_size"] == 16)
+    assert candidate["cached_tokens"] > 0
+    for name in ("cached_tokens", "computed_tokens", "snapshots_written", "snapshots_read"):
+        assert candidate[name] == summary[name], name
+    for name in ("requests", "prompt_tokens", "unique_tokens", "ideal_hit_rate"):
+        assert document["dataset"][name] == summary[name], name
+
+
+def test_what_cannot_be_answered_is_counted_and_left_out(tmp_path: Path) -> None:
+    """Fault: a bad line, a second use of an id or a prompt beyond the context is planned as a request."""
+    long = conversation(3)
+    long["messages"][1]["content"] = "far too long " * 20_000
+    path = write_lines(
+        tmp_path / "in.jsonl", [conversation(1), "not an object", conversation(1), {"messages": 3}, long]
+    )
+    lines, document = report(path)
+    assert document["dataset"]["requests"] == 2
+    assert lines[1] == (
+        "5 requests cannot be answered and not planned: 2 context_length_exceeded, 1 duplicate_id, "
+        "1 invalid_json, 1 invalid_request"
+    )
+
+
+def test_an_empty_input_is_planned(tmp_path: Path) -> None:
+    """Fault: no requests end in a division by zero."""
+    lines, document = report(write_lines(tmp_path / "in.jsonl", []))
+    assert lines[0].startswith("0 requests on 0 lines: 0 prompt tokens")
+    assert [candidate["hit_rate"] for candidate in document["candidates"]] == [0.0, 0.0]
+
+
+def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
+    """Fault: a user with a low rate is not told whether the grid, the history or the template is the reason; or a plan
+    asks for weights."""
+    lines, _ = report(chats)
+    assert "  the chat template: prefix-stable" in lines
+    assert any("computed again, as 0 prompts of 18" in line for line in lines)
+    model = Path(
+        shutil.copytree(locate_model("demo"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"])
+    )
+    template = "{% for m in messages %}[{{ loop.revindex }} {{ m.role }}] {{ m.content }} {% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    config = load({"model": str(model)}, None, {})
+    warnings: list[str] = []
+    surveyed = survey(config, str(chats), warnings.append)
+    made = forecast_of(config, surveyed, [64], 1)
+    assert (made.unstable_templates, made.rewritten_prompts) == (6, 12)
+    lines = list(as_lines(made, surveyed, config))
+    assert any("not prefix-stable in 6 conversations" in line for line in lines)
+    assert any("computed again, as 12 prompts of 18" in line for line in lines)
+    assert len(warnings) == 1
+
+
+def test_a_rollout_cannot_be_planned(chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fault: prompts that are built on answers nobody knows are planned as if they were recorded."""
+    assert main(["plan", str(chats), "--turns", "rollout"]) == 2
+    assert "--turns rollout: its prompts are built on answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_weight_of_a_snapshot_is_the_arenas(dtype: str, tiny_checkpoint) -> None:
+    """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
+    folders = [locate_model("demo"), *(tiny_checkpoint(name) for name in ("mamba", "jamba"))]
+    for config in map(load_model_config, folders):
+        assert state_bytes(config, dtype) == slot_bytes(config, getattr(torch, dtype))
+        assert kv_token_bytes(config, dtype) * PAGE_TOKENS == page_bytes(config, getattr(torch, dtype))
