@@ -22,8 +22,8 @@ ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
 
-POLICIES = ("all", "last", "none")
-DEFAULT_POLICY = "all"
+POLICIES = ("planned", "all", "last", "none")
+DEFAULT_POLICY = "planned"
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
@@ -81,6 +81,9 @@ class Config:
         choices=("each", "last", "rollout"),
     )
     limit: int | None = option(None, "Input", "Stop after N conversations.", "integer", minimum=0)
+    window: int = option(
+        2048, "Input", "Conversations that are read ahead and planned together (policy planned).", minimum=1
+    )
     order: str = option(
         "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")
     )
@@ -104,8 +107,14 @@ class Config:
     policy: Policy = option(
         DEFAULT_POLICY,
         "Reuse",
-        "Which boundaries are kept: all, the last one of each prompt, or none.",
+        "Which boundaries are kept: those that later requests resume from, all, the last one of each prompt, none.",
         choices=POLICIES,
+    )
+    min_gain_tokens: int = option(
+        64,
+        "Reuse",
+        "Keep a snapshot for later runs only where it saves so many tokens over the one before it (policy planned).",
+        minimum=1,
     )
     store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
     store_size: int = option(20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.runner import Chunk, run_pass
 from apcbatch.engine.sampler import greedy, sample
 from apcbatch.engine.scheduler import Scheduler
-from apcbatch.engine.sequence import Sequence, failed, make_sequence
+from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.model.causal_lm import CausalLM
@@ -120,6 +121,7 @@ class Engine:
         self._failed: deque[Result] = deque()
         self._counters = Counters()
         self.fingerprint = fingerprint.hex()
+        self.footprint = Footprint(per_slot, per_page // PAGE_TOKENS, PAGE_TOKENS)
         self.context_length = config.context_length
         self.vocab_size = config.vocab_size
         self.eos_token_ids = frozenset(config.eos_token_ids)
@@ -146,6 +148,19 @@ class Engine:
     def wants_more(self) -> bool:
         """Whether another request would let more run, or let the scheduler choose better."""
         return len(self._scheduler.waiting) < self._look_ahead
+
+    def can_run(self, request: Request) -> bool:
+        """Whether a request is one that `submit` would take: its prompt and its settings are checked."""
+        try:
+            check_request(request, self.vocab_size, self.context_length)
+        except RequestError:
+            return False
+        return True
+
+    def held(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of the prefix keys whose snapshot is in memory or in the store."""
+        in_store = self._store.present(keys) if self._store and keys else set()
+        return in_store | {key for key in keys if key in self._pool}
 
     def submit(self, request: Request) -> None:
         """Queue a request; one that cannot run comes back from the next step as a failure."""

@@ -104,13 +104,7 @@ def failed(request: Request, error: RequestError) -> Result:
 
 def make_sequence(request: Request, vocab_size: int, context_length: int | None) -> Sequence:
     """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
-    prompt = _checked_prompt(request, vocab_size)
-    if context_length is not None and len(prompt) + 1 > context_length:
-        raise RequestError(
-            "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and the model's context holds {context_length}, one of them for the "
-            "answer; shorten the conversation",
-        )
+    prompt = check_request(request, vocab_size, context_length)
     room = (
         request.max_tokens
         if context_length is None
@@ -129,7 +123,9 @@ def make_sequence(request: Request, vocab_size: int, context_length: int | None)
     return sequence
 
 
-def _checked_prompt(request: Request, vocab_size: int) -> TokenArray:
+def check_request(request: Request, vocab_size: int, context_length: int | None) -> TokenArray:
+    """The prompt of a request that can run; RequestError says what is wrong with one that cannot."""
+
     def invalid(message: str) -> RequestError:
         return RequestError("invalid_request", message)
 
@@ -151,4 +147,10 @@ def _checked_prompt(request: Request, vocab_size: int) -> TokenArray:
         raise invalid(f"temperature is {request.temperature}; expected a number of at least 0")
     if not 0 < request.top_p <= 1:
         raise invalid(f"top_p is {request.top_p}; expected more than 0 and at most 1")
+    if context_length is not None and len(prompt) + 1 > context_length:
+        raise RequestError(
+            "context_length_exceeded",
+            f"the prompt has {len(prompt)} tokens and the model's context holds {context_length}, one of them for the "
+            "answer; shorten the conversation",
+        )
     return prompt

@@ -217,7 +217,8 @@ class Feeder:
             "logprobs": config.logprobs,
         } | conversation.params
         token_ids: Any = prompt.token_ids  # an array serves as the sequence
-        return Request(ticket.request_id, token_ids, **settings, tag=Tag(ticket, chain))
+        keep_answer = chain is not None  # only a rollout builds on the answer
+        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, chain))
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1

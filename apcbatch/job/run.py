@@ -19,6 +19,7 @@ from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestE
 from apcbatch.job.again import command_line
 from apcbatch.job.feed import Failure, Feeder, Work
 from apcbatch.job.opening import Parts, check_paths, open_parts
+from apcbatch.job.planned import PlannedFeeder
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.report import Report
 from apcbatch.job.signals import Signals
@@ -64,7 +65,9 @@ class Job:
     def _answer(self, parts: Parts, sink: Sink) -> int:
         """The loop: feed, step, write; then the end of it all."""
         engine = parts.engine
-        feeder = Feeder(self._config, parts.records, parts.renderer, parts.answered)
+        feeder: Feeder | PlannedFeeder = Feeder(self._config, parts.records, parts.renderer, parts.answered)
+        if self._config.policy == "planned" and self._config.turns != "rollout":
+            feeder = PlannedFeeder(self._config, feeder, engine)
         self._begin(parts)
         while True:
             self._feed(engine, feeder, sink)
@@ -77,6 +80,7 @@ class Job:
                         self._place(work, engine, sink)
             self._report.tick(feeder.total)
         exit_code = self._exit_code(parts.answered.num_errors)
+        self._totals.plan_s = feeder.plan_s if isinstance(feeder, PlannedFeeder) else 0.0
         self._end(engine, sink)
         return exit_code
 
@@ -93,7 +97,7 @@ class Job:
         self._signals.drain_on_first()
         self._report.begin_progress()
 
-    def _feed(self, engine: Any, feeder: Feeder, sink: Sink) -> None:
+    def _feed(self, engine: Any, feeder: Feeder | PlannedFeeder, sink: Sink) -> None:
         """Hand the engine as much work as it wants, unless the job is to end."""
         while engine.wants_more and not self._stopping(engine) and not feeder.exhausted:
             if feeder.num_chains >= self._config.max_running:

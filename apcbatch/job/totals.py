@@ -30,6 +30,7 @@ class Totals:
     def __init__(self) -> None:
         self._begin = self._loaded = time.monotonic()
         self.ok = self.errors = self.already_done = 0
+        self.plan_s = 0.0
         self.prompt_tokens = self.cached_tokens = self.computed_tokens = self.completion_tokens = 0
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
@@ -105,7 +106,7 @@ class Totals:
             **{name: getattr(counters, name) for name in COUNTED_BY_THE_ENGINE},
             "seconds": {
                 "load": self._loaded - self._begin,
-                "plan": 0.0,
+                "plan": self.plan_s,
                 **{name: spent[name] for name in ("prefill", "decode", "store")},
                 "total": time.monotonic() - self._begin,
             },

@@ -1,0 +1,92 @@
+"""The input as planned work: read a window of conversations ahead, plan it, hand it out in the plan's order.
+
+Must not know: how a plan is made, how requests run. Invariants: the window bounds what is read ahead; every piece of
+work that the feeder gives comes out once; failures come out first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.engine.planner import Planner
+from apcbatch.engine.prefix_tree import PrefixTree
+from apcbatch.job.feed import Failure, Feeder, Work
+from apcbatch.prefix import as_token_array
+from apcbatch.types import Request, Result
+
+# Of the pool, for the plan; the rest is for requests that run side by side, which a plan does one by one.
+PLANNED_SHARE = 0.9
+
+
+class PlannedFeeder:
+    """A Feeder whose requests carry the prefix plan of their window. `plan_s`: seconds spent on planning."""
+
+    def __init__(self, config: Config, feeder: Feeder, engine: Any) -> None:
+        self._config, self._feeder, self._engine = config, feeder, engine
+        self._ready: deque[Work] = deque()
+        self.plan_s = 0.0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything was handed out."""
+        return self._feeder.exhausted and not self._ready
+
+    @property
+    def num_chains(self) -> int:
+        """Rollout conversations under way: none, their future is not known and they are never planned."""
+        return 0
+
+    @property
+    def total(self) -> int | None:
+        """Requests to be answered in this run, where the whole input is read."""
+        return self._feeder.total
+
+    def next(self) -> Work | None:
+        """The next piece of work; None where there is none at the moment (see exhausted)."""
+        if not self._ready:
+            self._plan_window()
+        return self._ready.popleft() if self._ready else None
+
+    def follow(self, result: Result) -> list[Work]:
+        """What a result makes possible: nothing, all requests are known."""
+        return self._feeder.follow(result)
+
+    def _plan_window(self) -> None:
+        """Read up to a window of conversations, and queue their requests as planned."""
+        requests, lines = [], 0
+        latest = None
+        while not self._feeder.exhausted and lines <= self._config.window:
+            work = self._feeder.next()
+            if isinstance(work, Failure):
+                self._ready.append(work)
+            elif work is not None:
+                requests.append(work)
+                lines += work.tag.ticket.line != latest
+                latest = work.tag.ticket.line
+        begin = time.perf_counter()
+        self._ready.extend(self._planned(requests))
+        self.plan_s += time.perf_counter() - begin
+
+    def _planned(self, requests: list[Request]) -> list[Request]:
+        engine, config = self._engine, self._config
+        usable = [request for request in requests if engine.can_run(request)]
+        refused = [request for request in requests if not engine.can_run(request)]
+        tree = PrefixTree()
+        for request in usable:
+            tree.add(as_token_array(request.token_ids), request.tag.ticket.line)
+        planner = Planner(
+            config.block_size,
+            "file" if config.order == "file" else "auto",
+            engine.footprint,
+            int(PLANNED_SHARE * config.pool_size),
+            config.min_gain_tokens,
+            config.store_size if config.store is not None else 0,
+        )
+        places = list(tree.keys(bytes.fromhex(engine.fingerprint), config.block_size)) if config.store else []
+        held = engine.held({key for _, _, key in places})
+        plan = planner.plan(tree, [(node, position) for node, position, key in places if key in held])
+        return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]
