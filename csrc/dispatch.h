@@ -8,7 +8,7 @@ namespace apcbatch {
 enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
 
 bool isa_available(Isa isa);  // built in, and this processor and operating system have it
-Isa isa();                    // the one in use: the widest available until set_isa
+Isa isa();                    // the one in use: the fastest available until set_isa
 bool set_isa(Isa isa);        // false, and no change, where it is not available
 const char* isa_name(Isa isa);
 

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "dispatch.h"
 #include "scratch.h"
+#include "share.h"
 
 namespace apcbatch {
 namespace {
@@ -42,18 +42,20 @@ void pack(const T* weight, int64_t stride, int64_t out, int64_t in, int64_t grou
 
 template <typename T>
 void unpack(const T* packed, int64_t out, int64_t in, int64_t group, const int64_t* indices, int64_t count,
-            T* rows) {
+            T* rows, int num_threads) {
     const int64_t panels = panels_of(out);
-    for (int64_t r = 0; r < count; ++r, rows += in) {
-        const int64_t panel = indices[r] / kPanel;
-        for (int64_t k0 = 0; k0 < in; k0 += kBlockK) {
-            const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
-            const int64_t groups = ceil_div(k, group);
-            const T* column =
-                packed + k0 * panels * kPanel + panel * groups * group * kPanel + indices[r] % kPanel * group;
-            for (int64_t i = 0; i < k; ++i) rows[k0 + i] = column[(i / group) * kPanel * group + i % group];
+    share_rows(count, count * in, num_threads, [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+            const int64_t panel = indices[r] / kPanel;
+            for (int64_t k0 = 0; k0 < in; k0 += kBlockK) {
+                const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
+                const T* column = packed + k0 * panels * kPanel +
+                                  panel * ceil_div(k, group) * group * kPanel + indices[r] % kPanel * group;
+                for (int64_t i = 0; i < k; ++i)
+                    rows[r * in + k0 + i] = column[(i / group) * kPanel * group + i % group];
+            }
         }
-    }
+    });
 }
 
 // Sizes of the pieces of a product: a grid of row blocks and panel blocks.
@@ -127,13 +129,13 @@ void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DT
 }
 
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
-                 int64_t count, void* rows) {
+                 int64_t count, void* rows, int num_threads) {
     if (dtype == DType::bfloat16) {
-        unpack(static_cast<const uint16_t*>(packed), out, in, 2, indices, count,
-               static_cast<uint16_t*>(rows));
+        unpack(static_cast<const uint16_t*>(packed), out, in, 2, indices, count, static_cast<uint16_t*>(rows),
+               num_threads);
     } else {
-        unpack(static_cast<const uint32_t*>(packed), out, in, 1, indices, count,
-               static_cast<uint32_t*>(rows));
+        unpack(static_cast<const uint32_t*>(packed), out, in, 1, indices, count, static_cast<uint32_t*>(rows),
+               num_threads);
     }
 }
 

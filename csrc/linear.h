@@ -69,7 +69,7 @@ int64_t packed_bytes(int64_t out, int64_t in, DType dtype);
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed);
 // Writes rows `indices` (count) of the packed weights back as (count, in) in the packed type.
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
-                 int64_t count, void* rows);
+                 int64_t count, void* rows, int num_threads);
 void linear(const LinearArgs& args, int num_threads);  // by the instruction set in use
 
 }  // namespace apcbatch

@@ -40,7 +40,7 @@ class PackedLinear:
         rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
         _C.unpack_rows(
             self.data.data_ptr(), self.out_features, self.in_features, dtype_code(self.data, "weight"),
-            indices.data_ptr(), indices.numel(), rows.data_ptr(),
+            indices.data_ptr(), indices.numel(), rows.data_ptr(), num_threads(),
         )
         return rows
 
