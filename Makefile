@@ -16,8 +16,8 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
 	mkdir $(DEMO)
-	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/cold.jsonl --store $(DEMO)/store -q
-	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store
+	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/cold.jsonl --store $(DEMO)/store --policy all -q
+	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store --policy all
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q

@@ -43,6 +43,12 @@ class Outcome:
         return self.stderr.splitlines()[-1]
 
 
+@pytest.fixture(autouse=True)
+def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake engine keeps everything and knows no plans; test_end_to_end.py runs the default policy for real."""
+    monkeypatch.setenv("APCBATCH_POLICY", "all")
+
+
 def conversation(number: int, turns: int = 2) -> dict[str, Any]:
     """A conversation of `turns` assistant turns, with words that tell it apart."""
     messages = [{"role": "system", "content": "Answer in one short sentence, whatever is asked."}]

@@ -74,7 +74,7 @@ def test_the_second_signal_stops_at_once(undisturbed, start, tmp_path):
 def test_a_reader_that_goes_away_does_not_end_the_job(undisturbed, start, tmp_path):
     """Fault: `apcbatch run ... | head -1` stops the job, or ends in a traceback."""
     command = f"{sys.executable} -m tests.job.fake_main {shlex.join(map(str, RUN))} | head -1"
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "APCBATCH_POLICY": "all"}
     done = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
@@ -88,7 +88,7 @@ def test_a_reader_of_the_results_that_goes_away_ends_the_job(start, tmp_path):
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2000)])
     program = f"{sys.executable} -m tests.job.fake_main"
     command = f"{program} run in.jsonl -o - -q --max-tokens 1 | head -1; echo ${{PIPESTATUS[0]}}"
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "APCBATCH_POLICY": "all"}
     done = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )

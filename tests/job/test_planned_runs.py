@@ -1,0 +1,70 @@
+"""The default policy through the command line: every shared token once, whatever the order, the lanes, the window."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from apcbatch.cli.program import main
+from tests.job.conftest import answers, conversation, read_records, write_lines
+
+
+@pytest.fixture
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five conversations of three turns that share their beginning."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("APCBATCH_POLICY", "planned")
+    return write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(5)])
+
+
+def run(capsys: pytest.CaptureFixture[str], out: str, *options: str) -> dict:
+    """The summary of one run."""
+    capsys.readouterr()
+    assert main(["run", "in.jsonl", "-o", out, "-q", "--max-tokens", "3", "--logprobs", *options]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("order", ["auto", "file"])
+@pytest.mark.parametrize("max_running", ["1", "2", "32"])
+def test_each_unique_token_is_computed_once(chats, capsys, tmp_path, order: str, max_running: str) -> None:
+    """Fault: a shared token is computed twice, a snapshot is written for nobody, or an answer changes."""
+    run(capsys, "cold.jsonl", "--policy", "none")
+    summary = run(capsys, "out.jsonl", "--block-size", "1", "--order", order, "--max-running", max_running)
+    assert summary["requests"] == 15
+    assert summary["computed_tokens"] <= summary["unique_tokens"] + 15
+    assert summary["snapshots_written"] == summary["snapshots_read"] > 0
+    assert summary["snapshots_for_later"] == 0
+    assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "cold.jsonl"))
+
+
+@pytest.mark.parametrize("block_size", ["1", "16", "48"])
+def test_the_hit_rate_is_that_of_keeping_everything(chats, capsys, block_size: str) -> None:
+    """Fault: the plan keeps too little."""
+    options = ("--block-size", block_size, "--order", "file", "--max-running", "1")
+    everything = run(capsys, "all.jsonl", "--policy", "all", *options)
+    planned = run(capsys, "planned.jsonl", *options)
+    assert planned["cached_tokens"] == everything["cached_tokens"]
+
+
+@pytest.mark.parametrize("window", ["1", "2", "100"])
+def test_a_window_bounds_what_is_read_ahead_and_loses_no_request(chats, capsys, tmp_path, window: str) -> None:
+    """Fault: a request at the edge of a window is lost or doubled."""
+    run(capsys, "out.jsonl", "--window", window)
+    records = read_records(tmp_path / "out.jsonl")
+    assert sorted(record["custom_id"] for record in records) == sorted(
+        f"c-{number}#{turn}" for number in range(5) for turn in (1, 2, 3)
+    )
+
+
+def test_a_second_run_starts_from_what_was_kept_for_later(chats, capsys, tmp_path) -> None:
+    """Fault: what is kept for future runs is not found by them, or counted among this run's."""
+    options = ("--store", "states", "--block-size", "16", "--min-gain-tokens", "16")
+    first = run(capsys, "first.jsonl", *options)
+    assert first["snapshots_for_later"] > 0
+    assert first["snapshots_written"] == first["snapshots_read"]
+    second = run(capsys, "second.jsonl", *options)
+    assert second["cached_by_source"]["disk"] > 0
+    assert second["cached_tokens"] > first["cached_tokens"]
+    assert answers(read_records(tmp_path / "first.jsonl")) == answers(read_records(tmp_path / "second.jsonl"))
