@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from apcbatch.config import settle_thread_waiting
 from apcbatch.types import Request, Result
 from apcbatch.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from apcbatch.engine.engine import Engine
+
+settle_thread_waiting()  # before anything below this package loads torch
 
 __all__ = ["Engine", "Request", "Result", "__version__"]
 

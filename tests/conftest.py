@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.config import settle_thread_waiting
+import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
-settle_thread_waiting()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

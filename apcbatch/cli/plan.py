@@ -13,7 +13,7 @@ from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, 
 from apcbatch.errors import UsageError
 
 OPTION_NAMES = (
-    "model", "dtype", "format", "turns", "limit", "order", "block_size", "store_size", "pool_size",
+    "model", "dtype", "format", "turns", "limit", "order", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = ("all", "last", "planned")
 
@@ -33,11 +33,6 @@ Examples:
 @click.option(
     "--block-sizes", metavar="N,N,...", cls=GroupedOption, group="Reuse",
     help="Grids to compare; --block-size is among them always.  [default: 1,16,32,64,128,256,512,1024,2048]",
-)  # fmt: skip
-@click.option(
-    "--min-gain-tokens", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-    cls=GroupedOption, group="Reuse",
-    help="For future runs keep what saves at least N tokens over its nearest kept ancestor.",
 )  # fmt: skip
 @click.option(
     "--policy", "table", type=click.Choice(TABLES), default="planned", show_default=True, cls=GroupedOption,
@@ -75,12 +70,12 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
             bar.update()
 
         surveyed = survey(resolved, input, _warn, advance)
-    made = forecast_of(resolved, surveyed, block_sizes, options["min_gain_tokens"])
+    made = forecast_of(resolved, surveyed, block_sizes, resolved.min_gain_tokens)
     if options["json_path"] != "-":
         for line in as_lines(made, surveyed, resolved):
             click.echo(line)
     if options["json_path"] is not None:
-        document = as_json(made, options["table"], resolved.model, options["min_gain_tokens"])
+        document = as_json(made, options["table"], resolved.model, resolved.min_gain_tokens)
         write_json(options["json_path"], document)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 
 from apcbatch import config
+from apcbatch.cli.bench import bench
 from apcbatch.cli.doctor import doctor
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
@@ -44,7 +45,7 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, store, doctor):
+for command in (run, plan, store, doctor, bench):
     cli.add_command(command)
 
 
