@@ -1,4 +1,4 @@
-"""Snapshots that outlive the engine: found again, put together, never believed when they are not whole (cases 16 to 19)."""
+"""Snapshots that outlive the engine: found again, put together, never believed when not whole (cases 16 to 19)."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_other_weights_never_hit(tiny_checkpoint, tmp_path: Path) -> None:
 
 
 def test_case_16_the_last_position_where_both_exist(tiny_checkpoint, tmp_path: Path) -> None:
-    """Catches a hit whose KV or recurrent state is not there: without its last file the hit is one boundary shorter, and
-    without one in the middle of the chain it is the boundary before that."""
+    """Catches a hit whose KV or recurrent state is not there: without its last file the hit is one boundary shorter,
+    and without one in the middle of the chain it is the boundary before that."""
     folder = tiny_checkpoint("jamba")
     prompt = tokens(200, 4)
     cold, _ = serve(folder, tmp_path, prompt)
