@@ -1,5 +1,5 @@
 // The selective scan of one unit (a run of sequences times a tile of channels), over the vectors of simd.h:
-//   dt = softplus(dt_raw + dt_bias);  h_n = 2^(dt A_n log2 e) h_n + dt x B_n;  y = (D x + sum_n C_n h_n)
+//   dt = softplus(dt_raw + dt_bias);  h_n = 2^(dt (A_n log2 e)) h_n + dt x B_n;  y = (D x + sum_n C_n h_n)
 //   silu(z)
 // (Gu and Dao 2023, Mamba, equation 2 with the discretisation of its section 3.2). h lies (n, d), channel
 // fastest.
@@ -14,27 +14,13 @@
 #pragma once
 
 #include "scan.h"
-#include "vmath.h"
+#include "scan_states.h"
 
 namespace apcbatch {
 namespace APC_ISA {
 namespace scan {
 
-constexpr int64_t kLanes = Vec::lanes;
-// States whose h is held in registers: half of the register file.
-constexpr int kBlockStates = Vec::lanes == 16 ? 16 : 8;
-constexpr int64_t kRow = 3 * kLanes;  // floats of a row: dt, dt x, y
-// Decode touches each state once; its next sequence's state is fetched while this one's is computed.
-constexpr int64_t kShortSequence = 8;
-
 APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// Size of the block that begins when `left` states are left: full blocks, then powers of two.
-APC_INLINE int block_size(int64_t left) {
-    int size = kBlockStates;
-    while (size > left) size /= 2;
-    return size;
-}
 
 template <class T>
 APC_INLINE Vec load_lanes(const T* p, int64_t count) {
@@ -47,68 +33,6 @@ APC_INLINE void store_lanes(Vec value, T* p, int64_t count) {
         value.store(p);
     } else {
         store_partial(value, p, count);
-    }
-}
-
-// Where a block's h comes from or goes to: state n of the block at base + n * stride.
-struct Carry {
-    float* base;
-    int64_t stride;
-};
-
-// kStates states of one vector of channels over `tokens` rows. A: kStates vectors, times log2 e. BC: a row of
-// kStates B and kStates C for each token. kBounded: |dt A log2 e| <= 125 is known for all of them.
-//
-// The states of a token are independent but for y, and each is a chain of about 40 cycles, longer than the
-// instructions that a processor looks ahead. So their steps are staggered in program order: while one state
-// is updated, the polynomial of the next is evaluated and the exponent of the one after that is split.
-template <int kStates, bool kBounded>
-void scan_block(float* row, int64_t tokens, const float* A, const float* BC, Carry from, Carry to) {
-    Vec h[kStates];
-#pragma GCC unroll 16
-    for (int i = 0; i < kStates; ++i) h[i] = Vec::load(from.base + i * from.stride);
-    for (int64_t t = 0; t < tokens; ++t, row += kRow, BC += 2 * kStates) {
-        const Vec dt = Vec::load(row), dtx = Vec::load(row + kLanes);
-        Vec y = Vec::load(row + 2 * kLanes);
-        Split split[kStates];
-        Vec decay[kStates];
-#pragma GCC unroll 18
-        for (int step = 0; step < kStates + 2; ++step) {
-            const int first = step, second = step - 1, third = step - 2;
-            if (first < kStates) {
-                const Vec a = Vec::load(A + first * kLanes);
-                if (kBounded) {
-                    split[first] = split_product(a, dt);
-                } else {
-                    decay[first] = exp2_any(a, dt);
-                }
-            }
-            if (kBounded && second >= 0 && second < kStates) decay[second] = exp2_of(split[second]);
-            if (third >= 0) {
-                h[third] = fma(decay[third], h[third], dtx * Vec::broadcast(BC[third]));
-                y = fma(Vec::broadcast(BC[kStates + third]), h[third], y);
-            }
-        }
-        y.store(row + 2 * kLanes);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kStates; ++i) h[i].store(to.base + i * to.stride);
-}
-
-template <bool kBounded>
-APC_INLINE void scan_block_of(int states, float* row, int64_t tokens, const float* A, const float* BC,
-                              Carry from, Carry to) {
-    switch (states) {
-        case 16:
-            return scan_block<kBlockStates, kBounded>(row, tokens, A, BC, from, to);
-        case 8:
-            return scan_block<8, kBounded>(row, tokens, A, BC, from, to);
-        case 4:
-            return scan_block<4, kBounded>(row, tokens, A, BC, from, to);
-        case 2:
-            return scan_block<2, kBounded>(row, tokens, A, BC, from, to);
-        default:
-            return scan_block<1, kBounded>(row, tokens, A, BC, from, to);
     }
 }
 
@@ -174,12 +98,12 @@ class UnitScan {
         vector_rows;  // floats of a vector's rows, with a line of padding so that they spread over the cache
     float *A, *largest_A, *dt_bias, *D, *h, *BC, *rows;
     alignas(64) float largest_dt[kTileChannels];  // of one tile, over its tokens
-    alignas(64) float zeros[kLanes] = {};
+    alignas(64) float zeros[16] = {};
     Carry source;           // of the next tokens: a slot, zeros, or h
     int64_t source_vector;  // what source.base advances by for each vector of channels
     Carry target;           // where the last tokens' state goes directly, or null
     bool final_written;
-    const float *state_now, *state_next;  // slots to fetch ahead from, where sequences are short, or null
+    const float *state_now, *state_next;  // slots that single tokens fetch ahead from, or null
 
     int64_t lanes_of(int64_t v) const { return smaller(channels - v * kLanes, kLanes); }
     float* slot(int64_t index) const { return p.state + index * p.state_stride + c0; }
@@ -218,9 +142,8 @@ class UnitScan {
         }
         final_written = to < 0;
         target = {to >= 0 && whole ? slot(to) : nullptr, p.d_inner};
-        const bool is_short = p.ragged.cu_seqlens[s + 1] - p.ragged.cu_seqlens[s] <= kShortSequence;
-        state_now = is_short && from >= 0 ? slot(from) : nullptr;
-        state_next = is_short && next >= 0 ? slot(next) : nullptr;
+        state_now = from >= 0 ? slot(from) : nullptr;
+        state_next = next >= 0 ? slot(next) : nullptr;
     }
 
     void continue_in_scratch() {
@@ -241,58 +164,98 @@ class UnitScan {
 
     void scan_tile(const Tile& tile, bool direct) {
         prepare_rows(tile);
-        for (int64_t v = tile.vector; v < tile.vector + tile.vectors; ++v) {
-            Carry to = {h + v * n * kLanes, kLanes};
-            if (direct) to = {target.base + v * kLanes, target.stride};
-            prefetch_rows(tile, v);
+        int64_t v = tile.vector;
+        const int64_t end = tile.vector + tile.vectors;
+        for (; tile.tokens == 1 && v + kGroup <= end; v += kGroup) {
             prefetch_state(v + kTileChannels / kLanes);
-            scan_vector(tile, v, {source.base + v * source_vector, source.stride}, to);
+            scan_group(tile, v, direct);
         }
+        for (; v < end; ++v) scan_vector(tile, v, direct);
         finish_rows(tile);
     }
 
-    void scan_vector(const Tile& tile, int64_t v, Carry from, Carry to) {
-        const Vec worst =
-            Vec::load(largest_A + v * kLanes) * Vec::load(largest_dt + (v - tile.vector) * kLanes);
-        const bool bounded = (worst <= Vec::broadcast(125.0f)).all();
+    Carry source_of(int64_t v) const { return {source.base + v * source_vector, source.stride}; }
+
+    // Where the state after the tile goes: to its slot, or where the next tile finds it.
+    Carry target_of(int64_t v, bool direct) const {
+        return direct ? Carry{target.base + v * kLanes, target.stride} : Carry{h + v * n * kLanes, kLanes};
+    }
+
+    // |dt A log2 e| <= 125 for every state and token of the vector.
+    bool bounded(const Tile& tile, int64_t v) const {
+        const Vec largest = Vec::load(largest_dt + (v - tile.vector) * kLanes);
+        return (Vec::load(largest_A + v * kLanes) * largest <= Vec::broadcast(125.0f)).all();
+    }
+
+    void scan_group(const Tile& tile, int64_t v, bool direct) {
+        bool all_bounded = true;
+        for (int g = 0; g < kGroup; ++g) all_bounded = all_bounded && bounded(tile, v + g);
+        const Step step = {rows + (v - tile.vector) * vector_rows,
+                           A + v * n * kLanes,
+                           BC,
+                           source_of(v),
+                           target_of(v, direct),
+                           vector_rows,
+                           n * kLanes,
+                           source_vector,
+                           direct ? kLanes : n * kLanes};
+        if (all_bounded) {
+            scan_step<true>(step, n);
+        } else {
+            scan_step<false>(step, n);
+        }
+    }
+
+    void scan_vector(const Tile& tile, int64_t v, bool direct) {
+        const Carry from = source_of(v), to = target_of(v, direct);
+        const bool is_bounded = bounded(tile, v);
         float* row = rows + (v - tile.vector) * vector_rows;
         const float* packed = BC;
+        int64_t number = (v - tile.vector) * ((n + kBlockStates - 1) / kBlockStates);
         for (int64_t i = 0; i < n;) {
             const int size = block_size(n - i);
-            const float* a = A + (v * n + i) * kLanes;
-            const Carry block_from = {from.base + i * from.stride, from.stride};
-            const Carry block_to = {to.base + i * to.stride, to.stride};
-            if (bounded) {
-                scan_block_of<true>(size, row, tile.tokens, a, packed, block_from, block_to);
+            const Pass pass = {row,
+                               tile.tokens,
+                               A + (v * n + i) * kLanes,
+                               packed,
+                               {from.base + i * from.stride, from.stride},
+                               {to.base + i * to.stride, to.stride},
+                               ahead_of(tile, row, number++)};
+            if (is_bounded) {
+                scan_block<true>(size, pass);
             } else {
-                scan_block_of<false>(size, row, tile.tokens, a, packed, block_from, block_to);
+                scan_block<false>(size, pass);
             }
             packed += 2 * size * tile.tokens;
             i += size;
         }
     }
 
-    // While the states are computed, which touches little memory: the v-th part of this tile's z and output
-    // and of the next tile's x and dt. Rows lie far apart, so the processor does not fetch them by itself.
-    void prefetch_rows(const Tile& tile, int64_t v) const {
-        const int64_t total = p.ragged.cu_seqlens[p.ragged.num_sequences];
-        const int64_t c = tile.vector * kLanes;
-        const bool last_tile = c + kTileChannels >= channels;
-        const int64_t next_c = last_tile ? 0 : c + kTileChannels;
-        for (int64_t t = tile.t0 + v - tile.vector; t < tile.t0 + tile.tokens; t += tile.vectors) {
-            if (p.z != nullptr) prefetch_row(p.z, t * p.z_stride, c);
-            prefetch_row(p.out, t * p.out_stride, c);
-            const int64_t next_t = last_tile ? t + tile.tokens : t;
-            if (next_t >= total) continue;
-            prefetch_row(p.x, next_t * p.x_stride, next_c);
-            prefetch_row(p.dt, next_t * p.dt_stride, next_c);
+    // Rows lie far apart, so the processor does not fetch them by itself, and all at once they would stall
+    // it. So each pass over the states fetches one column of two cache lines: of this tile's z and output,
+    // then of the next tile's x and dt.
+    Ahead ahead_of(const Tile& tile, const float* row, int64_t number) const {
+        const int64_t c = tile.vector * kLanes, last = c + kTileChannels >= channels;
+        const int64_t columns = (smaller(kTileChannels, channels - c) * int64_t(sizeof(T)) + 127) / 128;
+        const int64_t t = last ? tile.t0 + tile.tokens : tile.t0, next = last ? 0 : c + kTileChannels;
+        const int64_t offset = number % columns * 128;
+        switch (number / columns) {
+            case 0:
+                return column(p.out, p.out_stride, tile.t0, c, offset);
+            case 1:
+                return column(p.x, p.x_stride, t, next, offset);
+            case 2:
+                return column(p.dt, p.dt_stride, t, next, offset);
+            case 3:
+                if (p.z != nullptr) return column(p.z, p.z_stride, tile.t0, c, offset);
         }
+        return {reinterpret_cast<uintptr_t>(row), 0};
     }
 
-    APC_INLINE void prefetch_row(const void* base, int64_t offset, int64_t c) const {
-        const T* at = static_cast<const T*>(base) + offset + c0;
-        const int64_t end = smaller(c + kTileChannels, channels);
-        for (; c < end; c += int64_t(64 / sizeof(T))) __builtin_prefetch(at + c);
+    Ahead column(const void* base, int64_t stride, int64_t t, int64_t c, int64_t offset) const {
+        const int64_t size = int64_t(sizeof(T));
+        return {reinterpret_cast<uintptr_t>(base) + uintptr_t((t * stride + c0 + c) * size + offset),
+                stride * size};
     }
 
     // A short sequence touches each state few times; a tile's states are fetched while the tile before is
@@ -300,8 +263,8 @@ class UnitScan {
     void prefetch_state(int64_t v) const {
         const float* at = v < vectors ? state_now : state_next;
         if (v >= vectors) v -= vectors;
-        if (at == nullptr || v >= vectors || v * kLanes % 16 != 0) return;  // a cache line holds 16 floats
-        for (int64_t i = 0; i < n; ++i) __builtin_prefetch(at + i * p.d_inner + v * kLanes);
+        if (at == nullptr || v >= vectors) return;
+        for (int64_t i = 0; i < n; ++i) __builtin_prefetch(at + i * p.d_inner + v * kLanes, 0, 2);
     }
 
     void pack_BC(int64_t t0, int64_t tokens) {

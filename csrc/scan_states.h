@@ -1,0 +1,172 @@
+// The recurrence itself, over the vectors of simd.h: blocks of states over many tokens, and all states over
+// one.
+//
+// Both do the same operations on the same values in the same order, so either may follow the other: per state
+// one chain h = fma(2^(dt A log2 e), h, (dt x) B) over the tokens, and per token one chain y = fma(C, h, y)
+// over the states, ascending, whatever the blocks. Must not know: slots, sequences, what the pointers belong
+// to.
+#pragma once
+
+#include "vmath.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace scan {
+
+constexpr int64_t kLanes = Vec::lanes;
+// States whose h is held in registers while tokens go by; more would be spilled.
+constexpr int kBlockStates = 8;
+// Vectors of channels that fill a cache line; single tokens go by in such groups.
+constexpr int kGroup = 16 / Vec::lanes;
+constexpr int64_t kRow = 3 * kLanes;  // floats of a row: dt, dt x, y
+
+// Size of the block that begins when `left` states are left: full blocks, then powers of two.
+APC_INLINE int block_size(int64_t left) {
+    int size = kBlockStates;
+    while (size > left) size /= 2;
+    return size;
+}
+
+// Where a block's h comes from or goes to: state n of the block at base + n * stride.
+struct Carry {
+    float* base;
+    int64_t stride;
+};
+
+// Memory to fetch ahead, two cache lines at each token: address + t * step, in bytes.
+struct Ahead {
+    uintptr_t address;
+    int64_t step;
+};
+
+// One block of states of one vector of channels over the rows of a tile.
+struct Pass {
+    float* rows;
+    int64_t tokens;
+    const float* A;   // a vector for each state, times log2 e
+    const float* BC;  // a row of the block's B and then its C for each token
+    Carry from, to;
+    Ahead ahead;
+};
+
+// kBounded: |dt A log2 e| <= 125 is known for all of them.
+//
+// The states of a token are independent but for y, and each is a chain of about 40 cycles, longer than the
+// instructions that a processor looks ahead. So their steps are staggered in program order: while one state
+// is updated, the polynomial of the next is evaluated and the exponent of the one after that is split.
+template <int kStates, bool kBounded>
+void scan_states(Pass pass) {
+    Vec h[kStates];
+#pragma GCC unroll 8
+    for (int i = 0; i < kStates; ++i) h[i] = Vec::load(pass.from.base + i * pass.from.stride);
+    float* row = pass.rows;
+    const float* BC = pass.BC;
+    for (int64_t t = 0; t < pass.tokens; ++t, row += kRow, BC += 2 * kStates) {
+        const Vec dt = Vec::load(row), dtx = Vec::load(row + kLanes);
+        Vec y = Vec::load(row + 2 * kLanes);
+        __builtin_prefetch(reinterpret_cast<const void*>(pass.ahead.address));
+        __builtin_prefetch(reinterpret_cast<const void*>(pass.ahead.address + 64));
+        pass.ahead.address += uintptr_t(pass.ahead.step);
+        Split split[kStates];
+        Vec decay[kStates];
+#pragma GCC unroll 10
+        for (int step = 0; step < kStates + 2; ++step) {
+            const int first = step, second = step - 1, third = step - 2;
+            if (first < kStates) {
+                const Vec a = Vec::load(pass.A + first * kLanes);
+                if (kBounded) {
+                    split[first] = split_product(a, dt);
+                } else {
+                    decay[first] = exp2_any(a, dt);
+                }
+            }
+            if (kBounded && second >= 0 && second < kStates) decay[second] = exp2_of(split[second]);
+            if (third >= 0) {
+                h[third] = fma(decay[third], h[third], dtx * Vec::broadcast(BC[third]));
+                y = fma(Vec::broadcast(BC[kStates + third]), h[third], y);
+            }
+        }
+        y.store(row + 2 * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kStates; ++i) h[i].store(pass.to.base + i * pass.to.stride);
+}
+
+template <bool kBounded>
+void scan_block(int states, const Pass& pass) {
+    switch (states) {
+        case kBlockStates:
+            return scan_states<kBlockStates, kBounded>(pass);
+        case 4:
+            return scan_states<4, kBounded>(pass);
+        case 2:
+            return scan_states<2, kBounded>(pass);
+        default:
+            return scan_states<1, kBounded>(pass);
+    }
+}
+
+// All states of one token, for kGroup vectors of channels side by side: a cache line of each state. Base and
+// strides as in Carry; the vectors of the group lie `vector` floats apart.
+struct Step {
+    float* row;
+    const float* A;
+    const float* BC;
+    Carry from, to;
+    int64_t row_vector, A_vector, from_vector, to_vector;
+};
+
+template <bool kBounded>
+APC_INLINE Vec decay_of(Vec a, Vec dt) {
+    return kBounded ? exp2_of(split_product(a, dt)) : exp2_any(a, dt);
+}
+
+// The same operations on the same values as scan_states, h passing from slot to slot.
+template <int kStates, bool kBounded>
+APC_INLINE void step_states(const Step& step, int64_t first, const float* BC, const Vec* dt, const Vec* dtx,
+                            Vec* y) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kStates; ++i) {
+        const Vec B = Vec::broadcast(BC[i]), C = Vec::broadcast(BC[kStates + i]);
+        const float* from = step.from.base + (first + i) * step.from.stride;
+        float* to = step.to.base + (first + i) * step.to.stride;
+#pragma GCC unroll 2
+        for (int g = 0; g < kGroup; ++g) {
+            const Vec decay =
+                decay_of<kBounded>(Vec::load(step.A + g * step.A_vector + (first + i) * kLanes), dt[g]);
+            const Vec h = fma(decay, Vec::load(from + g * step.from_vector), dtx[g] * B);
+            h.store(to + g * step.to_vector);
+            y[g] = fma(C, h, y[g]);
+        }
+    }
+}
+
+template <bool kBounded>
+void scan_step(const Step& step, int64_t n) {
+    Vec dt[kGroup], dtx[kGroup], y[kGroup];
+    for (int g = 0; g < kGroup; ++g) {
+        dt[g] = Vec::load(step.row + g * step.row_vector);
+        dtx[g] = Vec::load(step.row + g * step.row_vector + kLanes);
+        y[g] = Vec::load(step.row + g * step.row_vector + 2 * kLanes);
+    }
+    const float* BC = step.BC;
+    for (int64_t i = 0; i < n;) {
+        const int size = block_size(n - i);
+        if (size == kBlockStates) {
+            step_states<kBlockStates, kBounded>(step, i, BC, dt, dtx, y);
+        } else if (size == 4) {
+            step_states<4, kBounded>(step, i, BC, dt, dtx, y);
+        } else if (size == 2) {
+            step_states<2, kBounded>(step, i, BC, dt, dtx, y);
+        } else {
+            step_states<1, kBounded>(step, i, BC, dt, dtx, y);
+        }
+        BC += 2 * size;
+        i += size;
+    }
+    for (int g = 0; g < kGroup; ++g) y[g].store(step.row + g * step.row_vector + 2 * kLanes);
+}
+
+}  // namespace scan
+}  // namespace APC_ISA
+}  // namespace apcbatch
