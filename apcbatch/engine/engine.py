@@ -202,7 +202,7 @@ class Engine:
 
     def drop_waiting(self) -> None:
         """Drop what has not begun; what runs goes on."""
-        self._scheduler.waiting.clear()
+        self._scheduler.drop_waiting()
 
     def abort(self) -> None:
         """Drop everything that is not finished."""

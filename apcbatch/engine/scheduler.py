@@ -7,7 +7,7 @@ only when the KV pages of its whole life are within reach, so that nothing runni
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from apcbatch.engine.runner import Chunk, Keep
@@ -26,7 +26,7 @@ class Scheduler:
         self._policy, self._block_size = snapshots.policy, snapshots.block_size
         self._max_batch_tokens = max_batch_tokens
         self._free_slots = list(range(max_running - 1, -1, -1))
-        self._pending: set[bytes] = set()  # boundaries that running prefills will publish
+        self._pending: Counter[bytes] = Counter()  # boundaries that sequences will publish: how many of them
         self._owed_pages = 0  # pages that running sequences may still ask for
 
     def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
@@ -50,7 +50,7 @@ class Scheduler:
             elif self.running:
                 passed_over.append(sequence)
             else:
-                self._pending.difference_update(self._kept_keys(sequence, 0))
+                self._settle(sequence)
                 impossible.append(sequence)
         passed_over.extend(self.waiting)
         self.waiting = passed_over
@@ -60,9 +60,8 @@ class Scheduler:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
         sequence = chunk.sequence
         self._snapshots.detach(sequence)
-        passed = [key for position, key in sequence.keys.items() if sequence.computed < position <= chunk.end]
         sequence.computed = chunk.end
-        self._pending.difference_update(passed)
+        self._settle(sequence, sequence.computed)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out of the running ones and free what it holds."""
@@ -71,13 +70,19 @@ class Scheduler:
         self._owed_pages -= self._snapshots.pages_of_life(sequence) - len(sequence.pages)
         self._snapshots.detach(sequence)
         self._snapshots.release_pages(sequence)
-        self._pending.difference_update(self._kept_keys(sequence, 0))
+        self._settle(sequence)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. What the plan has it publish is expected from now on, not only once it runs."""
         if sequence.request.plan is not None:
-            self._pending.update(self._kept_keys(sequence, 0))
+            self._expect(sequence)
         self.waiting.append(sequence)
+
+    def drop_waiting(self) -> None:
+        """Drop what has not begun, and what it was to publish."""
+        for sequence in self.waiting:
+            self._settle(sequence)
+        self.waiting.clear()
 
     def _held_back(self, sequence: Sequence) -> bool:
         """Whether another sequence will publish a longer prefix of this one than is available now."""
@@ -109,8 +114,23 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         self._snapshots.attach(sequence)
         self._owed_pages += self._snapshots.pages_of_life(sequence) - len(sequence.pages)
-        self._pending.update(self._kept_keys(sequence, sequence.computed))
+        if sequence.request.plan is None:
+            self._expect(sequence)
         self.running.append(sequence)
+
+    def _expect(self, sequence: Sequence) -> None:
+        """From now on others may wait for what this sequence's prefill publishes."""
+        positions = self._kept_positions(sequence, sequence.computed, sequence.num_prompt)
+        sequence.owed = [(position, sequence.keys[position]) for position in positions]
+        self._pending.update(key for _, key in sequence.owed)
+
+    def _settle(self, sequence: Sequence, end: int | None = None) -> None:
+        """What a sequence owes up to `end` is published; without an end, nothing more will come from it."""
+        while sequence.owed and (end is None or sequence.owed[0][0] <= end):
+            _, key = sequence.owed.pop(0)
+            self._pending[key] -= 1
+            if not self._pending[key]:
+                del self._pending[key]
 
     def _chunk(self, sequence: Sequence, count: int) -> Chunk:
         """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps."""
@@ -136,8 +156,3 @@ class Scheduler:
         if self._policy == "planned" and sequence.branch:
             ends.add(sequence.branch)
         return (position for position in sorted(ends) if begin < position <= end)
-
-    def _kept_keys(self, sequence: Sequence, begin: int) -> list[bytes]:
-        """Keys of the boundaries that this sequence's prefill publishes after `begin`."""
-        positions = self._kept_positions(sequence, begin, sequence.num_prompt)
-        return [sequence.keys[position] for position in positions]

@@ -97,7 +97,8 @@ class Snapshots:
         if snapshot is None:
             return
         snapshot.pins -= 1
-        if sequence.request.plan is not None and snapshot.reads_left:
+        plan = sequence.request.plan
+        if plan is not None and snapshot.position == plan.resume_at and snapshot.reads_left:
             snapshot.reads_left -= 1
             if not snapshot.reads_left and not snapshot.for_later and not snapshot.pins:
                 self._pool.drop(snapshot)
@@ -107,7 +108,9 @@ class Snapshots:
         key = sequence.keys.get(position) or prefix_key(
             self._fingerprint, sequence.tokens[:position], position
         )
-        if key in self._pool:
+        held = self._pool.peek(key)
+        if held is not None:
+            held.reads_left += sequence.planned.get(position, 0)
             return None
         slot = self._pool.reserve(key)
         return None if slot is None else (slot, key)
