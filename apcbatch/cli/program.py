@@ -16,6 +16,7 @@ from apcbatch.cli.plan import plan
 from apcbatch.cli.run import run
 from apcbatch.cli.session import Session
 from apcbatch.cli.store import store
+from apcbatch.cli.tune import tune_block_size
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, ApcbatchError
 from apcbatch.job.signals import Interrupted
 from apcbatch.version import VERSION
@@ -45,7 +46,7 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, store, doctor, bench):
+for command in (run, plan, tune_block_size, store, doctor, bench):
     cli.add_command(command)
 
 

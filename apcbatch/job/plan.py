@@ -95,7 +95,7 @@ def _row(block_size: str, table: PolicyForecast) -> str:
     return (
         f"{block_size:>6}  {table.policy:<7}  {_percent(table.hit_rate):>8}  {bar:<{BAR_CELLS}}  "
         f"{_percent(missed):>7}  {table.snapshots_written:>11,}  {table.snapshots_read:>9,}  "
-        f"{table.snapshots_for_later:>9,}  {_size(table.store_bytes):>10}  {table.peak_live_snapshots:>12,}"
+        f"{table.snapshots_for_later:>9,}  {format_bytes(table.store_bytes):>10}  {table.peak_live_snapshots:>12,}"
     )
 
 
@@ -126,7 +126,7 @@ def _limits(made: Forecast, config: Config) -> Iterator[str]:
         large = [size for size, grid in made.grids.items() if grid[policy].peak_live_bytes > config.pool_size]
         if large:
             yield (
-                f"  memory: `{policy}` keeps more than --pool-size {_size(config.pool_size)} at block "
+                f"  memory: `{policy}` keeps more than --pool-size {format_bytes(config.pool_size)} at block "
                 f"{', '.join(map(str, large))}, so that its real rate is lower without a store"
             )
 
@@ -139,7 +139,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _size(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """A size for people: `1.5 GiB`."""
     power = min(len(UNITS) - 1, max(0, (num_bytes.bit_length() - 1) // 10))
     return f"{num_bytes / 1024**power:.1f} {UNITS[power]}" if power else f"{num_bytes} B"

@@ -1,0 +1,190 @@
+"""`apcbatch tune-block-size`: the block size to take, from the plan and a measurement on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from apcbatch import config
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.errors import UsageError
+
+OPTION_NAMES = (
+    "model", "dtype", "device", "format", "turns", "limit", "order", "policy", "min_gain_tokens", "store",
+    "store_size", "pool_size", "max_batch_tokens", "max_running",
+)  # fmt: skip
+STDOUT = "-"
+
+EPILOG = """\b
+Examples:
+  apcbatch tune-block-size chats.jsonl
+  apcbatch tune-block-size chats.jsonl --candidates 96,544 --policy all
+  apcbatch tune-block-size chats.jsonl --store ~/states --write configs/tuned.yaml
+  apcbatch tune-block-size chats.jsonl --verify 3 --json tuned.json --plot tuned.svg
+  apcbatch run chats.jsonl -o answers.jsonl --config configs/tuned.yaml
+"""
+
+
+@click.command(
+    "tune-block-size", cls=GroupedCommand, epilog=EPILOG, short_help="Find the best block size for INPUT."
+)
+@click.argument("input", metavar="INPUT")
+@config_options(OPTION_NAMES)
+@click.option(
+    "--candidates", metavar="N,N,...", multiple=True, cls=GroupedOption, group="Reuse",
+    help="Block sizes to compare besides 1,16,32,64,128,256,512,1024,2048; may be given more than once.",
+)  # fmt: skip
+@click.option(
+    "--verify", metavar="N", type=click.IntRange(min=0), default=0, cls=GroupedOption, group="Output",
+    help="Run the best N for real, with one new token a request, and compare with the prediction.",
+)  # fmt: skip
+@click.option(
+    "--write", "yaml_path", metavar="FILE", cls=GroupedOption, group="Output",
+    help="Write the choice to FILE as YAML for --config.",
+)  # fmt: skip
+@click.option(
+    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
+    help="Write the numbers to FILE; - is standard output, instead of the table.",
+)  # fmt: skip
+@click.option(
+    "--plot", "plot_path", metavar="FILE.svg|FILE.png", cls=GroupedOption, group="Output",
+    help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
+)  # fmt: skip
+@click.option(
+    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
+    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
+)  # fmt: skip
+@click.pass_context
+def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
+    """Find the block size with which a run of INPUT takes the least time on this machine.
+
+    Plans INPUT for every candidate, measures for a few seconds what prefill, snapshots, restores and writes
+    cost here with this model, and predicts the seconds of each. Restored tokens are exactly those that `run`
+    reports with the same options; seconds are an estimate, which --verify puts to the test. Writes to disk
+    count where --store is given; the folder itself is not touched.
+    """
+    resolved = config.load(given_flags(ctx), options["config_file"])
+    sizes = parse_candidates(options["candidates"])
+    if options["verify"] and input == STDOUT:
+        raise UsageError("--verify reads INPUT once more for each run, and - can be read once; give a file")
+    from apcbatch.job import tune
+    from apcbatch.job.plot import check_plot, draw
+    from apcbatch.job.tune_report import as_json, as_lines, as_yaml
+
+    tune.check(resolved)
+    plot_format = check_plot(options["plot_path"]) if options["plot_path"] else ""
+    names = {"--write": "yaml_path", "--json": "json_path", "--plot": "plot_path"}
+    paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}
+    if STDOUT in (options["yaml_path"], options["plot_path"]):
+        raise UsageError("--write and --plot need a file; only --json goes to standard output")
+    with opened(paths, input) as files:
+        tuning = _find(resolved, input, sizes, options["verify"])
+        document = _dump(as_json(tuning, resolved))
+        if "--json" in files:
+            files["--json"].write(document)
+        if "--write" in files:
+            files["--write"].write(as_yaml(tuning, resolved).encode())
+        if "--plot" in files:
+            draw(tuning, files["--plot"], plot_format)
+    if options["json_path"] == STDOUT:
+        click.echo(document.decode(), nl=False)
+        return
+    for line in as_lines(tuning, resolved):
+        click.echo(line)
+
+
+def parse_candidates(texts: tuple[str, ...]) -> list[int]:
+    """The block sizes to compare: the usual ones and those that are given."""
+    from apcbatch.job.tune import BLOCK_SIZES
+
+    try:
+        given = [int(part) for text in texts for part in text.split(",")]
+    except ValueError:
+        given = [0]
+    if given and min(given) < 1:
+        raise UsageError(
+            f"--candidates is {','.join(texts)!r}; expected integers from 1 with commas between, such as 96,544"
+        )
+    return sorted({*BLOCK_SIZES, *given})
+
+
+@contextmanager
+def opened(paths: dict[str, str], input: str) -> Iterator[dict[str, BinaryIO]]:
+    """The outputs by flag, opened before the slow work and emptied after it; a new one goes away with a failure."""
+    new: list[str] = []
+    seen: dict[str, str] = {"INPUT": input}
+    for flag, path in paths.items():
+        for other, other_path in seen.items():
+            if os.path.realpath(path) == os.path.realpath(other_path):
+                raise UsageError(f"{flag} {path} is {other}; give another file")
+        seen[flag] = path
+    try:
+        with ExitStack() as stack:
+            files: dict[str, BinaryIO] = {}
+            for flag, path in paths.items():
+                fresh = not os.path.exists(path)
+                try:
+                    files[flag] = stack.enter_context(open(path, "ab"))
+                except OSError as error:
+                    raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None
+                new += [path] * fresh
+            yield _Emptied(files)
+    except BaseException:
+        for path in new:
+            Path(path).unlink(missing_ok=True)
+        raise
+
+
+class _Emptied(dict[str, BinaryIO]):
+    """Files that lose what they held when they are taken out to be written."""
+
+    def __getitem__(self, flag: str) -> BinaryIO:
+        file = super().__getitem__(flag)
+        file.truncate(0)
+        return file
+
+
+def _find(resolved: config.Config, input: str, sizes: list[int], verify: int) -> Any:
+    """Survey, forecast, measurement, prediction, real runs, choice; says on stderr what takes time."""
+    from tqdm import tqdm
+
+    from apcbatch.job import tune
+    from apcbatch.job.survey import survey
+
+    with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
+
+        def advance() -> None:
+            bar.update()
+
+        surveyed = survey(resolved, input, _warn, advance)
+    made = tune.foresee(resolved, surveyed, sizes)
+    if not made.requests:
+        raise UsageError(f"INPUT {input} has no request that can be answered; nothing to tune")
+    from apcbatch.job.measure import measure
+
+    _say("measuring prefill, snapshots, restores and writes")
+    measured = measure(resolved, surveyed.footprint, _warn)
+    candidates = tune.predict(resolved, surveyed, made, measured)
+    if verify:
+        _say(f"running the best {min(verify, len(candidates))} for real")
+        candidates = tune.verify(resolved, input, candidates, verify, _warn)
+    return tune.conclude(resolved, surveyed, made, measured, candidates)
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    import orjson
+
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _say(sentence: str) -> None:
+    click.echo(sentence, err=True)
+
+
+def _warn(sentence: str) -> None:
+    click.echo(f"warning: {sentence}", err=True)

@@ -1,0 +1,68 @@
+"""How much work the passes of a run are: a walk through the queue as the scheduler takes it, without computing.
+
+Must not know: seconds, snapshots, tokens' values. It is an estimate where the scheduler waits for a snapshot: a request
+that resumes waits for the one before it in its conversation, if that has not ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LOOK_AHEAD = 4  # times max_running: how many requests the engine has waiting
+
+
+@dataclass(frozen=True)
+class Workload:
+    """passes; chunks: parts of requests in them; tokens that are computed; context_pairs: the sum over these of the
+    tokens before each."""
+
+    passes: int = 0
+    chunks: int = 0
+    tokens: int = 0
+    context_pairs: float = 0.0
+
+
+def walk(
+    order: Sequence[int],
+    lengths: Sequence[int],
+    resume_at: Sequence[int],
+    conversations: Sequence[int],
+    max_batch_tokens: int,
+    max_running: int,
+) -> Workload:
+    """The work of requests that each ask for one new token; all but `order` by request index."""
+    leaders = _leaders(order, resume_at, conversations)
+    computed = [length - cached for length, cached in zip(lengths, resume_at, strict=True)]
+    left = list(computed)
+    coming, waiting = deque(order), list[int]()
+    running = list[int]()
+    passes = chunks = 0
+    while coming or waiting or running:
+        while coming and len(waiting) < LOOK_AHEAD * max_running:
+            waiting.append(coming.popleft())
+        passed_over = list[int]()
+        for index in waiting:
+            free = len(running) < max_running and (leaders[index] == index or not left[leaders[index]])
+            (running if free else passed_over).append(index)
+        waiting, budget = passed_over, max_batch_tokens
+        for index in running:
+            count = min(budget, left[index])
+            budget -= count
+            left[index] -= count
+            chunks += count > 0
+        running = [index for index in running if left[index]]
+        passes += 1
+    pairs = sum(count * (length - count / 2) for length, count in zip(lengths, computed, strict=True))
+    return Workload(passes, chunks, sum(computed), pairs)
+
+
+def _leaders(order: Sequence[int], resume_at: Sequence[int], conversations: Sequence[int]) -> list[int]:
+    """By request: the one that it waits for; itself for none."""
+    leaders, before = list(range(len(order))), dict[int, int]()
+    for index in order:
+        if resume_at[index]:
+            leaders[index] = before.get(conversations[index], index)
+        before[conversations[index]] = index
+    return leaders

@@ -1,0 +1,85 @@
+"""`apcbatch tune-block-size` from the command line: what is refused before the slow work, and what is left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.job import measure
+from tests.conftest import ROOT
+
+CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
+
+
+@pytest.fixture(autouse=True)
+def chats(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text(CHAT * 3)
+    monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("the slow work was begun"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("", "Missing argument 'INPUT'"),
+        ("missing.jsonl", "missing.jsonl"),
+        ("in.jsonl --candidates 1,x", "--candidates is '1,x'; expected integers from 1"),
+        ("in.jsonl --candidates 8 --candidates 0", "--candidates is '8,0'; expected integers from 1"),
+        ("in.jsonl --policy none", "--policy none: nothing is kept"),
+        ("in.jsonl --turns rollout", "--turns rollout: its prompts are built on answers"),
+        ("in.jsonl --json missing/t.json", "--json missing/t.json cannot be written"),
+        ("in.jsonl --json in.jsonl", "--json in.jsonl is INPUT; give another file"),
+        ("in.jsonl --json t.txt --write t.txt", "is --write; give another file"),
+        ("in.jsonl --write -", "only --json goes to standard output"),
+        ("in.jsonl --plot t.gif", "--plot t.gif: expected a name that ends in .svg or .png"),
+        ("in.jsonl --verify -1", "--verify"),
+        ("- --verify 1", "- can be read once; give a file"),
+        ("empty.jsonl", "no request that can be answered; nothing to tune"),
+    ],
+)
+def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, capsys, tmp_path):
+    """Fault: the work is done first, the input is overwritten, or an output is left behind by a failure."""
+    (tmp_path / "empty.jsonl").write_text("")
+    before = sorted(tmp_path.iterdir())
+    assert main(["tune-block-size", *arguments.split()]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
+    assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path):
+    """Fault: an output that was opened early is left empty, or what it held is lost, when the work fails."""
+    (tmp_path / "old.json").write_text("old")
+    monkeypatch.setattr(measure, "measure", _no_memory)
+    main(["tune-block-size", "in.jsonl", "--json", "old.json", "--write", "new.yaml"])
+    assert (tmp_path / "old.json").read_text() == "old"
+    assert not (tmp_path / "new.yaml").exists()
+
+
+def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatch, capsys):
+    """Fault: the library is missed after minutes of work, as a traceback."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["tune-block-size", "in.jsonl", "--plot", "t.svg"]) == 2
+    assert "--plot needs matplotlib, which is not there; run: pip install" in capsys.readouterr().err
+
+
+def test_nothing_is_loaded_before_it_is_needed(tmp_path):
+    """Fault: a usage error waits for torch."""
+    code = (
+        "import sys; from apcbatch.cli.program import main; "
+        "code = main(['tune-block-size', sys.argv[1], '--policy', 'none']); "
+        "sys.exit(10 * (code != 2 or 'torch' in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "in.jsonl")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _no_memory(*_):
+    raise MemoryError

@@ -1,0 +1,181 @@
+"""`tune-block-size`: restored tokens that a run then reports, costs that add up, a choice with its reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.config import load
+from apcbatch.engine.tree_shape import TreeShape
+from apcbatch.errors import UsageError
+from apcbatch.job.measure import Measurement, Rate, _fit, _Sample
+from apcbatch.job.passes import Workload, walk
+from apcbatch.job.survey import survey
+from apcbatch.job.tune import Candidate, Verified, check, conclude, foresee, predict
+from apcbatch.job.tune_report import as_json, as_lines, as_yaml
+from tests.job.conftest import conversation, read_records, write_lines
+
+SIZES = [1, 16, 64]
+COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.01, 0.001, 0.001, 0.0, 0.0001, 0.0002, 0.0105, 1e-8)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Four conversations of three turns that begin alike, two of them for longer."""
+    lines = [conversation(number, turns=3) for number in range(4)]
+    lines[3]["messages"][1] = lines[2]["messages"][1]
+    return write_lines(tmp_path / "chats.jsonl", lines)
+
+
+def brute_force(prompts: list[tuple[int, ...]], order: list[int], size: int, policy: str) -> list[int]:
+    """By request: the longest grid position below its end whose prefix an earlier request kept (`last`: only the last
+    one of its prompt)."""
+    held: set[tuple[int, ...]] = set()
+    found = [0] * len(prompts)
+    for index in order:
+        prompt = prompts[index]
+        grid = range(size, len(prompt) + 1, size)
+        found[index] = max((p for p in grid if p < len(prompt) and prompt[:p] in held), default=0)
+        held.update(prompt[:p] for p in (grid[-1:] if policy == "last" else grid))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["all", "last", "planned"])
+def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_finds(
+    policy: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: the prediction has another order, other prompts or another rule than the run."""
+    config = load({"policy": policy}, None, {})
+    surveyed = survey(config, str(chats), pytest.fail)
+    made = foresee(config, surveyed, SIZES)
+    shape = TreeShape(surveyed.tree)
+    order = shape.order("auto" if policy == "planned" else "file")
+    prompts = [tuple(surveyed.tree.tokens(index).tolist()) for index in range(shape.num_requests)]
+    for size in SIZES:
+        resume_at = made.grids[size][policy].resume_at
+        assert resume_at == brute_force(prompts, order, size, policy)
+        out = tmp_path / f"{size}.jsonl"
+        flags = [
+            "--policy",
+            policy,
+            "--block-size",
+            str(size),
+            "--max-tokens",
+            "1",
+            "--max-running",
+            "1",
+            "-q",
+        ]
+        assert main(["run", str(chats), "-o", str(out), *flags]) == 0
+        records = sorted(read_records(out), key=lambda record: record["id"])
+        assert [record["apcbatch"]["cached_tokens"] for record in records] == resume_at
+    assert made.grids[1][policy].cached_tokens > made.grids[64][policy].cached_tokens > 0
+    capsys.readouterr()
+
+
+def test_the_walk_counts_every_token_once_and_waits_for_the_turn_before() -> None:
+    """Fault: a request runs before what it resumes from, a budget is exceeded, or work is counted twice."""
+    alone = walk([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 2048, 32)
+    assert alone == Workload(passes=1, chunks=3, tokens=60, context_pairs=50 + 200 + 450)
+    chained = walk([0, 1, 2], [10, 20, 30], [0, 10, 20], [1, 1, 1], 2048, 32)
+    assert (chained.passes, chained.chunks, chained.tokens) == (3, 3, 30)
+    narrow = walk([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 8, 1)
+    assert (narrow.passes, narrow.tokens) == (2 + 3 + 4, 60)
+
+
+def test_costs_are_found_again_and_never_negative() -> None:
+    """Fault: noise makes a cost negative, or the fit mixes up what a pass, a token and a snapshot cost."""
+    shapes = [
+        (1, 1, 64, 0, 0),
+        (1, 1, 900, 0, 0),
+        (1, 32, 512, 0, 0),
+        (1, 32, 2048, 0, 0),
+        (1, 1, 900, 0, 30),
+    ]
+    true = (0.01, 0.002, 0.0005, 0.0, 0.003)
+    samples = [_Sample(row, sum(a * b for a, b in zip(row, true, strict=True))) for row in shapes]
+    assert _fit(samples, has_attention=False) == pytest.approx(true)
+    samples[-1] = replace(samples[-1], seconds=0.3)
+    assert min(_fit(samples, has_attention=False)) >= 0
+
+
+def tuned(path: Path, **flags: object):
+    """(configuration, survey, forecast, candidates with made-up costs)."""
+    config = load(flags, None, {})
+    surveyed = survey(config, str(path), pytest.fail)
+    made = foresee(config, surveyed, SIZES)
+    return config, surveyed, made, predict(config, surveyed, made, COSTS)
+
+
+def seconds(candidate: Candidate, total_s: float) -> Candidate:
+    return replace(candidate, prefill_s=total_s, restore_s=0.0, write_s=0.0)
+
+
+def test_the_choice_is_the_fastest_and_of_equals_the_smallest(chats: Path) -> None:
+    """Fault: a tie goes to the one that keeps most, or a real run counts less than a prediction."""
+    config, surveyed, made, candidates = tuned(chats)
+    timed = [seconds(one, total_s) for one, total_s in zip(candidates, (2.0, 1.0, 3.0), strict=True)]
+    assert conclude(config, surveyed, made, COSTS, timed).recommended.block_size == 16
+    tie = [seconds(one, 1.0) for one in candidates]
+    chosen = conclude(config, surveyed, made, COSTS, tie).recommended
+    assert chosen.table.written_bytes == min(one.table.written_bytes for one in candidates)
+    timed[2] = replace(timed[2], verified=Verified(0.5, 0.6, timed[2].table.cached_tokens))
+    tuning = conclude(config, surveyed, made, COSTS, timed)
+    assert tuning.recommended.block_size == 64
+    assert tuning.min_gain_tokens == 11
+    assert "is measured to take 0.60 s" in tuning.reason
+
+
+def test_what_is_written_has_the_shape_of_the_contract_and_is_read_back(chats: Path, tmp_path: Path) -> None:
+    """Fault: a key is missing or renamed, candidates do not ascend, or the YAML is refused by --config."""
+    config, surveyed, made, candidates = tuned(chats)
+    candidates[0] = replace(candidates[0], verified=Verified(0.5, 0.6, 7))
+    tuning = conclude(config, surveyed, made, COSTS, candidates)
+    document = json.loads(json.dumps(as_json(tuning, config)))
+    assert list(document) == ["dataset", "policy", "model", "candidates", "recommended"]
+    assert [one["block_size"] for one in document["candidates"]] == SIZES
+    assert ["measured_prefill_s" in one for one in document["candidates"]] == [True, False, False]
+    assert all("predicted_prefill_s" in one for one in document["candidates"])
+    assert list(document["recommended"]) == ["block_size", "min_gain_tokens", "reason"]
+    path = tmp_path / "tuned.yaml"
+    path.write_text(as_yaml(tuning, config))
+    read = load({}, str(path), {})
+    assert (read.block_size, read.policy, read.min_gain_tokens) == (1, "planned", 11)
+    lines = list(as_lines(tuning, config))
+    assert sum("<- recommended" in line for line in lines) == 1
+    assert any("measured 7: NOT as predicted" in line for line in lines)
+
+
+def test_writes_count_with_a_store_only(chats: Path, tmp_path: Path) -> None:
+    """Fault: a run without a store is charged for a disk, or one with a store is not."""
+    assert {one.write_s for one in tuned(chats)[3]} == {0.0}
+    assert min(one.write_s for one in tuned(chats, store=str(tmp_path / "store"), policy="all")[3]) > 0
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_has_nothing_to_tune_is_refused() -> None:
+    """Fault: a policy that keeps nothing is measured and a block size recommended for it."""
+    with pytest.raises(UsageError, match="--policy none: nothing is kept"):
+        check(load({"policy": "none"}, None, {}))
+
+
+def test_from_the_command_line_with_a_real_run(
+    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fault: the parts do not fit together, an output is left out, or the real run restores something else."""
+    pytest.importorskip("matplotlib")
+    names = {flag: str(tmp_path / name) for flag, name in
+             (("--json", "t.json"), ("--write", "t.yaml"), ("--plot", "t.svg"))}  # fmt: skip
+    flags = [part for pair in names.items() for part in pair]
+    assert main(["tune-block-size", str(chats), "--candidates", "8,24", "--verify", "1", *flags]) == 0
+    out = capsys.readouterr().out
+    assert ": as predicted" in out and "Recommended: --block-size" in out
+    document = json.loads(Path(names["--json"]).read_text())
+    assert {8, 24, 64} < {one["block_size"] for one in document["candidates"]}
+    assert sum("measured_prefill_s" in one for one in document["candidates"]) == 1
+    assert Path(names["--plot"]).read_bytes().startswith(b"<?xml")
+    assert "block_size:" in Path(names["--write"]).read_text()
