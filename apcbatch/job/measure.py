@@ -89,7 +89,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
     beside = Path(config.store).absolute().parent if config.store else None
     with tempfile.TemporaryDirectory(dir=beside if beside and beside.is_dir() else None) as folder:
-        slots = 2 * BATCH + LONG // MEDIUM
+        slots = 2 * BATCH + LONG // SHORT
         pool_size = slots * footprint.state_bytes + 2 * BATCH * LONG * footprint.kv_token_bytes
         own = replace(
             config,
@@ -135,7 +135,7 @@ class _Bench:
         keeping: list[float] = []
         restores: list[float] = []
         stem = self._kept_stem(max(MEDIUM, min(2 * long, self._longest - MEDIUM)))
-        keep = tuple(range(SHORT, long, MEDIUM))
+        keep = tuple(range(SHORT, long, SHORT))
         begin = time.perf_counter()
         for number in range(ROUNDS):
             if number and time.perf_counter() - begin > SECONDS_FOR_ROUNDS:

@@ -46,7 +46,7 @@ def as_lines(tuning: Tuning, config: Config) -> Iterator[str]:
     yield f"Recommended: --block-size {tuning.recommended.block_size} --min-gain-tokens {tuning.min_gain_tokens}"
     yield (
         f"{tuning.reason[0].upper()}{tuning.reason[1:]} A restore from disk costs as much as computing "
-        f"{tuning.min_gain_tokens} tokens."
+        f"{tuning.min_gain_tokens} token{'s' * (tuning.min_gain_tokens != 1)}."
     )
 
 
