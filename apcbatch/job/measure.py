@@ -28,6 +28,7 @@ SECONDS_FOR_LONG = 0.7
 ROUNDS = 3
 SECONDS_FOR_ROUNDS = 4.0
 NUM_STORED = 8
+MOST_CROWDS = 64
 NUM_CONTINUED = 16
 CONTEXT = 3  # which of the features is the tokens before each token
 
@@ -90,7 +91,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
     beside = Path(config.store).absolute().parent if config.store else None
     with tempfile.TemporaryDirectory(dir=beside if beside and beside.is_dir() else None) as folder:
         slots = 2 * BATCH + LONG // SHORT
-        pool_size = slots * footprint.state_bytes + 2 * BATCH * LONG * footprint.kv_token_bytes
+        pool_size = slots * footprint.state_bytes + 8 * LONG * footprint.kv_token_bytes
         own = replace(
             config,
             policy="planned",
@@ -230,8 +231,11 @@ class _Bench:
         return write_s / max(1, written), store_s / NUM_STORED
 
     def _crowd_out(self) -> None:
-        """Fill the pool with other snapshots, so that the stored ones are on disk alone."""
-        for _ in range(4):
+        """Fill the pool with snapshots that are still to be read, so that the stored ones are on disk alone."""
+        evicted = self._engine.counters.snapshots_evicted + NUM_STORED
+        for _ in range(MOST_CROWDS):
+            if self._engine.counters.snapshots_evicted >= evicted:
+                return
             self._run(self._prompts(BATCH, 4), RequestPlan(keep=(1, 2, 3, 4), reads=(1, 1, 1, 1)))
 
 

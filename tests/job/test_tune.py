@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.config import load
+from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.tree_shape import TreeShape
 from apcbatch.errors import UsageError
+from apcbatch.job import measure
 from apcbatch.job.measure import Measurement, Rate, _fit, _Sample
 from apcbatch.job.passes import Workload, walk
 from apcbatch.job.survey import survey
 from apcbatch.job.tune import Candidate, Verified, check, conclude, foresee, predict
 from apcbatch.job.tune_report import as_json, as_lines, as_yaml
+from apcbatch.model.footprint import kv_token_bytes, state_bytes
+from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.locate import locate_model
 from tests.job.conftest import conversation, read_records, write_lines
 
 SIZES = [1, 16, 64]
@@ -179,3 +185,28 @@ def test_from_the_command_line_with_a_real_run(
     assert sum("measured_prefill_s" in one for one in document["candidates"]) == 1
     assert Path(names["--plot"]).read_bytes().startswith(b"<?xml")
     assert "block_size:" in Path(names["--write"]).read_text()
+
+
+def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the restore from disk is measured on snapshots that are still in RAM."""
+    seen: dict[tuple[str, bool], int] = {}
+    real = Engine.run
+
+    def run(engine: Engine, requests):
+        for result in real(engine, requests):
+            source = (result.cached_from, result.cached_tokens == result.prompt_tokens - 1)
+            seen[source] = seen.get(source, 0) + 1
+            yield result
+
+    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(measure, "LONG", 128)
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    config = load({}, None, {})
+    model = load_model_config(locate_model("demo"))
+    footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
+    measured = measure.measure(config, footprint, pytest.fail)
+    assert seen["memory", False] == measure.NUM_CONTINUED
+    assert seen["disk", True] == measure.NUM_STORED
+    assert (
+        min(measured.restore_ram_s, measured.restore_disk_s, measured.write_byte_s, measured.tokens_per_s) > 0
+    )
