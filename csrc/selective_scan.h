@@ -313,17 +313,25 @@ class UnitScan {
     }
 
     void finish_rows(const Tile& tile) const {
+        const int64_t c = c0 + tile.vector * kLanes;
+        const int64_t whole = smaller(tile.vectors, channels / kLanes - tile.vector), next = vector_rows;
         for (int64_t t = 0; t < tile.tokens; ++t) {
             const float* y = rows + t * kRow + 2 * kLanes;
             const T* z = static_cast<const T*>(p.z);
-            if (z != nullptr) z += (tile.t0 + t) * p.z_stride + c0;
-            T* out = static_cast<T*>(p.out) + (tile.t0 + t) * p.out_stride + c0;
-            const int64_t end = tile.vector + tile.vectors;
-            for (int64_t v = tile.vector; v < end; ++v, y += vector_rows) {
-                Vec value = Vec::load(y);
-                if (z != nullptr) value = value * silu(load_lanes(z + v * kLanes, lanes_of(v)));
-                store_lanes(value, out + v * kLanes, lanes_of(v));
+            if (z != nullptr) z += (tile.t0 + t) * p.z_stride + c;
+            T* out = static_cast<T*>(p.out) + (tile.t0 + t) * p.out_stride + c;
+            if (z != nullptr) {
+                for (int64_t v = 0; v < whole; ++v) {
+                    (Vec::load(y + v * next) * silu(Vec::load(z + v * kLanes))).store(out + v * kLanes);
+                }
+            } else {
+                for (int64_t v = 0; v < whole; ++v) Vec::load(y + v * next).store(out + v * kLanes);
             }
+            if (whole == tile.vectors) continue;
+            const int64_t count = lanes_of(tile.vector + whole);
+            Vec value = Vec::load(y + whole * next);
+            if (z != nullptr) value = value * silu(load_partial(z + whole * kLanes, count));
+            store_partial(value, out + whole * kLanes, count);
         }
     }
 

@@ -17,10 +17,9 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 // GCC 12 takes the undefined pass-through operand inside its own AVX-512 intrinsics for a fault (GCC bug
-// 105593), and remarks that vectors were once passed differently; every function here is inlined.
+// 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
 #if defined(__AVX2__)
@@ -196,7 +195,7 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 // Eight lanes as an array; the compiler turns the loops into whatever the base architecture has.
 struct VecI {
     static constexpr int lanes = 8;
-    alignas(32) int32_t v[lanes];
+    alignas(16) int32_t v[lanes];
     static APC_INLINE VecI broadcast(int32_t value) {
         VecI r;
         for (int i = 0; i < lanes; ++i) r.v[i] = value;
@@ -248,7 +247,7 @@ APC_INLINE float fused(float a, float b, float c) {
 
 struct Vec {
     static constexpr int lanes = 8;
-    alignas(32) float v[lanes];
+    alignas(16) float v[lanes];
 
     static APC_INLINE Vec broadcast(float value) {
         Vec r;
