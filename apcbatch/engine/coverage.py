@@ -15,7 +15,7 @@ import numpy as np
 from apcbatch.prefix import TokenArray
 
 MAX_TOKENS = 8_000_000
-MAX_NODES = 32_768
+MAX_NODES = 16_384
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,8 @@ class Snapshots:
             return full.copy()
         page = self._pages.allocate()
         self._arena.copy_page(int(snapshot.pages[-1]), page)
-        return np.concatenate((full, [page]))
+        adopted: PageArray = np.concatenate((full, np.array([page], np.int64)))
+        return adopted
 
     def _publish_planned(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Note how often a snapshot will be read; one that only future runs will read is counted apart."""

@@ -65,9 +65,10 @@ class Job:
     def _answer(self, parts: Parts, sink: Sink) -> int:
         """The loop: feed, step, write; then the end of it all."""
         engine = parts.engine
-        feeder: Feeder | PlannedFeeder = Feeder(self._config, parts.records, parts.renderer, parts.answered)
+        recorded = Feeder(self._config, parts.records, parts.renderer, parts.answered)
+        feeder: Feeder | PlannedFeeder = recorded
         if self._config.policy == "planned" and self._config.turns != "rollout":
-            feeder = PlannedFeeder(self._config, feeder, engine)
+            feeder = PlannedFeeder(self._config, recorded, engine)
         self._begin(parts)
         while True:
             self._feed(engine, feeder, sink)
