@@ -83,7 +83,7 @@ class Config:
     )
     limit: int | None = option(None, "Input", "Stop after N conversations.", "integer", minimum=0)
     window: int = option(
-        2048, "Input", "Conversations that are read ahead and planned together (policy planned).", minimum=1
+        512, "Input", "Conversations that are read ahead and planned together (policy planned).", minimum=1
     )
     order: str = option(
         "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")

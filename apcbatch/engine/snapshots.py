@@ -250,14 +250,13 @@ class Snapshots:
         """References to a snapshot's full pages, and a copy of the last one where it is filled in part."""
         if not len(snapshot.pages):
             return NO_PAGES
-        full = snapshot.pages[: snapshot.position // PAGE_TOKENS]
-        self._pages.share(full)
-        if len(full) == len(snapshot.pages):
-            return full.copy()
-        page = self._pages.allocate()
-        self._arena.copy_page(int(snapshot.pages[-1]), page)
-        adopted: PageArray = np.concatenate((full, np.array([page], np.int64)))
-        return adopted
+        pages: PageArray = snapshot.pages.copy()
+        full = snapshot.position // PAGE_TOKENS
+        self._pages.share(pages[:full])
+        if full < len(pages):
+            pages[full] = self._pages.allocate()
+            self._arena.copy_page(int(snapshot.pages[full]), int(pages[full]))
+        return pages
 
     def _publish_planned(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Note how often a snapshot will be read; one that only future runs will read is counted apart."""

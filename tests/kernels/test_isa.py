@@ -71,7 +71,7 @@ def test_function_bits(every_isa, function):
 
 def test_choosing(every_isa):
     """An instruction set that is not the one asked for, or one accepted that this processor lacks."""
-    assert "plain" in every_isa and ops.isa() == every_isa[-1]
+    assert "plain" in every_isa and ops.isa() in every_isa
     for name in every_isa:
         ops.set_isa(name)
         assert ops.isa() == name
