@@ -222,9 +222,9 @@ class Index:
         """Up to `limit` keys without children, of one model or of all, last used before a time or
         whenever."""
         rows = self._db.execute(
-            "SELECT key FROM snapshots WHERE children = 0 AND (?1 IS NULL OR model = ?1) "
-            "AND (?2 IS NULL OR last_used < ?2) ORDER BY priority, last_used LIMIT ?3",
-            (model, unused_since, limit),
+            "SELECT key FROM snapshots WHERE children = 0 AND (:model IS NULL OR model = :model) "
+            "AND (:since IS NULL OR last_used < :since) ORDER BY priority, last_used LIMIT :limit",
+            {"model": model, "since": unused_since, "limit": limit},
         )
         return [key for (key,) in rows.fetchall()]
 
