@@ -30,11 +30,18 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    edge: TokenArray
+    # Bytes, not an array: the interpreter keeps small ones apart, where an array's buffer would lie between the large
+    # ones of the passes and keep their memory from being used again.
+    edge_bytes: bytes
     parent: _Node | None
     children: dict[int, _Node] = field(default_factory=dict)
     last_use: int = 0
     pruned: bool = False
+
+    @property
+    def edge(self) -> TokenArray:
+        """The tokens from the parent to here, a read-only view."""
+        return np.frombuffer(self.edge_bytes, np.int32)
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
@@ -48,7 +55,7 @@ class CoverageTree:
     """Covered prefixes, least recently extended branches dropped first."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
-        self._root = _Node(np.empty(0, np.int32), None)
+        self._root = _Node(b"", None)
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
         self._num_nodes = 0
@@ -73,7 +80,7 @@ class CoverageTree:
             return
         if on_edge < len(node.edge):
             node = self._split(node, on_edge)
-        self._add(node, rest.copy())
+        self._add(node, rest)
         self.unique_tokens += len(rest)
         if self.num_tokens > self._max_tokens or self._num_nodes > self._max_nodes:
             self._prune()
@@ -96,8 +103,8 @@ class CoverageTree:
         """Cut a node's edge in two and return the upper half."""
         parent = node.parent
         assert parent is not None, "the root has an empty edge and is never split"
-        upper = _Node(node.edge[:at].copy(), parent, last_use=node.last_use)
-        node.edge = node.edge[at:].copy()
+        upper = _Node(node.edge[:at].tobytes(), parent, last_use=node.last_use)
+        node.edge_bytes = node.edge[at:].tobytes()
         parent.children[int(upper.edge[0])] = upper
         upper.children[int(node.edge[0])] = node
         node.parent = upper
@@ -106,9 +113,9 @@ class CoverageTree:
 
     def _add(self, parent: _Node, edge: TokenArray) -> None:
         if parent is not self._root and not parent.children and not parent.pruned:
-            parent.edge = np.concatenate([parent.edge, edge])  # a leaf that goes on: no new node
+            parent.edge_bytes += edge.tobytes()  # a leaf that goes on: no new node
         else:
-            parent.children[int(edge[0])] = _Node(edge, parent, last_use=self._clock)
+            parent.children[int(edge[0])] = _Node(edge.tobytes(), parent, last_use=self._clock)
             self._num_nodes += 1
         self.num_tokens += len(edge)
 
