@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,7 +72,8 @@ def test_function_bits(every_isa, function):
 
 def test_choosing(every_isa):
     """An instruction set that is not the one asked for, or one accepted that this processor lacks."""
-    assert "plain" in every_isa and ops.isa() in every_isa
+    widens = every_isa[-1] == "avx512bf16" and "AuthenticAMD" not in Path("/proc/cpuinfo").read_text()
+    assert "plain" in every_isa and ops.isa() == ("avx512" if widens else every_isa[-1])
     for name in every_isa:
         ops.set_isa(name)
         assert ops.isa() == name
