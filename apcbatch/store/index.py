@@ -179,20 +179,21 @@ class Index:
         """Enter a snapshot. Its priority is the clock plus the tokens that one byte of it saves."""
         parent = row_id(header.parent) if header.parent else None
         self._db.execute(
-            "INSERT INTO snapshots SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, "
-            "(SELECT count(*) FROM snapshots WHERE parent = ?1), ?9, ?9, 0, clock + (?4 - ?6) * 1.0 / ?8 "
-            "FROM totals",
-            (
-                row_id(header.key),
-                header.key,
-                model,
-                header.position,
-                parent,
-                header.parent_position,
-                header.is_chained,
-                num_bytes,
-                now,
-            ),
+            "INSERT INTO snapshots "
+            "SELECT :id, :key, :model, :position, :parent, :parent_position, :chained, :bytes, "
+            "(SELECT count(*) FROM snapshots WHERE parent = :id), :now, :now, 0, "
+            "clock + (:position - :parent_position) * 1.0 / :bytes FROM totals",
+            {
+                "id": row_id(header.key),
+                "key": header.key,
+                "model": model,
+                "position": header.position,
+                "parent": parent,
+                "parent_position": header.parent_position,
+                "chained": header.is_chained,
+                "bytes": num_bytes,
+                "now": now,
+            },
         )
 
     def delete(self, key: bytes) -> None:
@@ -201,10 +202,10 @@ class Index:
     def touch(self, key: bytes, uses: int, now: float) -> None:
         """Note that a snapshot was consumed, and raise its priority to what its uses are worth now."""
         self._db.execute(
-            "UPDATE snapshots SET uses = uses + ?1, last_used = max(last_used, ?2), "
+            "UPDATE snapshots SET uses = uses + :uses, last_used = max(last_used, :now), "
             "priority = (SELECT clock FROM totals) "
-            "+ (uses + ?1 + 1) * (position - parent_position) * 1.0 / bytes WHERE id = ?3 AND key = ?4",
-            (uses, now, row_id(key), key),
+            "+ (uses + :uses + 1) * (position - parent_position) * 1.0 / bytes WHERE id = :id AND key = :key",
+            {"uses": uses, "now": now, "id": row_id(key), "key": key},
         )
 
     def least_valuable(self, protected: set[bytes]) -> Entry | None:
@@ -233,8 +234,8 @@ class Index:
         piece."""
         with self._lock:
             rows = self._db.execute(
-                f"SELECT {_ENTRY} FROM snapshots WHERE ?1 IS NULL OR id > ?1 ORDER BY id LIMIT ?2",
-                (row, limit),
+                f"SELECT {_ENTRY} FROM snapshots WHERE :row IS NULL OR id > :row ORDER BY id LIMIT :limit",
+                {"row": row, "limit": limit},
             )
             return [Entry(*values) for values in rows.fetchall()]
 
