@@ -21,6 +21,8 @@ COUNTED_BY_THE_ENGINE = (
     "snapshots_written",
     "snapshots_read",
     "snapshots_for_later",
+    "snapshots_evicted",
+    "peak_live_snapshots",
 )
 
 

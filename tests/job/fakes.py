@@ -39,7 +39,8 @@ class FakeEngine:
         if load_s := float(os.environ.get("FAKE_LOAD_S", "0")):
             warn("loading")
             time.sleep(load_s)
-        counts = "snapshots_written snapshots_read snapshots_for_later store_bytes_written store_bytes_read"
+        counts = """snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots
+        store_bytes_written store_bytes_read"""
         self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
         self.counters.peak_device_bytes = self.counters.unique_tokens = 0
         self.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
