@@ -62,7 +62,11 @@ def test_all_tool_messages_but_the_last_five_become_stubs_and_nothing_else_chang
 
 def test_the_options_say_how_many_stay_and_what_the_stub_is(tmp_path):
     """Fault: --keep, --stub or --limit is not heard; a conversation without tools or id gets some."""
-    conversations = [{"messages": chat(calls=1)}, {"id": 7, "messages": chat(calls=2)}, {"id": 8, "messages": chat(1)}]
+    conversations = [
+        {"messages": chat(calls=1)},
+        {"id": 7, "messages": chat(calls=2)},
+        {"id": 8, "messages": chat(1)},
+    ]
     requests = transform(tmp_path, conversations, "--keep", "0", "--stub", "gone", "--limit", "2")
     assert [one["custom_id"] for one in requests] == [f"line-1#{turn}" for turn in (1, 2, 3)] + [
         f"7#{turn}" for turn in (1, 2, 3, 4)
@@ -93,7 +97,9 @@ def test_a_line_that_is_no_conversation_is_named(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"messages": chat(1)}) + "\n\n" + '{"messages": 3}\n')
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(source), "-o", str(tmp_path / "out.jsonl")], capture_output=True, text=True
+        [sys.executable, str(SCRIPT), str(source), "-o", str(tmp_path / "out.jsonl")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1
     assert "line 3 is no conversation" in done.stderr and "Traceback" not in done.stderr
