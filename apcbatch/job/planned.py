@@ -73,8 +73,10 @@ class PlannedFeeder:
 
     def _planned(self, requests: list[Request]) -> list[Request]:
         engine, config = self._engine, self._config
-        usable = [request for request in requests if engine.can_run(request)]
-        refused = [request for request in requests if not engine.can_run(request)]
+        usable: list[Request] = []
+        refused: list[Request] = []
+        for request in requests:
+            (usable if engine.can_run(request) else refused).append(request)
         tree = PrefixTree()
         for request in usable:
             tree.add(as_token_array(request.token_ids), request.tag.ticket.line)
