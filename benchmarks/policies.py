@@ -173,7 +173,7 @@ def written_per_read(row: dict[str, Any]) -> float | None:
 
 
 def verdicts_of(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, bool]:
-    """What `planned` promises and a row can show; `all` is that of the same dataset, block and lanes."""
+    """What `planned` promises and a row can show. `all` is that of the same dataset, block and lanes, had it room."""
     case = row["case"]
     if case["policy"] != "planned" or not row["finished"]:
         return {}
@@ -181,7 +181,7 @@ def verdicts_of(row: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, bo
     if case["block"] == 1:
         verdicts["computes_unique"] = row["computed_tokens"] <= row["unique_tokens"] + row["ok"]
     everything = same_run(rows, case, policy="all", order="file")
-    if everything is not None:
+    if everything is not None and not everything["snapshots_evicted"]:
         verdicts["hit_rate_of_all"] = row["cached_tokens"] == everything["cached_tokens"]
     return verdicts
 

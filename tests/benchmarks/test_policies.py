@@ -63,6 +63,14 @@ def test_a_broken_promise_is_named(changes, broken):
     assert cells[-1] == f"{', '.join(broken) or 'ok'} |"
 
 
+def test_all_is_no_measure_where_it_had_no_room():
+    """Fault: planned is blamed for restoring more than an `all` whose snapshots had to go."""
+    table = Table([PLANNED, EVERYTHING], {}, None)
+    table.add(EVERYTHING, run(cached_tokens=300, snapshots_evicted=5))
+    table.add(PLANNED, run())
+    assert "hit_rate_of_all" not in row(table, PLANNED)["verdicts"]
+
+
 def test_seconds_are_medians_and_failed_runs_are_counted_apart():
     """Fault: one slow run, or one that failed, decides what the policy costs."""
     table = Table([PLANNED, NOTHING], {}, None)
