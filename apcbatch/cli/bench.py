@@ -7,28 +7,40 @@ from typing import Any
 import click
 
 from apcbatch import config
-from apcbatch.cli.options import GroupedCommand, config_options, given_flags
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
 
+GROUPS = ("kernels", "passes", "reuse", "run")
 EPILOG = """\b
 Examples:
   apcbatch bench
-  apcbatch bench --model ./my-mamba --dtype bfloat16
+  apcbatch bench --model ./my-mamba --dtype bfloat16 --only kernels
+  apcbatch bench --input chats.jsonl --limit 4 --max-tokens 16
   apcbatch bench | tail -n 1 | jq .figures
 """
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Measure kernels, prefill, decode and restores.")
-@config_options(("model", "dtype"))
+@config_options(("model", "dtype", "limit", "max_tokens"))
+@click.option(
+    "--input", metavar="FILE", cls=GroupedOption, group="Input",
+    help="Conversations for the figures of whole runs; without them these are left out.",
+)  # fmt: skip
+@click.option(
+    "--only", metavar="GROUP", multiple=True, type=click.Choice(GROUPS), cls=GroupedOption, group="Output",
+    help=f"Measure only this group: {', '.join(GROUPS)}; may be given more than once.",
+)  # fmt: skip
 @click.pass_context
-def bench(ctx: click.Context, /, **options: Any) -> None:
+def bench(ctx: click.Context, /, input: str | None, only: tuple[str, ...], **options: Any) -> None:
     """Measure the kernels, prefill, decode, snapshots and restores of a model on this machine.
 
-    Figures are medians; the last line is one JSON document with all of them. Run it on an idle machine.
+    Kernels are compared with the machine's own limits; a pass is broken down by part; with --input, whole runs
+    are measured cold, warm from disk and warm from RAM. Figures are medians; the last line is one JSON document
+    with all of them. Run it on an idle machine.
     """
     resolved = config.load(given_flags(ctx), None)
     import orjson
 
     from apcbatch.job.bench import measure
 
-    document = measure(resolved, click.echo)
+    document = measure(resolved, click.echo, only or GROUPS, input)
     click.echo(orjson.dumps(document).decode())

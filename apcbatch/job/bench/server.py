@@ -1,0 +1,62 @@
+"""An engine that is driven to be timed: prompts drawn at random, requests served to their end.
+
+Must not know: what is measured. Every prompt is new, so that nothing is found that was not put there.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.engine.engine import Engine
+from apcbatch.types import Policy, Request, RequestPlan
+
+Prompt = list[int]
+
+
+class Server:
+    """One engine and the prompts for it."""
+
+    def __init__(self, engine: Engine, seed: int = 0) -> None:
+        self.engine = engine
+        self._random = random.Random(seed)
+        self._count = 0
+
+    def prompts(self, count: int, tokens: int) -> list[Prompt]:
+        """`count` new prompts of so many tokens."""
+        vocabulary = self.engine.vocab_size
+        return [[self._random.randrange(vocabulary) for _ in range(tokens)] for _ in range(count)]
+
+    def serve(
+        self, prompts: Sequence[Prompt], new_tokens: int = 1, plan: RequestPlan | None = None
+    ) -> dict[str, float]:
+        """Answer them all; the seconds of prefill, decode and store that the engine counted, and their `wall`."""
+        before = dict(self.engine.counters.seconds)
+        requests = [self._request(prompt, new_tokens, plan) for prompt in prompts]
+        begin = time.perf_counter()
+        for result in self.engine.run(requests):
+            if result.error is not None:
+                raise result.error
+        wall = time.perf_counter() - begin
+        after = self.engine.counters.seconds
+        return {"wall": wall, **{name: after[name] - before[name] for name in after}}
+
+    def _request(self, prompt: Prompt, new_tokens: int, plan: RequestPlan | None) -> Request:
+        self._count += 1
+        name = f"bench-{self._count}"
+        return Request(name, prompt, max_tokens=new_tokens, ignore_eos=True, plan=plan)
+
+
+@contextmanager
+def serving(config: Config, policy: Policy, **options: Any) -> Iterator[Server]:
+    """A server on the configuration's model and dtype; options of Engine, and its end."""
+    engine = Engine(config.model, dtype=config.dtype, policy=policy, **options)
+    try:
+        yield Server(engine)
+    finally:
+        engine.abort()
+        engine.close()

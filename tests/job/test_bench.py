@@ -1,0 +1,100 @@
+"""The bench document on a tiny model: its keys and what must hold of any numbers; nothing about time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
+from apcbatch.job.bench import measure
+from apcbatch.job.bench.figures import Sizes, median_ratio
+from apcbatch.job.bench.parts import OP_PARTS, REST, Parts
+from apcbatch.job.bench.products import Products
+from apcbatch.kernels import ops
+
+TINY = Sizes(
+    prefill_tokens=(8, 24),
+    decode_running=(1, 3),
+    new_tokens=2,
+    kernel_tokens=64,
+    product_rows=(1, 3),
+    long_tokens=24,
+    suffixes=2,
+    suffix_tokens=4,
+    prefix_tokens=8,
+    snapshot_every=8,
+    restored_tokens=8,
+    repeats=2,
+)
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
+    """Faults: a group that falls over on a family or dtype; a figure without its keys; a part of a pass lost."""
+    noted: list[str] = []
+    config = Config(model=str(tiny_checkpoint(family)), dtype=dtype)
+    document = json.loads(json.dumps(measure(config, noted.append, sizes=TINY)))
+    assert list(document) == ["version", "model", "dtype", "machine", "limits", "figures"]
+    assert len(noted) == len(document["figures"])
+    assert all({"group", "name", "value", "unit"} <= set(figure) for figure in document["figures"])
+    names = [figure["name"] for figure in document["figures"]]
+    assert len(set(names)) == len(names)
+    assert {"prefill of 24", "decode, 3 running", "restore of 8 tokens from the page cache"} <= set(names)
+    assert ("routing to experts" in names) == (family == "jamba")
+    [prefill] = [f for f in document["figures"] if f["name"] == "parts of a prefill of 24"]
+    expected = {"matrix products", "scan", "convolution", "norms", REST}
+    assert expected <= set(prefill["parts"])
+    assert sum(prefill["parts"].values()) == pytest.approx(1.0)
+    [restore] = [f for f in document["figures"] if "page cache" in f["name"]]
+    assert restore["snapshots_read"] == 4  # every stored prompt was restored, none computed again
+
+
+def test_every_op_has_a_part() -> None:
+    """Fault: an op that is renamed or new leaves the breakdown, and its time is called python's."""
+    assert set(OP_PARTS) <= set(ops.__all__)
+
+
+def test_parts_are_exclusive_and_restored() -> None:
+    """Faults: time counted twice for a call within a call; the timers stay in the engine's path afterwards."""
+    before = ops.linear, ops.rms_norm
+    parts, x = Parts(), torch.ones(2, 4)
+    with parts.recording():
+        ops.rms_norm(x, None, 1e-5, torch.float32)
+        ops.linear(x, ops.pack_linear(torch.ones(3, 4)))
+    assert (ops.linear, ops.rms_norm) == before
+    assert set(parts.seconds) == {"norms", "matrix products"}
+    assert set(parts.of(1e9)) == {"norms", "matrix products", REST}
+
+
+def test_products_are_done_again() -> None:
+    """Fault: a product that is recorded by reference to its inputs, or not at all."""
+    products = Products()
+    packed, x = ops.pack_linear(torch.ones(3, 4)), torch.ones(2, 8)[:, ::2].contiguous()
+    with products.recording():
+        ops.linear(x, packed, out_dtype=torch.float32)
+        ops.linear(x, packed)
+    assert len(products) == 2
+    products.again()
+    assert len(products) == 2
+
+
+def test_median_ratio_alternates() -> None:
+    """Fault: all of one side, then all of the other, so that a drift of the machine counts for one of them."""
+    calls: list[str] = []
+
+    def side(name: str, seconds: float) -> float:
+        calls.append(name)
+        return seconds
+
+    assert median_ratio(lambda: side("a", 3.0), lambda: side("b", 2.0), 2) == 1.5
+    assert calls == ["a", "b", "a", "b", "b", "a"]
+
+
+def test_run_needs_an_input() -> None:
+    """Fault: a group that was asked for is left out in silence."""
+    with pytest.raises(UsageError, match="--input"):
+        measure(Config(), lambda line: None, groups=["run"])
