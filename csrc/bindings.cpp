@@ -1,23 +1,14 @@
-// The one file that knows Python (pybind11). Kernels take addresses and strides; the Python side checks
-// shapes.
-#include <pybind11/pybind11.h>
-
+// The single kernels for Python (pybind11). They take addresses and strides; the Python side checks shapes.
 #include <string>
 
 #include "attention.h"
+#include "bindings.h"
 #include "dispatch.h"
 #include "linear.h"
 #include "rowwise.h"
 #include "scan.h"
 
-namespace py = pybind11;
-
 namespace {
-
-using Address = std::uintptr_t;
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 
 // ---- instruction sets
 
@@ -63,6 +54,7 @@ void linear(int64_t t, int64_t in, int64_t out, Address x, int64_t x_stride, int
     args.out = out;
     args.x = pointer(x);
     args.x_stride = x_stride;
+    args.x_rows = nullptr;
     args.x_dtype = apcbatch::DType(x_dtype);
     args.w = pointer(w);
     args.w_dtype = apcbatch::DType(w_dtype);
@@ -113,6 +105,7 @@ void silu_mul(int64_t t, int64_t f, Address gate, int64_t gate_stride, Address u
     p.up = pointer(up);
     p.up_stride = up_stride;
     p.y = pointer(y);
+    p.y_stride = f;
     p.dtype = apcbatch::DType(dtype);
     apcbatch::silu_mul(p, num_threads);
 }
@@ -308,4 +301,5 @@ PYBIND11_MODULE(_C, m) {
     bind_scan(m);
     bind_rowwise(m);
     bind_attention(m);
+    bind_layers(m);
 }

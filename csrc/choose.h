@@ -94,6 +94,7 @@ void logprob_rows(const LogprobParams& p, int64_t begin, int64_t end) {
         const float* logits = p.logits + r * p.stride;
         const float highest = row_max(logits, p.n);
         if (p.choose) p.tokens[r] = first_equal(logits, p.n, highest);
+        if (!p.logprobs) continue;
         const double gap = double(logits[p.tokens[r]]) - double(highest);
         p.logprobs[r] = float(gap - ::log(exp_sum(logits, p.n, highest)));
     }

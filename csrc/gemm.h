@@ -23,7 +23,8 @@ APC_INLINE void convert(const From* from, To* to, int64_t count) {
 template <Mode mode>
 void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int64_t k, char* to) {
     for (int64_t r = 0; r < piece.rows; ++r, to += kRowBytes) {
-        const int64_t at = (piece.row + r) * args.x_stride + k0;
+        const int64_t row = args.x_rows ? args.x_rows[piece.row + r] : piece.row + r;
+        const int64_t at = row * args.x_stride + k0;
         const float* wide = static_cast<const float*>(args.x) + at;
         const BFloat16* half = static_cast<const BFloat16*>(args.x) + at;
         float* out = reinterpret_cast<float*>(to);

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "parts.h"
 #include "scratch.h"
 #include "share.h"
 
@@ -159,6 +160,26 @@ void linear(const LinearArgs& args, int num_threads) {
             isa.run(args, {row, rows, panel, left < c.panels ? left : c.panels}, scratch);
         }
     }
+}
+
+void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
+             int num_threads) {
+    const PartTimer timer(Part::products);
+    LinearArgs args;
+    args.t = y.t;
+    args.in = projection.in;
+    args.out = projection.out;
+    args.x = x.data;
+    args.x_stride = x.stride;
+    args.x_rows = x_rows;
+    args.x_dtype = x.dtype;
+    args.w = projection.weights;
+    args.w_dtype = projection.dtype;
+    args.bias = projection.bias;
+    args.y = y.data;
+    args.y_stride = y.stride;
+    args.y_dtype = y.dtype;
+    linear(args, num_threads);
 }
 
 }  // namespace apcbatch

@@ -27,6 +27,7 @@ struct LinearArgs {
     int64_t t, in, out;
     const void* x;  // (t, in), row stride x_stride
     int64_t x_stride;
+    const int64_t* x_rows;  // (t): row r of the product is row x_rows[r] of x; null: row r
     DType x_dtype;
     const void* w;  // packed
     DType w_dtype;
@@ -61,6 +62,14 @@ namespace avx512bf16 {
 LinearIsa linear_isa();
 }
 
+// A projection: packed weights (out, in) and a bias (out) or null.
+struct Projection {
+    int64_t out, in;
+    const void* weights;
+    DType dtype;
+    const float* bias;
+};
+
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
 // Bytes of packed weights (out, in).
@@ -71,5 +80,16 @@ void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DT
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads);
 void linear(const LinearArgs& args, int num_threads);  // by the instruction set in use
+
+// Rows of activations of one type.
+struct Rows {
+    int64_t t;
+    void* data;
+    int64_t stride;
+    DType dtype;
+};
+// y = x W^T (+ bias). x_rows as in LinearArgs; y.t rows.
+void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
+             int num_threads);
 
 }  // namespace apcbatch

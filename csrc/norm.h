@@ -77,7 +77,7 @@ void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride;
         const T* up = static_cast<const T*>(p.up) + r * p.up_stride;
-        T* y = static_cast<T*>(p.y) + r * p.f;
+        T* y = static_cast<T*>(p.y) + r * p.y_stride;
         for (int64_t at = 0; at < p.f; at += Vec::lanes) {
             const int64_t left = p.f - at;
             store_first(silu(load_first(gate + at, left)) * load_first(up + at, left), y + at, left);

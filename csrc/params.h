@@ -13,6 +13,8 @@ struct BFloat16 {
 
 enum class DType : int { float32 = 0, bfloat16 = 1 };
 
+constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::bfloat16 ? 2 : 4; }
+
 // The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
 struct RaggedParams {
     std::int64_t num_sequences;

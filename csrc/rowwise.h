@@ -24,14 +24,15 @@ struct NormParams {
     DType y_dtype;
 };
 
-// y = silu(gate) * up.
+// y = silu(gate) * up. y may be gate itself.
 struct SiluMulParams {
     int64_t t, f;
     const void* gate;  // (t, f)
     int64_t gate_stride;
     const void* up;  // (t, f)
     int64_t up_stride;
-    void* y;  // (t, f) contiguous
+    void* y;  // (t, f)
+    int64_t y_stride;
     DType dtype;
 };
 
@@ -51,7 +52,7 @@ struct LogprobParams {
     int64_t stride;
     bool choose;      // true: tokens receives the largest logit's index, the lowest on ties
     int64_t* tokens;  // (t)
-    float* logprobs;  // (t)
+    float* logprobs;  // (t) or null
 };
 
 void rms_norm(const NormParams& params, int num_threads);

@@ -12,10 +12,7 @@ struct Scratch {
     ~Scratch() { std::free(memory); }
 };
 
-}  // namespace
-
-char* thread_scratch(int64_t bytes) {
-    thread_local Scratch scratch;
+char* grown(Scratch& scratch, int64_t bytes) {
     if (scratch.bytes < bytes) {
         std::free(scratch.memory);
         scratch.bytes = 0;
@@ -25,6 +22,18 @@ char* thread_scratch(int64_t bytes) {
         scratch.bytes = rounded;
     }
     return scratch.memory;
+}
+
+}  // namespace
+
+char* thread_scratch(int64_t bytes) {
+    thread_local Scratch scratch;
+    return grown(scratch, bytes);
+}
+
+char* thread_workspace(int64_t bytes) {
+    thread_local Scratch workspace;
+    return grown(workspace, bytes);
 }
 
 }  // namespace apcbatch

@@ -9,4 +9,7 @@ namespace apcbatch {
 // given back before the thread ends.
 char* thread_scratch(int64_t bytes);
 
+// The same for a call made of several kernels: what they hand to each other, while each uses thread_scratch.
+char* thread_workspace(int64_t bytes);
+
 }  // namespace apcbatch

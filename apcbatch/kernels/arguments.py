@@ -85,6 +85,24 @@ def row_stride(tensor: torch.Tensor, name: str) -> int:
     return stride[0]
 
 
+def require_parameter(
+    tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype | None
+) -> None:
+    """ValueError unless the tensor is contiguous on the CPU, of this shape and (None: any) dtype."""
+    if tensor.shape == shape and tensor.is_contiguous() and (dtype is None or tensor.dtype == dtype):
+        require_cpu(tensor, name)
+        return
+    raise ValueError(
+        f"{name} must be contiguous of shape {shape}{'' if dtype is None else f' and {dtype}'}; "
+        f"it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
+    )
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Where the tensor begins; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 def num_threads() -> int:
     """Threads a kernel may use: torch's setting."""
     return torch.get_num_threads()

@@ -30,6 +30,18 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return weights, indices
 
 
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """The index of each row's largest logit, the lowest on ties: logits (t, v) float32, any row stride -> (t,) int64.
+    Raises ValueError."""
+    _require_logits(logits)
+    t, v = logits.shape
+    tokens = torch.empty(t, dtype=torch.int64)
+    _C.logprob(
+        t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), 0, num_threads()
+    )
+    return tokens
+
+
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The index of each row's largest logit, the lowest on ties, and its log-probability.
 

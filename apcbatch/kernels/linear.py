@@ -13,6 +13,7 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
+    address,
     dtype_code,
     float_vector,
     num_threads,
@@ -58,6 +59,14 @@ def pack_linear(weight: torch.Tensor) -> PackedLinear:
         weight.data_ptr(), row_stride(weight, "weight"), out_features, in_features, code, data.data_ptr()
     )
     return PackedLinear(data, out_features, in_features, weight.dtype)
+
+
+def projection(packed: PackedLinear, bias: torch.Tensor | None) -> _C.Projection:
+    """The addresses of packed weights and a contiguous float32 bias; whoever holds them keeps both alive."""
+    code = dtype_code(packed.data, "weight")
+    return _C.Projection(
+        packed.out_features, packed.in_features, packed.data.data_ptr(), code, address(bias)
+    )
 
 
 def linear(

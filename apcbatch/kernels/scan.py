@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import dtype_code, num_threads, require_cpu
+from apcbatch.kernels.arguments import address, dtype_code, num_threads, require_cpu, require_parameter
 from apcbatch.kernels.ragged import Ragged
 
 MAX_CONV_WIDTH = 8
@@ -29,18 +29,19 @@ def causal_conv(
     require_cpu(x, "x")
     t, d = _rows_shape(x, ragged)
     x_stride = _row_stride(x, "x", t, d, x.dtype)
-    _require_parameter(weight, "weight", (d, weight.shape[-1]), None)
+    require_parameter(weight, "weight", (d, weight.shape[-1]), None)
     width = weight.shape[1]
     if not 1 <= width <= MAX_CONV_WIDTH:
         raise ValueError(f"weight must have 1 to {MAX_CONV_WIDTH} columns, the taps; it has {width}")
     if bias is not None:
-        _require_parameter(bias, "bias", (d,), weight.dtype)
-    slot_stride = _slot_stride(state, (width - 1, d), x.dtype, ragged)
+        require_parameter(bias, "bias", (d,), weight.dtype)
+    state_stride = slot_stride(state, (width - 1, d), x.dtype)
+    require_slots(ragged, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype)
     _C.causal_conv(
         ragged.params, dtype_code(x, "x"), d, width, x.data_ptr(), x_stride,
-        weight.data_ptr(), _address(bias), dtype_code(weight, "weight"),
-        state.data_ptr(), slot_stride, out.data_ptr(), num_threads(),
+        weight.data_ptr(), address(bias), dtype_code(weight, "weight"),
+        state.data_ptr(), state_stride, out.data_ptr(), num_threads(),
     )
     return out
 
@@ -70,26 +71,23 @@ def selective_scan(
     n = A.shape[0]
     if not 1 <= n <= MAX_D_STATE:
         raise ValueError(f"A must have 1 to {MAX_D_STATE} rows, the states of a channel; it has {n}")
-    _require_parameter(A, "A", (n, d), torch.float32)
+    require_parameter(A, "A", (n, d), torch.float32)
     for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
         if vector is not None:
-            _require_parameter(vector, name, (d,), torch.float32)
+            require_parameter(vector, name, (d,), torch.float32)
     dtype = x.dtype
-    slot_stride = _slot_stride(state, (n, d), torch.float32, ragged)
+    state_stride = slot_stride(state, (n, d), torch.float32)
+    require_slots(ragged, state.shape[0])
     out = torch.empty((t, d), dtype=dtype)
     _C.selective_scan(
         ragged.params, dtype_code(x, "x"), d, n,
         x.data_ptr(), _row_stride(x, "x", t, d, dtype), dt.data_ptr(), _row_stride(dt, "dt", t, d, dtype),
         A.data_ptr(), B.data_ptr(), _row_stride(B, "B", t, n, dtype),
-        C.data_ptr(), _row_stride(C, "C", t, n, dtype), _address(D),
-        _address(z), 0 if z is None else _row_stride(z, "z", t, d, dtype), _address(dt_bias),
-        state.data_ptr(), slot_stride, out.data_ptr(), num_threads(),
+        C.data_ptr(), _row_stride(C, "C", t, n, dtype), address(D),
+        address(z), 0 if z is None else _row_stride(z, "z", t, d, dtype), address(dt_bias),
+        state.data_ptr(), state_stride, out.data_ptr(), num_threads(),
     )
     return out
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _rows_shape(x: torch.Tensor, ragged: Ragged) -> tuple[int, int]:
@@ -114,22 +112,9 @@ def _row_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, dtype:
     )
 
 
-def _require_parameter(
-    tensor: torch.Tensor, name: str, shape: tuple[int, ...], dtype: torch.dtype | None
-) -> None:
-    if tensor.shape == shape and tensor.is_contiguous() and (dtype is None or tensor.dtype == dtype):
-        require_cpu(tensor, name)
-        return
-    raise ValueError(
-        f"{name} must be contiguous of shape {shape}{'' if dtype is None else f' and {dtype}'}; "
-        f"it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
-    )
-
-
-def _slot_stride(
-    state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype, ragged: Ragged
-) -> int:
-    """Elements from one slot to the next; ValueError unless the batch's slots are there and whole."""
+def slot_stride(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Elements from one slot to the next; ValueError unless the slots have this shape and are contiguous."""
+    require_cpu(state, "state")
     strides = state.stride()
     shape = tuple(state.shape)
     if (
@@ -140,9 +125,12 @@ def _slot_stride(
             f"state must be {dtype} of shape (num_slots, {slot_shape[0]}, {slot_shape[1]}), each slot "
             f"contiguous; it is {state.dtype} of shape {shape} with strides {strides}"
         )
-    if ragged.max_slot >= shape[0]:
-        raise ValueError(
-            f"state must have slot {ragged.max_slot}, which the batch names; it has {shape[0]} slots"
-        )
-    require_cpu(state, "state")
     return strides[0]
+
+
+def require_slots(ragged: Ragged, num_slots: int) -> None:
+    """ValueError unless the state has every slot that the batch names."""
+    if ragged.max_slot >= num_slots:
+        raise ValueError(
+            f"state must have slot {ragged.max_slot}, which the batch names; it has {num_slots} slots"
+        )

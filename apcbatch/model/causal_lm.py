@@ -17,7 +17,7 @@ from apcbatch.model.attention import AttentionMixer
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MambaMixer
-from apcbatch.model.moe import MixtureOfExperts, Mlp
+from apcbatch.model.moe import load_mixture, load_mlp
 from apcbatch.model.state import StateArena
 from apcbatch.model.weights import Checkpoint
 
@@ -47,7 +47,7 @@ class _Layer:
     norm: torch.Tensor
     mixer: MambaMixer | AttentionMixer
     ff_norm: torch.Tensor | None
-    feed_forward: Mlp | MixtureOfExperts | None
+    feed_forward: ops.FusedMlp | ops.FusedMixture | None
 
 
 class CausalLM:
@@ -90,8 +90,8 @@ class CausalLM:
             ff_norm, feed_forward = None, None
             if ff_kind != "none":
                 ff_norm = checkpoint.take(f"{prefix}.pre_ff_layernorm.weight", hidden).float()
-                kind = Mlp if ff_kind == "mlp" else MixtureOfExperts
-                feed_forward = kind(config, checkpoint, f"{prefix}.feed_forward", self.dtype)
+                load = load_mlp if ff_kind == "mlp" else load_mixture
+                feed_forward = load(config, checkpoint, f"{prefix}.feed_forward", self.dtype)
             layers.append(_Layer(norm, mixer, ff_norm, feed_forward))
         return layers
 

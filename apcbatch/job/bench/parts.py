@@ -15,7 +15,7 @@ from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.kernels import ops
-from apcbatch.model.moe import MixtureOfExperts
+from apcbatch.kernels.parts import recorded_parts
 
 PRODUCTS = "matrix products"
 REST = "python"
@@ -29,12 +29,15 @@ OP_PARTS = {
     "paged_attention": "attention",
     "write_kv": "attention",
     "softmax_topk": "experts",
+    "argmax": "sampling",
     "greedy": "sampling",
     "token_logprob": "sampling",
 }
-NOT_TIMED = {"PAGE_TOKENS", "PackedLinear", "pack_linear", "isa", "set_isa", "available_isas", "numerics"}
+NOT_TIMED = {
+    "PAGE_TOKENS", "PackedLinear", "pack_linear", "isa", "set_isa", "available_isas", "numerics",
+    "MixerWeights", "FusedMixer", "FusedMlp", "FusedMixture",
+}  # fmt: skip
 METHODS = (
-    (MixtureOfExperts, "__call__", "experts"),
     (Scheduler, "schedule", "scheduling"),
     (Snapshots, "attach", "restore"),
     (Snapshots, "reserve", "store"),
@@ -65,7 +68,10 @@ class Parts:
                     stack.enter_context(self._replaced(ops, name, OP_PARTS.get(name, name)))
             for owner, name, part in METHODS:
                 stack.enter_context(self._replaced(owner, name, part))
+            fused = stack.enter_context(recorded_parts())
             yield
+        for part, seconds in fused.items():
+            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     @contextmanager
     def _replaced(self, owner: Any, name: str, part: str) -> Iterator[None]:

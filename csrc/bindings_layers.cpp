@@ -1,0 +1,92 @@
+// Python's view of the calls that run a whole part of a layer (pybind11). Like bindings.cpp: addresses come
+// in, the Python side checks shapes and keeps the arrays alive.
+#include "bindings.h"
+#include "feed_forward.h"
+#include "mixer.h"
+#include "parts.h"
+
+namespace {
+
+const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
+
+apcbatch::Projection projection(int64_t out, int64_t in, Address weights, int dtype, Address bias) {
+    return {out, in, pointer(weights), apcbatch::DType(dtype), floats(bias)};
+}
+
+apcbatch::MixerParams mixer_params(int dtype, const apcbatch::Projection& in_proj,
+                                   const apcbatch::Projection& x_proj, const apcbatch::Projection& dt_proj,
+                                   const apcbatch::Projection& out_proj, int64_t d_state, int64_t width,
+                                   Address conv_weight, Address conv_bias, Address A, Address D,
+                                   Address dt_bias, bool has_norms, Address dt_norm, Address B_norm,
+                                   Address C_norm, float norm_eps, Address ssm, int64_t ssm_stride,
+                                   Address conv, int64_t conv_stride) {
+    apcbatch::MixerParams p;
+    p.dtype = apcbatch::DType(dtype);
+    p.in_proj = in_proj;
+    p.x_proj = x_proj;
+    p.dt_proj = dt_proj;
+    p.out_proj = out_proj;
+    p.d_state = d_state;
+    p.width = width;
+    p.conv_weight = floats(conv_weight);
+    p.conv_bias = floats(conv_bias);
+    p.A = floats(A);
+    p.D = floats(D);
+    p.dt_bias = floats(dt_bias);
+    p.has_norms = has_norms;
+    p.dt_norm = floats(dt_norm);
+    p.B_norm = floats(B_norm);
+    p.C_norm = floats(C_norm);
+    p.norm_eps = norm_eps;
+    p.ssm = static_cast<float*>(pointer(ssm));
+    p.ssm_stride = ssm_stride;
+    p.conv = pointer(conv);
+    p.conv_stride = conv_stride;
+    return p;
+}
+
+void run_mixer(const apcbatch::MixerParams& params, const apcbatch::RaggedParams& ragged, Address x,
+               Address y, int num_threads) {
+    apcbatch::mixer(params, ragged, pointer(x), static_cast<float*>(pointer(y)), num_threads);
+}
+
+apcbatch::MlpParams mlp_params(int dtype, const apcbatch::Projection& gate_up,
+                               const apcbatch::Projection& down) {
+    return {apcbatch::DType(dtype), gate_up, down};
+}
+
+void run_mlp(const apcbatch::MlpParams& params, int64_t t, Address x, Address y, int num_threads) {
+    apcbatch::mlp(params, t, pointer(x), static_cast<float*>(pointer(y)), num_threads);
+}
+
+apcbatch::MixtureParams mixture_params(const apcbatch::Projection& router, int64_t experts_per_token,
+                                       const py::list& experts) {
+    apcbatch::MixtureParams params{router, experts_per_token, {}};
+    for (const py::handle expert : experts) params.experts.push_back(expert.cast<apcbatch::MlpParams>());
+    return params;
+}
+
+void run_mixture(const apcbatch::MixtureParams& params, int64_t t, Address x, Address y, int num_threads) {
+    apcbatch::mixture(params, t, pointer(x), static_cast<float*>(pointer(y)), num_threads);
+}
+
+py::list part_seconds() {
+    py::list seconds;
+    for (int i = 0; i < apcbatch::kParts; ++i) seconds.append(apcbatch::part_seconds()[i]);
+    return seconds;
+}
+
+}  // namespace
+
+void bind_layers(py::module_& m) {
+    py::class_<apcbatch::Projection>(m, "Projection").def(py::init(&projection));
+    py::class_<apcbatch::MixerParams>(m, "Mixer")
+        .def(py::init(&mixer_params))
+        .def("run", &run_mixer, ReleaseGil());
+    py::class_<apcbatch::MlpParams>(m, "Mlp").def(py::init(&mlp_params)).def("run", &run_mlp, ReleaseGil());
+    py::class_<apcbatch::MixtureParams>(m, "Mixture")
+        .def(py::init(&mixture_params))
+        .def("run", &run_mixture, ReleaseGil());
+    m.def("record_parts", &apcbatch::record_parts);
+    m.def("part_seconds", &part_seconds);
+}

@@ -1,0 +1,151 @@
+#include "feed_forward.h"
+
+#include <cstring>
+
+#include "parts.h"
+#include "rowwise.h"
+#include "scratch.h"
+#include "share.h"
+
+namespace apcbatch {
+namespace {
+
+// Hands out parts of the workspace; with no memory it only counts them.
+class Parts {
+  public:
+    explicit Parts(char* memory) : memory_(memory) {}
+    template <class T>
+    T* take(std::int64_t count) {
+        T* part = reinterpret_cast<T*>(memory_ + bytes_);
+        bytes_ += (count * std::int64_t(sizeof(T)) + 63) / 64 * 64;
+        return part;
+    }
+    std::int64_t bytes() const { return bytes_; }
+
+  private:
+    char* memory_;
+    std::int64_t bytes_ = 0;
+};
+
+std::int64_t hidden_bytes(const MlpParams& p, std::int64_t t) {
+    return t * p.gate_up.out * bytes_of(p.dtype);
+}
+
+// The first half of each row becomes silu(first half) * second half.
+void gate_in_place(const MlpParams& p, std::int64_t t, char* hidden, int num_threads) {
+    const PartTimer timer(Part::gated_product);
+    const std::int64_t f = p.down.in;
+    SiluMulParams product;
+    product.t = t;
+    product.f = f;
+    product.gate = product.y = hidden;
+    product.gate_stride = product.up_stride = product.y_stride = 2 * f;
+    product.up = hidden + f * bytes_of(p.dtype);
+    product.dtype = p.dtype;
+    silu_mul(product, num_threads);
+}
+
+// y = down(silu(gate x) * up x) for t rows of x, those that x_rows names. hidden: hidden_bytes(p, t).
+void run_mlp(const MlpParams& p, std::int64_t t, const void* x, const std::int64_t* x_rows, char* hidden,
+             float* y, int num_threads) {
+    const std::int64_t h = p.gate_up.in, f = p.down.in;
+    const Rows normed{t, const_cast<void*>(x), h, p.dtype}, gate_up{t, hidden, 2 * f, p.dtype};
+    project(p.gate_up, normed, x_rows, gate_up, num_threads);  // (t, h) -> (t, 2f)
+    gate_in_place(p, t, hidden, num_threads);                  // (t, 2f) -> its first f columns
+    project(p.down, gate_up, nullptr, {t, y, h, DType::float32}, num_threads);  // (t, f) -> (t, h)
+}
+
+// Where the tokens go: those of expert e are tokens[begin[e]] .. tokens[begin[e + 1] - 1], ascending.
+struct Routing {
+    std::int64_t* begin;   // (experts + 1)
+    std::int64_t* tokens;  // (t k)
+    float* weights;        // (t k), beside tokens
+};
+
+void choose_experts(const MixtureParams& p, const Rows& x, float* logits, float* weights,
+                    std::int64_t* experts, int num_threads) {
+    const std::int64_t n = p.router.out;
+    project(p.router, x, nullptr, {x.t, logits, n, DType::float32}, num_threads);  // (t, h) -> (t, n)
+    const PartTimer timer(Part::routing);
+    TopkParams top;
+    top.t = x.t;
+    top.n = n;
+    top.k = p.experts_per_token;
+    top.logits = logits;
+    top.stride = n;
+    top.weights = weights;
+    top.indices = experts;
+    softmax_topk(top, num_threads);
+}
+
+// A counting sort of the t k choices by expert; it keeps the order of the tokens.
+void group_by_expert(std::int64_t t, std::int64_t k, std::int64_t num_experts, const std::int64_t* experts,
+                     const float* weights, const Routing& routing) {
+    const PartTimer timer(Part::routing);
+    std::memset(routing.begin, 0, sizeof(std::int64_t) * std::size_t(num_experts + 1));
+    for (std::int64_t i = 0; i < t * k; ++i) ++routing.begin[experts[i] + 1];
+    for (std::int64_t e = 0; e < num_experts; ++e) routing.begin[e + 1] += routing.begin[e];
+    for (std::int64_t i = 0; i < t * k; ++i) {
+        const std::int64_t at = routing.begin[experts[i]]++;
+        routing.tokens[at] = i / k;
+        routing.weights[at] = weights[i];
+    }
+    for (std::int64_t e = num_experts; e > 0; --e) routing.begin[e] = routing.begin[e - 1];
+    routing.begin[0] = 0;
+}
+
+// y[tokens[i]] += parts[i] * weights[i], the product rounded first.
+void add_weighted(const float* parts, const std::int64_t* tokens, const float* weights, std::int64_t count,
+                  std::int64_t h, float* y, int num_threads) {
+    const PartTimer timer(Part::routing);
+    share_rows(count, count * h, num_threads, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            const float* part = parts + i * h;
+            float* to = y + tokens[i] * h;
+            const float weight = weights[i];
+            for (std::int64_t c = 0; c < h; ++c) to[c] += part[c] * weight;
+        }
+    });
+}
+
+}  // namespace
+
+void mlp(const MlpParams& p, std::int64_t t, const void* x, float* y, int num_threads) {
+    run_mlp(p, t, x, nullptr, thread_workspace(hidden_bytes(p, t)), y, num_threads);
+}
+
+void mixture(const MixtureParams& p, std::int64_t t, const void* x, float* y, int num_threads) {
+    const std::int64_t h = p.router.in, n = p.router.out, k = p.experts_per_token;
+    const MlpParams& any = p.experts[0];
+    struct {
+        float *logits, *weights, *part;
+        std::int64_t* experts;
+        Routing routing;
+        char* hidden;
+    } at;
+    const auto place = [&](Parts parts) {
+        at.logits = parts.take<float>(t * n);
+        at.weights = parts.take<float>(t * k);
+        at.experts = parts.take<std::int64_t>(t * k);
+        at.routing.begin = parts.take<std::int64_t>(n + 1);
+        at.routing.tokens = parts.take<std::int64_t>(t * k);
+        at.routing.weights = parts.take<float>(t * k);
+        at.part = parts.take<float>(t * h);
+        at.hidden = parts.take<char>(hidden_bytes(any, t));
+        return parts.bytes();
+    };
+    place(Parts(thread_workspace(place(Parts(nullptr)))));
+    const Rows normed{t, const_cast<void*>(x), h, any.dtype};
+    choose_experts(p, normed, at.logits, at.weights, at.experts, num_threads);
+    group_by_expert(t, k, n, at.experts, at.weights, at.routing);
+    std::memset(y, 0, sizeof(float) * std::size_t(t * h));
+    for (std::int64_t e = 0; e < n; ++e) {
+        const std::int64_t first = at.routing.begin[e], count = at.routing.begin[e + 1] - first;
+        if (count == 0) continue;
+        const std::int64_t* tokens = at.routing.tokens + first;
+        run_mlp(p.experts[std::size_t(e)], count, x, tokens, at.hidden, at.part, num_threads);
+        add_weighted(at.part, tokens, at.routing.weights + first, count, h, y, num_threads);
+    }
+}
+
+}  // namespace apcbatch

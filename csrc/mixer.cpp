@@ -1,0 +1,147 @@
+#include "mixer.h"
+
+#include "parts.h"
+#include "rowwise.h"
+#include "scan.h"
+#include "scratch.h"
+
+namespace apcbatch {
+namespace {
+
+// The activations between the projections, one after the other in the workspace.
+class Layout {
+  public:
+    Layout(const MixerParams& p, std::int64_t t) : dtype_(p.dtype), t_(t) {
+        const std::int64_t d = p.dt_proj.out, low = p.x_proj.out;
+        const std::int64_t columns[] = {2 * d, d, low, p.has_norms ? low : 0, d};
+        for (int i = 0; i < 5; ++i) {
+            offset_[i] = bytes_;
+            stride_[i] = columns[i];
+            bytes_ += (t * columns[i] * bytes_of(dtype_) + 63) / 64 * 64;
+        }
+    }
+    std::int64_t bytes() const { return bytes_; }
+    Rows xz(char* memory) const { return rows(memory, 0); }
+    Rows x(char* memory) const { return rows(memory, 1); }
+    Rows low(char* memory) const { return rows(memory, 2); }  // dt, B and C side by side
+    Rows normed(char* memory) const { return rows(memory, 3); }
+    Rows dt(char* memory) const { return rows(memory, 4); }
+
+  private:
+    DType dtype_;
+    std::int64_t t_, bytes_ = 0;
+    std::int64_t offset_[5], stride_[5];
+
+    Rows rows(char* memory, int i) const { return {t_, memory + offset_[i], stride_[i], dtype_}; }
+};
+
+Rows columns_from(const Rows& rows, std::int64_t first) {
+    return {rows.t, static_cast<char*>(rows.data) + first * bytes_of(rows.dtype), rows.stride, rows.dtype};
+}
+
+void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from, const Rows& to,
+              int num_threads) {
+    const PartTimer timer(Part::convolution);
+    ConvParams conv;
+    conv.ragged = ragged;
+    conv.dtype = p.dtype;
+    conv.d_inner = p.dt_proj.out;
+    conv.width = p.width;
+    conv.x = from.data;
+    conv.x_stride = from.stride;
+    conv.weight = p.conv_weight;
+    conv.weight_dtype = DType::float32;
+    conv.bias = p.conv_bias;
+    conv.state = p.conv;
+    conv.state_stride = p.conv_stride;
+    conv.out = to.data;
+    conv.out_stride = to.stride;
+    causal_conv(conv, num_threads);
+}
+
+// `columns` columns of the rows, normed, into contiguous rows that begin at `to`.
+Rows norm(const MixerParams& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
+          int num_threads) {
+    const PartTimer timer(Part::norms);
+    NormParams norm;
+    norm.t = rows.t;
+    norm.h = columns;
+    norm.x = rows.data;
+    norm.x_stride = rows.stride;
+    norm.x_dtype = rows.dtype;
+    norm.delta = nullptr;
+    norm.delta_stride = 0;
+    norm.delta_dtype = DType::float32;
+    norm.weight = weight;
+    norm.eps = p.norm_eps;
+    norm.y = to;
+    norm.y_dtype = rows.dtype;
+    rms_norm(norm, num_threads);
+    return {rows.t, to, columns, rows.dtype};
+}
+
+struct Selection {
+    Rows dt, B, C;
+};
+
+Selection select(const MixerParams& p, const Rows& low, const Rows& normed, int num_threads) {
+    const std::int64_t r = p.dt_proj.in, n = p.d_state;
+    Selection s{low, columns_from(low, r), columns_from(low, r + n)};
+    if (!p.has_norms) return s;
+    char* to = static_cast<char*>(normed.data);
+    const std::int64_t column = low.t * bytes_of(low.dtype);
+    s.dt = norm(p, s.dt, r, p.dt_norm, to, num_threads);
+    s.B = norm(p, s.B, n, p.B_norm, to + r * column, num_threads);
+    s.C = norm(p, s.C, n, p.C_norm, to + (r + n) * column, num_threads);
+    return s;
+}
+
+// y takes the place of dt: a unit of the scan reads a tile's dt before it writes the tile's y.
+void scan(const MixerParams& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
+          int num_threads) {
+    const PartTimer timer(Part::scan);
+    ScanParams scan;
+    scan.ragged = ragged;
+    scan.dtype = p.dtype;
+    scan.d_inner = p.dt_proj.out;
+    scan.d_state = p.d_state;
+    scan.x = x.data;
+    scan.x_stride = x.stride;
+    scan.dt = s.dt.data;
+    scan.dt_stride = s.dt.stride;
+    scan.A = p.A;
+    scan.B = s.B.data;
+    scan.B_stride = s.B.stride;
+    scan.C = s.C.data;
+    scan.C_stride = s.C.stride;
+    scan.D = p.D;
+    scan.z = z.data;
+    scan.z_stride = z.stride;
+    scan.dt_bias = p.dt_bias;
+    scan.state = p.ssm;
+    scan.state_stride = p.ssm_stride;
+    scan.out = s.dt.data;
+    scan.out_stride = s.dt.stride;
+    selective_scan(scan, num_threads);
+}
+
+}  // namespace
+
+void mixer(const MixerParams& p, const RaggedParams& ragged, const void* x, float* y, int num_threads) {
+    const std::int64_t t = ragged.cu_seqlens[ragged.num_sequences], h = p.in_proj.in;
+    const Layout layout(p, t);
+    char* memory = thread_workspace(layout.bytes());
+    const Rows normed{t, const_cast<void*>(x), h, p.dtype}, out{t, y, h, DType::float32};
+    const Rows xz = layout.xz(memory), u = layout.x(memory), low = layout.low(memory);
+    project(p.in_proj, normed, nullptr, xz, num_threads);  // (t, h) -> (t, 2d)
+    convolve(p, ragged, xz, u, num_threads);               // (t, d) of it -> (t, d)
+    project(p.x_proj, u, nullptr, low, num_threads);       // (t, d) -> (t, r + 2n)
+    Selection s = select(p, low, layout.normed(memory), num_threads);
+    const Rows dt = layout.dt(memory);
+    project(p.dt_proj, s.dt, nullptr, dt, num_threads);  // (t, r) -> (t, d)
+    s.dt = dt;
+    scan(p, ragged, u, columns_from(xz, p.dt_proj.out), s, num_threads);
+    project(p.out_proj, dt, nullptr, out, num_threads);  // (t, d) -> (t, h)
+}
+
+}  // namespace apcbatch

@@ -1,0 +1,34 @@
+// The Mamba-1 mixer of one layer as one call: what its seven kernels are given, and in which order.
+//
+// The sequence is that of Gu and Dao 2023, Mamba, section 3.4; each step is the kernel of the same name, so
+// the bits are those of the kernels called one by one. Must not know: layers, norms around the mixer, Python.
+#pragma once
+
+#include "linear.h"
+#include "params.h"
+
+namespace apcbatch {
+
+// Filled once for each layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
+struct MixerParams {
+    DType dtype;                                    // of the activations and of the convolution's state
+    Projection in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
+    std::int64_t d_state, width;                    // n, w
+    const float* conv_weight;                       // (d, w)
+    const float* conv_bias;                         // (d) or null
+    const float* A;                                 // (n, d)
+    const float* D;                                 // (d)
+    const float* dt_bias;                           // (d)
+    bool has_norms;                                 // RMS norms of dt, B and C before they are used
+    const float *dt_norm, *B_norm, *C_norm;         // (r), (n), (n); null: ones
+    float norm_eps;
+    float* ssm;  // (num_slots, n, d), slot stride ssm_stride
+    std::int64_t ssm_stride;
+    void* conv;  // (num_slots, w - 1, d), slot stride conv_stride
+    std::int64_t conv_stride;
+};
+
+// x: (t, h) contiguous in params.dtype; y: (t, h) contiguous float32.
+void mixer(const MixerParams& params, const RaggedParams& ragged, const void* x, float* y, int num_threads);
+
+}  // namespace apcbatch

@@ -1,0 +1,111 @@
+"""The SwiGLU MLP and the mixture in one call: the bits of the ops one by one, whatever else is routed where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops, reference
+from tests.kernels.recurrent import DTYPES, fresh_seed, poison, same_bits
+
+SHAPES = [(16, 24), (33, 45), (40, 44), (70, 130)]  # h, f
+
+
+def make_mlp(h: int, f: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """gate_up (2f, h) and down (h, f)."""
+    return (torch.randn(2 * f, h) * h**-0.5).to(dtype), (torch.randn(h, f) * f**-0.5).to(dtype)
+
+
+def one_by_one(x, gate_up, down, k=ops):
+    """Product, gate, product: the definition of the MLP."""
+    f = down.shape[1]
+    pack = k.pack_linear
+    both = k.linear(x, pack(gate_up))
+    y = k.silu_mul(both[:, :f], both[:, f:])
+    return k.linear(y, pack(down), out_dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def mixed(x, router, experts, per_token, k=ops):
+    """Each token on its own, its experts in ascending order: the definition of the mixture."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rows = []
+    for row in x.split(1):
+        logits = k.linear(row, k.pack_linear(router), out_dtype=wide)
+        weights, chosen = k.softmax_topk(logits, per_token)
+        total = torch.zeros(row.shape, dtype=wide)
+        for weight, expert in sorted(zip(weights[0], chosen[0].tolist(), strict=True), key=lambda pair: pair[1]):
+            total += one_by_one(row, *experts[expert], k) * weight
+        rows.append(total)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
+    """The gated product in place overwrites a value that is still to be read, or the down projection reads beside."""
+    fresh_seed()
+    gate_up, down = make_mlp(*shape, dtype)
+    mlp = ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down))
+    for t in (1, 5, 37):
+        x = torch.randn(t, shape[0]).to(dtype)
+        expected = one_by_one(x, gate_up, down)
+        poison(x.shape, torch.float32)
+        assert same_bits(mlp(x), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("per_token", [1, 2, 5])
+def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, isa):
+    """A token that gets another's expert or weight, a sum in the order of likelihood instead of experts, a part that
+    was fused into the sum unrounded; an expert that nobody chose."""
+    fresh_seed()
+    experts = [make_mlp(*shape, dtype) for _ in range(5)]
+    router = torch.randn(5, shape[0]).to(dtype)
+    router[3] = -100 * router[1]  # hardly ever chosen
+    fused = [ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+    mixture = ops.FusedMixture(ops.pack_linear(router), fused, per_token)
+    x = torch.randn(41, shape[0]).to(dtype)
+    expected = mixed(x, router, experts, per_token)
+    for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
+        poison(x[rows].shape, torch.float32)
+        assert same_bits(mixture(x[rows]), expected[rows])
+
+
+def test_mixture_is_close_to_float64():
+    """Kernels that are wrong in the same way as the fused call."""
+    fresh_seed()
+    experts = [make_mlp(33, 45, torch.float32) for _ in range(4)]
+    router, x = torch.randn(4, 33), torch.randn(20, 33)
+    fused = [ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+    wide = [(gate_up.double(), down.double()) for gate_up, down in experts]
+    expected = mixed(x.double(), router.double(), wide, 2, reference)
+    y = ops.FusedMixture(ops.pack_linear(router), fused, 2)(x)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_do_not_change_a_bit(dtype, threads):
+    """Two threads that add to one token's sum."""
+    fresh_seed()
+    experts = [make_mlp(70, 130, dtype) for _ in range(4)]
+    fused = [ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+    mixture = ops.FusedMixture(ops.pack_linear(torch.randn(4, 70).to(dtype)), fused, 2)
+    x = torch.randn(3000, 70).to(dtype)
+    y = mixture(x)
+    torch.set_num_threads(1)
+    assert same_bits(mixture(x), y)
+
+
+def test_refuses_what_does_not_fit():
+    """Addresses handed to the kernels for weights or activations of another shape or dtype."""
+    gate_up, down = (ops.pack_linear(weight) for weight in make_mlp(16, 24, torch.float32))
+    mlp = ops.FusedMlp(gate_up, down)
+    with pytest.raises(ValueError, match="gate_up must be"):
+        ops.FusedMlp(down, gate_up)
+    with pytest.raises(ValueError, match=r"x must be contiguous of shape \(2, 16\)"):
+        mlp(torch.randn(2, 17))
+    with pytest.raises(ValueError, match="a row of the router for each of its 2 experts"):
+        ops.FusedMixture(ops.pack_linear(torch.randn(3, 16)), [mlp, mlp], 1)
+    with pytest.raises(ValueError, match="experts must be alike"):
+        ops.FusedMixture(ops.pack_linear(torch.randn(2, 17)), [mlp, mlp], 1)

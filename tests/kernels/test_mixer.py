@@ -1,0 +1,160 @@
+"""The mixer in one call: the bits of its ops one by one, close to float64, cut-invariant, and nothing else touched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops, reference
+from apcbatch.kernels.parts import recorded_parts
+from tests.kernels.recurrent import DTYPES, fresh_seed, one_thread, poison, ragged, same_bits
+
+SIZES = [(36, 72, 8, 3, 4), (33, 45, 5, 1, 2), (48, 160, 16, 7, 4), (17, 16, 20, 5, 1)]  # h, d, n, r, w
+NORMS = ["none", "plain", "weighted"]
+
+
+class Mixer:
+    """Random weights of one mixer, plain and packed, and an arena of random states."""
+
+    def __init__(self, size: tuple[int, ...], dtype: torch.dtype, norms: str, biases: bool) -> None:
+        h, d, n, r, w = size
+        shapes = {"in_proj": (2 * d, h), "x_proj": (r + 2 * n, d), "dt_proj": (d, r), "out_proj": (h, d)}
+        self.plain = {k: (torch.randn(s) * s[1] ** -0.5).to(dtype) for k, s in shapes.items()}
+        self.size, self.dtype = size, dtype
+        weights = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
+        self.weights = ops.MixerWeights(
+            **{k: ops.pack_linear(v) for k, v in self.plain.items()},
+            in_bias=torch.randn(2 * d) if biases else None,
+            out_bias=torch.randn(h) if biases else None,
+            conv_weight=torch.randn(d, w),
+            conv_bias=torch.randn(d) if biases else None,
+            A=-8 * torch.rand(n, d) - 0.1,
+            D=torch.randn(d),
+            dt_bias=torch.randn(d) - 3,
+            norms=None if norms == "none" else weights,
+            norm_eps=1e-5,
+        )
+
+    def arena(self, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every second layer's states, as a model's arena has them."""
+        _, d, n, _, w = self.size
+        ssm, conv = torch.randn(slots, 2, n, d), torch.randn(slots, 2, w - 1, d).to(self.dtype)
+        return ssm[:, 1], conv[:, 1]
+
+    def one_by_one(self, x, ssm, conv, batch, k=ops, packed=None):
+        """The seven ops in turn: the definition. k: ops, or the reference with the plain weights."""
+        p = packed or {name: getattr(self.weights, name) for name in self.plain}
+        w, (_, d, n, r, _) = self.weights, self.size
+        xz = k.linear(x, p["in_proj"], bias=w.in_bias)
+        u = k.causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, conv, batch)
+        low = k.linear(u, p["x_proj"])
+        parts = low[:, :r], low[:, r : r + n], low[:, r + n :]
+        if w.norms is not None:
+            parts = tuple(
+                k.rms_norm(part, norm, w.norm_eps, x.dtype) for part, norm in zip(parts, w.norms, strict=True)
+            )
+        dt = k.linear(parts[0], p["dt_proj"])
+        y = k.selective_scan(u, dt, w.A, parts[1], parts[2], w.D, xz[:, d:], w.dt_bias, ssm, batch)
+        return k.linear(y, p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32), bias=w.out_bias)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("norms", NORMS)
+def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
+    """A stride, an address or an order that is another than the single ops': the outputs, the final states and the
+    snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
+    fresh_seed()
+    mixer = Mixer(size, dtype, norms, biases=norms != "plain")
+    for lengths in ([1], [1, 1, 1, 1, 1], [3, 1, 70, 2, 129, 64]):
+        b = len(lengths)
+        initial = [i if i % 2 else -1 for i in range(b)]
+        batch = ragged(lengths, initial, list(range(b)), [[(1, b + i)] for i in range(b)])
+        x = torch.randn(sum(lengths), size[0]).to(dtype)
+        ssm, conv = mixer.arena(2 * b + 1)
+        ssm_, conv_ = ssm.clone(), conv.clone()
+        expected = mixer.one_by_one(x, ssm_, conv_, batch)
+        poison(x.shape, torch.float32)
+        y = ops.FusedMixer(mixer.weights, ssm, conv)(x, batch)
+        assert same_bits(y, expected)
+        assert same_bits(ssm, ssm_)
+        assert same_bits(conv, conv_)
+
+
+@pytest.mark.parametrize("norms", NORMS)
+def test_close_to_float64(norms):
+    """A fused step that is wrong in the same way as the single op that it calls."""
+    fresh_seed()
+    mixer = Mixer(SIZES[0], torch.float32, norms, biases=True)
+    batch = ragged([40, 1], [-1, 1], [0, 1])
+    x, (ssm, conv) = torch.randn(41, SIZES[0][0]), mixer.arena(2)
+    plain = {name: weight.double() for name, weight in mixer.plain.items()}
+    wide = Mixer.__new__(Mixer)
+    wide.size, wide.plain = mixer.size, plain
+    names = ("in_bias", "out_bias", "conv_weight", "conv_bias", "A", "D", "dt_bias")
+    wide.weights = replace(mixer.weights, **{name: getattr(mixer.weights, name).double() for name in names})
+    with one_thread():
+        expected = wide.one_by_one(x.double(), ssm.double(), conv.double(), batch, reference, plain)
+    y = ops.FusedMixer(mixer.weights, ssm, conv)(x, batch)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
+    """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
+    gives other bits than in one pass alone."""
+    fresh_seed()
+    mixer = Mixer(SIZES[2], dtype, "weighted", biases=True)
+    ssm, conv = mixer.arena(6)
+    run = ops.FusedMixer(mixer.weights, ssm, conv)
+    x, mates = torch.randn(200, 48).to(dtype), torch.randn(90, 48).to(dtype)
+    whole = run(x, ragged([200], [-1], [0], [[(64, 1)]]))
+    pieces, begin = [], 0
+    for end in (1, 64, 65, 150, 199, 200):
+        rows = torch.cat([mates[:17], x[begin:end], mates[17:30]])
+        batch = ragged(
+            [17, end - begin, 13], [-1, 2 if begin else -1, -1], [4, 2, 5],
+            [[], [(end - begin, 3)] if end == 64 else [], []],
+        )
+        pieces.append(run(rows, batch)[17 : 17 + end - begin])
+        begin = end
+    assert same_bits(torch.cat(pieces), whole)
+    for state in (ssm, conv):
+        assert same_bits(state[2], state[0])
+        assert same_bits(state[3], state[1])
+
+
+def test_refuses_what_does_not_fit():
+    """Addresses handed to the kernels for tensors of another shape, dtype or number of slots."""
+    mixer = Mixer(SIZES[0], torch.float32, "none", biases=True)
+    ssm, conv = mixer.arena(2)
+    run = ops.FusedMixer(mixer.weights, ssm, conv)
+    with pytest.raises(ValueError, match=r"normed must be contiguous of shape \(3, 36\)"):
+        run(torch.randn(2, 36), ragged([3]))
+    with pytest.raises(ValueError, match="torch.float32"):
+        run(torch.randn(3, 36).bfloat16(), ragged([3]))
+    with pytest.raises(ValueError, match="must have slot 2, which the batch names; it has 2 slots"):
+        run(torch.randn(3, 36), ragged([3], [-1], [2]))
+    with pytest.raises(ValueError, match="state must be torch.float32"):
+        ops.FusedMixer(mixer.weights, ssm[:, :-1], conv)
+    with pytest.raises(ValueError, match="out_proj must be"):
+        ops.FusedMixer(replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
+    with pytest.raises(ValueError, match="conv_bias must be contiguous of shape"):
+        ops.FusedMixer(replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
+
+
+def test_parts_are_recorded_only_while_asked():
+    """Times that go on adding up after a measurement, or a part that is never counted."""
+    mixer = Mixer(SIZES[0], torch.float32, "weighted", biases=True)
+    run = ops.FusedMixer(mixer.weights, *mixer.arena(1))
+    x, batch = torch.randn(200, 36), ragged([200])
+    with recorded_parts() as seconds:
+        run(x, batch)
+    assert all(seconds[part] > 0 for part in ("matrix products", "convolution", "scan", "norms"))
+    assert seconds["experts"] == seconds["gated product"] == 0
+    run(x, batch)
+    with recorded_parts() as seconds:
+        pass
+    assert not any(seconds.values())
