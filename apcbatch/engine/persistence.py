@@ -116,7 +116,7 @@ class Persistence:
         last = links[-1]
         if base is not None:
             base.pins += 1
-        slot = pool.reserve(last.key)
+        slot = pool.reserve(last.key, awaited=True)
         table = None if slot is None else self._chain_pages(base, last.position, pages)
         if base is not None:
             base.pins -= 1
@@ -130,8 +130,9 @@ class Persistence:
             self._arena.scatter_kv(torch.from_numpy(table), link.parent_position, kv)
         self._arena.ssm[slot].copy_(self._tensor(last.arrays["ssm"]))
         self._arena.conv[slot].copy_(self._tensor(last.arrays["conv"]))
-        snapshot = pool.insert(last.key, last.position, slot, table)
-        snapshot.stored = True
+        snapshot = pool.insert(last.key, last.position, slot, table, awaited=True)
+        if snapshot is not None:
+            snapshot.stored = True
         pages.release(table)  # the pool holds its own references now
         return snapshot
 
