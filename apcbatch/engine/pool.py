@@ -56,6 +56,7 @@ class SnapshotPool:
         self._finish_writes = finish_writes
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
         self.num_reserved = 0
+        self._idle_slots: set[int] = set()  # reserved for what no plan waits for
         self.peak_held = 0
         self.evicted = 0
 
@@ -94,7 +95,10 @@ class SnapshotPool:
                 self._forget(key)
                 return None
         self.num_reserved += 1
-        return self._free_slots.pop()
+        slot = self._free_slots.pop()
+        if not awaited:
+            self._idle_slots.add(slot)
+        return slot
 
     def insert(
         self, key: bytes, position: int, slot: int, pages: PageArray, reads: int = 0, awaited: bool = False
@@ -105,6 +109,9 @@ class SnapshotPool:
         held keeps its first copy.
         """
         self.num_reserved -= 1
+        self._idle_slots.discard(slot)
+        # An awaited one does not give way to what is yet to be published and may go.
+        capacity = self.capacity_bytes + awaited * len(self._idle_slots) * self._slot_bytes
         held = self._held.get(key)
         if held is not None:
             self._free_slots.append(slot)
@@ -117,10 +124,10 @@ class SnapshotPool:
         self._held[key] = snapshot
         self._forgotten.pop(key, None)
         snapshot.pins += 1
-        while self.held_bytes > self.capacity_bytes and self.drop_one(awaited):
+        while self.held_bytes > capacity and self.drop_one(awaited):
             pass
         snapshot.pins -= 1
-        if self.held_bytes > self.capacity_bytes:
+        if self.held_bytes > capacity:
             self._evict(snapshot)
             return None
         self.peak_held = max(self.peak_held, len(self._held))
@@ -129,6 +136,7 @@ class SnapshotPool:
     def cancel(self, slot: int) -> None:
         """Give back a reserved slot that was not written."""
         self.num_reserved -= 1
+        self._idle_slots.discard(slot)
         self._free_slots.append(slot)
 
     def drop_one(self, awaited: bool) -> bool:

@@ -43,9 +43,11 @@ class Scheduler:
             if sequence.in_prefill and budget > 0:
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
-        if not self.waiting or not self._free_slots or budget <= 0:
-            return chunks, []
-        return chunks, self._fill(chunks, budget)
+        impossible = self._fill(chunks, budget) if self.waiting and self._free_slots and budget > 0 else []
+        for chunk in chunks:  # in what room the awaited ones of all leave
+            if chunk.sequence.request.plan is not None:
+                self._reserve(chunk, awaited=False)
+        return chunks, impossible
 
     def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
         """Admit waiting sequences while there are slots and tokens left; those that can never run are handed back."""
@@ -164,14 +166,22 @@ class Scheduler:
                 del self._pending[key]
 
     def _chunk(self, sequence: Sequence, count: int) -> Chunk:
-        """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps."""
+        """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps; with a
+        plan, for those that this run waits for."""
         chunk = Chunk(sequence, count)
         self._owed_pages -= self._snapshots.extend_pages(sequence, chunk.end)
-        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
-            slot_key = self._snapshots.reserve(sequence, position)
-            if slot_key is not None:
-                chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
+        self._reserve(chunk, awaited=sequence.request.plan is not None)
         return chunk
+
+    def _reserve(self, chunk: Chunk, awaited: bool) -> None:
+        """Slots for snapshots of a chunk: for those that the plan waits for, or for the others."""
+        sequence = chunk.sequence
+        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
+            if (sequence.planned.get(position, 0) > 0) == awaited:
+                slot_key = self._snapshots.reserve(sequence, position)
+                if slot_key is not None:
+                    chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
+        chunk.keep.sort(key=lambda keep: keep.position)
 
     def _kept_positions(self, sequence: Sequence, begin: int, end: int) -> Iterable[int]:
         """Positions p with begin < p <= end whose snapshots the policy keeps, ascending."""

@@ -13,7 +13,7 @@ import numpy as np
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.miss import explain_miss
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
-from apcbatch.engine.persistence import Persistence, Stranded
+from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.runner import Chunk
 from apcbatch.engine.sequence import Sequence
@@ -202,7 +202,7 @@ class Snapshots:
         held = self._pool.peek(key)
         if held is not None or self._persistence is None:
             return held
-        loaded = self._persistence.load(key, self._pool, self._pages)
+        loaded = self._persistence.load(key, self._pool, self._pages, awaited=False)
         return loaded if isinstance(loaded, Snapshot) else None
 
     def _positions_of_interest(self, sequence: Sequence) -> Iterable[int]:
@@ -251,11 +251,12 @@ class Snapshots:
     def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
         """Load the first position that the store can give in full; what it cannot give at all is forgotten."""
         assert self._persistence is not None and sequence.stored_positions is not None
-        stranded: Stranded | None = None
+        stranded, plan = None, sequence.request.plan
         for position in positions:
             if stranded is not None and position >= stranded.position:
                 continue
-            loaded = self._persistence.load(sequence.keys[position], self._pool, self._pages)
+            counted_on = plan is None or position <= plan.resume_at
+            loaded = self._persistence.load(sequence.keys[position], self._pool, self._pages, counted_on)
             if isinstance(loaded, Snapshot):
                 return loaded, stranded is not None
             if loaded is None:
