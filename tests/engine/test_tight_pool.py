@@ -174,3 +174,26 @@ def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callab
     assert [results[index].cached_tokens for index in (0, 1, 22)] == [0, 8, 8]
     assert all(results[index].cached_from == "memory" for index in (1, 22))
     engine.close()
+
+
+@pytest.mark.parametrize("max_running", RUNNING)
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_what_future_runs_get_takes_nothing_from_this_one(
+    family: str, max_running: int, tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a snapshot for the store, its slot or its pages, in the place of one that this run waits for."""
+    folder = tiny_checkpoint(family)
+    probe = open_engine(folder, pool_size_bytes=PLENTY)
+    footprint = probe.footprint
+    probe.close()
+    for seed in random.sample(range(10**6), 3):
+        data = draw(1, seed)
+        plan = make_plan(data, Planner(1, "auto", footprint, later_budget_bytes=None))
+        engine = open_engine(
+            folder, block_size=1, max_running=max_running, store=tmp_path / str(seed),
+            pool_size_bytes=pool_for(data, plan.peak_live_bytes, footprint.page_bytes),
+        )  # fmt: skip
+        results = serve(engine, data, plan)
+        cached = [results[index].cached_tokens for index in range(len(results))]
+        assert cached == [todo.resume_at for todo in plan.requests], (data.where, max_running)
+        engine.close()
