@@ -3,7 +3,7 @@
 
 Must not know: text, files, time. The tree is built once; all grids and policies are read off it. Invariant:
 numbers are those of the engine with nothing held before, request by request, however many run side by side (for
-`all` and `last` in the order of the file and with room for all they keep); what is live at once is that of one
+`all` and `last` with room for all they keep; for `last` one after the other); what is live at once is that of one
 request after the other.
 """
 

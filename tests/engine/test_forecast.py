@@ -126,8 +126,9 @@ def test_nothing_to_share_and_nothing_at_all() -> None:
     assert (alone["all"].snapshots_written, alone["planned"].snapshots_written) == (2, 0)
 
 
-@pytest.mark.parametrize("max_running", [1, 2, 6, 32])
-@pytest.mark.parametrize("policy", ["all", "last"])
+@pytest.mark.parametrize(
+    ("policy", "max_running"), [("all", 1), ("all", 2), ("all", 6), ("all", 32), ("last", 1)]
+)
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_the_engine_agrees(
     family: str, policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]
