@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo-out
+SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -27,6 +28,9 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
+
+soak: $(VENV)/.installed
+	$(BIN)/python -m tests.soak --seconds $(SECONDS)
 
 bench: $(VENV)/.installed
 	$(BIN)/apcbatch bench

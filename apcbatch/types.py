@@ -26,7 +26,8 @@ class RequestPlan:
     resume_at: the position whose snapshot it starts from (0: none); it waits until that is there or cannot come any
     more. keep: positions of its prompt, ascending, to keep for later requests of this run; reads: how many of them will
     resume from each, after which it is released. keep_for_later: positions to keep for future runs. ideal: the longest
-    prefix that a request before it in the plan covers, at most prompt - 1.
+    prefix that a request before it in the plan covers, at most prompt - 1. With one request after the other in the
+    plan's order: live_bytes, what this run's snapshots take when it begins; keep_bytes, what its own add to that.
     """
 
     resume_at: int = 0
@@ -34,6 +35,8 @@ class RequestPlan:
     reads: tuple[int, ...] = ()
     keep_for_later: tuple[int, ...] = ()
     ideal: int = 0
+    live_bytes: int = 0
+    keep_bytes: int = 0
 
 
 @dataclass(slots=True)

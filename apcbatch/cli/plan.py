@@ -54,7 +54,7 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     tokenizer are needed. Columns: hit rate (the restored share of all prompt tokens), missed (covered by an
     earlier request and not found), the snapshots kept in the run, those of them that are read, those kept for
     future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
-    request after the other.
+    request after the other. A store that holds something already is not looked at: a run with it restores more.
     """
     resolved = config.load(given_flags(ctx), options["config_file"])
     block_sizes = parse_block_sizes(options["block_sizes"], resolved.block_size)

@@ -66,7 +66,8 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     Plans INPUT for every candidate, measures for a few seconds what prefill, snapshots, restores and writes
     cost here with this model, and predicts the seconds of each. Restored tokens are exactly those that `run`
     reports with the same options; seconds are an estimate, which --verify puts to the test. Writes to disk
-    count where --store is given; the folder itself is not touched.
+    count where --store is given; the folder itself is not touched, and taken to be empty: what it holds already
+    makes a run restore more.
     """
     resolved = config.load(given_flags(ctx), options["config_file"])
     sizes = parse_candidates(options["candidates"])

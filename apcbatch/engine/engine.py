@@ -94,7 +94,6 @@ class Engine:
         self._model = CausalLM(folder, config, torch_dtype, arena)
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
-        self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes)
         self._store = None
         if store is not None and policy != "none":
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
@@ -103,6 +102,8 @@ class Engine:
         self._persistence = None
         if self._store is not None:
             self._persistence = Persistence(self._store, arena, fingerprint, self.model_name, has_kv)
+        finish_writes = self._persistence.wait if self._persistence else lambda: False
+        self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes, finish_writes)
         self._arena = arena
         self._snapshots = Snapshots(
             policy=policy,
@@ -115,7 +116,10 @@ class Engine:
             persistence=self._persistence,
         )
         self._scheduler = Scheduler(
-            self._snapshots, max_batch_tokens=max_batch_tokens, max_running=max_running
+            self._snapshots,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            capacity_bytes=pool_size_bytes,
         )
         self._look_ahead = 4 * max_running
         self._failed: deque[Result] = deque()

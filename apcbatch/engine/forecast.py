@@ -2,8 +2,9 @@
 `tune-block-size`.
 
 Must not know: text, files, time. The tree is built once; all grids and policies are read off it. Invariant:
-numbers are those of the engine serving the same requests one after the other with nothing held before (for
-`all` and `last` with room for all they keep), request by request.
+numbers are those of the engine with nothing held before, request by request, however many run side by side (for
+`all` and `last` with room for all they keep; for `last` one after the other); what is live at once is that of one
+request after the other.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def _keeps_everything(
 
 
 def _planned(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planner) -> PolicyForecast:
-    keeping, ledger = planner.keep(shape, order, {})
+    keeping, live = planner.keep(shape, order, {})
     later = planner.later.choose(shape, keeping.owners(shape, order), {})
     places = {snapshot.place for snapshot in keeping.kept}
     resume_at = [position for _, position in keeping.source]
@@ -161,8 +162,8 @@ def _planned(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planne
         snapshots_for_later=sum(place not in places for place in later.places),
         written_bytes=_written_bytes(keeping, planner.footprint),
         store_bytes=later.num_bytes,
-        peak_live_snapshots=ledger.peak_snapshots,
-        peak_live_bytes=ledger.peak_bytes,
+        peak_live_snapshots=live.peak_snapshots,
+        peak_live_bytes=live.peak_bytes,
         floor_tokens=ideal - sum(resume_at),
     )
 

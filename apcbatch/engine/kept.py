@@ -71,23 +71,40 @@ def keep_all_read(reach: Reach, owners: Owners, order: Sequence[int], held: Held
     return Keeping(list(found.values()), reach.source, from_kept)
 
 
-def measure_live(keeping: Keeping, order: Sequence[int], footprint: Footprint) -> Ledger:
-    """Play the plan through, one request after the other: a ledger that knows the peaks.
+@dataclass(slots=True)
+class Live:
+    """What is live with one request after the other: the most at a time, and by request the bytes when it begins
+    and those that it adds. peak_* leave out what was held before; its bytes in the pool are part of what a request
+    that resumes from it adds."""
+
+    live_bytes: list[int]
+    keep_bytes: list[int]
+    peak_snapshots: int = 0
+    peak_bytes: int = 0
+
+
+def measure_live(keeping: Keeping, order: Sequence[int], footprint: Footprint) -> Live:
+    """Play the plan through, one request after the other.
 
     A request's new snapshots are written while the one it resumed from is still there.
     """
-    ledger = Ledger(footprint)
+    ledger, live = Ledger(footprint), Live([0] * len(keeping.source), [0] * len(keeping.source))
     kept_by = keeping.kept_by()
     segments: dict[int, Segment] = {}
     for index in order:
-        start = keeping.from_kept[index]
+        start, resume_at = keeping.from_kept[index], keeping.source[index][1]
         own = kept_by.get(index, ())
+        live.live_bytes[index] = ledger.live_bytes
         if own:
             parent = segments[start.owner] if start is not None else None
-            segments[index] = ledger.begin(parent, keeping.source[index][1])
+            segments[index] = ledger.begin(parent, resume_at)
         for snapshot in own:
             ledger.hold(segments[index], snapshot.place[1])
-        ledger.note_peak()
-        if start is not None and start.readers[-1] == index:
+        live.keep_bytes[index] = ledger.live_bytes - live.live_bytes[index]
+        live.peak_snapshots = max(live.peak_snapshots, ledger.num_live)
+        live.peak_bytes = max(live.peak_bytes, ledger.live_bytes)
+        if start is None and resume_at:
+            live.keep_bytes[index] += footprint.pool_bytes(resume_at)
+        elif start is not None and start.readers[-1] == index:
             ledger.release(segments[start.owner], start.place[1])
-    return ledger
+    return live

@@ -30,6 +30,10 @@ class Footprint:
         """A snapshot that has the KV of so many tokens: those after its nearest kept ancestor."""
         return self.state_bytes + self.kv_token_bytes * tokens
 
+    def pool_bytes(self, position: int) -> int:
+        """A snapshot at a position that shares no page with another one."""
+        return self.state_bytes + -(-position // self.page_tokens) * self.page_bytes
+
     @property
     def page_bytes(self) -> int:
         return self.kv_token_bytes * self.page_tokens
@@ -50,14 +54,12 @@ class Segment:
 
 
 class Ledger:
-    """num_live, live_bytes: the snapshots held now. peak_snapshots, peak_bytes: the most there were at a
-    time."""
+    """num_live, live_bytes: the snapshots held now."""
 
     def __init__(self, footprint: Footprint) -> None:
         self._footprint = footprint
-        self.num_live = self.peak_snapshots = 0
+        self.num_live = 0
         self._num_pages = 0
-        self.peak_bytes = 0
 
     @property
     def live_bytes(self) -> int:
@@ -81,11 +83,6 @@ class Ledger:
         self.num_live -= 1
         if self._footprint.kv_token_bytes:
             self._let_go(segment, -(-position // self._footprint.page_tokens))
-
-    def note_peak(self) -> None:
-        """Remember how much is live now."""
-        self.peak_snapshots = max(self.peak_snapshots, self.num_live)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def _refer(self, segment: Segment, pages: int) -> None:
         """A segment that anything refers to refers to its parent's pages once."""

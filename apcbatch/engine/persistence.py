@@ -90,11 +90,16 @@ class Persistence:
         self.drain()
         return True
 
-    def load(self, key: bytes, pool: SnapshotPool, pages: PagePool) -> Snapshot | Stranded | None:
-        """Bring a stored snapshot into the pool; None where the store cannot give it or there is no room."""
+    def load(
+        self, key: bytes, pool: SnapshotPool, pages: PagePool, awaited: bool
+    ) -> Snapshot | Stranded | None:
+        """Bring a stored snapshot into the pool; None where the store cannot give it or there is no room.
+
+        awaited: as in SnapshotPool.reserve.
+        """
         if not self._has_kv:
             stored = self._store.get(key, self._fingerprint)
-            return None if stored is None else self._assemble(None, [stored], pool, pages)
+            return None if stored is None else self._assemble(None, [stored], pool, pages, awaited)
         chain = self._store.get_chain(key, self._fingerprint, held=pool)
         if not chain.links:
             return Stranded(chain.stranded_at) if chain.miss == "stranded" else None
@@ -102,7 +107,7 @@ class Persistence:
         base = pool.peek(first.parent) if first.parent is not None else None
         if first.parent_position and base is None:
             return Stranded(first.parent_position)
-        return self._assemble(base, list(chain.links), pool, pages)
+        return self._assemble(base, list(chain.links), pool, pages, awaited)
 
     def _written(self, key: bytes, is_stored: bool) -> None:
         snapshot = self._writing.pop(key)
@@ -110,13 +115,18 @@ class Persistence:
         snapshot.stored = is_stored
 
     def _assemble(
-        self, base: Snapshot | None, links: list[StoredSnapshot], pool: SnapshotPool, pages: PagePool
+        self,
+        base: Snapshot | None,
+        links: list[StoredSnapshot],
+        pool: SnapshotPool,
+        pages: PagePool,
+        awaited: bool,
     ) -> Snapshot | None:
         """One pool entry from a chain: KV of every link after `base`, recurrent state of the last one."""
         last = links[-1]
         if base is not None:
             base.pins += 1
-        slot = pool.reserve(last.key)
+        slot = pool.reserve(last.key, awaited)
         table = None if slot is None else self._chain_pages(base, last.position, pages)
         if base is not None:
             base.pins -= 1
@@ -130,8 +140,9 @@ class Persistence:
             self._arena.scatter_kv(torch.from_numpy(table), link.parent_position, kv)
         self._arena.ssm[slot].copy_(self._tensor(last.arrays["ssm"]))
         self._arena.conv[slot].copy_(self._tensor(last.arrays["conv"]))
-        snapshot = pool.insert(last.key, last.position, slot, table)
-        snapshot.stored = True
+        snapshot = pool.insert(last.key, last.position, slot, table, awaited=awaited)
+        if snapshot is not None:
+            snapshot.stored = True
         pages.release(table)  # the pool holds its own references now
         return snapshot
 

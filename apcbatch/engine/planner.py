@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from apcbatch.engine.kept import Keeping, keep_all_read, measure_live
+from apcbatch.engine.kept import Keeping, Live, keep_all_read, measure_live
 from apcbatch.engine.later import ForLater, LaterPolicy
-from apcbatch.engine.ledger import Footprint, Ledger
+from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.prefix_tree import PrefixTree
 from apcbatch.engine.rationing import Rationing
 from apcbatch.engine.reach import Held, Place, find_ideals, held_by_node, reach_all
@@ -82,27 +82,27 @@ class Planner:
         """
         shape, there = TreeShape(tree), held_by_node(held)
         order = shape.order(self.order)
-        keeping, ledger = self.keep(shape, order, there)
+        keeping, live = self.keep(shape, order, there)
         owners = keeping.owners(shape, order)
         later = self.later.choose(shape, owners, there)
         ideals = find_ideals(shape, order, there)
-        return _assemble(shape, order, ideals, keeping, later, later.by_owner(owners), ledger)
+        return _assemble(shape, order, ideals, keeping, later, later.by_owner(owners), live)
 
     @property
     def later(self) -> LaterPolicy:
         """What is kept for future runs."""
         return LaterPolicy(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
 
-    def keep(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[Keeping, Ledger]:
+    def keep(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[Keeping, Live]:
         """What is kept for this run, and what it weighs."""
         reach, owners = reach_all(shape, order, self.block_size, held)
         keeping = keep_all_read(reach, owners, order, held)
-        ledger = measure_live(keeping, order, self.footprint)
-        if self.capacity_bytes is not None and ledger.peak_bytes > self.capacity_bytes:
+        live = measure_live(keeping, order, self.footprint)
+        if self.capacity_bytes is not None and live.peak_bytes > self.capacity_bytes:
             rationing = Rationing(shape, order, held, self.footprint, self.capacity_bytes)
             keeping = rationing.run(reach.source)
-            ledger = measure_live(keeping, order, self.footprint)
-        return keeping, ledger
+            live = measure_live(keeping, order, self.footprint)
+        return keeping, live
 
 
 def _assemble(
@@ -112,12 +112,12 @@ def _assemble(
     keeping: Keeping,
     later: ForLater,
     later_by: Mapping[int, Sequence[int]],
-    ledger: Ledger,
+    live: Live,
 ) -> Plan:
     this_run = {snapshot.place for snapshot in keeping.kept}
     return Plan(
         order=order,
-        requests=list(_request_plans(ideals, keeping, later_by)),
+        requests=list(_request_plans(ideals, keeping, later_by, live)),
         leaders=[None if snapshot is None else snapshot.owner for snapshot in keeping.from_kept],
         prompt_tokens=shape.prompt_tokens,
         unique_tokens=shape.unique_tokens,
@@ -127,13 +127,13 @@ def _assemble(
         snapshots_read=len(keeping.kept) + keeping.num_held_read,
         snapshots_for_later=sum(place not in this_run for place in later.places),
         later_bytes=later.num_bytes,
-        peak_live_snapshots=ledger.peak_snapshots,
-        peak_live_bytes=ledger.peak_bytes,
+        peak_live_snapshots=live.peak_snapshots,
+        peak_live_bytes=live.peak_bytes,
     )
 
 
 def _request_plans(
-    ideals: Sequence[int], keeping: Keeping, later_by: Mapping[int, Sequence[int]]
+    ideals: Sequence[int], keeping: Keeping, later_by: Mapping[int, Sequence[int]], live: Live
 ) -> Iterator[RequestPlan]:
     kept_by = keeping.kept_by()
     for index, (_, resume_at) in enumerate(keeping.source):
@@ -144,4 +144,6 @@ def _request_plans(
             reads=tuple(len(snapshot.readers) for snapshot in own),
             keep_for_later=tuple(later_by.get(index, ())),
             ideal=ideals[index],
+            live_bytes=live.live_bytes[index],
+            keep_bytes=live.keep_bytes[index],
         )

@@ -1,13 +1,14 @@
 """Snapshots in RAM: which keys are held, in which slot and pages, and which go when room is needed.
 
 Must not know: token ids, the store, tensors. Invariants: a pinned snapshot (being restored or written) is never
-dropped; the bytes held never exceed the capacity; a dropped key is remembered for a while, so that a later miss can
-say `evicted`.
+dropped; one that a plan waits for goes only when there is no other, for another one that it waits for; the bytes held
+never exceed the capacity; a dropped key is remembered for a while, so that a later miss can say `evicted`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from apcbatch.engine.pages import PageArray, PagePool
@@ -34,19 +35,28 @@ class Snapshot:
 
 
 class SnapshotPool:
-    """Held snapshots by key, least recently consumed first."""
+    """Held snapshots by key, least recently consumed first. finish_writes: wait for writes under way, which unpins what
+    they read; False where there are none."""
 
     def __init__(
-        self, slots: range, pages: PagePool, slot_bytes: int, page_bytes: int, capacity_bytes: int
+        self,
+        slots: range,
+        pages: PagePool,
+        slot_bytes: int,
+        page_bytes: int,
+        capacity_bytes: int,
+        finish_writes: Callable[[], bool] = lambda: False,
     ) -> None:
         self._held: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._free_slots = list(reversed(slots))
         self._pages = pages
         self._page_holders: dict[int, int] = {}
         self._slot_bytes, self._page_bytes = slot_bytes, page_bytes
-        self._capacity_bytes = capacity_bytes
+        self.capacity_bytes = capacity_bytes
+        self._finish_writes = finish_writes
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
         self.num_reserved = 0
+        self._idle_slots: set[int] = set()  # reserved for what no plan waits for
         self.peak_held = 0
         self.evicted = 0
 
@@ -75,53 +85,71 @@ class SnapshotPool:
         """Whether a snapshot of this key was held, or refused for lack of room, earlier in this run."""
         return key in self._forgotten
 
-    def reserve(self, key: bytes) -> int | None:
-        """A slot for a snapshot that the next pass will write, or None where everything held is pinned."""
-        while not self._free_slots or self.held_bytes + self._slot_bytes > self._capacity_bytes:
-            if not self.drop_one():
+    def reserve(self, key: bytes, awaited: bool) -> int | None:
+        """A slot for a snapshot that is about to be written, or None where nothing may go for it.
+
+        awaited: a request of this run will read it, so that it may take the place of another awaited one.
+        """
+        while not self._free_slots or self.held_bytes + self._slot_bytes > self.capacity_bytes:
+            if not self.drop_one(awaited):
                 self._forget(key)
                 return None
         self.num_reserved += 1
-        return self._free_slots.pop()
+        slot = self._free_slots.pop()
+        if not awaited:
+            self._idle_slots.add(slot)
+        return slot
 
-    def insert(self, key: bytes, position: int, slot: int, pages: PageArray) -> Snapshot:
-        """Publish what was written into a reserved slot. A key that is already held keeps its first copy."""
+    def insert(
+        self, key: bytes, position: int, slot: int, pages: PageArray, reads: int = 0, awaited: bool = False
+    ) -> Snapshot | None:
+        """Publish what was written into a reserved slot; None where there is no room for its pages.
+
+        reads: how many requests of the plan will resume from it. awaited: as in `reserve`. A key that is already
+        held keeps its first copy.
+        """
         self.num_reserved -= 1
+        self._idle_slots.discard(slot)
+        # An awaited one does not give way to what is yet to be published and may go.
+        capacity = self.capacity_bytes + awaited * len(self._idle_slots) * self._slot_bytes
         held = self._held.get(key)
         if held is not None:
             self._free_slots.append(slot)
+            held.reads_left += reads
             return held
-        snapshot = Snapshot(key, position, slot, pages.copy())
+        snapshot = Snapshot(key, position, slot, pages.copy(), reads_left=reads)
         self._pages.share(snapshot.pages)
         for page in snapshot.pages.tolist():
             self._page_holders[page] = self._page_holders.get(page, 0) + 1
         self._held[key] = snapshot
         self._forgotten.pop(key, None)
         snapshot.pins += 1
-        while self.held_bytes > self._capacity_bytes and self.drop_one():
+        while self.held_bytes > capacity and self.drop_one(awaited):
             pass
         snapshot.pins -= 1
+        if self.held_bytes > capacity:
+            self._evict(snapshot)
+            return None
         self.peak_held = max(self.peak_held, len(self._held))
         return snapshot
 
     def cancel(self, slot: int) -> None:
         """Give back a reserved slot that was not written."""
         self.num_reserved -= 1
+        self._idle_slots.discard(slot)
         self._free_slots.append(slot)
 
-    def drop_one(self) -> bool:
-        """Drop the snapshot of least use that is not pinned: one that no plan waits for before one that is still to be
-        read, the least recently consumed of them; False where all are pinned."""
-        unpinned = (snapshot for snapshot in self._held.values() if not snapshot.pins)
-        victim = next(unpinned, None)
-        if victim is not None and victim.reads_left:
-            victim = next((snapshot for snapshot in unpinned if not snapshot.reads_left), victim)
-        if victim is None:
-            return False
-        self.drop(victim)
-        self._forget(victim.key)
-        self.evicted += 1
-        return True
+    def drop_one(self, awaited: bool) -> bool:
+        """Drop the least recently consumed snapshot that no plan waits for and that is not pinned; where there is none,
+        let the writes under way unpin one; after that, if `awaited`, drop one that a plan waits for. False for none."""
+        victim = self._idle()
+        if victim is None and self._finish_writes():
+            victim = self._idle()
+        if victim is None and awaited:
+            victim = next((snapshot for snapshot in self._held.values() if not snapshot.pins), None)
+        if victim is not None:
+            self._evict(victim)
+        return victim is not None
 
     def drop(self, snapshot: Snapshot) -> None:
         """Let go of one snapshot."""
@@ -132,6 +160,15 @@ class SnapshotPool:
             if not self._page_holders[page]:
                 del self._page_holders[page]
         self._pages.release(snapshot.pages)
+
+    def _idle(self) -> Snapshot | None:
+        """The first one to go."""
+        return next((one for one in self._held.values() if not one.pins and not one.reads_left), None)
+
+    def _evict(self, snapshot: Snapshot) -> None:
+        self.drop(snapshot)
+        self._forget(snapshot.key)
+        self.evicted += 1
 
     def _forget(self, key: bytes) -> None:
         self._forgotten[key] = None

@@ -1,15 +1,17 @@
 """Which sequences run in the next pass, how many of their tokens, and which wait for whom.
 
 Must not know: tensors, the store, text. Invariants: every running decode gets its token each step; a sequence that
-would compute a prefix which a running one is about to publish is held back until it is there; a sequence is admitted
-only when the KV pages of its whole life are within reach, so that nothing running is ever starved.
+would compute a prefix which another one is about to publish is held back until it is there; a sequence is admitted
+only when the KV pages of its whole life are within reach, so that nothing running is ever starved, and when what it
+keeps fits (see admission.py); where nothing runs, the next one is admitted in any case.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 
+from apcbatch.engine.admission import Admission
 from apcbatch.engine.runner import Chunk, Keep
 from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
@@ -19,14 +21,18 @@ from apcbatch.prefix import boundaries_in, last_boundary
 class Scheduler:
     """Waiting and running sequences, in the order of submission."""
 
-    def __init__(self, snapshots: Snapshots, *, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(
+        self, snapshots: Snapshots, *, max_batch_tokens: int, max_running: int, capacity_bytes: int
+    ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._snapshots = snapshots
         self._policy, self._block_size = snapshots.policy, snapshots.block_size
         self._max_batch_tokens = max_batch_tokens
         self._free_slots = list(range(max_running - 1, -1, -1))
-        self._pending: Counter[bytes] = Counter()  # boundaries that sequences will publish: how many of them
+        self._pending: dict[bytes, list[Sequence]] = {}  # boundaries that sequences will publish: by whom
+        self._admission = Admission(capacity_bytes)
+        self._num_submitted = 0
         self._owed_pages = 0  # pages that running sequences may still ask for
 
     def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
@@ -37,24 +43,33 @@ class Scheduler:
             if sequence.in_prefill and budget > 0:
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
+        impossible = self._fill(chunks, budget) if self.waiting and self._free_slots and budget > 0 else []
+        for chunk in chunks:  # in what room the awaited ones of all leave
+            if chunk.sequence.request.plan is not None:
+                self._reserve(chunk, awaited=False)
+        return chunks, impossible
+
+    def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
+        """Admit waiting sequences while there are slots and tokens left; those that can never run are handed back."""
         impossible: list[Sequence] = []
         passed_over: deque[Sequence] = deque()
+        in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
+        self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
         while self.waiting and self._free_slots and budget > 0:
             sequence = self.waiting.popleft()
-            if self._held_back(sequence):
-                passed_over.append(sequence)
-            elif self._make_room(sequence):
+            if self._may_begin(sequence):
                 self._admit(sequence)
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
             elif self.running:
+                self._admission.pass_over(sequence)
                 passed_over.append(sequence)
             else:
-                self._settle(sequence)
+                self._give_up(sequence)
                 impossible.append(sequence)
         passed_over.extend(self.waiting)
         self.waiting = passed_over
-        return chunks, impossible
+        return impossible
 
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
@@ -74,44 +89,61 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. What the plan has it publish is expected from now on, not only once it runs."""
-        if sequence.request.plan is not None:
+        sequence.number = self._num_submitted
+        self._num_submitted += 1
+        plan = sequence.request.plan
+        if plan is not None:
+            sequence.held_back = sequence.keys.get(plan.resume_at)
+            sequence.leader = next(reversed(self._owners(sequence.held_back)), None)
             self._expect(sequence)
         self.waiting.append(sequence)
 
     def drop_waiting(self) -> None:
         """Drop what has not begun, and what it was to publish."""
         for sequence in self.waiting:
-            self._settle(sequence)
+            self._give_up(sequence)
         self.waiting.clear()
 
+    def _give_up(self, sequence: Sequence) -> None:
+        """A sequence will not run: nothing comes from it, and nothing is kept for it any more."""
+        self._settle(sequence)
+        self._snapshots.count_read(sequence)
+
+    def _may_begin(self, sequence: Sequence) -> bool:
+        """Whether there is room, and nothing to wait for. Where nothing runs, room for its own KV is enough, at the
+        expense of any snapshot."""
+        if self.running and (self._held_back(sequence) or not self._admission.fits(sequence)):
+            return False
+        needed = self._snapshots.pages_to_start(sequence) + self._owed_pages
+        return self._snapshots.free_pages(needed, awaited=not self.running)
+
     def _held_back(self, sequence: Sequence) -> bool:
-        """Whether another sequence will publish a longer prefix of this one than is available now."""
-        if sequence.held_back is not None and sequence.held_back in self._pending:
+        """Whether another sequence will publish a longer prefix of this one than is available now. With a plan it is
+        the leader that counts: where memory is short, several publish the same prefix, each for some."""
+        if sequence.request.plan is not None:
+            return sequence.leader in self._owners(sequence.held_back)
+        if self._owners(sequence.held_back):
             return True
         sequence.held_back = None
         if not self._pending:
             return False
         available = self._snapshots.available_position(sequence)
-        for position in self._awaited_positions(sequence):
+        for position in reversed(sequence.keys):
             if position <= available:
                 break
-            if sequence.keys[position] in self._pending:
+            if position < sequence.num_prompt and sequence.keys[position] in self._pending:
                 sequence.held_back = sequence.keys[position]
                 return True
         return False
 
-    def _awaited_positions(self, sequence: Sequence) -> Iterable[int]:
-        """Positions worth waiting for, longest first: the plan's one, else every boundary that can be resumed from."""
-        plan = sequence.request.plan
-        if plan is not None:
-            return (plan.resume_at,) if plan.resume_at else ()
-        return (position for position in reversed(sequence.keys) if position < sequence.num_prompt)
-
-    def _make_room(self, sequence: Sequence) -> bool:
-        return self._snapshots.free_pages(self._snapshots.pages_to_start(sequence) + self._owed_pages)
+    def _owners(self, key: bytes | None) -> list[Sequence]:
+        """Those that will publish a boundary, in the order of submission."""
+        return self._pending.get(key, []) if key is not None else []
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
+        sequence.leader = None
+        self._admission.admit(sequence)
         self._snapshots.attach(sequence)
         self._owed_pages += self._snapshots.pages_of_life(sequence) - len(sequence.pages)
         if sequence.request.plan is None:
@@ -122,25 +154,34 @@ class Scheduler:
         """From now on others may wait for what this sequence's prefill publishes."""
         positions = self._kept_positions(sequence, sequence.computed, sequence.num_prompt)
         sequence.owed = [(position, sequence.keys[position]) for position in positions]
-        self._pending.update(key for _, key in sequence.owed)
+        for _, key in sequence.owed:
+            self._pending.setdefault(key, []).append(sequence)
 
     def _settle(self, sequence: Sequence, end: int | None = None) -> None:
         """What a sequence owes up to `end` is published; without an end, nothing more will come from it."""
         while sequence.owed and (end is None or sequence.owed[0][0] <= end):
             _, key = sequence.owed.pop(0)
-            self._pending[key] -= 1
+            self._pending[key].remove(sequence)
             if not self._pending[key]:
                 del self._pending[key]
 
     def _chunk(self, sequence: Sequence, count: int) -> Chunk:
-        """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps."""
+        """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps; with a
+        plan, for those that this run waits for."""
         chunk = Chunk(sequence, count)
         self._owed_pages -= self._snapshots.extend_pages(sequence, chunk.end)
-        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
-            slot_key = self._snapshots.reserve(sequence, position)
-            if slot_key is not None:
-                chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
+        self._reserve(chunk, awaited=sequence.request.plan is not None)
         return chunk
+
+    def _reserve(self, chunk: Chunk, awaited: bool) -> None:
+        """Slots for snapshots of a chunk: for those that the plan waits for, or for the others."""
+        sequence = chunk.sequence
+        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
+            if (sequence.planned.get(position, 0) > 0) == awaited:
+                slot_key = self._snapshots.reserve(sequence, position)
+                if slot_key is not None:
+                    chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
+        chunk.keep.sort(key=lambda keep: keep.position)
 
     def _kept_positions(self, sequence: Sequence, begin: int, end: int) -> Iterable[int]:
         """Positions p with begin < p <= end whose snapshots the policy keeps, ascending."""

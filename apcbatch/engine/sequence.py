@@ -21,25 +21,27 @@ from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
 class Sequence:
     """computed: tokens whose state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
 
-    start: the snapshot that the next pass reads its state from, pinned until then. held_back: the key of a boundary
-    that another sequence is about to publish and that this one waits for. owed: positions and keys that it is yet to
-    publish, ascending. planned: reads left for each position that the plan keeps (0: for later runs only), ascending.
-    branch: the boundary below the point where this prompt was seen to leave another one. rolling: the snapshot of the
-    answer's latest boundary under policies `last` and `planned`. store_parent: the last snapshot on this sequence's
-    path that the store has, as (key, position). stored_positions: usable boundaries that the store held at the first
-    look, longest first.
+    number: its place in the order of submission. start: the snapshot that the next pass reads its state from, pinned
+    until then. held_back: the key of a boundary that another sequence is about to publish and that this one waits for;
+    leader: with a plan, that sequence. owed: positions and keys that it is yet to publish, ascending. planned: reads
+    left for each position that the plan keeps (0: for later runs only), ascending. branch: the boundary below the
+    point where this prompt was seen to leave another one. rolling: the snapshot of the answer's latest boundary under
+    policies `last` and `planned`. store_parent: the last snapshot on this sequence's path that the store has, as
+    (key, position). stored_positions: usable boundaries that the store held at the first look, longest first.
     """
 
     request: Request
     tokens: TokenArray  # (prompt + max_tokens,), the first num_tokens are known
     num_prompt: int
     num_tokens: int
+    number: int = 0
     keys: dict[int, bytes] = field(default_factory=dict)
     computed: int = 0
     slot: int = -1
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
     held_back: bytes | None = None
+    leader: Sequence | None = None
     owed: list[tuple[int, bytes]] = field(default_factory=list)
     planned: dict[int, int] = field(default_factory=dict)
     branch: int = 0

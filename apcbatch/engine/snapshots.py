@@ -13,7 +13,7 @@ import numpy as np
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.miss import explain_miss
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
-from apcbatch.engine.persistence import Persistence, Stranded
+from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.runner import Chunk
 from apcbatch.engine.sequence import Sequence
@@ -54,7 +54,7 @@ class Snapshots:
 
     def available_position(self, sequence: Sequence) -> int:
         """The longest position below the prompt's end that pool or store seem to hold; 0 for none."""
-        held = next((p for p in self._usable(sequence) if sequence.keys[p] in self._pool), 0)
+        held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
     def attach(self, sequence: Sequence) -> None:
@@ -69,9 +69,8 @@ class Snapshots:
             snapshot.pins += 1
             sequence.start = snapshot
             sequence.pages = self._adopt_pages(snapshot)
-            sequence.store_parent = (
-                (snapshot.key, snapshot.position) if snapshot.stored else snapshot.store_parent
-            )
+            here = (snapshot.key, snapshot.position)
+            sequence.store_parent = here if snapshot.stored else snapshot.store_parent
             sequence.computed = sequence.cached_tokens = snapshot.position
             sequence.cached_from = source
         stored = next(iter(self._stored_positions(sequence)), 0)
@@ -92,13 +91,17 @@ class Snapshots:
         )
 
     def detach(self, sequence: Sequence) -> None:
-        """Let go of the snapshot that a sequence started from; at its last planned use it is released."""
+        """Let go of the snapshot that a sequence started from."""
         snapshot, sequence.start = sequence.start, None
-        if snapshot is None:
-            return
-        snapshot.pins -= 1
+        if snapshot is not None:
+            snapshot.pins -= 1
+            self.count_read(sequence)
+
+    def count_read(self, sequence: Sequence) -> None:
+        """A sequence does not need the plan's snapshot any more, wherever it started; the last one releases it."""
         plan = sequence.request.plan
-        if plan is not None and snapshot.position == plan.resume_at and snapshot.reads_left:
+        snapshot = self._pool.peek(sequence.keys.get(plan.resume_at, b"")) if plan else None
+        if snapshot is not None and snapshot.reads_left:
             snapshot.reads_left -= 1
             if not snapshot.reads_left and not snapshot.for_later and not snapshot.pins:
                 self._pool.drop(snapshot)
@@ -108,11 +111,11 @@ class Snapshots:
         key = sequence.keys.get(position) or prefix_key(
             self._fingerprint, sequence.tokens[:position], position
         )
-        held = self._pool.peek(key)
+        held, reads = self._pool.peek(key), sequence.planned.get(position, 0)
         if held is not None:
-            held.reads_left += sequence.planned.get(position, 0)
+            held.reads_left += reads
             return None
-        slot = self._pool.reserve(key)
+        slot = self._pool.reserve(key, awaited=reads > 0)
         return None if slot is None else (slot, key)
 
     def publish(self, chunk: Chunk) -> None:
@@ -120,11 +123,15 @@ class Snapshots:
         sequence = chunk.sequence
         for keep in chunk.keep:
             covering = sequence.pages[: -(-keep.position // PAGE_TOKENS)] if self._has_kv else NO_PAGES
-            snapshot = self._pool.insert(keep.key, keep.position, keep.slot, covering)
-            if sequence.request.plan is not None:
-                self._publish_planned(sequence, snapshot)
+            reads = sequence.planned.get(keep.position, 0)
+            snapshot = self._pool.insert(keep.key, keep.position, keep.slot, covering, reads, reads > 0)
+            if snapshot is None:
                 continue
-            self.num_written += snapshot.slot == keep.slot
+            is_new = snapshot.slot == keep.slot
+            if sequence.request.plan is not None:
+                self._publish_planned(sequence, snapshot, is_new)
+                continue
+            self.num_written += is_new
             if self.policy != "all" and keep.position > sequence.num_prompt:
                 self._roll(sequence, snapshot)
             else:
@@ -133,7 +140,11 @@ class Snapshots:
     def cover(self, chunk: Chunk) -> None:
         """Note the tokens whose state has been computed: after each prefill pass, and once a kept answer has ended."""
         sequence = chunk.sequence
-        if sequence.computed <= sequence.num_prompt or sequence.finish_reason and sequence.request.keep_answer:
+        if (
+            sequence.computed <= sequence.num_prompt
+            or sequence.finish_reason
+            and sequence.request.keep_answer
+        ):
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def cancel(self, chunk: Chunk) -> None:
@@ -156,10 +167,10 @@ class Snapshots:
         """Pages that must be free to admit a sequence: those of its life, and a copy of a restored partial page."""
         return self.pages_of_life(sequence) + self._has_kv
 
-    def free_pages(self, needed: int) -> bool:
-        """Drop snapshots until `needed` pages are free; False where that cannot be."""
+    def free_pages(self, needed: int, awaited: bool) -> bool:
+        """Drop snapshots, of awaited ones only if `awaited`, until `needed` pages are free; False for no way."""
         while self._pages.num_free < needed:
-            if not self._pool.drop_one() and not self._wait_for_writes():
+            if not self._pool.drop_one(awaited):
                 return False
         return True
 
@@ -191,7 +202,7 @@ class Snapshots:
         held = self._pool.peek(key)
         if held is not None or self._persistence is None:
             return held
-        loaded = self._persistence.load(key, self._pool, self._pages)
+        loaded = self._persistence.load(key, self._pool, self._pages, awaited=False)
         return loaded if isinstance(loaded, Snapshot) else None
 
     def _positions_of_interest(self, sequence: Sequence) -> Iterable[int]:
@@ -205,6 +216,13 @@ class Snapshots:
         """Boundaries that leave one prompt token to compute, longest first."""
         return [p for p in reversed(sequence.keys) if p < sequence.num_prompt]
 
+    def _held(self, sequence: Sequence, position: int) -> Snapshot | None:
+        """What the pool has for a sequence at a position; beyond the plan's, not what others of the plan wait for."""
+        snapshot, plan = self._pool.peek(sequence.keys[position]), sequence.request.plan
+        if snapshot is None or plan is not None and snapshot.reads_left and position > plan.resume_at:
+            return None
+        return snapshot
+
     def _stored_positions(self, sequence: Sequence) -> list[int]:
         """Usable positions that the store held when the sequence was first looked at, longest first."""
         if self._persistence is None or self.policy == "none":
@@ -216,7 +234,7 @@ class Snapshots:
 
     def _find(self, sequence: Sequence) -> tuple[Snapshot | None, CachedFrom, bool]:
         """(the longest usable snapshot, where it came from, whether a longer one was stranded)."""
-        usable = (self._pool.peek(sequence.keys[p]) for p in self._usable(sequence))
+        usable = (self._held(sequence, p) for p in self._usable(sequence))
         held = next((snapshot for snapshot in usable if snapshot is not None), None)
         longer = [p for p in self._stored_positions(sequence) if held is None or p > held.position]
         if not longer:
@@ -233,11 +251,12 @@ class Snapshots:
     def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
         """Load the first position that the store can give in full; what it cannot give at all is forgotten."""
         assert self._persistence is not None and sequence.stored_positions is not None
-        stranded: Stranded | None = None
+        stranded, plan = None, sequence.request.plan
         for position in positions:
             if stranded is not None and position >= stranded.position:
                 continue
-            loaded = self._persistence.load(sequence.keys[position], self._pool, self._pages)
+            counted_on = plan is None or position <= plan.resume_at
+            loaded = self._persistence.load(sequence.keys[position], self._pool, self._pages, counted_on)
             if isinstance(loaded, Snapshot):
                 return loaded, stranded is not None
             if loaded is None:
@@ -258,16 +277,15 @@ class Snapshots:
             self._arena.copy_page(int(snapshot.pages[full]), int(pages[full]))
         return pages
 
-    def _publish_planned(self, sequence: Sequence, snapshot: Snapshot) -> None:
-        """Note how often a snapshot will be read; one that only future runs will read is counted apart."""
-        snapshot.reads_left = sequence.planned[snapshot.position]
+    def _publish_planned(self, sequence: Sequence, snapshot: Snapshot, is_new: bool) -> None:
+        """Count a snapshot that only future runs will read apart, and have it stored."""
         plan = sequence.request.plan
-        snapshot.for_later = plan is not None and snapshot.position in plan.keep_for_later
-        if snapshot.reads_left:
-            self.num_written += 1
+        if sequence.planned[snapshot.position]:
+            self.num_written += is_new
         else:
-            self.num_for_later += 1
-        if snapshot.for_later:
+            self.num_for_later += is_new
+        if plan is not None and snapshot.position in plan.keep_for_later:
+            snapshot.for_later = True
             self._persist(sequence, snapshot)
 
     def _roll(self, sequence: Sequence, snapshot: Snapshot) -> None:
@@ -284,7 +302,3 @@ class Snapshots:
         if self._persistence.save(snapshot, sequence.store_parent):
             sequence.store_parent = (snapshot.key, snapshot.position)
         snapshot.store_parent = sequence.store_parent
-
-    def _wait_for_writes(self) -> bool:
-        """Let the store finish what it is writing, which unpins it; False where nothing was under way."""
-        return self._persistence is not None and self._persistence.wait()

@@ -1,7 +1,7 @@
 """`plan`: what a run would reuse under each policy on each grid, as lines for a terminal and as JSON.
 
 Must not know: weights, torch, where the lines go. The numbers are those that `run` reports for the same
-options, on an empty store.
+options on an empty store, request by request.
 """
 
 from __future__ import annotations

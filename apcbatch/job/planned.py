@@ -18,9 +18,6 @@ from apcbatch.job.feed import Failure, Feeder, Work
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
-# Of the pool, for the plan; the rest is for requests that run side by side, which a plan does one by one.
-PLANNED_SHARE = 0.9
-
 
 class PlannedFeeder:
     """A Feeder whose requests carry the prefix plan of their window. `plan_s`: seconds spent on planning."""
@@ -80,15 +77,18 @@ class PlannedFeeder:
         tree = PrefixTree()
         for request in usable:
             tree.add(as_token_array(request.token_ids), request.tag.ticket.line)
+        places = list(tree.keys(bytes.fromhex(engine.fingerprint), config.block_size)) if config.store else []
+        keys = engine.held({key for _, _, key in places})
+        held = [(node, position) for node, position, key in places if key in keys]
+        # The plan counts what it keeps itself; what comes from the store needs a place in the pool while it is read.
+        restored = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
         planner = Planner(
             config.block_size,
             "file" if config.order == "file" else "auto",
             engine.footprint,
-            int(PLANNED_SHARE * config.pool_size),
+            max(0, config.pool_size - restored),
             config.min_gain_tokens,
             config.store_size if config.store is not None else 0,
         )
-        places = list(tree.keys(bytes.fromhex(engine.fingerprint), config.block_size)) if config.store else []
-        held = engine.held({key for _, _, key in places})
-        plan = planner.plan(tree, [(node, position) for node, position, key in places if key in held])
+        plan = planner.plan(tree, held)
         return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]

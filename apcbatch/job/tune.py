@@ -26,7 +26,7 @@ from apcbatch.job.feed import Failure, Feeder
 from apcbatch.job.measure import Measurement
 from apcbatch.job.opening import make_engine
 from apcbatch.job.passes import walk
-from apcbatch.job.planned import PLANNED_SHARE, PlannedFeeder
+from apcbatch.job.planned import PlannedFeeder
 from apcbatch.job.survey import Survey
 from apcbatch.job.totals import Totals
 from apcbatch.model.locate import locate_model
@@ -89,7 +89,7 @@ def foresee(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> For
         block_size=1,
         order=_order(config),
         footprint=surveyed.footprint,
-        capacity_bytes=int(PLANNED_SHARE * config.pool_size),
+        capacity_bytes=config.pool_size,
         min_gain_tokens=config.min_gain_tokens,
         later_budget_bytes=config.store_size if config.store is not None else 0,
     )

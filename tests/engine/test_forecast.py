@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,18 +126,24 @@ def test_nothing_to_share_and_nothing_at_all() -> None:
     assert (alone["all"].snapshots_written, alone["planned"].snapshots_written) == (2, 0)
 
 
-@pytest.mark.parametrize("policy", ["all", "last"])
-@pytest.mark.parametrize("seed", [1, 5])
-def test_the_engine_agrees(seed: int, policy: str, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches the engine and the tables drifting apart: same requests, same cached tokens, same snapshots."""
-    data = random_dataset(seed)
+@pytest.mark.parametrize(
+    ("policy", "max_running"), [("all", 1), ("all", 2), ("all", 6), ("all", 32), ("last", 1)]
+)
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_the_engine_agrees(
+    family: str, policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches the engine and the tables drifting apart, and requests side by side that overtake each other: same
+    requests, same cached tokens, same snapshots."""
+    data = random_dataset(random.randrange(10**6))
     data.prompts = [tuple(1 + token % (VOCAB - 1) for token in prompt) for prompt in data.prompts]
     table = forecast(data.tree(), [3], Planner(3, "file")).grids[3][policy]
     engine = Engine(
-        tiny_checkpoint("mamba"), block_size=3, policy=policy, max_running=1, pool_size_bytes=256 << 20
-    )
+        tiny_checkpoint(family), block_size=3, policy=policy, max_running=max_running, max_batch_tokens=23,
+        pool_size_bytes=256 << 20,
+    )  # fmt: skip
     requests = [
-        Request(str(index), list(prompt), max_tokens=1, keep_answer=False, ignore_eos=True)
+        Request(str(index), list(prompt), max_tokens=1 + index % 3, keep_answer=False, ignore_eos=True)
         for index, prompt in enumerate(data.prompts)
     ]
     results = {result.id: result for result in engine.run(requests)}

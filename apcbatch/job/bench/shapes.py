@@ -11,7 +11,7 @@ from apcbatch.model.hf_config import ModelConfig
 def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """(in_features, out_features) of every kind of product of a model, the vocabulary last."""
     h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-    shapes = {}
+    shapes: dict[str, tuple[int, int]] = {}
     if config.num_mamba_layers:
         shapes.update(in_proj=(h, 2 * d), x_proj=(d, r + 2 * n), dt_proj=(r, d), out_proj=(d, h))
     if config.num_attention_layers:

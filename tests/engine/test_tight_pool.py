@@ -1,0 +1,199 @@
+"""Policy `planned` in a pool with not a byte more than the plan needs one request after the other, and in far less."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from apcbatch import Engine, Request, Result
+from apcbatch.engine.ledger import Footprint
+from apcbatch.engine.planner import Plan, Planner
+from tests.engine.plan_oracle import Dataset, dataset, make_plan, random_dataset
+from tests.tiny import VOCAB
+
+PLENTY = 64 << 20
+RUNNING = [1, 2, 6, 32]
+# By block size: how often each token is repeated, so that prompts have several blocks.
+STRETCH = {1: 1, 64: 17}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Passes of a few tokens: more threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def draw(block_size: int, seed: int) -> Dataset:
+    """Prompts of the tiny models' vocabulary, some blocks long."""
+    data = random_dataset(seed)
+    data.prompts = [
+        tuple(1 + token % (VOCAB - 1) for token in prompt for _ in range(STRETCH[block_size]))
+        for prompt in data.prompts
+    ]
+    return data
+
+
+def open_engine(folder: Path, **options: object) -> Engine:
+    return Engine(folder, **{"policy": "planned", "max_batch_tokens": 96, **options})
+
+
+def pool_for(data: Dataset, num_bytes: int, page_bytes: int) -> int:
+    """So many bytes, or what the longest prompt's own KV needs to run at all."""
+    return max(num_bytes, page_bytes * (2 + max(map(len, data.prompts)) // 64))
+
+
+def requests_of(data: Dataset, plan: Plan) -> list[Request]:
+    """The requests in the plan's order."""
+    return [
+        Request(
+            str(index), list(data.prompts[index]), max_tokens=2, keep_answer=False, ignore_eos=True, logprobs=True,
+            plan=plan.requests[index],
+        )
+        for index in plan.order
+    ]  # fmt: skip
+
+
+def serve(engine: Engine, data: Dataset, plan: Plan) -> dict[int, Result]:
+    """The results by the request's index."""
+    return {int(result.id): result for result in engine.run(requests_of(data, plan))}
+
+
+def answers(results: dict[int, Result]) -> list[tuple[list[int], list[float] | None]]:
+    assert all(result.error is None for result in results.values())
+    return [(results[index].token_ids, results[index].logprobs) for index in sorted(results)]
+
+
+@pytest.mark.parametrize("order", ["auto", "file"])
+@pytest.mark.parametrize("block_size", [1, 64])
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_the_plans_own_peak_is_enough(
+    family: str, block_size: int, order: str, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches requests that run side by side pushing out what another one still waits for, and a stall."""
+    folder = tiny_checkpoint(family)
+    probe = open_engine(folder, pool_size_bytes=PLENTY)
+    footprint = probe.footprint
+    probe.close()
+    for seed in random.sample(range(10**6), 3):
+        data = draw(block_size, seed)
+        free = make_plan(data, Planner(block_size, order, footprint))
+        cold = open_engine(folder, policy="none", pool_size_bytes=PLENTY)
+        expected = answers(serve(cold, data, free))
+        cold.close()
+        for share in (1.0, 0.5):
+            plan = make_plan(data, Planner(block_size, order, footprint, int(share * free.peak_live_bytes)))
+            for max_running in RUNNING:
+                where = (data.where, block_size, order, share, max_running)
+                engine = open_engine(
+                    folder, block_size=block_size, max_running=max_running,
+                    pool_size_bytes=pool_for(data, plan.peak_live_bytes, footprint.page_bytes),
+                )  # fmt: skip
+                results = serve(engine, data, plan)
+                assert answers(results) == expected, where
+                cached = [results[index].cached_tokens for index in range(len(results))]
+                assert cached == [todo.resume_at for todo in plan.requests], where
+                counters = engine.counters
+                assert counters.snapshots_written == counters.snapshots_read <= plan.snapshots_written, where
+                assert counters.snapshots_evicted == 0, where
+                assert max_running > 1 or counters.peak_live_snapshots <= plan.peak_live_snapshots, where
+                engine.close()
+
+
+@pytest.mark.parametrize("max_running", RUNNING)
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_far_too_little_memory_changes_no_answer(
+    family: str, max_running: int, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a stall, an error or a pool beyond its size where the plan was made for more memory than there is."""
+    folder = tiny_checkpoint(family)
+    for seed in random.sample(range(10**6), 3):
+        data = draw(1, seed)
+        plenty = open_engine(folder, policy="none", pool_size_bytes=PLENTY)
+        plan = make_plan(data, Planner(1, "auto", plenty.footprint))
+        expected = answers(serve(plenty, data, plan))
+        plenty.close()
+        for num_bytes in (0, plan.peak_live_bytes // 4):
+            where = (data.where, max_running, num_bytes)
+            capacity = pool_for(data, num_bytes, plenty.footprint.page_bytes)
+            engine = open_engine(folder, block_size=1, max_running=max_running, pool_size_bytes=capacity)
+            most = 0
+            for request in requests_of(data, plan):
+                engine.submit(request)
+            results = {}
+            while engine.num_unfinished:
+                results |= {int(result.id): result for result in engine.step()}
+                most = max(most, engine._pool.held_bytes)
+            assert answers(results) == expected, where
+            assert most <= capacity, where
+            engine.close()
+
+
+def test_what_keeps_nothing_runs_beside_what_fills_the_pool(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches lanes left idle for fear of the pool: who needs no room in it begins at once, who would take the room
+    that is spoken for does not."""
+    fills = [1 + k % 7 for k in range(8)]
+    data = dataset(
+        [*fills, 10], [*fills, 11], [20, 20, 20, 1], [20, 20, 20, 2], *([30 + k] * 5 for k in range(4))
+    )
+    folder = tiny_checkpoint("mamba")
+    probe = open_engine(folder, pool_size_bytes=PLENTY)
+    footprint = probe.footprint
+    probe.close()
+    plan = make_plan(data, Planner(1, "file", footprint))
+    assert (plan.peak_live_snapshots, plan.snapshots_written) == (1, 2)
+    engine = open_engine(folder, block_size=1, max_running=8, pool_size_bytes=plan.peak_live_bytes)
+    for request in requests_of(data, plan):
+        engine.submit(request)
+    engine.step()
+    assert [sequence.request.id for sequence in engine._scheduler.running] == ["0", "4", "5", "6", "7"]
+    engine.step()
+    assert [sequence.request.id for sequence in engine._scheduler.waiting] == ["2", "3"]
+    engine.abort()
+    engine.close()
+
+
+def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a snapshot that is still to be read being dropped because another one is just being written to disk."""
+    stem = list(range(1, 9))
+    data = dataset([*stem, 20], [*stem, 21], *([30 + k, *range(40, 50)] for k in range(20)), [*stem, 22])
+    folder = tiny_checkpoint("mamba")
+    probe = open_engine(folder, pool_size_bytes=PLENTY)
+    slot = probe.footprint.state_bytes
+    probe.close()
+    plan = make_plan(data, Planner(4, "file", Footprint(slot), later_budget_bytes=None))
+    assert plan.peak_live_bytes == slot and plan.snapshots_for_later > 10
+    engine = open_engine(folder, block_size=4, store=tmp_path, max_running=2, pool_size_bytes=2 * slot)
+    results = serve(engine, data, plan)
+    assert [results[index].cached_tokens for index in (0, 1, 22)] == [0, 8, 8]
+    assert all(results[index].cached_from == "memory" for index in (1, 22))
+    engine.close()
+
+
+@pytest.mark.parametrize("max_running", RUNNING)
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_what_future_runs_get_takes_nothing_from_this_one(
+    family: str, max_running: int, tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a snapshot for the store, its slot or its pages, in the place of one that this run waits for."""
+    folder = tiny_checkpoint(family)
+    probe = open_engine(folder, pool_size_bytes=PLENTY)
+    footprint = probe.footprint
+    probe.close()
+    for seed in random.sample(range(10**6), 3):
+        data = draw(1, seed)
+        plan = make_plan(data, Planner(1, "auto", footprint, later_budget_bytes=None))
+        engine = open_engine(
+            folder, block_size=1, max_running=max_running, store=tmp_path / str(seed),
+            pool_size_bytes=pool_for(data, plan.peak_live_bytes, footprint.page_bytes),
+        )  # fmt: skip
+        results = serve(engine, data, plan)
+        cached = [results[index].cached_tokens for index in range(len(results))]
+        assert cached == [todo.resume_at for todo in plan.requests], (data.where, max_running)
+        engine.close()

@@ -1,0 +1,74 @@
+"""`python -m tests.soak --seconds 600`: draw after draw until the time is over; `--seed N` repeats one."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
+from tests.soak.compare import Difference
+from tests.soak.play import Player, Tally
+from tests.soak.ways import Draw, make_draw
+
+KILL_EVERY = 4
+
+
+@click.command()
+@click.option("--seconds", default=600.0, show_default=True, help="Begin no draw after so long.")
+@click.option("--seed", type=int, help="Play this draw alone.")
+@click.option("--kill", is_flag=True, help="With --seed: the draw has a way with SIGKILL.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Leave the files of the last draw there.")
+def soak(seconds: float, seed: int | None, kill: bool, folder: Path | None) -> None:
+    """Compare random runs with cold ones, bit for bit. Exit status 1 where one differed."""
+    with tempfile.TemporaryDirectory() as temporary:
+        player = Player((folder or Path(temporary)).absolute())
+        if seed is not None:
+            sys.exit(0 if _played(player, make_draw(seed, kill), kill, Tally()) else 1)
+        sys.exit(_soak(player, seconds))
+
+
+def _soak(player: Player, seconds: float) -> int:
+    """Play fresh draws for some seconds; how many differed, at most 1."""
+    begin, tally, failures = time.monotonic(), Tally(), 0
+    while time.monotonic() - begin < seconds:
+        kill = tally.draws % KILL_EVERY == KILL_EVERY - 1
+        failures += not _played(player, make_draw(random.randrange(1 << 31), kill), kill, tally)
+    click.echo(
+        f"{tally.draws} draws, {tally.answers} answers compared with the cold run's, "
+        f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens restored, {failures} draws differed"
+    )
+    return min(1, failures)
+
+
+def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
+    """Play a draw, say how it went, and add it to the tally; whether all was the same."""
+    begin = time.monotonic()
+    played, what = Tally(draws=1), "same"
+    try:
+        played = player.play(draw)
+    except Difference as difference:
+        what = f"DIFFERS\n{difference}\nrepeat with: {repeat_command(draw.seed, kill)}"
+    tally.add(played)
+    click.echo(
+        f"{draw.seed:>10} {draw.family:<12} {draw.dtype:<8} {draw.generation['turns']:<7} {len(draw.lines):>3} lines "
+        f"{len(draw.ways)} ways {played.answers:>4} answers {played.cached_tokens:>6} restored "
+        f"{time.monotonic() - begin:5.1f} s{' kill' if kill else ''}  {what}"
+    )
+    return what == "same"
+
+
+def repeat_command(seed: int, kill: bool) -> str:
+    """What a user pastes to see a draw again, with its files left behind."""
+    return shlex.join(
+        ["python", "-m", "tests.soak", "--seed", str(seed), *["--kill"] * kill, "--folder", "soak-out"]
+    )
+
+
+if __name__ == "__main__":
+    soak()

@@ -1,0 +1,273 @@
+"""Plays one draw through the command line: the cold run, then every way, each compared with it bit for bit.
+
+Must not know: how draws are made, how many there are, what counts as the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import apcbatch
+from apcbatch.cli.program import main
+from apcbatch.kernels import ops
+from apcbatch.kernels.isa import available_isas, numerics
+from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.state import PAGE_TOKENS, page_bytes
+from tests.soak.compare import Difference, compare, num_prompt, read_records
+from tests.soak.ways import Draw, Kill, Part, Way
+from tests.tiny import save_tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = Path(apcbatch.__file__).parent / "demo"
+BEST_ISA_SHARE = 0.8
+AMPLE_BYTES, SMALL_BYTES = 64 << 20, 60_000
+
+
+@dataclass
+class Tally:
+    """How much was compared, and how much of the prompts was restored meanwhile."""
+
+    draws: int = 0
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, other: Tally) -> None:
+        self.draws += other.draws
+        self.answers += other.answers
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+
+
+class Player:
+    """Plays draws in a folder, which keeps the checkpoints and the files of the latest draw."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._threads, self._isa = torch.get_num_threads(), ops.isa()
+
+    def play(self, draw: Draw) -> Tally:
+        """Compare every way with the cold run; Difference says which commands were run and what differs first."""
+        try:
+            return self._play(draw)
+        finally:
+            torch.set_num_threads(self._threads)
+            ops.set_isa(self._isa)
+
+    def _play(self, draw: Draw) -> Tally:
+        table, tally = _Table(self._folder, draw), Tally(draws=1)
+        try:
+            cold = table.cold()
+            for number, way in enumerate(draw.ways):
+                records = table.run(way, f"way-{number}.jsonl")
+                compare(cold, records)
+                table.check_exit_code()
+                tally.answers += len(records)
+                for record in records:
+                    tally.prompt_tokens += num_prompt(record)
+                    tally.cached_tokens += (record["apcbatch"] or {}).get("cached_tokens", 0)
+        except Difference as difference:
+            raise Difference(f"{difference}\nin {table.folder}:\n" + "\n".join(table.commands)) from None
+        return tally
+
+
+class _Table:
+    """One draw's files, and the commands that were run on them."""
+
+    def __init__(self, folder: Path, draw: Draw) -> None:
+        self.commands: list[str] = []
+        self.folder = folder / "draw"
+        self._draw = draw
+        self._model = _checkpoint(folder, draw.family, draw.weights_seed)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        (self.folder / "in.jsonl").write_text("\n".join(draw.lines) + "\n")
+        dtype = getattr(torch, draw.dtype)
+        self._page_bytes = page_bytes(load_model_config(self._model), dtype)
+        isas = available_isas()
+        self._cold_isa = _pick(isas, draw.isa_rank)
+        arithmetic = _arithmetic(self._cold_isa, dtype)
+        self._isas = [isa for isa in isas if _arithmetic(isa, dtype) == arithmetic]
+        self._least_pool = 0
+        self._num_records = 0
+        self._cold_code = self._latest_code = 0
+
+    def cold(self) -> list[dict[str, Any]]:
+        """The records of the run without any cache, one request after the other."""
+        options = {"policy": "none", "max_running": "1", "max_batch_tokens": "8192", "order": "file"}
+        options["pool_size"] = str(AMPLE_BYTES)
+        self._cold_code = self._call(options, 1, self._cold_isa, "cold.jsonl")
+        records = read_records(self.folder / "cold.jsonl")
+        failed = [record["error"] for record in records if record["error"] and record["error"]["retryable"]]
+        if failed:
+            raise Difference(f"the cold run could not answer: {failed[0]}")
+        longest = max((num_prompt(record) for record in records), default=0)
+        most_new = max(12, int(self._draw.generation["max_tokens"]))
+        # Live sequences may fill twice the pool's size with KV; a request may need a page more than it fills itself.
+        pages = 1 - -(longest + most_new) // PAGE_TOKENS
+        self._least_pool = -(-pages * self._page_bytes // 2)
+        self._num_records = len(records)
+        return records
+
+    def run(self, way: Way, out: str) -> list[dict[str, Any]]:
+        """The records of a way."""
+        if way.damage:
+            self._spoil_stores()
+        if way.ending == "killed":
+            for part, kill in zip(way.parts, way.kills, strict=False):
+                self._kill(part, out, kill)
+        elif way.ending == "torn":
+            self._part(way.parts[0], out)
+            whole = (self.folder / out).read_bytes()
+            (self.folder / out).write_bytes(whole[: int(way.cut * len(whole))])
+            self.commands.append(f"truncate -s {int(way.cut * len(whole))} {out}")
+        last = way.parts[-1]
+        self._part(last, out, "--resume")
+        records = read_records(self.folder / out)
+        if "ordered" in last.options and [r["id"] for r in records] != sorted(r["id"] for r in records):
+            raise Difference("--ordered: the lines are not in the order of the input")
+        return records
+
+    def check_exit_code(self) -> None:
+        """The latest way must have ended as the cold run did."""
+        if self._latest_code != self._cold_code:
+            raise Difference(f"exit code {self._latest_code}; the cold run's was {self._cold_code}")
+
+    def _part(self, part: Part, out: str, *flags: str) -> None:
+        self._latest_code = self._call(self._options(part), part.threads, self._isa(part), out, *flags)
+
+    def _call(self, options: dict[str, str], threads: int, isa: str, out: str, *flags: str) -> int:
+        """Run a command line in this process; its exit code."""
+        arguments = self._arguments(options, out, *flags)
+        self.commands.append(_as_command(arguments, threads, isa))
+        torch.set_num_threads(threads)
+        with _environment(isa), _inside(self.folder), _captured() as (_, said):
+            code = main(arguments)
+        if code not in (0, 3):
+            raise Difference(f"exit code {code}: {said.getvalue()[-2000:]}")
+        return code
+
+    def _kill(self, part: Part, out: str, kill: Kill) -> None:
+        """Start a process and kill it when OUT has this share of the lines that are left, unless it ends first."""
+        path = self.folder / out
+        there = _num_lines(path)
+        lines = there + max(1, round(kill.share * (self._num_records - there)))
+        arguments = self._arguments(self._options(part), out, "--resume")
+        self.commands.append(f"{_as_command(arguments, part.threads, self._isa(part))}  # killed at {lines}")
+        with _environment(self._isa(part), OMP_NUM_THREADS=str(part.threads), PYTHONPATH=str(ROOT)):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "apcbatch", *arguments], cwd=self.folder,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        while process.poll() is None and _num_lines(path) < lines:
+            time.sleep(0.001)
+        time.sleep(kill.seconds)
+        process.send_signal(signal.SIGKILL)
+        said = process.communicate()[1].decode(errors="replace")
+        if process.returncode not in (self._cold_code, -signal.SIGKILL):
+            raise Difference(f"exit code {process.returncode}: {said[-2000:]}")
+
+    def _options(self, part: Part) -> dict[str, str]:
+        pools = {"least": self._least_pool, "small": self._least_pool + SMALL_BYTES, "ample": AMPLE_BYTES}
+        return {**part.options, "pool_size": str(pools[part.pool])}
+
+    def _arguments(self, options: dict[str, str], out: str, *flags: str) -> list[str]:
+        given = {"model": str(self._model), "dtype": self._draw.dtype, **self._draw.generation, **options}
+        words = ["run", "in.jsonl", "-o", out, "-q", "--progress", "none", "--logprobs", *flags]
+        for name, value in given.items():
+            words += ["--" + name.replace("_", "-")] + [value] * (value != "")
+        return words
+
+    def _isa(self, part: Part) -> str:
+        return _pick(self._isas, part.isa_rank)
+
+    def _spoil_stores(self) -> None:
+        """Change a byte in the middle of one file of each store, or cut the file there."""
+        for store in sorted(self.folder.glob("states-*")):
+            files = sorted(store.rglob("*.safetensors"))
+            if files:
+                path = files[self._draw.seed % len(files)]
+                middle = path.stat().st_size // 2
+                content = path.read_bytes()
+                tail = bytes([content[middle] ^ 1]) + content[middle + 1 :] if self._draw.seed % 2 else b""
+                path.write_bytes(content[:middle] + tail)
+                self.commands.append(f"# spoilt: {path.relative_to(self.folder)}, byte {middle}")
+
+
+def _pick(isas: list[str], rank: float) -> str:
+    """Mostly the last, which is the fastest: plain code takes ten times as long."""
+    return (
+        isas[int((rank - BEST_ISA_SHARE) / (1 - BEST_ISA_SHARE) * len(isas))]
+        if rank >= BEST_ISA_SHARE
+        else isas[-1]
+    )
+
+
+def _arithmetic(isa: str, dtype: torch.dtype) -> str:
+    """What an instruction set computes: answers are the same bits where this is the same. It stays set."""
+    ops.set_isa(isa)
+    return numerics(dtype)
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _checkpoint(folder: Path, family: str, seed: int) -> Path:
+    """A tiny checkpoint with the bundled model's tokenizer and template; some of its tokens end an answer."""
+    made = folder / f"{family}-{seed}"
+    if not made.is_dir():
+        vocab_size = json.loads((DEMO / "config.json").read_text())["vocab_size"]
+        save_tiny(made, family, seed, {"vocab_size": vocab_size, "eos_token_id": [2, *range(10, 4000, 37)]})
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(DEMO / name, made / name)
+    return made
+
+
+@contextlib.contextmanager
+def _environment(isa: str, **variables: str) -> Iterator[None]:
+    """The process's environment with this instruction set, and no other option of apcbatch from outside."""
+    before: Mapping[str, str] = dict(os.environ)
+    for name in [name for name in before if name.startswith("APCBATCH_")]:
+        del os.environ[name]
+    os.environ.update(variables, APCBATCH_ISA=isa)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextlib.contextmanager
+def _captured() -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        yield out, err
+
+
+def _as_command(arguments: list[str], threads: int, isa: str) -> str:
+    return f"APCBATCH_ISA={isa} OMP_NUM_THREADS={threads} apcbatch {shlex.join(arguments)}"

@@ -1,0 +1,72 @@
+"""The sameness property, case 20 as a whole: random runs of the command line against cold ones, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.soak.__main__ import repeat_command
+from tests.soak.compare import Difference
+from tests.soak.play import Player, Tally
+from tests.soak.ways import make_draw
+
+NUM_DRAWS, NUM_KILLED = 8, 2
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> Player:
+    """One player, so that the checkpoints are made once."""
+    return Player(tmp_path_factory.mktemp("soak"))
+
+
+def play(player: Player, seeds: list[int], kill: bool) -> Tally:
+    """The tally of all draws; a failure says how to repeat the one that differs."""
+    tally = Tally()
+    for seed in seeds:
+        try:
+            tally.add(player.play(make_draw(seed, kill)))
+        except Difference as difference:
+            pytest.fail(f"{difference}\nrepeat with: {repeat_command(seed, kill)}", pytrace=False)
+    return tally
+
+
+def fresh_seeds(count: int) -> list[int]:
+    return [random.randrange(1 << 31) for _ in range(count)]
+
+
+def test_random_runs_answer_as_a_cold_run_does(player: Player) -> None:
+    """Fault: any option, order, store, pool, thread or torn output that changes a bit, loses or doubles a request."""
+    tally = play(player, fresh_seeds(NUM_DRAWS), kill=False)
+    assert tally.cached_tokens > 0, "nothing was restored in any run: nothing was tested"
+
+
+def test_killed_runs_answer_as_a_cold_run_does(player: Player) -> None:
+    """Fault: SIGKILL at any moment and --resume with other options, on the store that the killed run left."""
+    play(player, fresh_seeds(NUM_KILLED), kill=True)
+
+
+def test_a_difference_of_one_bit_is_told(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: the comparison overlooks a difference, or does not say how to repeat the draw."""
+    from apcbatch.engine.engine import Engine
+
+    account, engines = Engine._account, []
+
+    def perturbed(self: Engine, chunks: list, seconds: float) -> None:
+        if self not in engines:
+            engines.append(self)
+        for chunk in chunks:
+            if chunk.sequence.logprobs and self is not engines[0]:
+                chunk.sequence.logprobs[-1] *= 1 + 2**-23
+        account(self, chunks, seconds)
+
+    monkeypatch.setattr(Engine, "_account", perturbed)
+    with pytest.raises(
+        Difference, match=r"differs from the cold run[^$]*logprobs, cold run[^$]*APCBATCH_ISA="
+    ):
+        player.play(make_draw(7, kill=False))
+
+
+def test_a_seed_makes_the_same_draw(player: Player) -> None:
+    """Fault: a printed seed does not repeat what failed."""
+    assert make_draw(5, kill=True) == make_draw(5, kill=True) != make_draw(6, kill=True)
