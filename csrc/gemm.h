@@ -94,6 +94,14 @@ Block block_of(const LinearArgs& args, const LinearPiece& piece, int64_t k0) {
     return block;
 }
 
+// Where tile i of `tiles` fetches from meanwhile: its share of the panels that come next, so that memory is
+// read evenly while all tiles compute, not by the first of them alone. One tile reads as fast as it can
+// anyhow.
+void fetch_later(Tile& t, int64_t panels, int64_t i, int64_t tiles) {
+    t.later = tiles == 1 ? t.b : t.b + panels * t.panel_bytes + t.panel_bytes * i / tiles;
+    t.later_step = kPanel * 4 / tiles;
+}
+
 // The panels [p, p + panels) of the piece, in one block of k, for all its rows.
 template <Mode mode>
 void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& block, const Scratch& scratch,
@@ -115,6 +123,8 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
         t.a = scratch.rows + row * kRowBytes;
         t.to = scratch.sums + (p * piece.rows + row) * kPanel;
         t.from = block.first ? nullptr : t.to;
+        t.ahead = ahead_of(rows);
+        fetch_later(t, panels, i, tiles);
         if (direct) {
             t.y = static_cast<char*>(args.y) + ((piece.row + row) * args.y_stride + column) * (half ? 2 : 4);
         }

@@ -21,9 +21,9 @@ constexpr int kTileRows = 4, kTilePanels = 1;
 constexpr int kWidth = Vec::lanes;
 constexpr int kVecs = int(kPanel) / kWidth;  // vectors of one panel
 
-// Weights are fetched this many bytes before they are used, also over the end of a panel's block into the
-// next.
-constexpr int64_t kAhead = 1024;
+// Weights are fetched this many bytes before a tile uses them, also over the end of a panel's block into the
+// next: few where few rows take many panels, whose streams the processor follows by itself.
+constexpr int64_t ahead_of(int64_t rows) { return rows <= 3 ? 256 : 1024; }
 
 enum class Mode {
     kFloat,    // float32 weights
@@ -38,6 +38,9 @@ struct Tile {
     const char* b;        // the first panel's block
     int64_t panel_bytes;  // to the next panel's
     int64_t k;
+    int64_t ahead;      // bytes from a weight to the one that is fetched into the first cache level meanwhile
+    const char* later;  // weights fetched into the second level meanwhile, later_step bytes a step
+    int64_t later_step;
     const float* from;  // or null
     float* to;
     int64_t sums_panel;
@@ -145,14 +148,19 @@ __attribute__((noinline)) void tile(const Tile& t) {
     load_sums(acc, t.from, t.sums_panel);
     const char* a = t.a;
     const char* b = t.b;
-    const int64_t panel_bytes = t.panel_bytes;
+    const char* later = t.later;
+    const int64_t panel_bytes = t.panel_bytes, ahead = t.ahead, later_step = t.later_step;
     const auto whole = [&](int v) { return Vec::load(floats(b + vector_bytes(v, panel_bytes))); };
     const auto even = [&](int v) { return even_k(b + vector_bytes(v, panel_bytes)); };
     const auto odd = [&](int v) { return odd_k(b + vector_bytes(v, panel_bytes)); };
     const int64_t steps = mode == Mode::kFloat ? t.k : mode == Mode::kDot ? (t.k + 1) / 2 : t.k / 2;
     for (int64_t step = 0; step < steps; ++step, b += kPanel * 4) {
 #pragma GCC unroll 8
-        for (int p = 0; p < Panels; ++p) __builtin_prefetch(b + p * panel_bytes + kAhead);
+        for (int p = 0; p < Panels; ++p) {
+            __builtin_prefetch(b + p * panel_bytes + ahead);
+            __builtin_prefetch(later + p * panel_bytes, 0, 2);
+        }
+        later += later_step;
         if constexpr (mode == Mode::kFloat) {
             multiply(acc, a, whole);
             a += 4;
