@@ -28,7 +28,7 @@ class FusedMlp:
                 f"gate_up must be (2f, h) and down (h, f) of one dtype; they are ({gate_up.out_features}, {h}) "
                 f"{gate_up.dtype} and ({down.out_features}, {f}) {down.dtype}"
             )
-        self._kept_alive = gate_up, down  # the plan below holds their addresses
+        self.gate_up, self.down = gate_up, down  # kept alive: the plan below holds their addresses
         self.hidden, self.inner, self.dtype = h, f, gate_up.dtype
         self.plan = _C.Mlp(DTYPE_CODES[gate_up.dtype], projection(gate_up, None), projection(down, None))
 
@@ -59,7 +59,8 @@ class FusedMixture:
                 f"a mixture needs a row of the router for each of its {len(experts)} experts and 1 to that many "
                 f"of them a token; there are {router.out_features} rows and {experts_per_token} a token"
             )
-        self._kept_alive = router, list(experts)  # the plan below holds their addresses
+        self.router, self.experts = router, list(experts)  # kept alive: the plan below holds their addresses
+        self.experts_per_token = experts_per_token
         self._hidden, self._dtype = router.in_features, router.dtype
         self._plan = _C.Mixture(
             projection(router, None), experts_per_token, [expert.plan for expert in experts]

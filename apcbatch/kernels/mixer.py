@@ -56,6 +56,7 @@ class FusedMixer:
 
     def __init__(self, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor) -> None:
         _check(weights)
+        self.weights = weights
         self._kept_alive = weights, ssm, conv  # the plan below holds their addresses
         self._hidden, self._dtype = weights.in_proj.in_features, weights.in_proj.dtype
         n, d = weights.A.shape

@@ -49,6 +49,8 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     expected = {"matrix products", "scan", "convolution", "norms", REST}
     assert expected <= set(prefill["parts"])
     assert sum(prefill["parts"].values()) == pytest.approx(1.0)
+    [share] = [f for f in document["figures"] if f["name"].startswith("matrix products alone")]
+    assert share["products"] >= (2 * 4 + 1 if family == "mamba" else 3 * 4 + 2 + 4 * 2 + 1)  # 2 and 4 layers
     [restore] = [f for f in document["figures"] if "page cache" in f["name"]]
     assert restore["snapshots_read"] == 4  # every stored prompt was restored, none computed again
 

@@ -71,7 +71,8 @@ class Parts:
             fused = stack.enter_context(recorded_parts())
             yield
         for part, seconds in fused.items():
-            self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+            if seconds:
+                self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     @contextmanager
     def _replaced(self, owner: Any, name: str, part: str) -> Iterator[None]:
