@@ -188,7 +188,8 @@ def test_from_the_command_line_with_a_real_run(
 
 
 def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: the restore from disk is measured on snapshots that are still in RAM."""
+    """Fault: the restore from disk is measured on snapshots that are still in RAM, or that found no room beside those
+    that other measurements keep."""
     seen: dict[tuple[str, bool], int] = {}
     real = Engine.run
 
@@ -200,12 +201,12 @@ def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pyt
 
     monkeypatch.setattr(Engine, "run", run)
     monkeypatch.setattr(measure, "LONG", 128)
-    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(measure, "SHORT", 2)
     config = load({}, None, {})
     model = load_model_config(locate_model("demo"))
     footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
     measured = measure.measure(config, footprint, pytest.fail)
-    assert seen["memory", False] == measure.NUM_CONTINUED
+    assert seen["memory", False] == measure.ROUNDS * measure.NUM_CONTINUED
     assert seen["disk", True] == measure.NUM_STORED
     assert (
         min(measured.restore_ram_s, measured.restore_disk_s, measured.write_byte_s, measured.tokens_per_s) > 0
