@@ -1,7 +1,7 @@
 """apcbatch beside transformers and llama.cpp: prefill and decode of the same checkpoints, in turns.
 
     python benchmarks/make_shapes.py shapes
-    python benchmarks/peers.py shapes --out peers.json --llama-python llama/bin/python --gguf gguf
+    python benchmarks/peers.py shapes --llama-python llama/bin/python --gguf gguf --out benchmarks/results/peers.json
 
 Each engine is a process of its own with the same number of threads; a round asks each for one repeat, so that a drift
 of the machine is shared. --llama-python is an interpreter that has llama_cpp; --gguf a folder of the files that

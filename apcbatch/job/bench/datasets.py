@@ -54,7 +54,7 @@ def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
 def _in_memory(config: Config, input: str) -> Iterator[Figure]:
     """One engine, the same requests twice."""
     engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
-    requests = _requests(config, input)
+    requests = requests_of(config, input)
     try:
         for kind in ("cold, every boundary kept in RAM", "warm from RAM"):
             before = dict(engine.counters.seconds)
@@ -71,7 +71,8 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
         engine.close()
 
 
-def _requests(config: Config, input: str) -> list[Request]:
+def requests_of(config: Config, input: str) -> list[Request]:
+    """The requests of the first `limit` conversations of INPUT, in its order."""
     renderer = Renderer.load(locate_model(config.model), warn=lambda sentence: None)
     feeder = Feeder(config, open_source(input, config.format), renderer, Answered())
     requests = []

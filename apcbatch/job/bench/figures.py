@@ -38,7 +38,7 @@ class Sizes:
     snapshot_every: int = 64
     restored_tokens: int = 1024
     repeats: int = REPEATS
-    budget_s: float = 12.0
+    budget_s: float = 8.0
 
 
 @dataclass(frozen=True)
