@@ -58,8 +58,11 @@ class Snapshots:
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
     def attach(self, sequence: Sequence) -> None:
-        """Start a sequence from the longest usable snapshot, and note what it missed and why."""
-        match = self.coverage.match(sequence.tokens[: sequence.num_prompt])
+        """Start a sequence from the longest usable snapshot, and note what it missed and why: against all prompts that
+        began before it, computed already or not."""
+        prompt = sequence.tokens[: sequence.num_prompt]
+        match = self.coverage.match(prompt)
+        self.coverage.insert(prompt)
         snapshot, source, stranded = self._find(sequence)
         if snapshot is not None:
             self.num_restored += not snapshot.restored
@@ -138,13 +141,9 @@ class Snapshots:
                 self._persist(sequence, snapshot)
 
     def cover(self, chunk: Chunk) -> None:
-        """Note the tokens whose state has been computed: after each prefill pass, and once a kept answer has ended."""
+        """Note the tokens of a kept answer once it has ended; those of a prompt are noted when it begins."""
         sequence = chunk.sequence
-        if (
-            sequence.computed <= sequence.num_prompt
-            or sequence.finish_reason
-            and sequence.request.keep_answer
-        ):
+        if sequence.finish_reason and sequence.request.keep_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def cancel(self, chunk: Chunk) -> None:

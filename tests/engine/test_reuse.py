@@ -177,6 +177,16 @@ def test_policy_none_keeps_nothing(open_engine) -> None:
     assert engine.boundaries(prompt) == []
 
 
+@pytest.mark.parametrize("policy", ["none", "all"])
+def test_the_ideal_counts_what_runs_at_the_same_time(policy: str, open_engine) -> None:
+    """Catches an ideal that falls with the number of requests that run together: it is of prompts, not of timing."""
+    stem = tokens(10, 7)  # shorter than a block: nobody waits for it
+    requests = [Request(str(i), stem + tokens(20, 70 + i), max_tokens=1) for i in range(6)]
+    engine = open_engine(policy=policy, max_running=6)
+    ideals = {result.id: result.ideal_cached_tokens for result in engine.run(requests)}
+    assert sorted(ideals.values()) == [0, 10, 10, 10, 10, 10]
+
+
 def test_a_small_pool_forgets_and_says_so(open_engine) -> None:
     """Catches a pool that outgrows its size, and a dropped snapshot that is not reported as evicted."""
     engine = open_engine(pool_size_bytes=1 << 20)
