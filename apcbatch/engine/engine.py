@@ -266,7 +266,7 @@ class Engine:
 
     def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
         """Give each sequence that is due one its next token."""
-        tokens, logprobs = greedy(logits)
+        tokens, logprobs = greedy(logits, any(sequence.request.logprobs for sequence in sequences))
         for row, sequence in enumerate(sequences):
             request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
             token, logprob = tokens[row], logprobs[row]

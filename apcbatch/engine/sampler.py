@@ -7,6 +7,7 @@ id, step) where the temperature is above 0: never on batch mates or on the order
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import torch
@@ -20,9 +21,11 @@ def request_key(seed: int, request_id: str) -> int:
     return int.from_bytes(digest[:16], "little")
 
 
-def greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
+def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[float]]:
     """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
-    (r, vocabulary) float32."""
+    (r, vocabulary) float32. Without log-probabilities, which take a second look at every logit, they are NaN."""
+    if not with_logprobs:
+        return ops.argmax(logits).tolist(), [math.nan] * logits.shape[0]
     tokens, logprobs = ops.greedy(logits)
     return tokens.tolist(), logprobs.tolist()
 

@@ -60,7 +60,7 @@ class CausalLM:
         shape = (config.vocab_size, config.hidden_size)
         with Checkpoint(model_dir) as checkpoint:
             embedding = checkpoint.take(f"{names.embedding}.weight", shape)
-            self.embedding = embedding.to(dtype)
+            self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
             self.layers = self._load_layers(checkpoint, names, arena)
             self.final_norm = checkpoint.take(f"{names.final_norm}.weight", (config.hidden_size,)).float()
             self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
@@ -109,11 +109,16 @@ class CausalLM:
             )
         return embedding
 
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""
+        rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
+        return rows.float()
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
         eps = self.config.norm_eps
-        residual = self.embedding[batch.token_ids].float()  # (t,) -> (t, h) float32
+        residual = self._embed(batch.token_ids)
         normed = ops.rms_norm(residual, self.layers[0].norm, eps, self.dtype)
         next_norms = [*(layer.norm for layer in self.layers[1:]), self.final_norm]
         for layer, next_norm in zip(self.layers, next_norms, strict=True):

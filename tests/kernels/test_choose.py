@@ -37,6 +37,7 @@ def test_greedy_matches_float64(v, isa):
     tokens, logprobs = ops.greedy(logits)
     expected_tokens, expected = reference.greedy(logits)
     assert torch.equal(tokens, expected_tokens)
+    assert torch.equal(ops.argmax(logits), expected_tokens)
     assert torch.allclose(logprobs, expected, rtol=2e-7, atol=3e-7)
 
 
