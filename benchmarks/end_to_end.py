@@ -35,7 +35,14 @@ def ours(options: argparse.Namespace, policy: str, limit: int) -> dict[str, Any]
     """One `apcbatch run` in a process of its own, with a fresh store where it keeps anything."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "apcbatch", "run", str(options.input), "--limit", str(limit)]
-        command += ["-o", str(Path(folder) / "out.jsonl"), "--model", str(options.model), "--dtype", options.dtype]
+        command += [
+            "-o",
+            str(Path(folder) / "out.jsonl"),
+            "--model",
+            str(options.model),
+            "--dtype",
+            options.dtype,
+        ]
         command += ["--policy", policy, "--max-tokens", str(options.max_tokens), "--ignore-eos"]
         command += ["--quiet", "--progress", "none", *options.option]
         if policy != "none":
@@ -119,7 +126,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--limit", type=int, default=60, help="conversations; default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=16)
-    parser.add_argument("--contender", action="append", choices=CONTENDERS, help="default: all that are there")
+    parser.add_argument(
+        "--contender", action="append", choices=CONTENDERS, help="default: all that are there"
+    )
     parser.add_argument("--part", action="append", default=[], metavar="NAME=N")
     parser.add_argument("--llama-server", type=Path, metavar="PATH")
     parser.add_argument("--gguf", type=Path)

@@ -24,7 +24,16 @@ DTYPES = ("float32", "bfloat16")
 
 def bench(options: argparse.Namespace, shape: str, dtype: str) -> dict[str, Any]:
     """One run of `apcbatch bench`; its lines go by as they come."""
-    command = [sys.executable, "-m", "apcbatch", "bench", "--model", str(options.shapes / shape), "--dtype", dtype]
+    command = [
+        sys.executable,
+        "-m",
+        "apcbatch",
+        "bench",
+        "--model",
+        str(options.shapes / shape),
+        "--dtype",
+        dtype,
+    ]
     for group in options.only:
         command += ["--only", group]
     if options.input and dtype == "bfloat16":
@@ -48,7 +57,9 @@ def main() -> None:
     parser.add_argument("shapes", type=Path)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="default: both")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: both")
-    parser.add_argument("--only", action="append", default=[], help="a group of `apcbatch bench`; default: all")
+    parser.add_argument(
+        "--only", action="append", default=[], help="a group of `apcbatch bench`; default: all"
+    )
     parser.add_argument("--input", type=Path, help="conversations for whole runs")
     parser.add_argument("--limit", type=int, default=2, help="conversations of them; default: %(default)s")
     parser.add_argument("--out", type=Path)

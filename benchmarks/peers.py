@@ -110,7 +110,9 @@ def measured(
     figure: dict[str, Any] = {"name": name, "tokens": tokens, "repeats": options.repeats}
     figure["tokens_per_s"] = {peer: tokens / statistics.median(times) for peer, times in seconds.items()}
     figure["ratio"] = {
-        peer: statistics.median(theirs / ours for theirs, ours in zip(times, seconds["apcbatch"], strict=True))
+        peer: statistics.median(
+            theirs / ours for theirs, ours in zip(times, seconds["apcbatch"], strict=True)
+        )
         for peer, times in seconds.items()
         if peer != "apcbatch"
     }
@@ -163,7 +165,9 @@ def main() -> None:
     parser.add_argument("--dtype", action="append", choices=GGUF_NAMES, help="default: both")
     parser.add_argument("--llama-python", metavar="PATH")
     parser.add_argument("--gguf", type=Path, default=Path("gguf"))
-    parser.add_argument("--also", action="append", default=[], help="a further type of GGUF file, such as q8_0")
+    parser.add_argument(
+        "--also", action="append", default=[], help="a further type of GGUF file, such as q8_0"
+    )
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)

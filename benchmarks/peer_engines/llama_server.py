@@ -73,7 +73,14 @@ def serving(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(binary), "--model", str(model), "--port", str(port), "--host", "127.0.0.1"]
-    command += ["--threads", str(threads), "--parallel", str(slots), "--ctx-size", str(slots * context_tokens)]
+    command += [
+        "--threads",
+        str(threads),
+        "--parallel",
+        str(slots),
+        "--ctx-size",
+        str(slots * context_tokens),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         server = LlamaServer(port, slots)

@@ -30,7 +30,9 @@ MOST_COPIES = 24
 class Kernels:
     """The kernels of one architecture in one dtype; limits as machine.limits gives them."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes
+    ) -> None:
         self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
 
     def figures(self) -> Iterator[Figure]:

@@ -75,7 +75,9 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
         lambda: _planned(plain, plain.prompts(1, sizes.long_tokens), _grid_plan(sizes)),
         sizes.repeats,
     )
-    name = f"prefill of {sizes.long_tokens} with a store over without, a snapshot every {sizes.snapshot_every}"
+    name = (
+        f"prefill of {sizes.long_tokens} with a store over without, a snapshot every {sizes.snapshot_every}"
+    )
     return Figure(GROUP, name, ratio, "x", {})
 
 

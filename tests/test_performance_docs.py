@@ -1,0 +1,101 @@
+"""docs/performance.md from the benchmarks' documents: what is in them is on the page, what was not run is left out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "tools" / "make_performance_docs.py"
+
+
+def figure(group: str, name: str, value: float, unit: str, **details: Any) -> dict[str, Any]:
+    """One figure as `apcbatch bench` gives it."""
+    return {"group": group, "name": name, "value": value, "unit": unit, **details}
+
+
+def engine() -> dict[str, Any]:
+    """A document of benchmarks/measure.py with one figure of each group."""
+    figures = [
+        figure("kernels", "scan, 1 thread(s), float32", 5.25, "ns a token and channel", of_limit=0.61),
+        figure("prefill", "prefill of 512", 1234.0, "tokens/s", tokens=512, seconds=0.415),
+        figure("prefill", "matrix products alone over a prefill of 2048", 0.77, "x", products=97),
+        figure("decode", "decode, 16 running", 321.0, "tokens/s", running=16),
+        figure("parts", "parts of a prefill of 2048", 0.8, "x", seconds=2.0, parts={"scan": 0.19, "python": 0.01}),
+        figure("reuse", "first token of 512, restored from RAM", 7.25, "ms", tokens=512, seconds=0.00725),
+        figure(
+            "run", "run, cold", 12.5, "s", requests=27, prompt_tokens=98765, cached_tokens=87654,
+            computed_tokens=11111, in_steps=0.91,
+        ),
+    ]  # fmt: skip
+    machine = {"processor": "A processor", "isa": "avx2", "threads": 2, "torch": "2", "python": "3"}
+    limits = {
+        "float32_flops_per_s": 2e11,
+        "product_flops_per_s": 2e11,
+        "read_bytes_per_s": 2e10,
+        "copy_bytes_per_s": 1e10,
+    }
+    one = {"version": "1", "model": "mamba-130m", "dtype": "float32", "machine": machine, "limits": limits}
+    return {"seconds": 60.0, "measured": [{**one, "figures": figures}]}
+
+
+def made(folder: Path, **documents: dict[str, Any]) -> str:
+    """The page from these documents."""
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    command = [sys.executable, str(SCRIPT), "--results", str(folder), "--docs", str(folder / "docs")]
+    subprocess.run(command, check=True, cwd=folder)
+    return (folder / "docs" / "performance.md").read_text()
+
+
+def test_page_of_the_engine_alone(tmp_path: Path) -> None:
+    """Faults: a group of figures that does not reach the page; a heading for engines that were not measured."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    page = made(tmp_path, engine=engine())
+    for text in ("1,234", "| 321 |", "61 %", "77 %", "19 %", "7.25", "98,765", "91 %", "A processor"):
+        assert text in page
+    assert "other engines" not in page and "end to end" not in page
+    assert (tmp_path / "docs" / "images" / "performance.svg").read_text().startswith("<?xml")
+
+
+def test_page_with_peers(tmp_path: Path) -> None:
+    """Faults: a ratio the wrong way up; a contender over fewer conversations that does not say so."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    compared = {
+        "name": "prefill of 512", "tokens": 512, "repeats": 5, "left_out": {"transformers": "about 99 s a repeat"},
+        "tokens_per_s": {"apcbatch": 900.0, "llama.cpp f32": 250.0}, "ratio": {"llama.cpp f32": 3.6},
+    }  # fmt: skip
+    comparison = {
+        "model": "mamba-130m",
+        "dtype": "float32",
+        "greedy_tokens_that_agree": {"llama.cpp f32": "48 of 48"},
+        "figures": [compared],
+    }
+    run = {
+        "contender": "llama-1", "conversations": 4, "requests": 50, "prompt_tokens": 300000, "computed_tokens": 40000,
+        "seconds": 200.0, "prompt_tokens_per_s": 1500.0, "times_planned": 7.5,
+    }  # fmt: skip
+    end_to_end = {
+        "input": "chats.jsonl",
+        "model": "mamba-130m",
+        "dtype": "bfloat16",
+        "max_tokens": 16,
+        "runs": [run],
+    }
+    page = made(tmp_path, engine=engine(), peers={"comparisons": [comparison]}, end_to_end=end_to_end)
+    assert "| mamba-130m float32, prefill of 512 | llama.cpp f32 | 900 | 250 | 3.60 x |" in page
+    assert "48 of 48" in page and "transformers (about 99 s a repeat)" in page
+    assert "| llama.cpp's server, 1 slot | 4 | 50 | 300,000 | 40,000 | 200 | 1,500 | 7.50 x |  |" in page
+
+
+def test_nothing_measured(tmp_path: Path) -> None:
+    """Fault: an empty page in place of the one that is there."""
+    command = [sys.executable, str(SCRIPT), "--results", str(tmp_path), "--docs", str(tmp_path / "docs")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "benchmarks/measure.py" in done.stderr
+    assert not (tmp_path / "docs").exists()
