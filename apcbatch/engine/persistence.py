@@ -50,10 +50,7 @@ class Persistence:
         """Queue a snapshot for writing; it stays pinned until that is done. False where it was not taken."""
         if snapshot.key in self._writing:
             return True
-        arrays = {
-            "ssm": _to_numpy(self._arena.ssm[snapshot.slot]),
-            "conv": _to_numpy(self._arena.conv[snapshot.slot]),
-        }
+        arrays = self._slot_arrays(snapshot.slot)
         if self._has_kv:
             begin = parent[1] if parent else 0
             pages = torch.from_numpy(snapshot.pages)
@@ -98,8 +95,7 @@ class Persistence:
         awaited: as in SnapshotPool.reserve.
         """
         if not self._has_kv:
-            stored = self._store.get(key, self._fingerprint)
-            return None if stored is None else self._assemble(None, [stored], pool, pages, awaited)
+            return self._load_state(key, pool, awaited)
         chain = self._store.get_chain(key, self._fingerprint, held=pool)
         if not chain.links:
             return Stranded(chain.stranded_at) if chain.miss == "stranded" else None
@@ -108,6 +104,24 @@ class Persistence:
         if first.parent_position and base is None:
             return Stranded(first.parent_position)
         return self._assemble(base, list(chain.links), pool, pages, awaited)
+
+    def _load_state(self, key: bytes, pool: SnapshotPool, awaited: bool) -> Snapshot | None:
+        """A snapshot without KV, read straight into its slot, which stays hidden until every byte is verified."""
+        slot = pool.reserve(key, awaited)
+        if slot is None:
+            return None
+        stored = self._store.get(key, self._fingerprint, into=self._slot_arrays(slot))
+        if stored is None:
+            pool.cancel(slot)
+            return None
+        snapshot = pool.insert(key, stored.position, slot, NO_PAGES, awaited=awaited)
+        if snapshot is not None:
+            snapshot.stored = True
+        return snapshot
+
+    def _slot_arrays(self, slot: int) -> dict[str, npt.NDArray[Any]]:
+        """Views of a slot's recurrent states and convolution tails, by their names in the store."""
+        return {"ssm": _to_numpy(self._arena.ssm[slot]), "conv": _to_numpy(self._arena.conv[slot])}
 
     def _written(self, key: bytes, is_stored: bool) -> None:
         snapshot = self._writing.pop(key)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from apcbatch.store.files import Buffer, Files
 from apcbatch.store.format import KEY_BYTES, KV, OBJECT_SUFFIX, OBJECTS_FOLDER
-from apcbatch.store.header import BadSnapshot, Header, read_header
+from apcbatch.store.header import Array, BadSnapshot, Header, read_header
 from apcbatch.store.snapshot_file import Layout, StoredSnapshot, check_layout, read_tensors
 
 
@@ -76,9 +76,10 @@ class Objects:
         fingerprint: bytes | None = None,
         layouts: Mapping[bytes, Layout] | None = None,
         names: Sequence[str] | None = None,
+        into: Mapping[str, Array] | None = None,
     ) -> StoredSnapshot:
         """The snapshot, or only the named tensors of it; the layout is checked before memory is taken for
-        them.
+        them. into: as in read_tensors.
 
         Raises BadSnapshot, FileNotFoundError where there is no such file, and OSError where it cannot be
         read.
@@ -91,7 +92,7 @@ class Objects:
             layout = layouts.get(header.fingerprint) if layouts else None
             if layout is not None:
                 check_layout(header, layout)
-            arrays = read_tensors(reader, header, names)
+            arrays = read_tensors(reader, header, names, into)
         return StoredSnapshot(key, header.position, header.parent, header.parent_position, arrays)
 
     def all_keys(self) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from apcbatch.store.files import Buffer, FileReader
@@ -32,7 +33,8 @@ Layout = Mapping[str, TensorLayout]
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A verified snapshot. arrays: name -> array (bfloat16 as its bits in uint16) in memory of its own."""
+    """A verified snapshot. arrays: name -> array (bfloat16 as its bits in uint16) in memory of its own,
+    or in what the reader was given to read into."""
 
     key: bytes
     position: int
@@ -55,14 +57,22 @@ def encode(header: Header, arrays: Mapping[str, Array]) -> tuple[Header, list[Bu
     return header, [header.encode(), *chunks]
 
 
-def read_tensors(reader: FileReader, header: Header, names: Sequence[str] | None = None) -> dict[str, Array]:
+def read_tensors(
+    reader: FileReader,
+    header: Header,
+    names: Sequence[str] | None = None,
+    into: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
     """The named tensors (all of them by default), each verified against its checksum, from a file just
-    checked."""
+    checked.
+
+    into: contiguous arrays that tensors of their name and size are read into; others get new memory.
+    """
     arrays: dict[str, Array] = {}
     offset = reader.size - header.num_data_bytes
     for tensor in header.tensors:
         if names is None or tensor.name in names:
-            data = np.empty(tensor.num_bytes, dtype=np.uint8)
+            data = _bytes_of(into.get(tensor.name) if into else None, tensor.num_bytes)
             if reader.read_into(offset, data.data) != tensor.num_bytes:
                 raise BadSnapshot(f"the file ended while tensor {tensor.name} was read")
             if xxhash.xxh3_128_hexdigest(data.data) != tensor.checksum:
@@ -70,6 +80,13 @@ def read_tensors(reader: FileReader, header: Header, names: Sequence[str] | None
             arrays[tensor.name] = data.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
         offset += tensor.num_bytes
     return arrays
+
+
+def _bytes_of(array: Array | None, num_bytes: int) -> npt.NDArray[np.uint8]:
+    """The array's own bytes; new memory where there is none of that size."""
+    if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
+        return np.empty(num_bytes, dtype=np.uint8)
+    return array.reshape(-1).view(np.uint8)
 
 
 def check_layout(header: Header, layout: Layout) -> None:

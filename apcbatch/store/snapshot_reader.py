@@ -13,7 +13,7 @@ from typing import Literal
 
 from apcbatch.store.counters import Tally
 from apcbatch.store.format import KV
-from apcbatch.store.header import BadSnapshot
+from apcbatch.store.header import Array, BadSnapshot
 from apcbatch.store.index import Index
 from apcbatch.store.notices import Notices
 from apcbatch.store.objects import Objects, check_link
@@ -66,9 +66,11 @@ class SnapshotReader:
             self._notices.failure(error, "reading the index")
             return set()
 
-    def get(self, key: bytes, fingerprint: bytes) -> StoredSnapshot | None:
-        """The verified snapshot; None where it is missing or bad."""
-        return self._read(key, fingerprint, None)
+    def get(
+        self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None
+    ) -> StoredSnapshot | None:
+        """The verified snapshot, read into the given arrays; None where it is missing or bad."""
+        return self._read(key, fingerprint, None, into)
 
     def get_chain(self, key: bytes, fingerprint: bytes, held: Container[bytes]) -> Chain:
         """The snapshot and the KV of its ancestors up to the nearest that the caller holds."""
@@ -98,11 +100,17 @@ class SnapshotReader:
             self.index.close()
             self.index = None
 
-    def _read(self, key: bytes, fingerprint: bytes, names: Sequence[str] | None) -> StoredSnapshot | None:
+    def _read(
+        self,
+        key: bytes,
+        fingerprint: bytes,
+        names: Sequence[str] | None,
+        into: Mapping[str, Array] | None = None,
+    ) -> StoredSnapshot | None:
         if key in self._hidden:
             return None
         try:
-            snapshot = self._objects.read(key, fingerprint, self._layouts, names)
+            snapshot = self._objects.read(key, fingerprint, self._layouts, names, into)
         except FileNotFoundError:
             if self.present([key]):
                 self._doubt(key, fingerprint, None)

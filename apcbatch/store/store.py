@@ -130,10 +130,16 @@ class Store:
         """
         return self._reading.present(keys)
 
-    def get(self, key: bytes, fingerprint: bytes) -> StoredSnapshot | None:
+    def get(
+        self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None
+    ) -> StoredSnapshot | None:
         """The verified snapshot with this key and fingerprint; None where it is missing or bad (with a
-        warning)."""
-        return self._reading.get(key, fingerprint)
+        warning).
+
+        into: contiguous arrays by name, of the shapes and dtypes that the model's snapshots have, which the
+        tensors are read into in place of new memory; where there is no snapshot their content is lost.
+        """
+        return self._reading.get(key, fingerprint, into)
 
     def get_chain(self, key: bytes, fingerprint: bytes, held: Container[bytes] = ()) -> Chain:
         """The snapshot with the KV of its ancestors, of which nothing but the KV is read.

@@ -354,6 +354,20 @@ def test_memory_of_an_answer_is_its_own(store: Store) -> None:
     assert_is(store.get(key, FINGERPRINT), key)
 
 
+def test_a_snapshot_is_read_into_the_memory_that_was_given(store: Store) -> None:
+    """A restore that copies every state once more; an array of another size written beyond its end."""
+    key = put_chain(store, "a", 1)[0]
+    store.flush()
+    given = {name: np.full_like(array, 7) for name, array in arrays_of(key).items()}
+    small = next(iter(given))
+    given[small] = given[small].reshape(-1)[:1].copy()
+    snapshot = store.get(key, FINGERPRINT, into=given)
+    assert_is(snapshot, key)
+    for name, array in given.items():
+        assert np.shares_memory(snapshot.arrays[name], array) == (name != small)
+    assert given[small].tolist() == [7]
+
+
 def test_a_newer_store_is_refused(folder: Path, warnings: list[str]) -> None:
     """An old program must not evict or misread what a new one has written."""
     Store.open(folder, warn=warnings.append).close()
