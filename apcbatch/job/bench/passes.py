@@ -58,7 +58,8 @@ def _products_share(server: Server, sizes: Sizes) -> Figure:
     products = Products()
     with products.recording():
         server.serve(server.prompts(1, sizes.long_tokens))
-    prompts = iter(server.prompts(sizes.repeats + 1, sizes.long_tokens))
+    products.again()
+    prompts = iter(server.prompts(sizes.repeats, sizes.long_tokens))
     share = median_ratio(
         lambda: timed(products.again), lambda: server.serve([next(prompts)])["wall"], sizes.repeats
     )
