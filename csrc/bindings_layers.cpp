@@ -13,14 +13,15 @@ apcbatch::Projection projection(int64_t out, int64_t in, Address weights, int dt
     return {out, in, pointer(weights), apcbatch::DType(dtype), floats(bias)};
 }
 
-apcbatch::MixerParams mixer_params(int dtype, const apcbatch::Projection& in_proj,
-                                   const apcbatch::Projection& x_proj, const apcbatch::Projection& dt_proj,
-                                   const apcbatch::Projection& out_proj, int64_t d_state, int64_t width,
-                                   Address conv_weight, Address conv_bias, Address A, Address D,
-                                   Address dt_bias, bool has_norms, Address dt_norm, Address B_norm,
-                                   Address C_norm, float norm_eps, Address ssm, int64_t ssm_stride,
-                                   Address conv, int64_t conv_stride) {
+apcbatch::MixerParams mixer_params(const apcbatch::PreNorm& norm, int dtype,
+                                   const apcbatch::Projection& in_proj, const apcbatch::Projection& x_proj,
+                                   const apcbatch::Projection& dt_proj, const apcbatch::Projection& out_proj,
+                                   int64_t d_state, int64_t width, Address conv_weight, Address conv_bias,
+                                   Address A, Address D, Address dt_bias, bool has_norms, Address dt_norm,
+                                   Address B_norm, Address C_norm, float norm_eps, Address ssm,
+                                   int64_t ssm_stride, Address conv, int64_t conv_stride) {
     apcbatch::MixerParams p;
+    p.norm = norm;
     p.dtype = apcbatch::DType(dtype);
     p.in_proj = in_proj;
     p.x_proj = x_proj;
@@ -45,9 +46,13 @@ apcbatch::MixerParams mixer_params(int dtype, const apcbatch::Projection& in_pro
     return p;
 }
 
-void run_mixer(const apcbatch::MixerParams& params, const apcbatch::RaggedParams& ragged, Address x,
-               Address y, int num_threads) {
-    apcbatch::mixer(params, ragged, pointer(x), static_cast<float*>(pointer(y)), num_threads);
+apcbatch::Residual residual(Address sum, Address delta, bool has_delta) {
+    return {static_cast<float*>(pointer(sum)), static_cast<float*>(pointer(delta)), has_delta};
+}
+
+void run_mixer(const apcbatch::MixerParams& params, const apcbatch::RaggedParams& ragged, Address sum,
+               Address delta, bool has_delta, int num_threads) {
+    apcbatch::mixer(params, ragged, residual(sum, delta, has_delta), num_threads);
 }
 
 apcbatch::MlpParams mlp_params(int dtype, const apcbatch::Projection& gate_up,
@@ -55,8 +60,9 @@ apcbatch::MlpParams mlp_params(int dtype, const apcbatch::Projection& gate_up,
     return {apcbatch::DType(dtype), gate_up, down};
 }
 
-void run_mlp(const apcbatch::MlpParams& params, int64_t t, Address x, Address y, int num_threads) {
-    apcbatch::mlp(params, t, pointer(x), static_cast<float*>(pointer(y)), num_threads);
+void run_mlp(const apcbatch::MlpParams& params, const apcbatch::PreNorm& norm, int64_t t, Address sum,
+             Address delta, bool has_delta, int num_threads) {
+    apcbatch::mlp(params, norm, t, residual(sum, delta, has_delta), num_threads);
 }
 
 apcbatch::MixtureParams mixture_params(const apcbatch::Projection& router, int64_t experts_per_token,
@@ -66,8 +72,9 @@ apcbatch::MixtureParams mixture_params(const apcbatch::Projection& router, int64
     return params;
 }
 
-void run_mixture(const apcbatch::MixtureParams& params, int64_t t, Address x, Address y, int num_threads) {
-    apcbatch::mixture(params, t, pointer(x), static_cast<float*>(pointer(y)), num_threads);
+void run_mixture(const apcbatch::MixtureParams& params, const apcbatch::PreNorm& norm, int64_t t, Address sum,
+                 Address delta, bool has_delta, int num_threads) {
+    apcbatch::mixture(params, norm, t, residual(sum, delta, has_delta), num_threads);
 }
 
 py::list part_seconds() {
@@ -80,6 +87,9 @@ py::list part_seconds() {
 
 void bind_layers(py::module_& m) {
     py::class_<apcbatch::Projection>(m, "Projection").def(py::init(&projection));
+    py::class_<apcbatch::PreNorm>(m, "PreNorm").def(py::init([](Address weight, float eps) {
+        return apcbatch::PreNorm{floats(weight), eps};
+    }));
     py::class_<apcbatch::MixerParams>(m, "Mixer")
         .def(py::init(&mixer_params))
         .def("run", &run_mixer, ReleaseGil());

@@ -110,18 +110,23 @@ void add_weighted(const float* parts, const std::int64_t* tokens, const float* w
 
 }  // namespace
 
-void mlp(const MlpParams& p, std::int64_t t, const void* x, float* y, int num_threads) {
-    run_mlp(p, t, x, nullptr, thread_workspace(hidden_bytes(p, t)), y, num_threads);
+void mlp(const MlpParams& p, const PreNorm& norm, std::int64_t t, const Residual& residual, int num_threads) {
+    const std::int64_t h = p.gate_up.in, inner = hidden_bytes(p, t);
+    char* memory = thread_workspace(inner + t * h * bytes_of(p.dtype));
+    char* normed = memory + inner;
+    pre_norm(norm, t, h, residual, normed, p.dtype, num_threads);
+    run_mlp(p, t, normed, nullptr, memory, residual.delta, num_threads);
 }
 
-void mixture(const MixtureParams& p, std::int64_t t, const void* x, float* y, int num_threads) {
+void mixture(const MixtureParams& p, const PreNorm& norm, std::int64_t t, const Residual& residual,
+             int num_threads) {
     const std::int64_t h = p.router.in, n = p.router.out, k = p.experts_per_token;
     const MlpParams& any = p.experts[0];
     struct {
         float *logits, *weights, *part;
         std::int64_t* experts;
         Routing routing;
-        char* hidden;
+        char *hidden, *normed;
     } at;
     const auto place = [&](Parts parts) {
         at.logits = parts.take<float>(t * n);
@@ -132,10 +137,13 @@ void mixture(const MixtureParams& p, std::int64_t t, const void* x, float* y, in
         at.routing.weights = parts.take<float>(t * k);
         at.part = parts.take<float>(t * h);
         at.hidden = parts.take<char>(hidden_bytes(any, t));
+        at.normed = parts.take<char>(t * h * bytes_of(any.dtype));
         return parts.bytes();
     };
     place(Parts(thread_workspace(place(Parts(nullptr)))));
-    const Rows normed{t, const_cast<void*>(x), h, any.dtype};
+    pre_norm(norm, t, h, residual, at.normed, any.dtype, num_threads);
+    const Rows normed{t, at.normed, h, any.dtype};
+    float* y = residual.delta;
     choose_experts(p, normed, at.logits, at.weights, at.experts, num_threads);
     group_by_expert(t, k, n, at.experts, at.weights, at.routing);
     std::memset(y, 0, sizeof(float) * std::size_t(t * h));
@@ -143,7 +151,7 @@ void mixture(const MixtureParams& p, std::int64_t t, const void* x, float* y, in
         const std::int64_t first = at.routing.begin[e], count = at.routing.begin[e + 1] - first;
         if (count == 0) continue;
         const std::int64_t* tokens = at.routing.tokens + first;
-        run_mlp(p.experts[std::size_t(e)], count, x, tokens, at.hidden, at.part, num_threads);
+        run_mlp(p.experts[std::size_t(e)], count, at.normed, tokens, at.hidden, at.part, num_threads);
         add_weighted(at.part, tokens, at.routing.weights + first, count, h, y, num_threads);
     }
 }

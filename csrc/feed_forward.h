@@ -1,4 +1,4 @@
-// The feed-forward parts: a SwiGLU MLP, and a mixture of them, each as one call.
+// The feed-forward parts: a SwiGLU MLP, and a mixture of them, each, its norm included, as one call.
 //
 // Shazeer 2020, "GLU variants improve transformer"; a token's mixture is the sum over its experts in
 // ascending order, each part rounded before it is added, whatever else is routed where. Must not know:
@@ -9,6 +9,7 @@
 
 #include "linear.h"
 #include "params.h"
+#include "residual.h"
 
 namespace apcbatch {
 
@@ -23,9 +24,11 @@ struct MixtureParams {
     std::vector<MlpParams> experts;
 };
 
-// x: (t, h) contiguous in the parameters' dtype; y: (t, h) contiguous float32.
-void mlp(const MlpParams& params, std::int64_t t, const void* x, float* y, int num_threads);
+// The residual's delta becomes the result.
+void mlp(const MlpParams& params, const PreNorm& norm, std::int64_t t, const Residual& residual,
+         int num_threads);
 // Each token's experts_per_token likeliest experts, weighted by the softmax over all of them.
-void mixture(const MixtureParams& params, std::int64_t t, const void* x, float* y, int num_threads);
+void mixture(const MixtureParams& params, const PreNorm& norm, std::int64_t t, const Residual& residual,
+             int num_threads);
 
 }  // namespace apcbatch

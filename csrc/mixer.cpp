@@ -13,8 +13,8 @@ class Layout {
   public:
     Layout(const MixerParams& p, std::int64_t t) : dtype_(p.dtype), t_(t) {
         const std::int64_t d = p.dt_proj.out, low = p.x_proj.out;
-        const std::int64_t columns[] = {2 * d, d, low, p.has_norms ? low : 0, d};
-        for (int i = 0; i < 5; ++i) {
+        const std::int64_t columns[] = {2 * d, d, low, p.has_norms ? low : 0, d, p.in_proj.in};
+        for (int i = 0; i < 6; ++i) {
             offset_[i] = bytes_;
             stride_[i] = columns[i];
             bytes_ += (t * columns[i] * bytes_of(dtype_) + 63) / 64 * 64;
@@ -24,13 +24,14 @@ class Layout {
     Rows xz(char* memory) const { return rows(memory, 0); }
     Rows x(char* memory) const { return rows(memory, 1); }
     Rows low(char* memory) const { return rows(memory, 2); }  // dt, B and C side by side
-    Rows normed(char* memory) const { return rows(memory, 3); }
+    Rows low_normed(char* memory) const { return rows(memory, 3); }
     Rows dt(char* memory) const { return rows(memory, 4); }
+    Rows normed(char* memory) const { return rows(memory, 5); }
 
   private:
     DType dtype_;
     std::int64_t t_, bytes_ = 0;
-    std::int64_t offset_[5], stride_[5];
+    std::int64_t offset_[6], stride_[6];
 
     Rows rows(char* memory, int i) const { return {t_, memory + offset_[i], stride_[i], dtype_}; }
 };
@@ -127,16 +128,17 @@ void scan(const MixerParams& p, const RaggedParams& ragged, const Rows& x, const
 
 }  // namespace
 
-void mixer(const MixerParams& p, const RaggedParams& ragged, const void* x, float* y, int num_threads) {
+void mixer(const MixerParams& p, const RaggedParams& ragged, const Residual& residual, int num_threads) {
     const std::int64_t t = ragged.cu_seqlens[ragged.num_sequences], h = p.in_proj.in;
     const Layout layout(p, t);
     char* memory = thread_workspace(layout.bytes());
-    const Rows normed{t, const_cast<void*>(x), h, p.dtype}, out{t, y, h, DType::float32};
+    const Rows normed = layout.normed(memory), out{t, residual.delta, h, DType::float32};
+    pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
     const Rows xz = layout.xz(memory), u = layout.x(memory), low = layout.low(memory);
     project(p.in_proj, normed, nullptr, xz, num_threads);  // (t, h) -> (t, 2d)
     convolve(p, ragged, xz, u, num_threads);               // (t, d) of it -> (t, d)
     project(p.x_proj, u, nullptr, low, num_threads);       // (t, d) -> (t, r + 2n)
-    Selection s = select(p, low, layout.normed(memory), num_threads);
+    Selection s = select(p, low, layout.low_normed(memory), num_threads);
     const Rows dt = layout.dt(memory);
     project(p.dt_proj, s.dt, nullptr, dt, num_threads);  // (t, r) -> (t, d)
     s.dt = dt;

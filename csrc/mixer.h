@@ -1,16 +1,18 @@
-// The Mamba-1 mixer of one layer as one call: what its seven kernels are given, and in which order.
+// The Mamba-1 mixer of one layer, its norm included, as one call: what its kernels are given, in which order.
 //
 // The sequence is that of Gu and Dao 2023, Mamba, section 3.4; each step is the kernel of the same name, so
-// the bits are those of the kernels called one by one. Must not know: layers, norms around the mixer, Python.
+// the bits are those of the kernels called one by one. Must not know: the other layers, Python.
 #pragma once
 
 #include "linear.h"
 #include "params.h"
+#include "residual.h"
 
 namespace apcbatch {
 
 // Filled once for each layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
 struct MixerParams {
+    PreNorm norm;
     DType dtype;                                    // of the activations and of the convolution's state
     Projection in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
     std::int64_t d_state, width;                    // n, w
@@ -28,7 +30,7 @@ struct MixerParams {
     std::int64_t conv_stride;
 };
 
-// x: (t, h) contiguous in params.dtype; y: (t, h) contiguous float32.
-void mixer(const MixerParams& params, const RaggedParams& ragged, const void* x, float* y, int num_threads);
+// The residual's delta becomes the mixer's result.
+void mixer(const MixerParams& params, const RaggedParams& ragged, const Residual& residual, int num_threads);
 
 }  // namespace apcbatch

@@ -1,8 +1,8 @@
-"""The Mamba-1 mixer of one layer in one call: from the normed activations to what is added to the residual.
+"""The Mamba-1 mixer of one layer in one call: from the residual to what is added to it next.
 
 Must not know: models, checkpoints, the other layers. Invariant: the bits are those of the ops called one after
-the other (in_proj, causal_conv, x_proj, rms_norm, dt_proj, selective_scan, out_proj), which define it. What
-never changes is checked once, when a FusedMixer is made.
+the other (add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm, dt_proj, selective_scan, out_proj), which define
+it. What never changes is checked once, when a FusedMixer is made.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import DTYPE_CODES, address, num_threads, require_parameter
 from apcbatch.kernels.linear import PackedLinear, projection
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.residual import PreNorm, Residual
 from apcbatch.kernels.scan import (
     MAX_CONV_WIDTH,
     MAX_D_STATE,
@@ -48,39 +49,44 @@ class MixerWeights:
 
 
 class FusedMixer:
-    """normed (t, h) -> (t, h) float32 over the slots of one layer's states.
+    """Norms a residual (t, h), and leaves (t, h) to be added to it, over the slots of one layer's states.
 
-    ssm: (num_slots, n, d) float32; conv: (num_slots, w - 1, d) in the weights' dtype; any slot stride. Raises
-    ValueError where a shape or a dtype does not fit.
+    norm: (h). ssm: (num_slots, n, d) float32; conv: (num_slots, w - 1, d) in the weights' dtype; any slot
+    stride. Raises ValueError where a shape or a dtype does not fit.
     """
 
-    def __init__(self, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor) -> None:
+    def __init__(
+        self, norm: PreNorm, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor
+    ) -> None:
         _check(weights)
+        require_parameter(norm.weight, "norm", (weights.in_proj.in_features,), torch.float32)
         self.weights = weights
-        self._kept_alive = weights, ssm, conv  # the plan below holds their addresses
-        self._hidden, self._dtype = weights.in_proj.in_features, weights.in_proj.dtype
+        self._kept_alive = norm, weights, ssm, conv  # the plan below holds their addresses
+        self._hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         n, d = weights.A.shape
         width = weights.conv_weight.shape[1]
         self._num_slots = min(ssm.shape[0], conv.shape[0])
         dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
         self._plan = _C.Mixer(
-            DTYPE_CODES[self._dtype], projection(weights.in_proj, weights.in_bias),
+            norm.plan, DTYPE_CODES[dtype], projection(weights.in_proj, weights.in_bias),
             projection(weights.x_proj, None), projection(weights.dt_proj, None),
             projection(weights.out_proj, weights.out_bias), n, width, weights.conv_weight.data_ptr(),
             address(weights.conv_bias), weights.A.data_ptr(), weights.D.data_ptr(),
             weights.dt_bias.data_ptr(), weights.norms is not None,
             address(dt_norm), address(b_norm), address(c_norm), weights.norm_eps,
             ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32),
-            conv.data_ptr(), slot_stride(conv, (width - 1, d), self._dtype),
+            conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype),
         )
 
-    def __call__(self, normed: torch.Tensor, ragged: Ragged) -> torch.Tensor:
-        """normed: (t, h) contiguous in the weights' dtype, a row for each token. Raises ValueError."""
-        require_parameter(normed, "normed", (ragged.num_tokens, self._hidden), self._dtype)
+    def __call__(self, residual: Residual, ragged: Ragged) -> None:
+        """residual: a row for each token of the batch. Raises ValueError."""
+        if residual.sum.shape[0] != ragged.num_tokens:
+            raise ValueError(
+                f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
+                f"{tuple(residual.sum.shape)}"
+            )
         require_slots(ragged, self._num_slots)
-        y = torch.empty(normed.shape, dtype=torch.float32)
-        self._plan.run(ragged.params, normed.data_ptr(), y.data_ptr(), num_threads())
-        return y
+        self._plan.run(ragged.params, *residual.addresses(self._hidden), num_threads())
 
 
 def _check(w: MixerWeights) -> None:

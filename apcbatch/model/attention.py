@@ -14,7 +14,8 @@ from apcbatch.model.weights import Checkpoint
 
 
 class AttentionMixer:
-    """normed (t, h) -> (t, h) float32; the KV of the batch's tokens is written before it is read."""
+    """Norms the residual (t, h) and leaves (t, h) to be added to it; the KV of the batch's tokens is written before it
+    is read. norm: the layer's, which it begins with."""
 
     def __init__(
         self,
@@ -22,10 +23,12 @@ class AttentionMixer:
         checkpoint: Checkpoint,
         prefix: str,
         dtype: torch.dtype,
+        norm: ops.PreNorm,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
     ) -> None:
         h = config.hidden_size
+        self.norm, self.dtype = norm, dtype
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -40,7 +43,8 @@ class AttentionMixer:
         self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5
 
-    def __call__(self, normed: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def __call__(self, residual: ops.Residual, batch: Batch) -> None:
+        normed = residual.normed(self.norm, self.dtype)
         t = normed.shape[0]
         heads, kv_heads = self.heads, self.kv_heads
         qkv = ops.linear(normed, self.qkv_proj).view(t, -1, self.head_dim)  # (t, heads + 2 kv heads, head_dim)
@@ -55,6 +59,6 @@ class AttentionMixer:
             batch.context,
             self.scale,
         )
-        return ops.linear(
-            y.view(t, -1), self.o_proj, out_dtype=torch.float32
-        )  # (t, heads * head_dim) -> (t, h)
+        residual.leave(
+            ops.linear(y.view(t, -1), self.o_proj, out_dtype=torch.float32)  # (t, heads * head_dim) -> (t, h)
+        )

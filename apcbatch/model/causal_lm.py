@@ -44,9 +44,7 @@ _NAMES = {
 
 @dataclass
 class _Layer:
-    norm: torch.Tensor
     mixer: MambaMixer | AttentionMixer
-    ff_norm: torch.Tensor | None
     feed_forward: ops.FusedMlp | ops.FusedMixture | None
 
 
@@ -62,7 +60,7 @@ class CausalLM:
             embedding = checkpoint.take(f"{names.embedding}.weight", shape)
             self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
             self.layers = self._load_layers(checkpoint, names, arena)
-            self.final_norm = checkpoint.take(f"{names.final_norm}.weight", (config.hidden_size,)).float()
+            self.final_norm = self._norm(checkpoint, f"{names.final_norm}.weight")
             self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self.fingerprint = model_fingerprint(
@@ -74,26 +72,29 @@ class CausalLM:
         mamba_index = attention_index = 0
         for i, (mixer_kind, ff_kind) in enumerate(zip(config.mixers, config.feed_forwards, strict=True)):
             prefix = f"{names.layer}.{i}"
+            norm = self._norm(checkpoint, f"{prefix}.{names.norm}.weight")
             mixer: MambaMixer | AttentionMixer
             if mixer_kind == "mamba":
                 states = arena.ssm[:, mamba_index], arena.conv[:, mamba_index]
-                mixer = MambaMixer(config, checkpoint, f"{prefix}.{names.mamba}", self.dtype, *states)
+                mixer = MambaMixer(config, checkpoint, f"{prefix}.{names.mamba}", self.dtype, norm, *states)
                 mamba_index += 1
             else:
                 k_cache, v_cache = arena.kv[attention_index]
                 mixer = AttentionMixer(
-                    config, checkpoint, f"{prefix}.self_attn", self.dtype, k_cache, v_cache
+                    config, checkpoint, f"{prefix}.self_attn", self.dtype, norm, k_cache, v_cache
                 )
                 attention_index += 1
-            hidden = (config.hidden_size,)
-            norm = checkpoint.take(f"{prefix}.{names.norm}.weight", hidden).float()
-            ff_norm, feed_forward = None, None
+            feed_forward = None
             if ff_kind != "none":
-                ff_norm = checkpoint.take(f"{prefix}.pre_ff_layernorm.weight", hidden).float()
+                norm = self._norm(checkpoint, f"{prefix}.pre_ff_layernorm.weight")
                 load = load_mlp if ff_kind == "mlp" else load_mixture
-                feed_forward = load(config, checkpoint, f"{prefix}.feed_forward", self.dtype)
-            layers.append(_Layer(norm, mixer, ff_norm, feed_forward))
+                feed_forward = load(config, checkpoint, f"{prefix}.feed_forward", self.dtype, norm)
+            layers.append(_Layer(mixer, feed_forward))
         return layers
+
+    def _norm(self, checkpoint: Checkpoint, name: str) -> ops.PreNorm:
+        weight = checkpoint.take(name, (self.config.hidden_size,)).float()
+        return ops.PreNorm(weight, self.config.norm_eps)
 
     def _load_head(
         self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
@@ -117,16 +118,10 @@ class CausalLM:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
-        eps = self.config.norm_eps
-        residual = self._embed(batch.token_ids)
-        normed = ops.rms_norm(residual, self.layers[0].norm, eps, self.dtype)
-        next_norms = [*(layer.norm for layer in self.layers[1:]), self.final_norm]
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            delta = layer.mixer(normed, batch)
+        residual = ops.Residual(self._embed(batch.token_ids))
+        for layer in self.layers:
+            layer.mixer(residual, batch)
             if layer.feed_forward is not None:
-                normed = ops.add_rms_norm_(residual, delta, layer.ff_norm, eps, self.dtype)
-                delta = layer.feed_forward(normed)
-            normed = ops.add_rms_norm_(residual, delta, next_norm, eps, self.dtype)
-        return ops.linear(
-            normed[batch.logits_rows], self.lm_head, out_dtype=torch.float32
-        )  # (r, h) -> (r, v)
+                layer.feed_forward(residual)
+        normed = residual.rows(batch.logits_rows).normed(self.final_norm, self.dtype)
+        return ops.linear(normed, self.lm_head, out_dtype=torch.float32)  # (r, h) -> (r, v)

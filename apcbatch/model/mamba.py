@@ -18,9 +18,9 @@ Norms = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 class MambaMixer:
-    """normed (t, h) -> (t, h) float32, reading and writing the states that the batch names.
+    """Norms the residual (t, h) and leaves (t, h) to be added to it, over the states that the batch names.
 
-    ssm (slots, n, d) and conv (slots, w - 1, d): this layer's slots.
+    norm: the layer's, which it begins with. ssm (slots, n, d) and conv (slots, w - 1, d): this layer's slots.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class MambaMixer:
         checkpoint: Checkpoint,
         prefix: str,
         dtype: torch.dtype,
+        norm: ops.PreNorm,
         ssm: torch.Tensor,
         conv: torch.Tensor,
     ) -> None:
@@ -57,10 +58,10 @@ class MambaMixer:
             norms=_norms(config, checkpoint, prefix),
             norm_eps=config.mixer_norm_eps,
         )
-        self._run = ops.FusedMixer(weights, ssm, conv)
+        self._run = ops.FusedMixer(norm, weights, ssm, conv)
 
-    def __call__(self, normed: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return self._run(normed, batch.ragged)
+    def __call__(self, residual: ops.Residual, batch: Batch) -> None:
+        self._run(residual, batch.ragged)
 
 
 def _norms(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Norms | None:

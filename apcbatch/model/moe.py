@@ -13,25 +13,30 @@ from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.weights import Checkpoint
 
 
-def load_mlp(config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> ops.FusedMlp:
-    """down(silu(gate x) * up x): (t, h) -> (t, h) float32. Shazeer, "GLU variants", arXiv 2002.05202."""
+def load_mlp(
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, norm: ops.PreNorm
+) -> ops.FusedMlp:
+    """One expert for all tokens."""
+    return ops.FusedMlp(norm, _expert(config, checkpoint, prefix, dtype))
+
+
+def load_mixture(
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, norm: ops.PreNorm
+) -> ops.FusedMixture:
+    """The num_experts_per_tok likeliest experts of each token."""
+    router = checkpoint.take(f"{prefix}.router.weight", (config.num_experts, config.hidden_size))
+    experts = [
+        _expert(config, checkpoint, f"{prefix}.experts.{i}", dtype) for i in range(config.num_experts)
+    ]
+    return ops.FusedMixture(norm, ops.pack_linear(router.to(dtype)), experts, config.num_experts_per_tok)
+
+
+def _expert(config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype) -> ops.Expert:
     h, f = config.hidden_size, config.intermediate_size
     gate = checkpoint.take(f"{prefix}.gate_proj.weight", (f, h))
     up = checkpoint.take(f"{prefix}.up_proj.weight", (f, h))
     down = checkpoint.take(f"{prefix}.down_proj.weight", (h, f))
-    return ops.FusedMlp(
+    return ops.Expert(
         ops.pack_linear(torch.cat([gate, up]).to(dtype)),  # (2f, h)
         ops.pack_linear(down.to(dtype)),
     )
-
-
-def load_mixture(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype
-) -> ops.FusedMixture:
-    """The num_experts_per_tok likeliest experts of each token, weighted by the softmax over all of them, which is not
-    normalised again: (t, h) -> (t, h) float32."""
-    router = checkpoint.take(f"{prefix}.router.weight", (config.num_experts, config.hidden_size))
-    experts = [
-        load_mlp(config, checkpoint, f"{prefix}.experts.{i}", dtype) for i in range(config.num_experts)
-    ]
-    return ops.FusedMixture(ops.pack_linear(router.to(dtype)), experts, config.num_experts_per_tok)

@@ -16,6 +16,27 @@ def make_mlp(h: int, f: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Te
     return (torch.randn(2 * f, h) * h**-0.5).to(dtype), (torch.randn(h, f) * f**-0.5).to(dtype)
 
 
+def normed(norm, sums, dtype, k=ops):
+    """What a part makes its result of."""
+    return k.rms_norm(sums, norm.weight.to(sums.dtype), norm.eps, dtype)
+
+
+def make_norm(h: int) -> ops.PreNorm:
+    return ops.PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
+
+
+def pack(experts) -> list[ops.Expert]:
+    return [ops.Expert(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+
+
+def run(part, sums):
+    """What a fused part leaves to be added to sums."""
+    poison((sums.shape[0], 4096), torch.float32)
+    residual = ops.Residual(sums.clone())
+    part(residual)
+    return residual.delta
+
+
 def one_by_one(x, gate_up, down, k=ops):
     """Product, gate, product: the definition of the MLP."""
     f = down.shape[1]
@@ -45,12 +66,11 @@ def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
     """The gated product in place overwrites a value that is still to be read, or the down projection reads beside."""
     fresh_seed()
     gate_up, down = make_mlp(*shape, dtype)
-    mlp = ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down))
+    norm = make_norm(shape[0])
+    mlp = ops.FusedMlp(norm, *pack([(gate_up, down)]))
     for t in (1, 5, 37):
-        x = torch.randn(t, shape[0]).to(dtype)
-        expected = one_by_one(x, gate_up, down)
-        poison(x.shape, torch.float32)
-        assert same_bits(mlp(x), expected)
+        sums = torch.randn(t, shape[0])
+        assert same_bits(run(mlp, sums), one_by_one(normed(norm, sums, dtype), gate_up, down))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -63,24 +83,22 @@ def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, isa):
     experts = [make_mlp(*shape, dtype) for _ in range(5)]
     router = torch.randn(5, shape[0]).to(dtype)
     router[3] = -100 * router[1]  # hardly ever chosen
-    fused = [ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
-    mixture = ops.FusedMixture(ops.pack_linear(router), fused, per_token)
-    x = torch.randn(41, shape[0]).to(dtype)
-    expected = mixed(x, router, experts, per_token)
+    norm, sums = make_norm(shape[0]), torch.randn(41, shape[0])
+    mixture = ops.FusedMixture(norm, ops.pack_linear(router), pack(experts), per_token)
+    expected = mixed(normed(norm, sums, dtype), router, experts, per_token)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
-        poison(x[rows].shape, torch.float32)
-        assert same_bits(mixture(x[rows]), expected[rows])
+        assert same_bits(run(mixture, sums[rows]), expected[rows])
 
 
 def test_mixture_is_close_to_float64():
     """Kernels that are wrong in the same way as the fused call."""
     fresh_seed()
     experts = [make_mlp(33, 45, torch.float32) for _ in range(4)]
-    router, x = torch.randn(4, 33), torch.randn(20, 33)
-    fused = [ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+    router, norm, sums = torch.randn(4, 33), make_norm(33), torch.randn(20, 33)
     wide = [(gate_up.double(), down.double()) for gate_up, down in experts]
-    expected = mixed(x.double(), router.double(), wide, 2, reference)
-    y = ops.FusedMixture(ops.pack_linear(router), fused, 2)(x)
+    x = normed(norm, sums.double(), torch.float64, reference)
+    expected = mixed(x, router.double(), wide, 2, reference)
+    y = run(ops.FusedMixture(norm, ops.pack_linear(router), pack(experts), 2), sums)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -89,23 +107,25 @@ def test_threads_do_not_change_a_bit(dtype, threads):
     """Two threads that add to one token's sum."""
     fresh_seed()
     experts = [make_mlp(70, 130, dtype) for _ in range(4)]
-    fused = [ops.FusedMlp(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
-    mixture = ops.FusedMixture(ops.pack_linear(torch.randn(4, 70).to(dtype)), fused, 2)
-    x = torch.randn(3000, 70).to(dtype)
-    y = mixture(x)
+    router = ops.pack_linear(torch.randn(4, 70).to(dtype))
+    mixture = ops.FusedMixture(make_norm(70), router, pack(experts), 2)
+    sums = torch.randn(3000, 70)
+    y = run(mixture, sums)
     torch.set_num_threads(1)
-    assert same_bits(mixture(x), y)
+    assert same_bits(run(mixture, sums), y)
 
 
 def test_refuses_what_does_not_fit():
     """Addresses handed to the kernels for weights or activations of another shape or dtype."""
     gate_up, down = (ops.pack_linear(weight) for weight in make_mlp(16, 24, torch.float32))
-    mlp = ops.FusedMlp(gate_up, down)
+    expert, norm = ops.Expert(gate_up, down), make_norm(16)
     with pytest.raises(ValueError, match="gate_up must be"):
-        ops.FusedMlp(down, gate_up)
-    with pytest.raises(ValueError, match=r"x must be contiguous of shape \(2, 16\)"):
-        mlp(torch.randn(2, 17))
+        ops.Expert(down, gate_up)
+    with pytest.raises(ValueError, match="norm must be contiguous of shape"):
+        ops.FusedMlp(make_norm(17), expert)
+    with pytest.raises(ValueError, match="must have the part's 16 columns"):
+        ops.FusedMlp(norm, expert)(ops.Residual(torch.randn(2, 17)))
     with pytest.raises(ValueError, match="a row of the router for each of its 2 experts"):
-        ops.FusedMixture(ops.pack_linear(torch.randn(3, 16)), [mlp, mlp], 1)
+        ops.FusedMixture(norm, ops.pack_linear(torch.randn(3, 16)), [expert, expert], 1)
     with pytest.raises(ValueError, match="experts must be alike"):
-        ops.FusedMixture(ops.pack_linear(torch.randn(2, 17)), [mlp, mlp], 1)
+        ops.FusedMixture(norm, ops.pack_linear(torch.randn(2, 17)), [expert, expert], 1)

@@ -24,6 +24,7 @@ class Mixer:
         self.plain = {k: (torch.randn(s) * s[1] ** -0.5).to(dtype) for k, s in shapes.items()}
         self.size, self.dtype = size, dtype
         weights = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
+        self.norm = ops.PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
         self.weights = ops.MixerWeights(
             **{k: ops.pack_linear(v) for k, v in self.plain.items()},
             in_bias=torch.randn(2 * d) if biases else None,
@@ -43,8 +44,12 @@ class Mixer:
         ssm, conv = torch.randn(slots, 2, n, d), torch.randn(slots, 2, w - 1, d).to(self.dtype)
         return ssm[:, 1], conv[:, 1]
 
-    def one_by_one(self, x, ssm, conv, batch, k=ops, packed=None):
-        """The seven ops in turn: the definition. k: ops, or the reference with the plain weights."""
+    def fused(self, ssm: torch.Tensor, conv: torch.Tensor) -> ops.FusedMixer:
+        return ops.FusedMixer(self.norm, self.weights, ssm, conv)
+
+    def one_by_one(self, sums, delta, ssm, conv, batch, k=ops, packed=None):
+        """The ops in turn: the definition. sums changes; k: ops, or the reference with the plain weights."""
+        x = k.add_rms_norm_(sums, delta, self.norm.weight.to(sums.dtype), self.norm.eps, self.dtype)
         p = packed or {name: getattr(self.weights, name) for name in self.plain}
         w, (_, d, n, r, _) = self.weights, self.size
         xz = k.linear(x, p["in_proj"], bias=w.in_bias)
@@ -60,6 +65,17 @@ class Mixer:
         return k.linear(y, p["out_proj"], out_dtype=torch.promote_types(x.dtype, torch.float32), bias=w.out_bias)
 
 
+def run(mixer, sums, delta, batch):
+    """What a fused mixer leaves to be added to sums, which changes."""
+    poison((sum(batch.cu_seqlens.diff().tolist()), 4096), torch.float32)
+    residual = ops.Residual(sums)
+    if delta is not None:
+        residual.leave(delta.clone())
+    mixer(residual, batch)
+    assert residual.has_delta
+    return residual.delta
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norms", NORMS)
@@ -72,13 +88,14 @@ def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
         b = len(lengths)
         initial = [i if i % 2 else -1 for i in range(b)]
         batch = ragged(lengths, initial, list(range(b)), [[(1, b + i)] for i in range(b)])
-        x = torch.randn(sum(lengths), size[0]).to(dtype)
+        begin, delta = torch.randn(2, sum(lengths), size[0])
         ssm, conv = mixer.arena(2 * b + 1)
         ssm_, conv_ = ssm.clone(), conv.clone()
-        expected = mixer.one_by_one(x, ssm_, conv_, batch)
-        poison(x.shape, torch.float32)
-        y = ops.FusedMixer(mixer.weights, ssm, conv)(x, batch)
+        begin_ = begin.clone()
+        expected = mixer.one_by_one(begin_, delta, ssm_, conv_, batch)
+        y = run(mixer.fused(ssm, conv), begin, delta, batch)
         assert same_bits(y, expected)
+        assert same_bits(begin, begin_)
         assert same_bits(ssm, ssm_)
         assert same_bits(conv, conv_)
 
@@ -89,15 +106,17 @@ def test_close_to_float64(norms):
     fresh_seed()
     mixer = Mixer(SIZES[0], torch.float32, norms, biases=True)
     batch = ragged([40, 1], [-1, 1], [0, 1])
-    x, (ssm, conv) = torch.randn(41, SIZES[0][0]), mixer.arena(2)
+    (sums, delta), (ssm, conv) = torch.randn(2, 41, SIZES[0][0]), mixer.arena(2)
     plain = {name: weight.double() for name, weight in mixer.plain.items()}
     wide = Mixer.__new__(Mixer)
-    wide.size, wide.plain = mixer.size, plain
+    wide.size, wide.plain, wide.norm, wide.dtype = mixer.size, plain, mixer.norm, torch.float64
     names = ("in_bias", "out_bias", "conv_weight", "conv_bias", "A", "D", "dt_bias")
     wide.weights = replace(mixer.weights, **{name: getattr(mixer.weights, name).double() for name in names})
     with one_thread():
-        expected = wide.one_by_one(x.double(), ssm.double(), conv.double(), batch, reference, plain)
-    y = ops.FusedMixer(mixer.weights, ssm, conv)(x, batch)
+        expected = wide.one_by_one(
+            sums.double(), delta.double(), ssm.double(), conv.double(), batch, reference, plain
+        )
+    y = run(mixer.fused(ssm, conv), sums, delta, batch)
     torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -108,9 +127,8 @@ def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     fresh_seed()
     mixer = Mixer(SIZES[2], dtype, "weighted", biases=True)
     ssm, conv = mixer.arena(6)
-    run = ops.FusedMixer(mixer.weights, ssm, conv)
-    x, mates = torch.randn(200, 48).to(dtype), torch.randn(90, 48).to(dtype)
-    whole = run(x, ragged([200], [-1], [0], [[(64, 1)]]))
+    fused, x, mates = mixer.fused(ssm, conv), torch.randn(200, 48), torch.randn(90, 48)
+    whole = run(fused, x.clone(), None, ragged([200], [-1], [0], [[(64, 1)]]))
     pieces, begin = [], 0
     for end in (1, 64, 65, 150, 199, 200):
         rows = torch.cat([mates[:17], x[begin:end], mates[17:30]])
@@ -118,7 +136,7 @@ def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
             [17, end - begin, 13], [-1, 2 if begin else -1, -1], [4, 2, 5],
             [[], [(end - begin, 3)] if end == 64 else [], []],
         )
-        pieces.append(run(rows, batch)[17 : 17 + end - begin])
+        pieces.append(run(fused, rows, None, batch)[17 : 17 + end - begin])
         begin = end
     assert same_bits(torch.cat(pieces), whole)
     for state in (ssm, conv):
@@ -130,31 +148,37 @@ def test_refuses_what_does_not_fit():
     """Addresses handed to the kernels for tensors of another shape, dtype or number of slots."""
     mixer = Mixer(SIZES[0], torch.float32, "none", biases=True)
     ssm, conv = mixer.arena(2)
-    run = ops.FusedMixer(mixer.weights, ssm, conv)
-    with pytest.raises(ValueError, match=r"normed must be contiguous of shape \(3, 36\)"):
-        run(torch.randn(2, 36), ragged([3]))
-    with pytest.raises(ValueError, match="torch.float32"):
-        run(torch.randn(3, 36).bfloat16(), ragged([3]))
+    fused = mixer.fused(ssm, conv)
+    with pytest.raises(ValueError, match="a row for each of the batch's 3 tokens"):
+        fused(ops.Residual(torch.randn(2, 36)), ragged([3]))
+    with pytest.raises(ValueError, match="must have the part's 36 columns"):
+        fused(ops.Residual(torch.randn(3, 35)), ragged([3]))
+    with pytest.raises(ValueError, match="the residual must be contiguous of shape"):
+        ops.Residual(torch.randn(3, 36).bfloat16())
+    with pytest.raises(ValueError, match="delta must be contiguous of shape"):
+        ops.Residual(torch.randn(3, 36)).leave(torch.randn(2, 36))
     with pytest.raises(ValueError, match="must have slot 2, which the batch names; it has 2 slots"):
-        run(torch.randn(3, 36), ragged([3], [-1], [2]))
+        fused(ops.Residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
+    with pytest.raises(ValueError, match="norm must be contiguous of shape"):
+        ops.FusedMixer(ops.PreNorm(torch.ones(35), 1e-5), mixer.weights, ssm, conv)
     with pytest.raises(ValueError, match="state must be torch.float32"):
-        ops.FusedMixer(mixer.weights, ssm[:, :-1], conv)
+        mixer.fused(ssm[:, :-1], conv)
     with pytest.raises(ValueError, match="out_proj must be"):
-        ops.FusedMixer(replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
+        ops.FusedMixer(mixer.norm, replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
     with pytest.raises(ValueError, match="conv_bias must be contiguous of shape"):
-        ops.FusedMixer(replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
+        ops.FusedMixer(mixer.norm, replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
 
 
 def test_parts_are_recorded_only_while_asked():
     """Times that go on adding up after a measurement, or a part that is never counted."""
     mixer = Mixer(SIZES[0], torch.float32, "weighted", biases=True)
-    run = ops.FusedMixer(mixer.weights, *mixer.arena(1))
+    fused = mixer.fused(*mixer.arena(1))
     x, batch = torch.randn(200, 36), ragged([200])
     with recorded_parts() as seconds:
-        run(x, batch)
+        run(fused, x, None, batch)
     assert all(seconds[part] > 0 for part in ("matrix products", "convolution", "scan", "norms"))
     assert seconds["experts"] == seconds["gated product"] == 0
-    run(x, batch)
+    run(fused, x, None, batch)
     with recorded_parts() as seconds:
         pass
     assert not any(seconds.values())

@@ -35,7 +35,7 @@ OP_PARTS = {
 }
 NOT_TIMED = {
     "PAGE_TOKENS", "PackedLinear", "pack_linear", "isa", "set_isa", "available_isas", "numerics",
-    "MixerWeights", "FusedMixer", "FusedMlp", "FusedMixture",
+    "MixerWeights", "FusedMixer", "FusedMlp", "FusedMixture", "Expert", "PreNorm", "Residual",
 }  # fmt: skip
 METHODS = (
     (Scheduler, "schedule", "scheduling"),

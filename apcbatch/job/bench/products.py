@@ -67,27 +67,28 @@ class Products:
     ) -> None:
         self._note(x.shape[0], packed, out_dtype, bias)
 
-    def _note_mixer(self, mixer: ops.FusedMixer, normed: torch.Tensor, _: Any) -> None:
-        weights, t = mixer.weights, normed.shape[0]
+    def _note_mixer(self, mixer: ops.FusedMixer, residual: ops.Residual, _: Any) -> None:
+        weights, t = mixer.weights, residual.sum.shape[0]
         self._note(t, weights.in_proj, None, weights.in_bias)
         self._note(t, weights.x_proj, None)
         self._note(t, weights.dt_proj, None)
         self._note(t, weights.out_proj, FLOAT32, weights.out_bias)
 
-    def _note_mlp(self, mlp: ops.FusedMlp, x: torch.Tensor) -> None:
-        self._note_expert(mlp, x.shape[0])
+    def _note_mlp(self, mlp: ops.FusedMlp, residual: ops.Residual) -> None:
+        self._note_expert(mlp.expert, residual.sum.shape[0])
 
-    def _note_mixture(self, mixture: ops.FusedMixture, x: torch.Tensor) -> None:
+    def _note_mixture(self, mixture: ops.FusedMixture, residual: ops.Residual) -> None:
         """The router, noted as it runs here, and each expert on as many rows as are routed to it."""
+        x = residual.rows(torch.arange(residual.sum.shape[0])).normed(mixture.norm, mixture.router.dtype)
         logits, experts = ops.linear(x, mixture.router, FLOAT32), mixture.experts
         _, chosen = ops.softmax_topk(logits, mixture.experts_per_token)
         for expert, rows in zip(experts, chosen.flatten().bincount(minlength=len(experts)), strict=True):
             if rows:
                 self._note_expert(expert, int(rows))
 
-    def _note_expert(self, mlp: ops.FusedMlp, rows: int) -> None:
-        self._note(rows, mlp.gate_up, None)
-        self._note(rows, mlp.down, FLOAT32)
+    def _note_expert(self, expert: ops.Expert, rows: int) -> None:
+        self._note(rows, expert.gate_up, None)
+        self._note(rows, expert.down, FLOAT32)
 
     def _note(
         self,
