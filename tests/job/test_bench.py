@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -100,3 +101,20 @@ def test_run_needs_an_input() -> None:
     """Fault: a group that was asked for is left out in silence."""
     with pytest.raises(UsageError, match="--input"):
         measure(Config(), lambda line: None, groups=["run"])
+
+
+def test_whole_runs(tmp_path: Path) -> None:
+    """Faults: a run that is called warm and restores nothing; one that answers other requests than the rest."""
+    lines = [
+        {"id": str(i), "messages": [{"role": "user", "content": f"{i} " + "word " * 200}]} for i in range(3)
+    ]
+    input = tmp_path / "in.jsonl"
+    input.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = Config(limit=2, max_tokens=2)
+    document = measure(config, lambda line: None, groups=["run"], input=str(input))
+    figures = {figure["name"]: figure for figure in document["figures"]}
+    assert [figure["requests"] for figure in figures.values()] == [2] * 5
+    assert len({figure["prompt_tokens"] for figure in figures.values()}) == 1
+    for kind in ("disk", "RAM"):
+        warm = figures[f"run, warm from {kind}"]
+        assert warm["prompt_tokens"] - warm["cached_tokens"] <= 2 * 64

@@ -1,7 +1,7 @@
 """`run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
 
-Must not know: the engine's inside. The first two are processes of their own with one store; the third is one engine
-that answers the same requests twice, with every boundary kept in RAM.
+Must not know: the engine's inside. Cold and warm from disk are processes of their own: one under the default policy,
+two with every boundary kept in one store. Warm from RAM is one engine that answers the same requests twice.
 """
 
 from __future__ import annotations
@@ -24,25 +24,30 @@ from apcbatch.job.bench.figures import Figure
 from apcbatch.job.feed import Failure, Feeder
 from apcbatch.job.opening import make_engine
 from apcbatch.model.locate import locate_model
-from apcbatch.types import Request
+from apcbatch.types import Policy, Request
 
 GROUP = "run"
 
 
 def figures(config: Config, input: str) -> Iterator[Figure]:
-    """Three kinds of run over the first `limit` conversations of INPUT."""
+    """Five runs over the first `limit` conversations of INPUT."""
     with tempfile.TemporaryDirectory() as folder:
-        for kind in ("cold", "warm from disk"):
-            summary = _run(config, input, Path(folder))
+        kinds: tuple[tuple[str, Policy], ...] = (
+            (f"cold, policy {config.policy}", config.policy),
+            ("cold, every boundary to disk", "all"),
+            ("warm from disk", "all"),
+        )
+        for kind, policy in kinds:
+            summary = _run(replace(config, policy=policy), input, Path(folder))
             yield _figure(kind, summary["seconds"]["total"] - summary["seconds"]["load"], summary)
     yield from _in_memory(config, input)
 
 
 def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
-    """The summary of `apcbatch run` with the store in the folder."""
+    """The summary of `apcbatch run` with a store for its policy in the folder."""
     command = [sys.executable, "-m", "apcbatch", "run", input, "-o", str(folder / "out.jsonl"), "--overwrite"]
-    command += ["--store", str(folder / "store"), "--quiet", "--progress", "none"]
-    for name in ("model", "dtype", "limit", "max_tokens"):
+    command += ["--store", str(folder / config.policy), "--quiet", "--progress", "none"]
+    for name in ("model", "dtype", "policy", "limit", "max_tokens"):
         value = getattr(config, name)
         if value is not None:
             command += ["--" + name.replace("_", "-"), str(value)]
@@ -56,7 +61,7 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
     engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
     requests = requests_of(config, input)
     try:
-        for kind in ("cold, every boundary kept in RAM", "warm from RAM"):
+        for kind in ("cold, every boundary to RAM", "warm from RAM"):
             before = dict(engine.counters.seconds)
             begin = time.perf_counter()
             results = list(engine.run(requests))
