@@ -51,7 +51,7 @@ def _agreement(document: Document) -> list[str]:
     return [
         "Greedy tokens that agree with ours, up to the first difference of each prompt: "
         + "; ".join(found)
-        + "."
+        + ". Engines round at other places in bfloat16, so only float32 shows whether a conversion is right."
     ]
 
 
