@@ -7,9 +7,9 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test test-cuda lint bench soak clean
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@
@@ -23,11 +23,20 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
 
+# The CUDA tests, and the sanitizers over the kernels, with the python and the torch that see the GPU.
+test-cuda:
+	APCBATCH_CUDA=1 $(PYTHON) setup.py build_ext --inplace
+	$(PYTHON) -m pytest -q -m cuda
+	for tool in memcheck racecheck; do \
+	    compute-sanitizer --tool $$tool --kernel-name kns=selective --kernel-name kns=conv --error-exitcode 9 \
+	        $(PYTHON) -m pytest -q -m cuda tests/kernels/test_cuda.py || exit 1; \
+	done
+
 lint: $(VENV)/.installed
 	$(BIN)/pip install --quiet '.[lint]'
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h csrc/cuda/*
 
 soak: $(VENV)/.installed
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)

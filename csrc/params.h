@@ -11,9 +11,9 @@ struct BFloat16 {
     std::uint16_t bits;
 };
 
-enum class DType : int { float32 = 0, bfloat16 = 1 };
+enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels alone
 
-constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::bfloat16 ? 2 : 4; }
+constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
 
 // The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
 struct RaggedParams {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -17,13 +18,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs the shared conversations where the folder is missing."""
-    if SHARED_DATA.is_dir():
-        return
-    missing = pytest.mark.skip(reason="the shared conversations are not here")
+    """Skip what needs the shared conversations, or a CUDA device, where there are none."""
+    reasons = {
+        "data": None if SHARED_DATA.is_dir() else "the shared conversations are not here",
+        "cuda": _why_no_cuda(),
+    }
     for item in items:
-        if item.get_closest_marker("data"):  # not item.keywords: those hold folder names too
-            item.add_marker(missing)
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):  # not item.keywords: those hold folder names too
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_cuda() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "there is no CUDA device here"
+    if importlib.util.find_spec("apcbatch._CUDA") is None:
+        return "the CUDA kernels were not built (nvcc was not found, or APCBATCH_CUDA=0)"
+    return None
 
 
 @pytest.fixture(scope="session")

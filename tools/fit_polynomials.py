@@ -1,4 +1,5 @@
-"""Fits the polynomials of csrc/vmath.h and prints their coefficients: python tools/fit_polynomials.py
+"""Fits the polynomials of csrc/vmath.h and csrc/cuda/vector_math.cuh and prints their coefficients:
+python tools/fit_polynomials.py
 
 Each is a minimax fit by Lawson's iteration (weighted least squares whose weights follow the error) on Chebyshev nodes
 in float64. Some coefficients are fixed at their exact values; the others are rounded to float32 one by one, lowest
@@ -63,7 +64,9 @@ def main() -> None:
     fit("2^x, in units of the last place", np.exp2, -0.5, 0.5, {0: 1.0}, 5,
         lambda x: np.where(x < 0, 2.0**24, 2.0**23))
     fit("e^x, relative", np.exp, -half, half, {0: 1.0, 1: 1.0}, 6, lambda x: np.exp(-x))
-    fit("log(1 + x), relative", np.log1p, 1e-9, 1.0, {0: 0.0, 1: 1.0}, 10, lambda x: 1 / np.log1p(x))
+    for degree in (8, 10):
+        fit(f"log(1 + x), relative, degree {degree}", np.log1p, 1e-9, 1.0, {0: 0.0, 1: 1.0}, degree,
+            lambda x: 1 / np.log1p(x))
 
 
 if __name__ == "__main__":

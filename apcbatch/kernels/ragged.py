@@ -7,11 +7,15 @@ every sequence has a token, no slot is written twice, and none is written by one
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
 from apcbatch import _C
+
+Copy = TypeVar("Copy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,7 @@ class Ragged:
     num_tokens: int = field(init=False)
     max_slot: int = field(init=False)  # -1: no slot at all
     params: _C.RaggedParams = field(init=False, repr=False)
+    copies: dict[torch.device, Any] = field(init=False, repr=False, default_factory=dict)
 
     @classmethod
     def create(
@@ -47,15 +52,22 @@ class Ragged:
     ) -> Ragged:
         """A Ragged; parts left out mean: begin with zeros, keep nothing, no snapshots. Raises ValueError."""
         b = max(cu_seqlens.numel() - 1, 0)
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         return cls(
             cu_seqlens,
-            torch.full((b,), -1) if initial_slots is None else initial_slots,
-            torch.full((b,), -1) if final_slots is None else final_slots,
-            torch.zeros(b + 1, dtype=torch.int64) if snapshot_cu is None else snapshot_cu,
+            torch.full((b,), -1, device="cpu") if initial_slots is None else initial_slots,
+            torch.full((b,), -1, device="cpu") if final_slots is None else final_slots,
+            torch.zeros(b + 1, dtype=torch.int64, device="cpu") if snapshot_cu is None else snapshot_cu,
             none if snapshot_positions is None else snapshot_positions,
             none if snapshot_slots is None else snapshot_slots,
         )
+
+    def on(self, device: torch.device, make: Callable[[Ragged, torch.device], Copy]) -> Copy:
+        """This batch's copy on another device, which make(self, device) gives when it is first asked for."""
+        copy: Copy | None = self.copies.get(device)
+        if copy is None:
+            copy = self.copies[device] = make(self, device)
+        return copy
 
     def __post_init__(self) -> None:
         _check_tensors(self)

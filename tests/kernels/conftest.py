@@ -19,6 +19,13 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     ops.set_isa(before)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where tensors are made during the test, and so where the ops run."""
+    with torch.device(request.param):
+        yield request.param
+
+
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """torch's thread count, and with it the kernels'."""

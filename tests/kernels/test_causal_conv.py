@@ -15,6 +15,7 @@ from tests.kernels.recurrent import (
     assert_close,
     fresh_seed,
     in_pieces,
+    on_devices,
     one_shot,
     ragged,
     same_bits,
@@ -23,6 +24,7 @@ from tests.kernels.recurrent import (
 LENGTHS = [1, 2, 3, 4, 5, 63, 64, 65, 128, 129, 151, 372, 1024, 1134, 4096]
 
 
+@on_devices
 @pytest.mark.parametrize("width, options", [(2, False), (3, True), (4, True), (4, False)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_matches_float64(dtype, width, options):
@@ -49,6 +51,7 @@ def test_reference_is_the_convolution():
     torch.testing.assert_close(inputs.expect(wide, ragged([50])), expected.t())
 
 
+@on_devices
 @pytest.mark.parametrize("width", [1, 5, 8])
 def test_unusual_widths(width):
     """A width of one tap, which has no state, or more taps than usual."""
@@ -61,6 +64,7 @@ def test_unusual_widths(width):
     assert same_bits(arena, wide.float())
 
 
+@on_devices
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pieces_of_one_and_two_tokens(dtype, width):
@@ -80,6 +84,7 @@ def test_pieces_of_one_and_two_tokens(dtype, width):
     assert same_bits(arena[0], truth[-1])
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tail_is_the_last_raw_inputs(dtype):
     """A tail of outputs or of rounded inputs, or one that is not padded with zeros before token 0."""
@@ -91,6 +96,7 @@ def test_tail_is_the_last_raw_inputs(dtype):
         assert same_bits(arena[position - 1], padded[position : position + 3]), f"tail at {position}"
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_number_of_channels(dtype):
     """A channel whose bits depend on its lane, or a write past the last channel."""
@@ -110,6 +116,7 @@ def test_any_number_of_channels(dtype):
         assert same_bits(arena, truth[..., begin:end]), f"states of channels {begin} to {end}"
 
 
+@on_devices
 @pytest.mark.parametrize("b", [1, 2, 17, 33])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_batch_of_ragged_sequences(b, dtype):

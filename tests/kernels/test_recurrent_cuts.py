@@ -13,6 +13,7 @@ from tests.kernels.recurrent import (
     both,
     fresh_seed,
     in_pieces,
+    on_devices,
     one_shot,
     ragged,
     same_bits,
@@ -22,6 +23,7 @@ BLOCKS = [1, 16, 64, 128, 256, 512, 528, 544, 560, 1024, 1600, 2048, 4096]
 BUDGETS = [1, 7, 100, 364, 512, 800, 900, 1599, 1600, 1601, 2000, 2048]
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_state_after_1866_and_1100_tokens(dtype):
     """A block of 2048 published with the state at 1866, or at 2966, instead of at exactly 2048."""
@@ -39,6 +41,7 @@ def test_state_after_1866_and_1100_tokens(dtype):
         assert same_bits(arena[2], untouched)
 
 
+@on_devices
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_snapshot_of_3026_tokens_in_two_passes(dtype):
     """The snapshot at 2048 taken from the state that the second pass began with (1866), or from its end."""
@@ -53,8 +56,20 @@ def test_snapshot_of_3026_tokens_in_two_passes(dtype):
 
 
 @pytest.fixture(scope="module")
-def every_position() -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
+def made_on() -> dict[str, list[tuple[Inputs, torch.Tensor, torch.Tensor]]]:
+    """What every_position has made on each device."""
+    return {}
+
+
+@pytest.fixture
+def every_position(device, made_on) -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
     """Arguments, outputs and the states at each of 4500 positions, after checking them against float64."""
+    if device not in made_on:
+        made_on[device] = make_every_position()
+    return made_on[device]
+
+
+def make_every_position() -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
     fresh_seed()
     made = []
     for inputs in both(4500, 24, 8):
@@ -69,6 +84,7 @@ def every_position() -> list[tuple[Inputs, torch.Tensor, torch.Tensor]]:
     return made
 
 
+@on_devices
 @pytest.mark.parametrize("block_size", BLOCKS)
 def test_grid_of_4500_tokens(every_position, block_size):
     """A grid that divides no tile, or exceeds every tile, moves a snapshot or disturbs the running state."""
@@ -81,6 +97,7 @@ def test_grid_of_4500_tokens(every_position, block_size):
         assert same_bits(arena[-1], states[-1])
 
 
+@on_devices
 @pytest.mark.parametrize("length", [2002, 3602])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_way_of_cutting(length, dtype):

@@ -1,0 +1,61 @@
+"""DeviceBatch: a Ragged's lists on a CUDA device, uploaded once for all layers of a pass.
+
+Must not know: models, arenas. Its memory stays where it is when other sequences are loaded into it, so a captured
+CUDA graph of its kernels goes on with the new ones.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch.kernels.ragged import Ragged
+
+
+class DeviceBatch:
+    """The device's copy of one Ragged at a time. Raises ValueError where another batch would not fit into it."""
+
+    def __init__(self, ragged: Ragged, device: torch.device) -> None:
+        from apcbatch import _CUDA
+
+        lists, lengths, num_longer = _lists(ragged)
+        self.num_tokens = ragged.num_tokens
+        self.max_slot = ragged.max_slot
+        self.device = device
+        self._shape = _shape(ragged, num_longer)
+        self._lists = torch.cat(lists).to(device)
+        starts = [self._lists.data_ptr()]
+        for part in lists:
+            starts.append(starts[-1] + part.numel() * part.element_size())
+        self.params = _CUDA.Batch(
+            ragged.num_sequences, ragged.num_tokens, max(lengths, default=0), num_longer, *starts[:-1]
+        )
+
+    def load(self, ragged: Ragged) -> None:
+        """Take another batch's slots and positions, on the current stream: one with as many sequences, tokens,
+        longer sequences and snapshots."""
+        lists, _, num_longer = _lists(ragged)
+        if _shape(ragged, num_longer) != self._shape:
+            raise ValueError(
+                f"a DeviceBatch of (sequences, tokens, sequences of several tokens, snapshots) = {self._shape} "
+                f"cannot take one of {_shape(ragged, num_longer)}: make a new one"
+            )
+        self._lists.copy_(torch.cat(lists), non_blocking=True)
+        self.max_slot = ragged.max_slot
+
+
+def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
+    """The lists in the order that _CUDA.Batch takes, the lengths, and how many sequences have several tokens.
+
+    The last list orders the sequences, the longest first, so that those of one token stand together at the end.
+    """
+    lengths = ragged.cu_seqlens.diff().tolist()
+    order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
+    lists = [
+        ragged.cu_seqlens, ragged.initial_slots, ragged.final_slots, ragged.snapshot_cu,
+        ragged.snapshot_positions, ragged.snapshot_slots, torch.tensor(order, dtype=torch.int64, device="cpu"),
+    ]
+    return lists, lengths, sum(length > 1 for length in lengths)
+
+
+def _shape(ragged: Ragged, num_longer: int) -> tuple[int, int, int, int]:
+    return ragged.num_sequences, ragged.num_tokens, num_longer, ragged.snapshot_slots.numel()

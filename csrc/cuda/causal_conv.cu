@@ -1,0 +1,233 @@
+// Depthwise causal convolution and SiLU over a packed batch: out_t = silu(bias + sum_k weight_k x_(t - w + 1
+// + k)), k ascending, in float32. Inputs before the first token come from the initial slot, oldest first, or
+// are zeros; a slot gets the last w - 1 raw inputs, bit for bit. A thread owns two neighbouring channels.
+//
+// Must not know: Python. The outputs of a long batch are computed by runs of tokens, which only read slots; a
+// second launch then writes the slots, since a sequence may end in the slot it began in.
+#include <stdexcept>
+
+#include "element.cuh"
+#include "launch.h"
+#include "vector_math.cuh"
+
+namespace apcbatch {
+namespace cuda {
+
+namespace {
+
+constexpr int kConvThreads = 128, kRunTokens = 16;
+constexpr std::int64_t kShortTokens = 4;  // sequences up to here are one thread's work, slots and all
+
+template <class W>
+__device__ __forceinline__ float widened(const void* from, std::int64_t i) {
+    return widen(static_cast<const W*>(from)[i]);
+}
+
+__device__ __forceinline__ float parameter(const void* from, DType dtype, std::int64_t i) {
+    if (dtype == DType::bfloat16) return widened<__nv_bfloat16>(from, i);
+    return dtype == DType::float16 ? widened<__half>(from, i) : static_cast<const float*>(from)[i];
+}
+
+// Two channels: their weights, and the last kWidth raw inputs.
+template <class T, int kWidth, bool kPaired>
+struct Channels {
+    const ConvParams& p;
+    std::int64_t c;
+    bool both;
+    float2 weight[kWidth], bias;
+    Pair<T> window[kWidth];  // the newest last
+
+    __device__ __forceinline__ Channels(const ConvParams& params, std::int64_t channel)
+        : p(params), c(channel), both(channel + 1 < params.d_inner) {
+        const std::int64_t second = both ? c + 1 : c;
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) {
+            weight[k] = make_float2(parameter(p.weight, p.weight_dtype, c * kWidth + k),
+                                    parameter(p.weight, p.weight_dtype, second * kWidth + k));
+        }
+        bias = make_float2(0.0f, 0.0f);
+        if (p.bias != nullptr) {
+            bias =
+                make_float2(parameter(p.bias, p.weight_dtype, c), parameter(p.bias, p.weight_dtype, second));
+        }
+    }
+
+    __device__ __forceinline__ Pair<T> input(std::int64_t token) const {
+        return load_pair<T>(static_cast<const T*>(p.x) + token * p.x_stride + c, both, kPaired);
+    }
+
+    // The raw input of a sequence's token t, t counted from its first; before that, of the slot.
+    __device__ __forceinline__ Pair<T> raw(std::int64_t begin, std::int64_t t, std::int64_t slot) const {
+        if (t >= 0) return input(begin + t);
+        if (slot < 0) return zero_pair(T(0.0f));
+        // Not through the read-only cache: this thread may write the slot later.
+        const T* from =
+            static_cast<const T*>(p.state) + slot * p.state_stride + (kWidth - 1 + t) * p.d_inner + c;
+        return join(from[0], both ? from[1] : T(0.0f));
+    }
+
+    // The window becomes the kWidth - 1 inputs before token t; the place of the newest stays free.
+    __device__ __forceinline__ void recall(std::int64_t begin, std::int64_t t, std::int64_t slot) {
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) window[k + 1] = raw(begin, t - (kWidth - 1) + k, slot);
+    }
+
+    __device__ __forceinline__ void step(std::int64_t token) {
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) window[k] = window[k + 1];
+        window[kWidth - 1] = input(token);
+        float2 sum = bias;
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) {
+            const float2 in = widen_pair<T>(window[k]);
+            sum = make_float2(__fmaf_rn(weight[k].x, in.x, sum.x), __fmaf_rn(weight[k].y, in.y, sum.y));
+        }
+        store_pair<T>(static_cast<T*>(p.out) + token * p.out_stride + c,
+                      make_float2(silu(sum.x), silu(sum.y)), both, kPaired);
+    }
+
+    __device__ __forceinline__ void write(std::int64_t slot, const Pair<T> (&tail)[kWidth]) const {
+        T* to = static_cast<T*>(p.state) + slot * p.state_stride + c;
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k, to += p.d_inner) {
+            const T* pair = reinterpret_cast<const T*>(&tail[k]);
+            to[0] = pair[0];
+            if (both) to[1] = pair[1];
+        }
+    }
+
+    // The slots of a sequence, after which nothing reads its initial one.
+    __device__ __forceinline__ void write_slots(std::int64_t sequence, std::int64_t begin,
+                                                std::int64_t length) {
+        const RaggedParams& ragged = p.ragged;
+        const std::int64_t initial = ragged.initial_slots[sequence], final = ragged.final_slots[sequence];
+        const std::int64_t first = ragged.snapshot_cu[sequence], end = ragged.snapshot_cu[sequence + 1];
+        Pair<T> before[kWidth], tail[kWidth];  // the slot's inputs, which a snapshot may overwrite
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) before[k] = raw(begin, k - (kWidth - 1), initial);
+        for (std::int64_t i = first; i < end + (final >= 0); ++i) {
+            const std::int64_t position = i < end ? ragged.snapshot_positions[i] : length;
+#pragma unroll
+            for (int k = 0; k < kWidth - 1; ++k) {
+                const std::int64_t t = position - (kWidth - 1) + k;
+                tail[k] = t >= 0 ? input(begin + t) : zero_pair(T(0.0f));
+#pragma unroll
+                for (int j = 0; j < kWidth - 1; ++j) {
+                    if (t == j - (kWidth - 1)) tail[k] = before[j];
+                }
+            }
+            write(i < end ? ragged.snapshot_slots[i] : final, tail);
+        }
+    }
+};
+
+// The sequence that packed token t belongs to.
+__device__ __forceinline__ std::int64_t sequence_of(const RaggedParams& ragged, std::int64_t t) {
+    std::int64_t low = 0, high = ragged.num_sequences;
+    while (high - low > 1) {
+        const std::int64_t middle = (low + high) / 2;
+        (ragged.cu_seqlens[middle] <= t ? low : high) = middle;
+    }
+    return low;
+}
+
+template <class T, int kWidth, bool kPaired>
+__global__ void __launch_bounds__(kConvThreads)
+    conv_runs_kernel(const __grid_constant__ ConvParams p, std::int64_t num_tokens, int channel_tiles) {
+    const std::int64_t c = 2 * (std::int64_t(blockIdx.x % channel_tiles) * kConvThreads + threadIdx.x);
+    std::int64_t t = std::int64_t(blockIdx.x / channel_tiles) * kRunTokens;
+    if (c >= p.d_inner) return;
+    const std::int64_t end = min(t + kRunTokens, num_tokens);
+    Channels<T, kWidth, kPaired> channels(p, c);
+    std::int64_t sequence = sequence_of(p.ragged, t), begin = p.ragged.cu_seqlens[sequence];
+    while (t < end) {
+        const std::int64_t stop = min(end, p.ragged.cu_seqlens[sequence + 1]);
+        channels.recall(begin, t - begin, p.ragged.initial_slots[sequence]);
+#pragma unroll 4
+        for (; t < stop; ++t) channels.step(t);
+        begin = stop;
+        ++sequence;
+    }
+}
+
+// One thread takes two channels of a sequence: through its tokens if kSteps, then its slots.
+template <class T, int kWidth, bool kPaired, bool kSteps>
+__global__ void __launch_bounds__(kConvThreads)
+    conv_sequences_kernel(const __grid_constant__ ConvParams p, int channel_tiles) {
+    const std::int64_t c = 2 * (std::int64_t(blockIdx.x % channel_tiles) * kConvThreads + threadIdx.x);
+    const std::int64_t sequence = blockIdx.x / channel_tiles;
+    if (c >= p.d_inner) return;
+    Channels<T, kWidth, kPaired> channels(p, c);
+    const std::int64_t begin = p.ragged.cu_seqlens[sequence], end = p.ragged.cu_seqlens[sequence + 1];
+    if (kSteps) {
+        channels.recall(begin, 0, p.ragged.initial_slots[sequence]);
+        for (std::int64_t t = begin; t < end; ++t) channels.step(t);
+    }
+    channels.write_slots(sequence, begin, end - begin);
+}
+
+template <class T, int kWidth, bool kPaired>
+void launch(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+    const std::int64_t tiles = (p.d_inner + 2 * kConvThreads - 1) / (2 * kConvThreads);
+    const unsigned sequences = unsigned(tiles * p.ragged.num_sequences);
+    if (longest <= kShortTokens) {
+        conv_sequences_kernel<T, kWidth, kPaired, true>
+            <<<sequences, kConvThreads, 0, stream>>>(p, int(tiles));
+        check_launch("causal_conv");
+        return;
+    }
+    const unsigned runs = unsigned(tiles * ((num_tokens + kRunTokens - 1) / kRunTokens));
+    conv_runs_kernel<T, kWidth, kPaired><<<runs, kConvThreads, 0, stream>>>(p, num_tokens, int(tiles));
+    check_launch("causal_conv");
+    conv_sequences_kernel<T, kWidth, kPaired, false><<<sequences, kConvThreads, 0, stream>>>(p, int(tiles));
+    check_launch("causal_conv's slots");
+}
+
+template <class T, bool kPaired>
+void launch_width(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+    switch (p.width) {
+        case 1:
+            return launch<T, 1, kPaired>(p, num_tokens, longest, stream);
+        case 2:
+            return launch<T, 2, kPaired>(p, num_tokens, longest, stream);
+        case 3:
+            return launch<T, 3, kPaired>(p, num_tokens, longest, stream);
+        case 4:
+            return launch<T, 4, kPaired>(p, num_tokens, longest, stream);
+        case 5:
+            return launch<T, 5, kPaired>(p, num_tokens, longest, stream);
+        case 6:
+            return launch<T, 6, kPaired>(p, num_tokens, longest, stream);
+        case 7:
+            return launch<T, 7, kPaired>(p, num_tokens, longest, stream);
+        case 8:
+            return launch<T, 8, kPaired>(p, num_tokens, longest, stream);
+    }
+    throw std::invalid_argument("the CUDA convolution has 1 to 8 taps; it got " + std::to_string(p.width));
+}
+
+template <class T>
+void launch_dtype(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+    if (aligned<T>({{p.x, p.x_stride}, {p.out, p.out_stride}}, p.d_inner, 2)) {
+        launch_width<T, true>(p, num_tokens, longest, stream);
+    } else {
+        launch_width<T, false>(p, num_tokens, longest, stream);
+    }
+}
+
+}  // namespace
+
+void causal_conv(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
+    if (num_tokens == 0) return;
+    switch (p.dtype) {
+        case DType::float32:
+            return launch_dtype<float>(p, num_tokens, longest, stream);
+        case DType::bfloat16:
+            return launch_dtype<__nv_bfloat16>(p, num_tokens, longest, stream);
+        case DType::float16:
+            return launch_dtype<__half>(p, num_tokens, longest, stream);
+    }
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

@@ -1,0 +1,109 @@
+// The element types float32, bfloat16 and float16: two neighbours at a time from and to global memory,
+// widened to float32 for arithmetic. Must not know: kernels.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace apcbatch {
+namespace cuda {
+
+// Two neighbouring elements as they lie in memory.
+template <class T>
+struct PairOf {
+    using Type = std::uint32_t;
+};
+template <>
+struct PairOf<float> {
+    using Type = uint2;
+};
+template <class T>
+using Pair = typename PairOf<T>::Type;
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
+
+template <class T>
+__device__ __forceinline__ T narrow(float x);
+template <>
+__device__ __forceinline__ float narrow<float>(float x) {
+    return x;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+template <>
+__device__ __forceinline__ __half narrow<__half>(float x) {
+    return __float2half_rn(x);
+}
+
+template <class T>
+__device__ __forceinline__ float2 widen_pair(Pair<T> raw);
+template <>
+__device__ __forceinline__ float2 widen_pair<float>(uint2 raw) {
+    return make_float2(__uint_as_float(raw.x), __uint_as_float(raw.y));
+}
+template <>
+__device__ __forceinline__ float2 widen_pair<__nv_bfloat16>(std::uint32_t raw) {
+    return make_float2(__uint_as_float(raw << 16), __uint_as_float(raw & 0xffff0000u));
+}
+template <>
+__device__ __forceinline__ float2 widen_pair<__half>(std::uint32_t raw) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&raw));
+}
+
+__device__ __forceinline__ Pair<float> zero_pair(float) { return make_uint2(0u, 0u); }
+__device__ __forceinline__ std::uint32_t zero_pair(__nv_bfloat16) { return 0u; }
+__device__ __forceinline__ std::uint32_t zero_pair(__half) { return 0u; }
+
+__device__ __forceinline__ uint2 join(float a, float b) {
+    return make_uint2(__float_as_uint(a), __float_as_uint(b));
+}
+template <class T>
+__device__ __forceinline__ std::uint32_t join(T a, T b) {
+    return std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&a)) |
+           std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
+}
+
+// The elements at p and p + 1, the second zero unless `both`; `paired`: they may be read at once.
+template <class T>
+__device__ __forceinline__ Pair<T> load_pair(const T* p, bool both, bool paired) {
+    if (paired) return __ldg(reinterpret_cast<const Pair<T>*>(p));
+    return join(*p, both ? p[1] : T(0.0f));
+}
+
+template <class T>
+__device__ __forceinline__ void store_pair(T* p, float2 value, bool both, bool paired) {
+    const T first = narrow<T>(value.x), second = narrow<T>(value.y);
+    if (paired) {
+        *reinterpret_cast<Pair<T>*>(p) = join(first, second);
+    } else {
+        *p = first;
+        if (both) p[1] = second;
+    }
+}
+
+// An address and the elements from one row to the next.
+struct Strided {
+    const void* base;
+    std::int64_t stride;
+};
+
+// Whether rows of `columns` elements consist of aligned groups of `group` elements in all of them.
+template <class T>
+bool aligned(std::initializer_list<Strided> all, std::int64_t columns, int group) {
+    bool every = columns % group == 0;
+    for (const Strided& one : all) {
+        every = every && one.stride % group == 0 &&
+                reinterpret_cast<std::uintptr_t>(one.base) % (group * sizeof(T)) == 0;
+    }
+    return every;
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

@@ -1,0 +1,63 @@
+// Chooses how many lanes share a channel, and the element type. Must not know: Python.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <stdexcept>
+
+#include "launch.h"
+
+namespace apcbatch {
+namespace cuda {
+
+// scan_dispatch.cuh, in a file an element type.
+template <class T>
+void selective_scan_of(const ScanParams& p, const Selection& selection, int lanes, cudaStream_t stream);
+
+namespace {
+
+int multiprocessors() {
+    int device = 0, count = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        throw std::runtime_error("the CUDA device's number of multiprocessors could not be read");
+    }
+    return count;
+}
+
+// The fewest lanes do the least work a token; more of them fill the chip where it has few channels (measured:
+// docs/performance-cuda.md).
+int choose_lanes(const ScanParams& p, const Selection& selection) {
+    const double channels = double(p.d_inner) * double(selection.count) / multiprocessors();
+    if (channels > 340) return 1;
+    if (channels > 46) return 2;
+    return channels > 20 ? 4 : 8;
+}
+
+}  // namespace
+
+void selective_scan(const ScanParams& p, const Selection& selection, int lanes, cudaStream_t stream) {
+    if (selection.count == 0) return;
+    if (p.d_state > kMostStates) {
+        throw std::invalid_argument("the CUDA scan has at most " + std::to_string(kMostStates) +
+                                    " states a channel; it got " + std::to_string(p.d_state));
+    }
+    if (lanes == 0) lanes = choose_lanes(p, selection);
+    switch (p.dtype) {
+        case DType::float32:
+            return selective_scan_of<float>(p, selection, lanes, stream);
+        case DType::bfloat16:
+            return selective_scan_of<__nv_bfloat16>(p, selection, lanes, stream);
+        case DType::float16:
+            return selective_scan_of<__half>(p, selection, lanes, stream);
+    }
+}
+
+void check_launch(const char* kernel) {
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return;
+    throw std::runtime_error(std::string("the CUDA kernel ") + kernel +
+                             " was not accepted: " + cudaGetErrorString(error));
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

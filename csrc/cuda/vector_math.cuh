@@ -1,0 +1,51 @@
+// exp2, softplus and SiLU of the CUDA kernels. Every operation is an explicit intrinsic, so no compiler flag,
+// no unrolling and no kernel changes a bit. Polynomials and their bounds: csrc/vmath.h. Must not know:
+// kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace apcbatch {
+namespace cuda {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// 2^x on the special-function unit: 2 ulp, results below 2^-126 become zero.
+__device__ __forceinline__ float exp2_unit(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// log(1 + u) for u in [0, 1]: degree 8, relative error 2^-22.1 (tools/fit_polynomials.py).
+__device__ __forceinline__ float log1p_unit(float u) {
+    float p = __fmaf_rn(-0x1.1f9d04p-7f, u, 0x1.707bc0p-5f);
+    p = __fmaf_rn(p, u, -0x1.be86c4p-4f);
+    p = __fmaf_rn(p, u, 0x1.6d8022p-3f);
+    p = __fmaf_rn(p, u, -0x1.f682f8p-3f);
+    p = __fmaf_rn(p, u, 0x1.54d41cp-2f);
+    p = __fmaf_rn(p, u, -0x1.fffb3ap-2f);
+    return __fmaf_rn(__fmul_rn(p, u), u, u);
+}
+
+// max(x, 0), NaN for NaN.
+__device__ __forceinline__ float positive_part(float x) {
+    float y;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|).
+__device__ __forceinline__ float softplus(float x) {
+    return __fadd_rn(positive_part(x), log1p_unit(exp2_unit(__fmul_rn(fabsf(x), -kLog2e))));
+}
+
+// x / (1 + e^-x), the reciprocal within 1 ulp.
+__device__ __forceinline__ float silu(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(__fadd_rn(1.0f, exp2_unit(__fmul_rn(x, -kLog2e)))));
+    return __fmul_rn(x, r);
+}
+
+}  // namespace cuda
+}  // namespace apcbatch
