@@ -30,6 +30,11 @@ class DeviceBatch:
             ragged.num_sequences, ragged.num_tokens, max(lengths, default=0), num_longer, *starts[:-1]
         )
 
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """(sequences + 1,) int64 on the device."""
+        return self._lists[: self._shape[0] + 1]
+
     def load(self, ragged: Ragged) -> None:
         """Take another batch's slots and positions, on the current stream: one with as many sequences, tokens,
         longer sequences and snapshots."""

@@ -1,25 +1,46 @@
 """The kernels' public face: one function an op. What each takes and returns stands in its docstring.
 
-Must not know: models, requests. The recurrent ops run where x lies, on the CPU or on a CUDA device.
+Must not know: models, requests. An op runs where its first tensor lies, on the CPU or on a CUDA device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
+
 import torch
 
-from apcbatch.kernels import cuda, scan
-from apcbatch.kernels.attention import PAGE_TOKENS, paged_attention, write_kv
-from apcbatch.kernels.choose import argmax, greedy, softmax_topk, token_logprob
+from apcbatch.kernels import attention, choose, cuda, cuda_attention, cuda_rows, norm, scan
+from apcbatch.kernels import linear as packed
+from apcbatch.kernels.attention import PAGE_TOKENS
+from apcbatch.kernels.cuda_layers import (
+    DeviceExpert,
+    DeviceMixer,
+    DeviceMixture,
+    DeviceMlp,
+    DeviceNorm,
+    DeviceResidual,
+)
+from apcbatch.kernels.cuda_rows import DeviceLinear, set_exact
 from apcbatch.kernels.feed_forward import Expert, FusedMixture, FusedMlp
-from apcbatch.kernels.isa import available_isas, isa, numerics, set_isa
-from apcbatch.kernels.linear import PackedLinear, linear, pack_linear
+from apcbatch.kernels.isa import available_isas, isa, set_isa
+from apcbatch.kernels.isa import numerics as cpu_numerics
+from apcbatch.kernels.linear import PackedLinear
 from apcbatch.kernels.mixer import FusedMixer, MixerWeights
-from apcbatch.kernels.norm import add_rms_norm_, rms_norm, silu_mul
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.kernels.residual import PreNorm, Residual
 
 __all__ = [
     "PAGE_TOKENS",
+    "DeviceExpert",
+    "DeviceLinear",
+    "DeviceMixer",
+    "DeviceMixture",
+    "DeviceMlp",
+    "DeviceNorm",
+    "DeviceResidual",
     "Expert",
     "FusedMixer",
     "FusedMixture",
@@ -32,14 +53,21 @@ __all__ = [
     "argmax",
     "available_isas",
     "causal_conv",
+    "expert",
     "greedy",
     "isa",
     "linear",
+    "mixer",
+    "mixture",
+    "mlp",
     "numerics",
     "pack_linear",
     "paged_attention",
+    "pre_norm",
+    "residual",
     "rms_norm",
     "selective_scan",
+    "set_exact",
     "set_isa",
     "silu_mul",
     "softmax_topk",
@@ -47,27 +75,75 @@ __all__ = [
     "write_kv",
 ]
 
-
-def causal_conv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
-) -> torch.Tensor:
-    """See apcbatch.kernels.scan and apcbatch.kernels.cuda."""
-    run = cuda.causal_conv if x.is_cuda else scan.causal_conv
-    return run(x, weight, bias, state, ragged)
+Op = TypeVar("Op", bound=Callable[..., Any])
 
 
-def selective_scan(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    D: torch.Tensor | None,
-    z: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-    state: torch.Tensor,
-    ragged: Ragged,
-) -> torch.Tensor:
-    """See apcbatch.kernels.scan and apcbatch.kernels.cuda."""
-    run = cuda.selective_scan if x.is_cuda else scan.selective_scan
-    return run(x, dt, A, B, C, D, z, dt_bias, state, ragged)
+def _either(on_cpu: Op, on_cuda: Callable[..., Any]) -> Op:
+    """The op that runs where its first argument lies; its docstring is the CPU's."""
+
+    first = next(iter(signature(on_cpu).parameters))
+
+    @wraps(on_cpu)
+    def run(*arguments: Any, **named: Any) -> Any:
+        tensor = arguments[0] if arguments else named[first]
+        return (on_cuda if tensor.is_cuda else on_cpu)(*arguments, **named)
+
+    return cast(Op, run)
+
+
+causal_conv = _either(scan.causal_conv, cuda.causal_conv)
+selective_scan = _either(scan.selective_scan, cuda.selective_scan)
+pack_linear = _either(packed.pack_linear, cuda_rows.device_linear)
+linear = _either(packed.linear, cuda_rows.linear)
+rms_norm = _either(norm.rms_norm, cuda_rows.rms_norm)
+add_rms_norm_ = _either(norm.add_rms_norm_, cuda_rows.add_rms_norm_)
+silu_mul = _either(norm.silu_mul, cuda_rows.silu_mul)
+softmax_topk = _either(choose.softmax_topk, cuda_rows.softmax_topk)
+argmax = _either(choose.argmax, cuda_rows.argmax)
+greedy = _either(choose.greedy, cuda_rows.greedy)
+token_logprob = _either(choose.token_logprob, cuda_rows.token_logprob)
+write_kv = _either(attention.write_kv, cuda_attention.write_kv)
+paged_attention = _either(attention.paged_attention, cuda_attention.paged_attention)
+
+
+# The parts of a layer, where their weights lie.
+
+
+def pre_norm(weight: torch.Tensor, eps: float) -> PreNorm:
+    """The norm at the beginning of a part: see PreNorm."""
+    return (DeviceNorm if weight.is_cuda else PreNorm)(weight, eps)
+
+
+def residual(begin: torch.Tensor) -> Residual:
+    """The residual stream of a pass: see Residual."""
+    return (DeviceResidual if begin.is_cuda else Residual)(begin)
+
+
+def mixer(
+    norm: PreNorm, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor
+) -> Callable[[Residual, Ragged], None]:
+    """The Mamba mixer of a layer: see FusedMixer."""
+    return (DeviceMixer if ssm.is_cuda else FusedMixer)(norm, weights, ssm, conv)
+
+
+def expert(gate_up: Any, down: Any) -> Expert | DeviceExpert:
+    """A SwiGLU product of two packed weights: see Expert."""
+    return (DeviceExpert if isinstance(down, DeviceLinear) else Expert)(gate_up, down)
+
+
+def mlp(norm: PreNorm, expert: Any) -> Callable[[Residual], None]:
+    """One expert for all tokens: see FusedMlp."""
+    return (DeviceMlp if isinstance(norm, DeviceNorm) else FusedMlp)(norm, expert)
+
+
+def mixture(
+    norm: PreNorm, router: Any, experts: Sequence[Any], experts_per_token: int
+) -> Callable[[Residual], None]:
+    """Some of the experts for each token: see FusedMixture."""
+    make = DeviceMixture if isinstance(norm, DeviceNorm) else FusedMixture
+    return make(norm, router, experts, experts_per_token)
+
+
+def numerics(dtype: torch.dtype, device: torch.device | None = None) -> str:
+    """The arithmetic of weights of this dtype on this device (None: the CPU), whose snapshots only it can use."""
+    return cuda_rows.numerics(dtype, device) if device and device.type == "cuda" else cpu_numerics(dtype)

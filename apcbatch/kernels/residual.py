@@ -38,7 +38,7 @@ class Residual:
 
     def rows(self, indices: torch.Tensor) -> Residual:
         """A copy of some of its rows: indices (r,) int64."""
-        taken = Residual(self.sum[indices])
+        taken = type(self)(self.sum[indices])
         taken.delta, taken.has_delta = self.delta[indices], self.has_delta
         return taken
 

@@ -1,23 +1,16 @@
-// The one CUDA file that knows Python (pybind11): apcbatch._CUDA. Every address is one of the device's; the
-// Python side checks shapes, and keeps alive what the addresses point at until the stream has passed.
+// apcbatch._CUDA: the recurrent kernels for Python (pybind11), and bindings_rows.cpp for the others. Every
+// address is one of the device's; the Python side checks shapes, and keeps alive what the addresses point at
+// until the stream has passed.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>
 
+#include "addresses.h"
 #include "launch.h"
-
-namespace py = pybind11;
 
 namespace {
 
 using namespace apcbatch::cuda;
-using Address = std::uintptr_t;
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
-
-void* pointer(Address address) { return reinterpret_cast<void*>(address); }
-const int64_t* integers(Address address) { return static_cast<const int64_t*>(pointer(address)); }
-const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
-cudaStream_t stream_of(Address stream) { return static_cast<cudaStream_t>(pointer(stream)); }
 
 // A packed batch on the device, its sequences ordered: the longer ones first, then those of one token.
 struct Batch {
@@ -96,4 +89,5 @@ PYBIND11_MODULE(_CUDA, m) {
     py::class_<Batch>(m, "Batch").def(py::init(&batch));
     m.def("causal_conv", &conv, ReleaseGil());
     m.def("selective_scan", &scan, ReleaseGil());
+    bind_rows(m);
 }

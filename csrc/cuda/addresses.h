@@ -1,0 +1,27 @@
+// How the two files of bindings see what Python gives them: addresses of the device, and a stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+namespace py = pybind11;
+
+namespace apcbatch {
+namespace cuda {
+
+using Address = std::uintptr_t;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
+inline const std::int64_t* integers(Address address) {
+    return static_cast<const std::int64_t*>(pointer(address));
+}
+inline const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
+inline cudaStream_t stream_of(Address stream) { return static_cast<cudaStream_t>(pointer(stream)); }
+
+void bind_rows(py::module_& module);
+
+}  // namespace cuda
+}  // namespace apcbatch

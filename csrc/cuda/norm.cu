@@ -1,0 +1,108 @@
+// RMS norm (Zhang and Sennrich 2019, equation 4), alone or with the residual addition before it, and
+// silu(gate) * up.
+//
+// Invariant: a row's sum is a fixed tree over its columns, so a row of the result depends on that row alone.
+// Must not know: models.
+#include "quads.cuh"
+#include "rows.h"
+
+namespace apcbatch {
+namespace cuda {
+namespace {
+
+constexpr int kWideThreads = 256;
+constexpr std::int64_t kNarrowRow = 256;  // up to this many columns, a warp takes the row
+
+template <int kThreads, int kStep, class X, class Delta, class Y>
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
+    const std::int64_t row = blockIdx.x;
+    X* x = static_cast<X*>(p.x) + row * p.x_stride;
+    const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
+    Y* y = static_cast<Y*>(p.y) + row * p.h;
+    float sum = 0.0f;
+    for (std::int64_t at = threadIdx.x * kStep; at < p.h; at += kThreads * kStep) {
+        float value[4], addend[4];
+        load<kStep>(x + at, value);
+        if (delta) {
+            load<kStep>(delta + at, addend);
+#pragma unroll
+            for (int i = 0; i < kStep; ++i) value[i] += addend[i];
+            store<kStep>(value, x + at);
+        }
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) sum = fmaf(value[i], value[i], sum);
+    }
+    const float factor = 1.0f / sqrtf(block_sum<kThreads>(sum) / float(p.h) + p.eps);
+    for (std::int64_t at = threadIdx.x * kStep; at < p.h; at += kThreads * kStep) {
+        float value[4], weight[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+        load<kStep>(x + at, value);
+        if (p.weight) load<kStep>(p.weight + at, weight);
+#pragma unroll
+        for (int i = 0; i < kStep; ++i) value[i] = value[i] * factor * weight[i];
+        store<kStep>(value, y + at);
+    }
+}
+
+template <class X, class Delta, class Y>
+void launch_rms_norm(const NormParams& p, bool quads, cudaStream_t stream) {
+    const unsigned rows = unsigned(p.t);
+    if (p.h <= kNarrowRow) {
+        rms_norm_kernel<32, 1, X, Delta, Y><<<rows, 32, 0, stream>>>(p);
+    } else if (quads) {
+        rms_norm_kernel<kWideThreads, 4, X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
+    } else {
+        rms_norm_kernel<kWideThreads, 1, X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
+    }
+}
+
+template <int kStep, class T>
+__global__ void __launch_bounds__(kWideThreads) silu_mul_kernel(SiluMulParams p) {
+    const std::int64_t at = (std::int64_t(blockIdx.x) * kWideThreads + threadIdx.x) * kStep;
+    if (at >= p.t * p.f) return;
+    const std::int64_t row = at / p.f, column = at % p.f;
+    float gate[4], up[4];
+    load<kStep>(static_cast<const T*>(p.gate) + row * p.gate_stride + column, gate);
+    load<kStep>(static_cast<const T*>(p.up) + row * p.up_stride + column, up);
+#pragma unroll
+    for (int i = 0; i < kStep; ++i) gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
+    store<kStep>(gate, static_cast<T*>(p.y) + row * p.y_stride + column);
+}
+
+}  // namespace
+
+void rms_norm(const NormParams& p, cudaStream_t stream) {
+    if (p.t == 0) return;
+    const bool quads = may_quad(p.x, p.x_stride, p.h, p.x_dtype) && may_quad(p.y, p.h, p.h, p.y_dtype) &&
+                       may_quad(p.weight, p.h, p.h, DType::float32) &&
+                       may_quad(p.delta, p.delta_stride, p.h, p.delta_dtype);
+    with_element(p.y_dtype, [&](auto y) {
+        if (p.delta) {
+            with_element(p.delta_dtype, [&](auto delta) {
+                launch_rms_norm<float, decltype(delta), decltype(y)>(p, quads, stream);
+            });
+        } else {
+            with_element(p.x_dtype,
+                         [&](auto x) { launch_rms_norm<decltype(x), float, decltype(y)>(p, quads, stream); });
+        }
+    });
+    check_launch("rms_norm");
+}
+
+void silu_mul(const SiluMulParams& p, cudaStream_t stream) {
+    if (p.t == 0) return;
+    const bool quads = may_quad(p.gate, p.gate_stride, p.f, p.dtype) &&
+                       may_quad(p.up, p.up_stride, p.f, p.dtype) && may_quad(p.y, p.y_stride, p.f, p.dtype);
+    const std::int64_t threads = p.t * p.f / (quads ? 4 : 1);
+    const unsigned blocks = unsigned((threads + kWideThreads - 1) / kWideThreads);
+    with_element(p.dtype, [&](auto element) {
+        if (quads) {
+            silu_mul_kernel<4, decltype(element)><<<blocks, kWideThreads, 0, stream>>>(p);
+        } else {
+            silu_mul_kernel<1, decltype(element)><<<blocks, kWideThreads, 0, stream>>>(p);
+        }
+    });
+    check_launch("silu_mul");
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

@@ -1,0 +1,84 @@
+// Four neighbouring elements at a time, and the sums of a warp and of a block: for kernels that go along
+// rows.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../params.h"
+#include "element.cuh"
+
+namespace apcbatch {
+namespace cuda {
+
+template <class T>
+struct alignas(4 * sizeof(T)) Quad {
+    T at[4];
+};
+
+// kStep elements (4, or 1 in the first place) from or to global memory.
+template <int kStep, class T>
+__device__ __forceinline__ void load(const T* p, float (&values)[4]) {
+    if constexpr (kStep == 4) {
+        const Quad<T> quad = *reinterpret_cast<const Quad<T>*>(p);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) values[i] = widen(quad.at[i]);
+    } else {
+        values[0] = widen(*p);
+    }
+}
+
+template <int kStep, class T>
+__device__ __forceinline__ void store(const float (&values)[4], T* p) {
+    if constexpr (kStep == 4) {
+        Quad<T> quad;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) quad.at[i] = narrow<T>(values[i]);
+        *reinterpret_cast<Quad<T>*>(p) = quad;
+    } else {
+        *p = narrow<T>(values[0]);
+    }
+}
+
+// Whether rows of `columns` elements may be read four at a time; a null address may.
+inline bool may_quad(const void* p, std::int64_t stride, std::int64_t columns, DType dtype) {
+    const std::uintptr_t bytes = dtype == DType::float32 ? 16 : 8;
+    return columns % 4 == 0 && stride % 4 == 0 && reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
+}
+
+// Calls function with an element of the type, whose value means nothing.
+template <class Function>
+void with_element(DType dtype, Function function) {
+    switch (dtype) {
+        case DType::float32:
+            return function(float());
+        case DType::bfloat16:
+            return function(__nv_bfloat16());
+        case DType::float16:
+            return function(__half());
+    }
+}
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) value += __shfl_xor_sync(0xffffffffu, value, lane);
+    return value;
+}
+
+// The sum over the block, in every thread: a fixed tree.
+template <int kThreads>
+__device__ __forceinline__ float block_sum(float value) {
+    value = warp_sum(value);
+    if constexpr (kThreads > 32) {
+        __shared__ float parts[kThreads / 32];
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kThreads / 32; ++i) value += parts[i];
+    }
+    return value;
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

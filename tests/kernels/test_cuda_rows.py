@@ -1,0 +1,145 @@
+"""Products, norms, choices and attention on a CUDA device: right against float64, and a row's bits its own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops, reference
+
+pytestmark = pytest.mark.cuda
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype).cuda()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
+    """By the norm of the difference."""
+    difference = (actual.double().cpu() - expected.double().cpu()).norm()
+    return bool(difference <= TOLERANCE[dtype] * expected.double().cpu().norm() + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [3, 16, 257, 768, 2560, 4097])
+def test_norms(columns: int, dtype: torch.dtype) -> None:
+    """Catches a tail that is left out, a residual that is rounded, a row that depends on its neighbours."""
+    rows = random.randrange(1, 70)
+    wide = draw(rows, columns + 8, dtype=dtype)
+    x, weight, eps = wide[:, 4 : 4 + columns], draw(columns), 1e-5
+    normed = ops.rms_norm(x, weight, eps, dtype)
+    exact = x.double() * (x.double().pow(2).mean(1, keepdim=True) + eps).rsqrt() * weight.double()
+    assert close(normed, exact, dtype)
+    assert torch.equal(ops.rms_norm(x[-1:], weight, eps, dtype), normed[-1:])
+    residual, kept = draw(rows, columns), None
+    kept = residual.clone()
+    normed = ops.add_rms_norm_(residual, x, None, eps, dtype)
+    assert torch.equal(residual, kept + x.float())
+    exact = residual.double() * (residual.double().pow(2).mean(1, keepdim=True) + eps).rsqrt()
+    assert close(normed, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 33, 64, 1000])
+def test_silu_mul(columns: int, dtype: torch.dtype) -> None:
+    """Catches halves of one projection that are read with the wrong stride."""
+    both = draw(random.randrange(1, 40), 2 * columns, dtype=dtype)
+    gate, up = both[:, :columns], both[:, columns:]
+    exact = torch.nn.functional.silu(gate.double()) * up.double()
+    assert close(ops.silu_mul(gate, up), exact, dtype)
+
+
+@pytest.mark.parametrize(("columns", "k"), [(1, 1), (4, 2), (16, 2), (33, 33), (257, 5), (1024, 8)])
+def test_softmax_topk(columns: int, k: int) -> None:
+    """Catches a tie that goes to the higher index and a softmax over the chosen ones alone."""
+    logits = draw(random.randrange(1, 99), columns).round(decimals=1)
+    weights, indices = ops.softmax_topk(logits, k)
+    expected_weights, expected = ops.softmax_topk(logits.cpu(), k)
+    assert torch.equal(indices.cpu(), expected)
+    torch.testing.assert_close(weights.cpu(), expected_weights, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("columns", [1, 31, 1024, 50280])
+def test_greedy(columns: int) -> None:
+    """Catches a tie that goes to the higher index, and a log-probability of other logits."""
+    logits = draw(random.randrange(1, 40), columns).round(decimals=1)
+    tokens, logprobs = ops.greedy(logits)
+    expected, expected_logprobs = ops.greedy(logits.cpu())
+    assert torch.equal(tokens.cpu(), expected)
+    assert torch.equal(ops.argmax(logits).cpu(), expected)
+    torch.testing.assert_close(logprobs.cpu(), expected_logprobs, rtol=1e-5, atol=1e-5)
+    token = random.randrange(columns)
+    one = ops.token_logprob(logits[0], token)
+    assert one == pytest.approx(torch.log_softmax(logits[0].double(), 0)[token].item(), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> None:
+    """Catches a product whose bits change with how many rows come together, where exactness was asked for."""
+    weight, x = draw(305, 264, dtype=dtype), draw(300, 264, dtype=dtype)
+    ops.set_exact(True)
+    try:
+        packed = ops.pack_linear(weight)
+    finally:
+        ops.set_exact(False)
+    y = ops.linear(x, packed, out_dtype=torch.float32)
+    assert close(y, x.double() @ weight.double().t(), dtype)
+    for begin, end in [(0, 1), (7, 24), (100, 300), (128, 128 + 127)]:
+        assert torch.equal(ops.linear(x[begin:end], packed, out_dtype=torch.float32), y[begin:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 10), (8, 1, 64), (6, 3, 96), (32, 8, 128), (2, 2, 256)]
+)
+def test_paged_attention(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Catches keys of another sequence, of the future or beyond the end, and bits that depend on the piece: all
+    at once, one by one behind what was cached, and in between, across the borders of splits."""
+    lengths = [random.randrange(1, 1300), random.randrange(500, 530), 1, 64]
+    pages = sum(-(-length // ops.PAGE_TOKENS) for length in lengths)
+    order = torch.randperm(pages).split([-(-length // ops.PAGE_TOKENS) for length in lengths])
+    table = torch.zeros(len(lengths), max(map(len, order)), dtype=torch.int64)
+    for row, own in zip(table, order, strict=True):
+        row[: len(own)] = own
+    cache = [
+        torch.full((pages, ops.PAGE_TOKENS, kv_heads, head_dim), torch.nan, dtype=dtype).cuda() for _ in "kv"
+    ]
+    k, v = (draw(sum(lengths), kv_heads, head_dim, dtype=dtype) for _ in "kv")
+    q = draw(sum(lengths), heads, head_dim, dtype=dtype)
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    places = torch.cat(
+        [
+            row[torch.arange(n) // 64] * 64 + torch.arange(n) % 64
+            for row, n in zip(table, lengths, strict=True)
+        ]
+    )
+    ops.write_kv(k, v, *cache, places.cuda())
+    scale = head_dim**-0.5
+
+    def attend(begins: list[int], ends: list[int]) -> list[torch.Tensor]:
+        rows = [q[o + b : o + e] for o, b, e in zip(offsets.tolist(), begins, ends, strict=False)]
+        cu = torch.tensor([0, *torch.tensor([len(r) for r in rows]).cumsum(0).tolist()]).cuda()
+        out = ops.paged_attention(
+            torch.cat(rows), *cache, table.cuda(), cu, torch.tensor(begins).cuda(), scale
+        )
+        return list(out.split([len(r) for r in rows]))
+
+    whole = attend([0] * len(lengths), lengths)
+    expected = reference.paged_attention(
+        q.double().cpu(),
+        *(part.cpu() for part in cache),
+        table,
+        offsets,
+        torch.zeros(len(lengths), dtype=torch.int64),
+        scale,
+    )
+    assert close(torch.cat(whole), expected, dtype)
+    last = attend([n - 1 for n in lengths], lengths)
+    assert all(torch.equal(part, all_[-1:]) for part, all_ in zip(last, whole, strict=True))
+    cuts = [random.randrange(0, n) for n in lengths]
+    rest = attend(cuts, lengths)
+    assert all(torch.equal(part, all_[cut:]) for part, all_, cut in zip(rest, whole, cuts, strict=True))
