@@ -60,6 +60,12 @@ class Config:
     device: str = option(
         "auto", "Model", "Where to compute; auto takes CUDA if it is there.", choices=("auto", "cpu", "cuda")
     )
+    exact: bool = option(
+        False,
+        "Model",
+        "On CUDA, multiply in fixed shapes, so that cached answers equal cold ones bit for bit; slower. On the CPU "
+        "they always do.",
+    )
     isa: str | None = option(
         None,
         "Model",

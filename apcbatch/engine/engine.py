@@ -23,10 +23,11 @@ from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError, UsageError
-from apcbatch.model.causal_lm import CausalLM
+from apcbatch.kernels import ops
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
-from apcbatch.model.state import PAGE_TOKENS, StateArena, page_bytes, slot_bytes
+from apcbatch.model.place import choose_device, load_model, make_arena
+from apcbatch.model.state import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
@@ -58,10 +59,13 @@ class Counters:
 class Engine:
     """Runs requests on one model.
 
-    model: `demo`, a folder or a cached hub id. block_size: the grid of positions that may be kept, in tokens.
+    model: `demo`, a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA where it is there. exact: on
+    CUDA, products of fixed shapes, so that a cached answer equals a cold one bit for bit, as it does on the CPU.
+    block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder
-    that outlives the process, or None. pool_size_bytes: snapshots in RAM. max_batch_tokens: tokens a pass.
+    that outlives the process, or None. pool_size_bytes: snapshots in RAM, or in
+    the memory of the CUDA device. max_batch_tokens: tokens a pass.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
@@ -71,6 +75,7 @@ class Engine:
         *,
         dtype: str = "float32",
         device: str = "cpu",
+        exact: bool = False,
         block_size: int = 64,
         policy: Policy = "all",
         store: str | Path | None = None,
@@ -80,8 +85,10 @@ class Engine:
         max_running: int = 32,
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        _check(dtype, device, block_size, policy, max_batch_tokens, max_running)
-        self.dtype, self.device, self.block_size, self.policy = dtype, "cpu", block_size, policy
+        _check(dtype, block_size, policy, max_batch_tokens, max_running)
+        place = choose_device(device)
+        ops.set_exact(exact)
+        self.dtype, self.device, self.block_size, self.policy = dtype, place.type, block_size, policy
         folder = locate_model(str(model))
         self.model_name = str(model)
         config = load_model_config(folder)
@@ -90,8 +97,8 @@ class Engine:
         num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if policy != "none" else 0
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
-        arena = StateArena(config, max_running + num_snapshots, num_pages, torch_dtype, torch.device("cpu"))
-        self._model = CausalLM(folder, config, torch_dtype, arena)
+        arena = make_arena(config, max_running + num_snapshots, num_pages, torch_dtype, place)
+        self._model = load_model(folder, config, torch_dtype, arena)
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
         self._store = None
@@ -229,11 +236,11 @@ class Engine:
         if snapshot is None:
             return None
         parts = {
-            "ssm": self._arena.ssm[snapshot.slot].transpose(1, 2).contiguous(),
-            "conv": self._arena.conv[snapshot.slot].transpose(1, 2).contiguous(),
+            "ssm": self._arena.ssm[snapshot.slot].transpose(1, 2).contiguous().cpu(),
+            "conv": self._arena.conv[snapshot.slot].transpose(1, 2).contiguous().cpu(),
         }
         if len(snapshot.pages):
-            parts["kv"] = self._arena.gather_kv(torch.from_numpy(snapshot.pages), 0, snapshot.position)
+            parts["kv"] = self._arena.gather_kv(torch.from_numpy(snapshot.pages), 0, snapshot.position).cpu()
         return parts
 
     @property
@@ -246,6 +253,8 @@ class Engine:
         counters.snapshots_evicted = self._pool.evicted
         counters.peak_live_snapshots = self._pool.peak_held
         counters.unique_tokens = self._snapshots.coverage.unique_tokens
+        if self.device == "cuda":
+            counters.peak_device_bytes = torch.cuda.max_memory_allocated()
         if self._store:
             counters.store_bytes_written = self._store.counters.bytes_written
             counters.store_bytes_read = self._store.counters.bytes_read
@@ -320,12 +329,10 @@ def _no_room(sequence: Sequence) -> RequestError:
 
 
 def _check(
-    dtype: str, device: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int
+    dtype: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int
 ) -> None:
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
-    if device not in ("auto", "cpu"):
-        raise UsageError(f"device is {device!r}; this build runs on 'cpu'")
     if policy not in POLICIES:
         raise UsageError(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
     for name, value in (

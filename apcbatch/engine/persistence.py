@@ -50,11 +50,11 @@ class Persistence:
         """Queue a snapshot for writing; it stays pinned until that is done. False where it was not taken."""
         if snapshot.key in self._writing:
             return True
-        arrays = self._slot_arrays(snapshot.slot)
+        arrays = _arrays(*self._arena.host_slot(snapshot.slot, copied=True))
         if self._has_kv:
             begin = parent[1] if parent else 0
             pages = torch.from_numpy(snapshot.pages)
-            arrays["kv"] = _to_numpy(self._arena.gather_kv(pages, begin, snapshot.position))
+            arrays["kv"] = _to_numpy(self._arena.gather_kv(pages, begin, snapshot.position).cpu())
         snapshot.pins += 1
         self._writing[snapshot.key] = snapshot
         snapshot.stored = self._store.put(
@@ -110,18 +110,16 @@ class Persistence:
         slot = pool.reserve(key, awaited)
         if slot is None:
             return None
-        stored = self._store.get(key, self._fingerprint, into=self._slot_arrays(slot))
+        host = self._arena.host_slot(slot, copied=False)
+        stored = self._store.get(key, self._fingerprint, into=_arrays(*host))
         if stored is None:
             pool.cancel(slot)
             return None
+        self._arena.fill_slot(slot, *host)
         snapshot = pool.insert(key, stored.position, slot, NO_PAGES, awaited=awaited)
         if snapshot is not None:
             snapshot.stored = True
         return snapshot
-
-    def _slot_arrays(self, slot: int) -> dict[str, npt.NDArray[Any]]:
-        """Views of a slot's recurrent states and convolution tails, by their names in the store."""
-        return {"ssm": _to_numpy(self._arena.ssm[slot]), "conv": _to_numpy(self._arena.conv[slot])}
 
     def _written(self, key: bytes, is_stored: bool) -> None:
         snapshot = self._writing.pop(key)
@@ -152,8 +150,7 @@ class Persistence:
         for link in links if self._has_kv else ():
             kv = self._tensor(link.arrays["kv"])
             self._arena.scatter_kv(torch.from_numpy(table), link.parent_position, kv)
-        self._arena.ssm[slot].copy_(self._tensor(last.arrays["ssm"]))
-        self._arena.conv[slot].copy_(self._tensor(last.arrays["conv"]))
+        self._arena.fill_slot(slot, self._tensor(last.arrays["ssm"]), self._tensor(last.arrays["conv"]))
         snapshot = pool.insert(last.key, last.position, slot, table, awaited=awaited)
         if snapshot is not None:
             snapshot.stored = True
@@ -190,6 +187,11 @@ def _layout(arena: StateArena, has_kv: bool) -> Layout:
         layers, two, _, _, heads, head_dim = arena.kv.shape
         layout["kv"] = TensorLayout(STORED_DTYPES[arena.kv.dtype], (layers, two, None, heads, head_dim))
     return layout
+
+
+def _arrays(ssm: torch.Tensor, conv: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+    """A slot's recurrent states and convolution tails, by their names in the store."""
+    return {"ssm": _to_numpy(ssm), "conv": _to_numpy(conv)}
 
 
 def _to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:

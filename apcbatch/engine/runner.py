@@ -15,6 +15,7 @@ from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.state import PAGE_TOKENS
 
 
@@ -46,7 +47,7 @@ class Chunk:
         return self.end == self.sequence.num_tokens
 
 
-def run_pass(model: CausalLM, chunks: list[Chunk]) -> torch.Tensor:
+def run_pass(model: CausalLM | GraphedLM, chunks: list[Chunk]) -> torch.Tensor:
     """Logits (chunks that sample, vocabulary) float32; states, KV and snapshots are in their slots."""
     return model.forward(make_batch(chunks))
 

@@ -36,6 +36,7 @@ def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: 
     The draw is the inverse of the cumulative distribution over descending probability, cut at top_p (Holtzman et al.,
     "nucleus sampling", arXiv 1904.09751, section 3.1), at one Philox number keyed by the request and the step.
     """
+    row = row.cpu()
     scaled = row.numpy().astype(np.float64) / temperature
     probabilities = np.exp(scaled - scaled.max())
     order = np.argsort(-probabilities, kind="stable")

@@ -127,10 +127,18 @@ def _ragged(lengths: list[int]) -> Any:
 def _cuda(device: str) -> str:
     import torch
 
+    from apcbatch.kernels import cuda
+
     if not torch.cuda.is_available():
         if device == "cuda":
             raise Broken("torch finds no CUDA device", "give --device cpu, or see what nvidia-smi says")
         return "no device; the CPU is used"
+    try:
+        cuda.extension()
+    except RuntimeError as error:
+        if device == "cuda":
+            raise Broken(f"{error}", "build again with nvcc, or give --device cpu") from None
+        return f"{torch.cuda.get_device_name()}, without kernels in this build; the CPU is used"
     return torch.cuda.get_device_name()
 
 

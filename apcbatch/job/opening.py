@@ -97,6 +97,7 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
         config.model,
         dtype=config.dtype,
         device=config.device,
+        exact=config.exact,
         block_size=config.block_size,
         policy=config.policy,
         store=config.store,

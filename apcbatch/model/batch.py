@@ -1,14 +1,16 @@
 """One packed batch, as the layers see it.
 
-Must not know: requests. All tensors are on the model's device.
+Must not know: requests. A batch is made on the host; a model on another device gets its copy there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
+from apcbatch.kernels.cuda import batch_on
 from apcbatch.kernels.ragged import Ragged
 
 
@@ -27,3 +29,11 @@ class Batch:
     page_table: torch.Tensor
     context: torch.Tensor
     token_slots: torch.Tensor
+
+    def on(self, device: torch.device) -> Batch:
+        """A copy on a CUDA device, with a DeviceBatch as its ragged."""
+        tensors = {
+            name: getattr(self, name).to(device)
+            for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots")
+        }
+        return Batch(ragged=cast(Any, batch_on(device, self.ragged)), **tensors)

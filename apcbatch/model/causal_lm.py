@@ -5,6 +5,7 @@ Must not know: requests. Pre-norm residual layers; the residual stream is float3
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ _NAMES = {
 @dataclass
 class _Layer:
     mixer: MambaMixer | AttentionMixer
-    feed_forward: ops.FusedMlp | ops.FusedMixture | None
+    feed_forward: Callable[[ops.Residual], None] | None
 
 
 class CausalLM:
@@ -56,7 +57,7 @@ class CausalLM:
         self.dtype = dtype
         names = _NAMES[config.family]
         shape = (config.vocab_size, config.hidden_size)
-        with Checkpoint(model_dir) as checkpoint:
+        with Checkpoint(model_dir, arena.ssm.device) as checkpoint:
             embedding = checkpoint.take(f"{names.embedding}.weight", shape)
             self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
             self.layers = self._load_layers(checkpoint, names, arena)
@@ -64,7 +65,10 @@ class CausalLM:
             self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self.fingerprint = model_fingerprint(
-            config.architecture(), self.weights_digest, str(dtype).removeprefix("torch."), ops.numerics(dtype)
+            config.architecture(),
+            self.weights_digest,
+            str(dtype).removeprefix("torch."),
+            ops.numerics(dtype, arena.ssm.device),
         )
 
     def _load_layers(self, checkpoint: Checkpoint, names: _Names, arena: StateArena) -> list[_Layer]:
@@ -94,7 +98,7 @@ class CausalLM:
 
     def _norm(self, checkpoint: Checkpoint, name: str) -> ops.PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
-        return ops.PreNorm(weight, self.config.norm_eps)
+        return ops.pre_norm(weight, self.config.norm_eps)
 
     def _load_head(
         self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
@@ -110,6 +114,12 @@ class CausalLM:
             )
         return embedding
 
+    @property
+    def captures(self) -> bool:
+        """Whether a pass never waits for the device, so that a CUDA graph can hold it."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return all(part.captures for part in parts if isinstance(part, ops.DeviceMixture))
+
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
@@ -118,7 +128,7 @@ class CausalLM:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
-        residual = ops.Residual(self._embed(batch.token_ids))
+        residual = ops.residual(self._embed(batch.token_ids))
         for layer in self.layers:
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:

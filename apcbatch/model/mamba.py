@@ -58,7 +58,7 @@ class MambaMixer:
             norms=_norms(config, checkpoint, prefix),
             norm_eps=config.mixer_norm_eps,
         )
-        self._run = ops.FusedMixer(norm, weights, ssm, conv)
+        self._run = ops.mixer(norm, weights, ssm, conv)
 
     def __call__(self, residual: ops.Residual, batch: Batch) -> None:
         self._run(residual, batch.ragged)

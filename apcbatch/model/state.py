@@ -22,6 +22,7 @@ class StateArena:
         self, config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         layers = config.num_mamba_layers
+        self.device = device
         self.ssm = torch.empty(
             num_slots, layers, config.d_state, config.d_inner, dtype=torch.float32, device=device
         )
@@ -41,18 +42,36 @@ class StateArena:
             device=device,
         )
 
+    def host_slot(self, slot: int, *, copied: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ssm, conv) of a slot where the host can reach them: the slot itself or, for an arena on a CUDA device,
+        pinned memory, with a copy of the slot if `copied`. `fill_slot` brings what was written there into the slot."""
+        ssm, conv = self.ssm[slot], self.conv[slot]
+        if not ssm.is_cuda:
+            return ssm, conv
+        pinned = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in (ssm, conv)]
+        if copied:
+            pinned[0].copy_(ssm)
+            pinned[1].copy_(conv)
+        return pinned[0], pinned[1]
+
+    def fill_slot(self, slot: int, ssm: torch.Tensor, conv: torch.Tensor) -> None:
+        """Write a slot's state; nothing is to be done where they are the slot itself."""
+        if ssm.data_ptr() != self.ssm[slot].data_ptr():
+            self.ssm[slot].copy_(ssm)
+            self.conv[slot].copy_(conv)
+
     def gather_kv(self, pages: torch.Tensor, begin: int, end: int) -> torch.Tensor:
         """The KV of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as a new tensor
         (attention layers, 2, end - begin, kv heads, head_dim)."""
         first = begin // PAGE_TOKENS
-        kept = self.kv[:, :, pages[first : -(-end // PAGE_TOKENS)]].flatten(2, 3)
+        kept = self.kv[:, :, pages[first : -(-end // PAGE_TOKENS)].to(self.device)].flatten(2, 3)
         return kept[:, :, begin - first * PAGE_TOKENS : end - first * PAGE_TOKENS].contiguous()
 
     def scatter_kv(self, pages: torch.Tensor, begin: int, kv: torch.Tensor) -> None:
         """Write kv (attention layers, 2, tokens, kv heads, head_dim) as the tokens from `begin` on."""
         positions = torch.arange(begin, begin + kv.shape[2])
         slots = pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
-        self.kv.flatten(2, 3).index_copy_(2, slots, kv)
+        self.kv.flatten(2, 3).index_copy_(2, slots.to(self.device), kv.to(self.device))
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page of every attention layer."""

@@ -22,9 +22,10 @@ INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """Named tensors of one model folder, and the digest of everything that was taken from it."""
+    """Named tensors of one model folder, each taken to one device, and the digest of everything that was taken."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, device: torch.device) -> None:
+        self._device = device
         self.model_dir = model_dir
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
@@ -61,7 +62,7 @@ class Checkpoint:
         label = f"{name} {tensor.dtype} {list(shape)}".encode()
         content = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         self._digests[name] = xxhash.xxh3_128_digest(content) + label
-        return tensor
+        return tensor.to(self._device)
 
     def finish(self) -> bytes:
         """Digest of all tensors by name, whatever their files; ModelError where a tensor was never asked for."""

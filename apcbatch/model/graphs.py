@@ -1,0 +1,108 @@
+"""A model on a CUDA device: decode passes are replayed as CUDA graphs, other passes are launched op by op.
+
+Must not know: requests. A graph is captured when a size of batch first comes up: sizes are powers of two, the rest of a
+batch is filled up with sequences that read and write no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from apcbatch.kernels.device_batch import DeviceBatch
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.model.batch import Batch
+from apcbatch.model.causal_lm import CausalLM
+
+LARGEST_GRAPH = 256  # sequences
+
+
+class GraphedLM:
+    """`forward(batch)` like CausalLM's, for batches made on the host; the logits are those of the last call alone."""
+
+    def __init__(self, model: CausalLM, device: torch.device) -> None:
+        self.fingerprint = model.fingerprint
+        self._model, self._device = model, device
+        self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
+        self._memory: Any = None  # shared by all graphs: only one runs at a time
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits (rows, vocabulary) float32 on the device."""
+        b = batch.ragged.num_sequences
+        if not (self._model.captures and _is_decode(batch) and b <= LARGEST_GRAPH):
+            return self._model.forward(batch.on(self._device))
+        pages = batch.page_table.shape[1] if self._model.config.num_attention_layers else 0
+        size = _power_of_two(b), _power_of_two(pages)
+        graph = self._graphs.get(size)
+        if graph is None:
+            graph = self._graphs[size] = _DecodeGraph(self._model, *size, self._device, self._memory)
+            self._memory = graph.memory
+        return graph.replay(batch)
+
+
+class _DecodeGraph:
+    """One token of each of `size` sequences, with page tables of `pages` columns."""
+
+    def __init__(self, model: CausalLM, size: int, pages: int, device: torch.device, memory: Any) -> None:
+        self._size, self._pages = size, pages
+        empty = torch.empty(0, dtype=torch.int64)
+        self._host = Batch(
+            token_ids=torch.zeros(size, dtype=torch.int64),
+            ragged=_decode_ragged(empty, empty, size),
+            logits_rows=torch.arange(size),
+            page_table=torch.zeros((size, pages), dtype=torch.int64),
+            context=torch.zeros(size, dtype=torch.int64),
+            token_slots=torch.full((size,), -1),
+        )
+        self._batch = self._host.on(device)
+        ragged: object = self._batch.ragged
+        assert isinstance(ragged, DeviceBatch)
+        self._ragged = ragged
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):  # the libraries choose and allocate outside the graph
+            model.forward(self._batch)
+        torch.cuda.current_stream(device).wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=memory):
+            self._logits = model.forward(self._batch)
+        self.memory = self._graph.pool()
+
+    def replay(self, batch: Batch) -> torch.Tensor:
+        """The batch's logits; they are overwritten by the next replay."""
+        b = batch.ragged.num_sequences
+        self._ragged.load(_decode_ragged(batch.ragged.initial_slots, batch.ragged.final_slots, self._size))
+        host, device = self._host, self._batch
+        host.token_ids[:b] = batch.token_ids
+        device.token_ids.copy_(host.token_ids, non_blocking=True)
+        if self._pages:
+            host.page_table.zero_()
+            host.page_table[:b, : batch.page_table.shape[1]] = batch.page_table
+            host.context.zero_()
+            host.context[:b] = batch.context
+            host.token_slots.fill_(-1)
+            host.token_slots[:b] = batch.token_slots
+            for name in ("page_table", "context", "token_slots"):
+                getattr(device, name).copy_(getattr(host, name), non_blocking=True)
+        self._graph.replay()
+        return self._logits[:b]
+
+
+def _is_decode(batch: Batch) -> bool:
+    """Whether every sequence has one token, wants its logits and keeps no snapshot."""
+    ragged = batch.ragged
+    b = ragged.num_sequences
+    return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
+
+
+def _decode_ragged(initial: torch.Tensor, final: torch.Tensor, size: int) -> Ragged:
+    """One token a sequence, filled up to `size` with sequences without states."""
+    none = torch.full((size - initial.numel(),), -1)
+    return Ragged.create(torch.arange(size + 1), torch.cat([initial, none]), torch.cat([final, none]))
+
+
+def _power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`; 0 for 0."""
+    return 1 << (count - 1).bit_length() if count else 0

@@ -1,0 +1,64 @@
+"""Where a model runs: the device, the arena on it, the model over the arena.
+
+Must not know: requests, snapshots.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from apcbatch.errors import UsageError
+from apcbatch.kernels import cuda
+from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.graphs import GraphedLM
+from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.state import StateArena, page_bytes, slot_bytes
+
+
+def choose_device(name: str) -> torch.device:
+    """`cpu`; `cuda`, the current device; `auto`, CUDA where torch finds one and the kernels are built. UsageError."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device is {name!r}; expected auto, cpu or cuda")
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "--device cuda: torch finds no CUDA device; give --device cpu, or see what nvidia-smi says"
+        )
+    try:
+        cuda.extension()
+    except RuntimeError as error:
+        if name == "auto":
+            return torch.device("cpu")
+        raise UsageError(f"--device cuda: {error}") from None
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def make_arena(
+    config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
+) -> StateArena:
+    """The arena; UsageError where the device's memory is too small for it."""
+    try:
+        return StateArena(config, num_slots, num_pages, dtype, device)
+    except torch.OutOfMemoryError:
+        needed = num_slots * slot_bytes(config, dtype) + num_pages * page_bytes(config, dtype)
+        free, _ = torch.cuda.mem_get_info(device)
+        raise UsageError(
+            f"the states and snapshots need {needed / 2**30:.1f} GiB on the device and {free / 2**30:.1f} GiB are "
+            "free; give a smaller --pool-size"
+        ) from None
+
+
+def load_model(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena
+) -> CausalLM | GraphedLM:
+    """The model with its weights on the arena's device. ModelError, UsageError."""
+    try:
+        model = CausalLM(folder, config, dtype, arena)
+    except torch.OutOfMemoryError:
+        raise UsageError(
+            "the model's weights do not fit the device beside the states; give a smaller --pool-size or --device cpu"
+        ) from None
+    return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)
