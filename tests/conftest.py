@@ -17,6 +17,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+def pytest_configure() -> None:
+    """Where there is a CUDA device, what does not ask for it runs on the CPU, as it does elsewhere."""
+    if _why_no_cuda() is None:
+        os.environ["APCBATCH_DEVICE"] = "cpu"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what needs the shared conversations, or a CUDA device, where there are none."""
     reasons = {

@@ -308,7 +308,9 @@ class Engine:
 
     def _fail_pass(self, chunks: list[Chunk], error: Exception) -> list[Result]:
         """Give back what a failed pass held; its requests become error records."""
-        out_of_memory = isinstance(error, MemoryError) or "not enough memory" in str(error)
+        out_of_memory = (
+            isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "not enough memory" in str(error)
+        )
         failure = RequestError("internal", f"{error!r} in a pass with this request; run it again")
         if out_of_memory:
             failure = RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
