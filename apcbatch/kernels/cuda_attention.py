@@ -19,7 +19,7 @@ def write_kv(
     v_cache: torch.Tensor,
     token_slots: torch.Tensor,
 ) -> None:
-    """See apcbatch.kernels.attention; all of one dtype. A token whose slot is negative is not written."""
+    """See apcbatch.kernels.attention; all of one dtype."""
     _require_cache(k, k_cache, v_cache)
     t, kv_heads, head_dim = k.shape
     if v.shape != k.shape or v.dtype != k.dtype or token_slots.shape != (t,):

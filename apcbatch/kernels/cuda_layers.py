@@ -101,7 +101,8 @@ class DeviceMlp:
 class DeviceMixture:
     """Some of the experts for each token, added in ascending order: see apcbatch.kernels.feed_forward.
 
-    bfloat16 experts are multiplied together, grouped on the device; others, and exact ones, one after the other.
+    One expert after the other takes its tokens; how many they are comes from the device, so that a pass waits for it
+    and no CUDA graph can hold it.
     """
 
     def __init__(
@@ -109,60 +110,14 @@ class DeviceMixture:
     ) -> None:
         self._norm = norm
         self.router, self.experts, self.experts_per_token = router, list(experts), experts_per_token
-        self._grouped: tuple[torch.Tensor, torch.Tensor] | None = None
-        if router.dtype == torch.bfloat16 and not router.exact and _can_group(self.experts[0]):
-            self._grouped = (
-                torch.stack([expert.gate_up.weight for expert in self.experts]),  # (e, 2f, h)
-                torch.stack([expert.down.weight for expert in self.experts]),  # (e, h, f)
-            )
-            self.experts = []
-
-    @property
-    def captures(self) -> bool:
-        """Whether it never waits for the device, so that a CUDA graph can hold it."""
-        return self._grouped is not None
 
     def __call__(self, residual: Residual) -> None:
         x = residual.normed(self._norm, self.router.dtype)
         logits = linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         weights, chosen = softmax_topk(logits, self.experts_per_token)  # (t, k) each
-        chosen, order = chosen.sort(dim=1)
-        weights = weights.gather(1, order)
-        if self._grouped is None:
-            residual.leave(self._one_by_one(x, weights, chosen))
-        else:
-            residual.leave(self._together(x, weights, chosen, *self._grouped))
-
-    def _together(
-        self,
-        x: torch.Tensor,
-        weights: torch.Tensor,
-        chosen: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-    ) -> torch.Tensor:
-        t, k = chosen.shape
-        experts, f = gate_up.shape[0], down.shape[2]
-        flat = chosen.flatten()
-        sorted_experts, order = flat.sort(stable=True)
-        numbers = torch.arange(experts, device=x.device)
-        ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
-        hidden = torch._grouped_mm(x[order // k], gate_up.transpose(1, 2), offs=ends)  # (t k, 2f)
-        parts = torch._grouped_mm(silu_mul(hidden[:, :f], hidden[:, f:]), down.transpose(1, 2), offs=ends)
-        y = torch.empty((t * k, x.shape[1]), dtype=torch.float32, device=x.device)
-        y[order] = parts.float()
-        return (y.view(t, k, -1) * weights.unsqueeze(2)).sum(dim=1)
-
-    def _one_by_one(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for index, expert in enumerate(self.experts):
             rows, choice = (chosen == index).nonzero(as_tuple=True)
             if rows.numel():
                 y[rows] += expert(x[rows]) * weights[rows, choice].unsqueeze(1)
-        return y
-
-
-def _can_group(expert: DeviceExpert) -> bool:
-    """Whether the library's grouped product takes the shapes: rows of a multiple of 16 bytes, on a new enough chip."""
-    sizes = (expert.gate_up.in_features, expert.gate_up.out_features, expert.down.in_features)
-    return torch.cuda.get_device_capability()[0] >= 9 and all(size % 8 == 0 for size in sizes)
+        residual.leave(y)

@@ -116,9 +116,8 @@ class CausalLM:
 
     @property
     def captures(self) -> bool:
-        """Whether a pass never waits for the device, so that a CUDA graph can hold it."""
-        parts = (layer.feed_forward for layer in self.layers)
-        return all(part.captures for part in parts if isinstance(part, ops.DeviceMixture))
+        """Whether a CUDA graph can hold a decode pass: it never waits for the device, and needs no pages."""
+        return all(isinstance(layer.mixer, MambaMixer) and layer.feed_forward is None for layer in self.layers)
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""

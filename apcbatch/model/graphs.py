@@ -1,4 +1,4 @@
-"""A model on a CUDA device: decode passes are replayed as CUDA graphs, other passes are launched op by op.
+"""A model on a CUDA device: decode passes of Mamba layers are replayed as CUDA graphs, others are launched op by op.
 
 Must not know: requests. A graph is captured when a size of batch first comes up: sizes are powers of two, the rest of a
 batch is filled up with sequences that read and write no state.
@@ -24,7 +24,7 @@ class GraphedLM:
     def __init__(self, model: CausalLM, device: torch.device) -> None:
         self.fingerprint = model.fingerprint
         self._model, self._device = model, device
-        self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
+        self._graphs: dict[int, _DecodeGraph] = {}
         self._memory: Any = None  # shared by all graphs: only one runs at a time
 
     @torch.inference_mode()
@@ -33,26 +33,25 @@ class GraphedLM:
         b = batch.ragged.num_sequences
         if not (self._model.captures and _is_decode(batch) and b <= LARGEST_GRAPH):
             return self._model.forward(batch.on(self._device))
-        pages = batch.page_table.shape[1] if self._model.config.num_attention_layers else 0
-        size = _power_of_two(b), _power_of_two(pages)
+        size = _power_of_two(b)
         graph = self._graphs.get(size)
         if graph is None:
-            graph = self._graphs[size] = _DecodeGraph(self._model, *size, self._device, self._memory)
+            graph = self._graphs[size] = _DecodeGraph(self._model, size, self._device, self._memory)
             self._memory = graph.memory
         return graph.replay(batch)
 
 
 class _DecodeGraph:
-    """One token of each of `size` sequences, with page tables of `pages` columns."""
+    """One token of each of `size` sequences."""
 
-    def __init__(self, model: CausalLM, size: int, pages: int, device: torch.device, memory: Any) -> None:
-        self._size, self._pages = size, pages
+    def __init__(self, model: CausalLM, size: int, device: torch.device, memory: Any) -> None:
+        self._size = size
         empty = torch.empty(0, dtype=torch.int64)
         self._host = Batch(
             token_ids=torch.zeros(size, dtype=torch.int64),
             ragged=_decode_ragged(empty, empty, size),
             logits_rows=torch.arange(size),
-            page_table=torch.zeros((size, pages), dtype=torch.int64),
+            page_table=torch.zeros((size, 0), dtype=torch.int64),
             context=torch.zeros(size, dtype=torch.int64),
             token_slots=torch.full((size,), -1),
         )
@@ -74,18 +73,8 @@ class _DecodeGraph:
         """The batch's logits; they are overwritten by the next replay."""
         b = batch.ragged.num_sequences
         self._ragged.load(_decode_ragged(batch.ragged.initial_slots, batch.ragged.final_slots, self._size))
-        host, device = self._host, self._batch
-        host.token_ids[:b] = batch.token_ids
-        device.token_ids.copy_(host.token_ids, non_blocking=True)
-        if self._pages:
-            host.page_table.zero_()
-            host.page_table[:b, : batch.page_table.shape[1]] = batch.page_table
-            host.context.zero_()
-            host.context[:b] = batch.context
-            host.token_slots.fill_(-1)
-            host.token_slots[:b] = batch.token_slots
-            for name in ("page_table", "context", "token_slots"):
-                getattr(device, name).copy_(getattr(host, name), non_blocking=True)
+        self._host.token_ids[:b] = batch.token_ids
+        self._batch.token_ids.copy_(self._host.token_ids, non_blocking=True)
         self._graph.replay()
         return self._logits[:b]
 
@@ -104,5 +93,5 @@ def _decode_ragged(initial: torch.Tensor, final: torch.Tensor, size: int) -> Rag
 
 
 def _power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`; 0 for 0."""
-    return 1 << (count - 1).bit_length() if count else 0
+    """The smallest power of two that is at least `count`, 1 or more."""
+    return 1 << (count - 1).bit_length()

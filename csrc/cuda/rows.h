@@ -37,7 +37,7 @@ struct PagedAttention : AttentionParams {
 
 void paged_attention(const PagedAttention& params, cudaStream_t stream);
 
-// k, v and the caches have one dtype. A negative slot is not written.
+// k, v and the caches have one dtype.
 void write_kv(const KvParams& params, cudaStream_t stream);
 
 }  // namespace cuda
