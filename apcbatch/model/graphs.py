@@ -59,14 +59,15 @@ class _DecodeGraph:
         ragged: object = self._batch.ragged
         assert isinstance(ragged, DeviceBatch)
         self._ragged = ragged
+        run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # the libraries choose and allocate outside the graph
-            model.forward(self._batch)
+            run(self._batch)
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=memory):
-            self._logits = model.forward(self._batch)
+            self._logits = run(self._batch)
         self.memory = self._graph.pool()
 
     def replay(self, batch: Batch) -> torch.Tensor:

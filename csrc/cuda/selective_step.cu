@@ -3,7 +3,7 @@
 // know: Python.
 #include "element.cuh"
 #include "launch.h"
-#include "vector_math.cuh"
+#include "step_state.cuh"
 
 namespace apcbatch {
 namespace cuda {
@@ -35,21 +35,20 @@ __global__ void __launch_bounds__(kStepThreads)
                 input = __fmul_rn(dt, x);
     float y = 0.0f;
     for (int n0 = 0; n0 < p.d_state; n0 += kStatesAtOnce) {
-        float h[kStatesAtOnce], A[kStatesAtOnce];
+        float h[kStatesAtOnce], rate[kStatesAtOnce];
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             const bool inside = n0 + i < p.d_state;
             const std::int64_t state = (n0 + i) * p.d_inner + c;
             h[i] = inside && initial >= 0 ? p.state[initial * p.state_stride + state] : 0.0f;
-            A[i] = inside ? __fmul_rn(__ldg(p.A + state), kLog2e) : 0.0f;
+            rate[i] = inside ? rate_of(__ldg(p.A + state)) : 0.0f;
         }
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             if (n0 + i >= p.d_state) break;
             const float B = at<T>(p.B, token * p.B_stride + n0 + i),
                         C = at<T>(p.C, token * p.C_stride + n0 + i);
-            h[i] = __fmaf_rn(exp2_unit(__fmul_rn(dt, A[i])), h[i], __fmul_rn(input, B));
-            y = __fmaf_rn(h[i], C, y);
+            step_state(h[i], y, dt, rate[i], input, B, C);
             const std::int64_t state = (n0 + i) * p.d_inner + c;
             if (kept >= 0) p.state[kept * p.state_stride + state] = h[i];
             if (final >= 0) p.state[final * p.state_stride + state] = h[i];

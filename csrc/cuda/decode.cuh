@@ -1,0 +1,405 @@
+// A decode pass of a stack of Mamba mixers in one launch: each block is one of a fixed crew that stays for
+// the whole pass. One of its threads streams the block's share of all weights, in the order of their use,
+// into shared memory; the others compute, and meet the other blocks four times a layer, where a vector is
+// complete: the convolved x, the low-rank (dt, B, C), the gated y, the residual. While they wait the weights
+// go on arriving.
+//
+// The arithmetic of convolution and state is that of causal_conv and selective_scan. Must not know: Python.
+#pragma once
+
+#include "decode_block.cuh"
+#include "quads.cuh"
+#include "step_state.cuh"
+
+namespace apcbatch {
+namespace cuda {
+
+constexpr int kDecodeThreads = kReaders + 32;
+constexpr int kMostDecodeStates = 16, kMostDecodeTaps = 4;
+
+// Floats of shared memory beside the stream's slots.
+constexpr int decode_scratch(int rows, int low) {
+    return kReaders * kPartialStride + kReaders + rows * kWarps + rows * low;
+}
+
+// The slots that a sequence's state comes from and goes to; -1 for none.
+struct StateSlots {
+    std::int64_t initial, final, kept;
+
+    __device__ StateSlots(const RaggedParams& ragged, int sequence) {
+        initial = ragged.initial_slots[sequence], final = ragged.final_slots[sequence];
+        const std::int64_t first = ragged.snapshot_cu[sequence];
+        kept = first < ragged.snapshot_cu[sequence + 1] ? ragged.snapshot_slots[first] : -1;
+    }
+};
+
+// in_proj's results: one half goes on as z, the other through the convolution (see causal_conv.cu).
+template <class T>
+struct Convolve {
+    const DecodeParams& p;
+    const DecodeLayer& layer;
+    T window[kMostDecodeTaps];  // the newest last
+    float weight[kMostDecodeTaps], bias;
+
+    __device__ Convolve(const DecodeParams& params, const DecodeLayer& of) : p(params), layer(of) {}
+
+    __device__ T* state(std::int64_t slot, int tap, int c) const {
+        return static_cast<T*>(layer.conv) + slot * p.conv_stride + std::int64_t(tap) * p.shape.d_inner + c;
+    }
+
+    __device__ void prepare(int c, int b) {
+        if (c >= p.shape.d_inner) return;
+        const int skipped = kMostDecodeTaps - p.shape.width;
+        const std::int64_t slot = p.ragged.initial_slots[b];
+        bias = layer.conv_bias ? layer.conv_bias[c] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < kMostDecodeTaps; ++k) {
+            const int tap = k - skipped;
+            weight[k] = tap < 0 ? 0.0f : layer.conv_weight[c * p.shape.width + tap];
+            window[k] = tap < 0 || slot < 0 || k == kMostDecodeTaps - 1 ? T(0.0f) : *state(slot, tap, c);
+        }
+    }
+
+    __device__ void finish(int row, int b, float sum) {
+        const int d = p.shape.d_inner, skipped = kMostDecodeTaps - p.shape.width;
+        const T raw = narrow<T>(layer.in_bias ? sum + layer.in_bias[row] : sum);
+        if (row >= d) {
+            static_cast<T*>(p.z)[b * d + row - d] = raw;
+            return;
+        }
+        window[kMostDecodeTaps - 1] = raw;
+        float value = bias;
+#pragma unroll
+        for (int k = 0; k < kMostDecodeTaps; ++k) {
+            if (k >= skipped) value = __fmaf_rn(weight[k], widen(window[k]), value);
+        }
+        static_cast<T*>(p.x)[b * d + row] = narrow<T>(silu(value));
+        const StateSlots slots(p.ragged, b);
+#pragma unroll
+        for (int k = 0; k < kMostDecodeTaps - 1; ++k) {
+            if (k < skipped) continue;
+            if (slots.kept >= 0) *state(slots.kept, k - skipped, row) = window[k + 1];
+            if (slots.final >= 0) *state(slots.final, k - skipped, row) = window[k + 1];
+        }
+    }
+};
+
+// Results that are stored: (kRows, columns).
+template <class Out>
+struct Store {
+    Out* to;
+    int columns;
+
+    __device__ void prepare(int, int) {}
+    __device__ void finish(int row, int b, float sum) {
+        to[std::int64_t(b) * columns + row] = narrow<Out>(sum);
+    }
+};
+
+// out_proj's results: added to the residual.
+struct AddTo {
+    float* residual;
+    const float* bias;
+    int hidden;
+    float before = 0.0f;
+
+    __device__ AddTo(float* to, const float* out_bias, int h) : residual(to), bias(out_bias), hidden(h) {}
+    __device__ void prepare(int row, int b) { before = __ldcg(residual + b * hidden + row); }
+    __device__ void finish(int row, int b, float sum) {
+        residual[b * hidden + row] = before + (bias ? sum + bias[row] : sum);
+    }
+};
+
+// What a thread knows of its channel before the token's (dt, B, C) are there.
+template <class T>
+struct Channel {
+    int c, b;
+    bool takes;
+    float h[kMostDecodeStates], rate[kMostDecodeStates], x, gate, D, dt_bias;
+
+    // A block has at most kReaders channels over all rows.
+    template <int kRows>
+    __device__ static Channel of(const DecodeParams& p, const DecodeLayer& layer) {
+        const Share share(p.shape.d_inner);
+        Channel mine;
+        mine.c = share.begin + int(threadIdx.x) / kRows, mine.b = threadIdx.x % kRows;
+        mine.takes = mine.c < share.end;
+        if (mine.takes) mine.load(p, layer);
+        return mine;
+    }
+
+    __device__ void load(const DecodeParams& p, const DecodeLayer& layer) {
+        const std::int64_t d = p.shape.d_inner, slot = p.ragged.initial_slots[b];
+#pragma unroll
+        for (int i = 0; i < kMostDecodeStates; ++i) {
+            const bool inside = i < p.shape.d_state;
+            h[i] = inside && slot >= 0 ? layer.ssm[slot * p.ssm_stride + i * d + c] : 0.0f;
+            rate[i] = inside ? rate_of(layer.A[i * d + c]) : 0.0f;
+        }
+        x = widen(__ldcg(static_cast<const T*>(p.x) + b * d + c));
+        gate = widen(__ldcg(static_cast<const T*>(p.z) + b * d + c));
+        D = layer.D[c], dt_bias = layer.dt_bias[c];
+    }
+
+    // low: the row's dt (r), B (n) and C (n); see selective_step.cu.
+    __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt, const float* low) {
+        const std::int64_t d = p.shape.d_inner;
+        const int n = p.shape.d_state;
+        const float *B = low + p.shape.dt_rank, *C = B + n;
+        const float dt = softplus(__fadd_rn(raw_dt, dt_bias)), input = __fmul_rn(dt, x);
+        const StateSlots slots(p.ragged, b);
+        float y = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kMostDecodeStates; ++i) {
+            if (i >= n) break;
+            step_state(h[i], y, dt, rate[i], input, B[i], C[i]);
+            if (slots.kept >= 0) layer.ssm[slots.kept * p.ssm_stride + i * d + c] = h[i];
+            if (slots.final >= 0) layer.ssm[slots.final * p.ssm_stride + i * d + c] = h[i];
+        }
+        y = __fmul_rn(__fmaf_rn(D, x, y), silu(gate));
+        static_cast<T*>(p.y)[b * d + c] = narrow<T>(y);
+    }
+};
+
+template <class T, int kRows, int kInner>
+class Decoder {
+  public:
+    static constexpr int kHidden = kInner > 1 ? kInner / 2 : 1;
+
+    __device__ Decoder(const DecodeParams& params, const WeightStream& stream, float* scratch)
+        : p(params), stream_(stream), meeting_(params.arrivals), low_(p.shape.dt_rank + 2 * p.shape.d_state) {
+        partials_ = scratch;
+        dt_ = partials_ + kReaders * kPartialStride;
+        squares_ = dt_ + kReaders;
+        small_ = squares_ + kRows * kWarps;
+    }
+
+    __device__ void run() {
+        for (int i = 0; i < p.num_layers; ++i) layer(p.layers[i]);
+        Columns<T, kRows, kHidden> x(p.shape.hidden);
+        normed(p.final_norm, x);
+        product<T>(stream_, p.shape.vocab, x, partials_, Store<float>{p.logits, p.shape.vocab});
+    }
+
+    // All weights, in the order in which `run` multiplies by them; by one thread.
+    __device__ void fill() {
+        const DecodeShape& s = p.shape;
+        for (int i = 0; i < p.num_layers; ++i) {
+            const DecodeLayer& layer = p.layers[i];
+            fill(layer.in_proj, 2 * s.d_inner, s.hidden);
+            fill(layer.x_proj, low_, s.d_inner);
+            fill(layer.dt_proj, s.d_inner, s.dt_rank);
+            fill(layer.out_proj, s.hidden, s.d_inner);
+        }
+        fill(p.head, s.vocab, s.hidden);
+    }
+
+  private:
+    __device__ void fill(const void* weights, int rows, int columns) {
+        const Share share(rows);
+        const int row_bytes = columns * int(sizeof(T)), per_slot = rows_a_slot(row_bytes, kRows);
+        const unsigned char* from = static_cast<const unsigned char*>(weights);
+        for (int row = share.begin; row < share.end; row += per_slot) {
+            const int count = min(per_slot, share.end - row);
+            stream_.fill(from + std::int64_t(row) * row_bytes, unsigned(count * row_bytes));
+        }
+    }
+
+    __device__ void layer(const DecodeLayer& of) {
+        const DecodeShape& s = p.shape;
+        {
+            Columns<T, kRows, kHidden> x(s.hidden);
+            normed(of.norm, x);
+            product<T>(stream_, 2 * s.d_inner, x, partials_, Convolve<T>(p, of));
+        }
+        Columns<T, kRows, kInner> x(s.d_inner);
+        meeting_.arrive();
+        meeting_.await();
+        x.load(static_cast<const T*>(p.x));
+        product<T>(stream_, low_, x, partials_, Store<T>{static_cast<T*>(p.low), low_});
+        meeting_.arrive();
+        Channel<T> channel = Channel<T>::template of<kRows>(p, of);
+        meeting_.await();
+        load_small(of);
+        multiply_dt();
+        if (channel.takes) {
+            channel.step(p, of, widen(narrow<T>(dt_[threadIdx.x])), small_ + channel.b * low_);
+        }
+        meeting_.arrive();
+        meeting_.await();
+        x.load(static_cast<const T*>(p.y));
+        product<T>(stream_, s.hidden, x, partials_, AddTo(p.residual, of.out_bias, s.hidden));
+        meeting_.arrive();
+    }
+
+    // x = the RMS norm of the residual, once it is there.
+    __device__ void normed(const float* weight, Columns<T, kRows, kHidden>& x) {
+        constexpr int kColumns = kHidden * kVector<T>;
+        float gain[kColumns], squares[kRows] = {};
+        each_quad(x, [&](int i, int column, bool has) {
+            const float4 ones = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            put(gain + i, has && weight ? *reinterpret_cast<const float4*>(weight + column) : ones);
+        });
+        meeting_.await();
+#pragma unroll
+        for (int b = 0; b < kRows; ++b) {
+            each_quad(x, [&](int i, int column, bool has) {
+                const float* from = p.residual + std::int64_t(b) * p.shape.hidden + column;
+                const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                put(x.at[b] + i, has ? __ldcg(reinterpret_cast<const float4*>(from)) : zeros);
+            });
+        }
+#pragma unroll
+        for (int b = 0; b < kRows; ++b) {
+#pragma unroll
+            for (int i = 0; i < kColumns; ++i) squares[b] = __fmaf_rn(x.at[b][i], x.at[b][i], squares[b]);
+        }
+        const float sum = warp_sums<kRows>(squares);
+        const int lane = threadIdx.x % 32;
+        if (lane % (32 / kRows) == 0) squares_[lane * kRows / 32 * kWarps + threadIdx.x / 32] = sum;
+        sync_readers();
+#pragma unroll
+        for (int b = 0; b < kRows; ++b) {
+            float total = 0.0f;
+            for (int warp = 0; warp < kWarps; ++warp) total += squares_[b * kWarps + warp];
+            const float factor = 1.0f / sqrtf(total / float(p.shape.hidden) + p.norm_eps);
+#pragma unroll
+            for (int i = 0; i < kColumns; ++i) x.at[b][i] = widen(narrow<T>(x.at[b][i] * factor * gain[i]));
+        }
+    }
+
+    // function(i, column, has): four neighbouring columns, the thread's i-th to i+3-th.
+    template <class Function>
+    __device__ __forceinline__ void each_quad(const Columns<T, kRows, kHidden>& x, Function function) {
+#pragma unroll
+        for (int i = 0; i < kHidden * kVector<T>; i += 4) {
+            const int g = i / kVector<T>;
+            function(i, x.first(g) + i % kVector<T>, x.has(g));
+        }
+    }
+
+    static __device__ __forceinline__ void put(float* to, float4 values) {
+        to[0] = values.x, to[1] = values.y, to[2] = values.z, to[3] = values.w;
+    }
+
+    // The rows' (dt, B, C) as float32, normed where the family norms them; a warp takes one of the parts of a
+    // row.
+    __device__ void load_small(const DecodeLayer& of) {
+        const int r = p.shape.dt_rank, n = p.shape.d_state, lane = threadIdx.x % 32;
+        for (int task = threadIdx.x / 32; task < 3 * kRows; task += kWarps) {
+            const int part = task % 3, size = part == 0 ? r : n;
+            const int begin = task / 3 * low_ + (part == 0 ? 0 : r + (part - 1) * n);
+            const float* gain = part == 0 ? of.dt_norm : part == 1 ? of.B_norm : of.C_norm;
+            const T* from = static_cast<const T*>(p.low) + begin;
+            float square = 0.0f;
+            for (int i = lane; i < size; i += 32) {
+                const float value = widen(__ldcg(from + i));
+                small_[begin + i] = value;
+                square = __fmaf_rn(value, value, square);
+            }
+            if (!p.inner_norms) continue;
+            const float factor = 1.0f / sqrtf(warp_sum(square) / float(size) + p.inner_eps);
+            for (int i = lane; i < size; i += 32) {
+                const float value = small_[begin + i] * factor * (gain ? gain[i] : 1.0f);
+                small_[begin + i] = widen(narrow<T>(value));
+            }
+        }
+        sync_readers();
+    }
+
+    // dt_[i * kRows + b] = dt_proj's row i of the block's share, times row b of small_. Four lanes take a
+    // row.
+    __device__ void multiply_dt() {
+        const Share share(p.shape.d_inner);
+        const int row_bytes = p.shape.dt_rank * int(sizeof(T)), per_slot = rows_a_slot(row_bytes, kRows);
+        for (int first = 0; first < share.end - share.begin; first += per_slot) {
+            const int count = min(per_slot, share.end - share.begin - first);
+            const unsigned char* weights = stream_.next();
+            for (int from = 0; from < count; from += kReaders / 4) {
+                const int row = from + threadIdx.x / 4;
+                float sums[kRows] = {};
+                if (row < count) dot_small(weights + row * row_bytes, sums);
+#pragma unroll
+                for (int b = 0; b < kRows; ++b) {
+                    sums[b] += __shfl_xor_sync(0xffffffffu, sums[b], 1);
+                    sums[b] += __shfl_xor_sync(0xffffffffu, sums[b], 2);
+                    if (row < count && threadIdx.x % 4 == 0) dt_[(first + row) * kRows + b] = sums[b];
+                }
+            }
+            stream_.release();
+        }
+        sync_readers();
+    }
+
+    // A lane's part of a row of dt_proj times each row of small_: every fourth group of 16 bytes.
+    __device__ __forceinline__ void dot_small(const unsigned char* row, float (&sums)[kRows]) {
+        for (int g = threadIdx.x % 4; g < p.shape.dt_rank / kVector<T>; g += 4) {
+            float weight[kVector<T>];
+            widen_vector<T>(*reinterpret_cast<const uint4*>(row + 16 * g), weight);
+#pragma unroll
+            for (int v = 0; v < kVector<T>; ++v) {
+#pragma unroll
+                for (int b = 0; b < kRows; ++b) {
+                    sums[b] = __fmaf_rn(weight[v], small_[b * low_ + g * kVector<T> + v], sums[b]);
+                }
+            }
+        }
+    }
+
+    const DecodeParams& p;
+    WeightStream stream_;
+    Meeting meeting_;
+    int low_;  // dt, B and C of a row
+    float *partials_, *dt_, *squares_, *small_;
+};
+
+template <class T, int kRows, int kInner>
+__global__ void __launch_bounds__(kDecodeThreads, 1)
+    decode_kernel(const __grid_constant__ DecodeParams p, int num_slots) {
+#if __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(128) unsigned char memory[];
+    std::uint64_t* barriers = reinterpret_cast<std::uint64_t*>(memory + num_slots * kSlotBytes);
+    WeightStream stream(barriers, memory, num_slots);
+    if (threadIdx.x == 0) stream.init(kWarps);
+    __syncthreads();
+    Decoder<T, kRows, kInner> decoder(p, stream, reinterpret_cast<float*>(barriers + 2 * kMostSlots));
+    if (threadIdx.x < kReaders) {
+        decoder.run();
+    } else if (threadIdx.x == kReaders) {
+        decoder.fill();
+    }
+#endif
+}
+
+// The kernel of so many rows and groups of columns (1, 2 or 4), or null. A thread's columns of all rows must
+// fit its registers.
+template <class T, int kRows>
+const void* decode_kernel_of(int inner) {
+    if (inner == 1) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 1>);
+    if (inner == 2) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 2>);
+    if constexpr (kRows * 4 * kVector<T> <= 128) {
+        if (inner == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
+    }
+    return nullptr;
+}
+
+template <class T>
+const void* decode_kernel_of(int rows, int inner) {
+    switch (rows) {
+        case 1:
+            return decode_kernel_of<T, 1>(inner);
+        case 2:
+            return decode_kernel_of<T, 2>(inner);
+        case 4:
+            return decode_kernel_of<T, 4>(inner);
+        case 8:
+            return decode_kernel_of<T, 8>(inner);
+    }
+    return nullptr;
+}
+
+const void* decode_kernel_float32(int rows, int inner);
+const void* decode_kernel_bfloat16(int rows, int inner);
+
+}  // namespace cuda
+}  // namespace apcbatch
