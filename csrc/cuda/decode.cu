@@ -40,7 +40,7 @@ const void* kernel_of(const DecodeShape& s, int rows) {
 }
 
 int scratch_bytes(const DecodeShape& s, int rows) {
-    return 2 * kMostSlots * 8 + 4 * decode_scratch(rows, s.dt_rank + 2 * s.d_state);
+    return decode_scratch(rows, s.hidden, s.dt_rank + 2 * s.d_state);
 }
 
 int slots_of(const DecodeShape& s, int rows, const Device& device) {

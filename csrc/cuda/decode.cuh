@@ -17,16 +17,26 @@ namespace cuda {
 constexpr int kDecodeThreads = kReaders + 32;
 constexpr int kMostDecodeStates = 16, kMostDecodeTaps = 4;
 
-// Floats of shared memory beside the stream's slots.
-constexpr int decode_scratch(int rows, int low) {
-    return kReaders * kPartialStride + kReaders + rows * kWarps + rows * low;
+// Floats in which a block collects the warps' parts of results, or has the weights of a norm.
+__host__ __device__ constexpr int decode_partials(int hidden) {
+    return kReaders * kPartialStride > hidden ? kReaders * kPartialStride : hidden;
+}
+
+// Bytes of shared memory beside the stream's slots.
+constexpr int decode_scratch(int rows, int hidden, int low) {
+    return 2 * kMostSlots * 8 + 2 * int(sizeof(DecodeLayer)) +
+           4 * (decode_partials(hidden) + kReaders + rows * kWarps + rows * low);
+}
+
+__device__ __forceinline__ void prefetch(const void* at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 // The slots that a sequence's state comes from and goes to; -1 for none.
 struct StateSlots {
     std::int64_t initial, final, kept;
 
-    __device__ StateSlots(const RaggedParams& ragged, int sequence) {
+    __device__ void load(const RaggedParams& ragged, int sequence) {
         initial = ragged.initial_slots[sequence], final = ragged.final_slots[sequence];
         const std::int64_t first = ragged.snapshot_cu[sequence];
         kept = first < ragged.snapshot_cu[sequence + 1] ? ragged.snapshot_slots[first] : -1;
@@ -40,6 +50,7 @@ struct Convolve {
     const DecodeLayer& layer;
     T window[kMostDecodeTaps];  // the newest last
     float weight[kMostDecodeTaps], bias;
+    StateSlots slots;
 
     __device__ Convolve(const DecodeParams& params, const DecodeLayer& of) : p(params), layer(of) {}
 
@@ -47,16 +58,26 @@ struct Convolve {
         return static_cast<T*>(layer.conv) + slot * p.conv_stride + std::int64_t(tap) * p.shape.d_inner + c;
     }
 
+    __device__ void prefetch_rows(int c, int b) const {
+        if (c >= p.shape.d_inner) return;
+        const std::int64_t slot = p.ragged.initial_slots[b];
+        prefetch(layer.conv_weight + c * p.shape.width);
+        if (layer.conv_bias) prefetch(layer.conv_bias + c);
+        for (int tap = 0; slot >= 0 && tap < p.shape.width - 1; ++tap) prefetch(state(slot, tap, c));
+    }
+
     __device__ void prepare(int c, int b) {
         if (c >= p.shape.d_inner) return;
         const int skipped = kMostDecodeTaps - p.shape.width;
-        const std::int64_t slot = p.ragged.initial_slots[b];
+        slots.load(p.ragged, b);
         bias = layer.conv_bias ? layer.conv_bias[c] : 0.0f;
 #pragma unroll
         for (int k = 0; k < kMostDecodeTaps; ++k) {
             const int tap = k - skipped;
             weight[k] = tap < 0 ? 0.0f : layer.conv_weight[c * p.shape.width + tap];
-            window[k] = tap < 0 || slot < 0 || k == kMostDecodeTaps - 1 ? T(0.0f) : *state(slot, tap, c);
+            window[k] = tap < 0 || slots.initial < 0 || k == kMostDecodeTaps - 1
+                            ? T(0.0f)
+                            : *state(slots.initial, tap, c);
         }
     }
 
@@ -74,7 +95,6 @@ struct Convolve {
             if (k >= skipped) value = __fmaf_rn(weight[k], widen(window[k]), value);
         }
         static_cast<T*>(p.x)[b * d + row] = narrow<T>(silu(value));
-        const StateSlots slots(p.ragged, b);
 #pragma unroll
         for (int k = 0; k < kMostDecodeTaps - 1; ++k) {
             if (k < skipped) continue;
@@ -116,24 +136,23 @@ struct Channel {
     int c, b;
     bool takes;
     float h[kMostDecodeStates], rate[kMostDecodeStates], x, gate, D, dt_bias;
+    StateSlots slots;
 
     // A block has at most kReaders channels over all rows.
-    template <int kRows>
-    __device__ static Channel of(const DecodeParams& p, const DecodeLayer& layer) {
-        const Share share(p.shape.d_inner);
-        Channel mine;
-        mine.c = share.begin + int(threadIdx.x) / kRows, mine.b = threadIdx.x % kRows;
-        mine.takes = mine.c < share.end;
-        if (mine.takes) mine.load(p, layer);
-        return mine;
+    __device__ Channel(const DecodeShape& shape, int rows) {
+        const Share share(shape.d_inner);
+        c = share.begin + int(threadIdx.x) / rows, b = threadIdx.x % rows;
+        takes = c < share.end;
     }
 
     __device__ void load(const DecodeParams& p, const DecodeLayer& layer) {
-        const std::int64_t d = p.shape.d_inner, slot = p.ragged.initial_slots[b];
+        if (!takes) return;
+        const std::int64_t d = p.shape.d_inner;
+        slots.load(p.ragged, b);
 #pragma unroll
         for (int i = 0; i < kMostDecodeStates; ++i) {
             const bool inside = i < p.shape.d_state;
-            h[i] = inside && slot >= 0 ? layer.ssm[slot * p.ssm_stride + i * d + c] : 0.0f;
+            h[i] = inside && slots.initial >= 0 ? layer.ssm[slots.initial * p.ssm_stride + i * d + c] : 0.0f;
             rate[i] = inside ? rate_of(layer.A[i * d + c]) : 0.0f;
         }
         x = widen(__ldcg(static_cast<const T*>(p.x) + b * d + c));
@@ -141,44 +160,70 @@ struct Channel {
         D = layer.D[c], dt_bias = layer.dt_bias[c];
     }
 
+    __device__ void prefetch_state(const DecodeParams& p, const DecodeLayer& layer) const {
+        if (!takes) return;
+        const std::int64_t d = p.shape.d_inner, slot = p.ragged.initial_slots[b];
+        for (int i = 0; i < p.shape.d_state; ++i) {
+            prefetch(layer.A + i * d + c);
+            if (slot >= 0) prefetch(layer.ssm + slot * p.ssm_stride + i * d + c);
+        }
+        prefetch(layer.D + c);
+        prefetch(layer.dt_bias + c);
+    }
+
     // low: the row's dt (r), B (n) and C (n); see selective_step.cu.
     __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt, const float* low) {
+        if (!takes) return;
         const std::int64_t d = p.shape.d_inner;
         const int n = p.shape.d_state;
-        const float *B = low + p.shape.dt_rank, *C = B + n;
         const float dt = softplus(__fadd_rn(raw_dt, dt_bias)), input = __fmul_rn(dt, x);
-        const StateSlots slots(p.ragged, b);
-        float y = 0.0f;
+        float B[kMostDecodeStates], C[kMostDecodeStates], y = 0.0f;
 #pragma unroll
         for (int i = 0; i < kMostDecodeStates; ++i) {
-            if (i >= n) break;
-            step_state(h[i], y, dt, rate[i], input, B[i], C[i]);
-            if (slots.kept >= 0) layer.ssm[slots.kept * p.ssm_stride + i * d + c] = h[i];
-            if (slots.final >= 0) layer.ssm[slots.final * p.ssm_stride + i * d + c] = h[i];
+            B[i] = i < n ? low[p.shape.dt_rank + i] : 0.0f;
+            C[i] = i < n ? low[p.shape.dt_rank + n + i] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kMostDecodeStates; ++i) {
+            if (i < n) step_state(h[i], y, dt, rate[i], input, B[i], C[i]);
         }
         y = __fmul_rn(__fmaf_rn(D, x, y), silu(gate));
         static_cast<T*>(p.y)[b * d + c] = narrow<T>(y);
+        write(p, layer, slots.kept);
+        write(p, layer, slots.final);
+    }
+
+    __device__ void write(const DecodeParams& p, const DecodeLayer& layer, std::int64_t slot) const {
+        if (slot < 0) return;
+#pragma unroll
+        for (int i = 0; i < kMostDecodeStates; ++i) {
+            if (i < p.shape.d_state)
+                layer.ssm[slot * p.ssm_stride + std::int64_t(i) * p.shape.d_inner + c] = h[i];
+        }
     }
 };
 
 template <class T, int kRows, int kInner>
 class Decoder {
   public:
-    static constexpr int kHidden = kInner > 1 ? kInner / 2 : 1;
+    using Hidden = Columns<T, kRows, (kInner > 1 ? kInner / 2 : 1)>;
 
-    __device__ Decoder(const DecodeParams& params, const WeightStream& stream, float* scratch)
-        : p(params), stream_(stream), meeting_(params.arrivals), low_(p.shape.dt_rank + 2 * p.shape.d_state) {
-        partials_ = scratch;
-        dt_ = partials_ + kReaders * kPartialStride;
+    __device__ Decoder(const DecodeParams& params, const WeightStream& stream, DecodeLayer* near)
+        : p(params), stream_(stream), meeting_(params.arrivals), near_(near) {
+        low_ = p.shape.dt_rank + 2 * p.shape.d_state;
+        partials_ = reinterpret_cast<float*>(near + 2);
+        dt_ = partials_ + decode_partials(p.shape.hidden);
         squares_ = dt_ + kReaders;
         small_ = squares_ + kRows * kWarps;
     }
 
     __device__ void run() {
-        for (int i = 0; i < p.num_layers; ++i) layer(p.layers[i]);
-        Columns<T, kRows, kHidden> x(p.shape.hidden);
+        fetch_layer(0);
+        sync_readers();
+        for (int i = 0; i < p.num_layers; ++i) layer(i);
+        Hidden x(p.shape.hidden);
         normed(p.final_norm, x);
-        product<T>(stream_, p.shape.vocab, x, partials_, Store<float>{p.logits, p.shape.vocab});
+        product(stream_, p.shape.vocab, x, partials_, Store<float>{p.logits, p.shape.vocab});
     }
 
     // All weights, in the order in which `run` multiplies by them; by one thread.
@@ -205,81 +250,105 @@ class Decoder {
         }
     }
 
-    __device__ void layer(const DecodeLayer& of) {
+    __device__ void layer(int i) {
         const DecodeShape& s = p.shape;
+        const DecodeLayer& of = near_[i % 2];
         {
-            Columns<T, kRows, kHidden> x(s.hidden);
+            Hidden x(s.hidden);
             normed(of.norm, x);
-            product<T>(stream_, 2 * s.d_inner, x, partials_, Convolve<T>(p, of));
+            fetch_layer(i + 1);
+            product(stream_, 2 * s.d_inner, x, partials_, Convolve<T>(p, of));
         }
         Columns<T, kRows, kInner> x(s.d_inner);
         meeting_.arrive();
         meeting_.await();
         x.load(static_cast<const T*>(p.x));
-        product<T>(stream_, low_, x, partials_, Store<T>{static_cast<T*>(p.low), low_});
+        prefetch_layer(i + 1);
+        product(stream_, low_, x, partials_, Store<T>{static_cast<T*>(p.low), low_});
         meeting_.arrive();
-        Channel<T> channel = Channel<T>::template of<kRows>(p, of);
+        Channel<T> channel(s, kRows);
+        channel.load(p, of);
         meeting_.await();
         load_small(of);
         multiply_dt();
-        if (channel.takes) {
-            channel.step(p, of, widen(narrow<T>(dt_[threadIdx.x])), small_ + channel.b * low_);
-        }
+        channel.step(p, of, widen(narrow<T>(dt_[threadIdx.x])), small_ + channel.b * low_);
         meeting_.arrive();
         meeting_.await();
         x.load(static_cast<const T*>(p.y));
-        product<T>(stream_, s.hidden, x, partials_, AddTo(p.residual, of.out_bias, s.hidden));
+        product(stream_, s.hidden, x, partials_, AddTo(p.residual, of.out_bias, s.hidden));
         meeting_.arrive();
     }
 
+    // Brings the addresses of layer i into shared memory; to be read after a barrier.
+    __device__ void fetch_layer(int i) {
+        constexpr int kWords = sizeof(DecodeLayer) / 8;
+        const std::uint64_t* from = reinterpret_cast<const std::uint64_t*>(p.layers + i);
+        if (i < p.num_layers && threadIdx.x < kWords) {
+            reinterpret_cast<std::uint64_t*>(near_ + i % 2)[threadIdx.x] = __ldg(from + threadIdx.x);
+        }
+    }
+
+    // Brings what the block reads of layer i besides the streamed weights into the L2: on a busy memory it
+    // takes long.
+    __device__ void prefetch_layer(int i) {
+        if (i >= p.num_layers) return;
+        const DecodeLayer& of = near_[i % 2];
+        for (int at = threadIdx.x * 8; of.norm && at < p.shape.hidden; at += kReaders * 8)
+            prefetch(of.norm + at);
+        Convolve<T>(p, of).prefetch_rows(Share(2 * p.shape.d_inner).begin + threadIdx.x / kRows,
+                                         threadIdx.x % kRows);
+        Channel<T>(p.shape, kRows).prefetch_state(p, of);
+    }
+
     // x = the RMS norm of the residual, once it is there.
-    __device__ void normed(const float* weight, Columns<T, kRows, kHidden>& x) {
-        constexpr int kColumns = kHidden * kVector<T>;
-        float gain[kColumns], squares[kRows] = {};
-        each_quad(x, [&](int i, int column, bool has) {
-            const float4 ones = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-            put(gain + i, has && weight ? *reinterpret_cast<const float4*>(weight + column) : ones);
-        });
+    __device__ void normed(const float* weight, Hidden& x) {
+        float value[Hidden::kMine][Hidden::kGroups][kVector<T>], squares[Hidden::kMine] = {};
+        float* gain = partials_;
+        for (int i = threadIdx.x; i < p.shape.hidden; i += kReaders) gain[i] = weight ? weight[i] : 1.0f;
         meeting_.await();
 #pragma unroll
-        for (int b = 0; b < kRows; ++b) {
-            each_quad(x, [&](int i, int column, bool has) {
-                const float* from = p.residual + std::int64_t(b) * p.shape.hidden + column;
-                const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                put(x.at[b] + i, has ? __ldcg(reinterpret_cast<const float4*>(from)) : zeros);
-            });
+        for (int m = 0; m < Hidden::kMine; ++m) {
+#pragma unroll
+            for (int g = 0; g < Hidden::kGroups; ++g) {
+                const float* from = p.residual + std::int64_t(x.vector(m)) * p.shape.hidden + x.column(g);
+#pragma unroll
+                for (int v = 0; v < kVector<T>; v += 4) {
+                    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                    const float4 quad = x.has(g) ? __ldcg(reinterpret_cast<const float4*>(from + v)) : none;
+                    value[m][g][v] = quad.x, value[m][g][v + 1] = quad.y;
+                    value[m][g][v + 2] = quad.z, value[m][g][v + 3] = quad.w;
+                }
+            }
         }
 #pragma unroll
-        for (int b = 0; b < kRows; ++b) {
+        for (int m = 0; m < Hidden::kMine; ++m) {
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) squares[b] = __fmaf_rn(x.at[b][i], x.at[b][i], squares[b]);
+            for (int g = 0; g < Hidden::kGroups; ++g) {
+#pragma unroll
+                for (float v : value[m][g]) squares[m] = __fmaf_rn(v, v, squares[m]);
+            }
         }
-        const float sum = warp_sums<kRows>(squares);
-        const int lane = threadIdx.x % 32;
-        if (lane % (32 / kRows) == 0) squares_[lane * kRows / 32 * kWarps + threadIdx.x / 32] = sum;
+        x.sum_warp(squares, squares_);
         sync_readers();
 #pragma unroll
-        for (int b = 0; b < kRows; ++b) {
-            float total = 0.0f;
-            for (int warp = 0; warp < kWarps; ++warp) total += squares_[b * kWarps + warp];
-            const float factor = 1.0f / sqrtf(total / float(p.shape.hidden) + p.norm_eps);
+        for (int m = 0; m < Hidden::kMine; ++m) {
+            const float factor = x.vector(m) < kRows ? norm_factor(squares_ + x.vector(m) * kWarps) : 0.0f;
 #pragma unroll
-            for (int i = 0; i < kColumns; ++i) x.at[b][i] = widen(narrow<T>(x.at[b][i] * factor * gain[i]));
+            for (int g = 0; g < Hidden::kGroups; ++g) {
+#pragma unroll
+                for (int v = 0; v < kVector<T>; ++v) {
+                    value[m][g][v] = x.has(g) ? value[m][g][v] * factor * gain[x.column(g) + v] : 0.0f;
+                }
+                x.put(m, g, value[m][g]);
+            }
         }
+        sync_readers();
     }
 
-    // function(i, column, has): four neighbouring columns, the thread's i-th to i+3-th.
-    template <class Function>
-    __device__ __forceinline__ void each_quad(const Columns<T, kRows, kHidden>& x, Function function) {
-#pragma unroll
-        for (int i = 0; i < kHidden * kVector<T>; i += 4) {
-            const int g = i / kVector<T>;
-            function(i, x.first(g) + i % kVector<T>, x.has(g));
-        }
-    }
-
-    static __device__ __forceinline__ void put(float* to, float4 values) {
-        to[0] = values.x, to[1] = values.y, to[2] = values.z, to[3] = values.w;
+    __device__ float norm_factor(const float* squares) const {
+        float total = 0.0f;
+        for (int warp = 0; warp < kWarps; ++warp) total += squares[warp];
+        return 1.0f / sqrtf(total / float(p.shape.hidden) + p.norm_eps);
     }
 
     // The rows' (dt, B, C) as float32, normed where the family norms them; a warp takes one of the parts of a
@@ -349,7 +418,8 @@ class Decoder {
     const DecodeParams& p;
     WeightStream stream_;
     Meeting meeting_;
-    int low_;  // dt, B and C of a row
+    DecodeLayer* near_;  // two
+    int low_;            // dt, B and C of a row
     float *partials_, *dt_, *squares_, *small_;
 };
 
@@ -362,7 +432,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     WeightStream stream(barriers, memory, num_slots);
     if (threadIdx.x == 0) stream.init(kWarps);
     __syncthreads();
-    Decoder<T, kRows, kInner> decoder(p, stream, reinterpret_cast<float*>(barriers + 2 * kMostSlots));
+    Decoder<T, kRows, kInner> decoder(p, stream, reinterpret_cast<DecodeLayer*>(barriers + 2 * kMostSlots));
     if (threadIdx.x < kReaders) {
         decoder.run();
     } else if (threadIdx.x == kReaders) {
@@ -377,9 +447,7 @@ template <class T, int kRows>
 const void* decode_kernel_of(int inner) {
     if (inner == 1) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 1>);
     if (inner == 2) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 2>);
-    if constexpr (kRows * 4 * kVector<T> <= 128) {
-        if (inner == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
-    }
+    if (inner == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
     return nullptr;
 }
 

@@ -44,8 +44,7 @@ class Meeting {
     __device__ void arrive() {
         sync_readers();
         if (threadIdx.x == 0) {
-            __threadfence();
-            atomicAdd(arrivals_, 1u);
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals_) : "memory");
         }
         expected_ += gridDim.x;
     }
@@ -100,68 +99,112 @@ __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
     }
 }
 
-// A thread's columns of kRows vectors, as float32: kGroups groups of 16 bytes of weights, kReaders groups
-// apart.
-template <class T, int kRows, int kGroups>
-struct Columns {
-    float at[kRows][kGroups * kVector<T>];
-    int groups;  // of a whole row
+// The columns of kRows vectors that a thread multiplies by, whole vectors in groups of 16 bytes over the
+// block. kWide: a vector has at most kWide * kReaders groups.
+template <class T, int kRows, int kWide>
+struct Columns;
 
-    __device__ explicit Columns(int columns) : groups(columns / kVector<T>) {}
-    __device__ bool has(int g) const { return int(threadIdx.x) + g * kReaders < groups; }
-    __device__ int first(int g) const { return (int(threadIdx.x) + g * kReaders) * kVector<T>; }
+// float32: a thread has columns of all vectors, kReaders groups apart.
+template <int kRows, int kWide>
+struct Columns<float, kRows, kWide> {
+    static constexpr int kGroups = kWide, kMine = kRows;  // groups and vectors of a thread
+    float at[kMine][kGroups][4];
+    int groups;  // of a vector
 
-    // Rows (kRows, columns) that other blocks have written.
-    __device__ void load(const T* from) {
-        uint4 raw[kRows][kGroups];
+    __device__ explicit Columns(int columns) : groups(columns / 4) {}
+    __device__ int group(int g) const { return int(threadIdx.x) + g * kReaders; }
+    __device__ bool has(int g) const { return group(g) < groups; }
+    __device__ int column(int g) const { return 4 * group(g); }
+    static __device__ int vector(int mine) { return mine; }
+
+    // Values of group g of vector `mine`.
+    __device__ void put(int mine, int g, const float (&values)[4]) {
+#pragma unroll
+        for (int v = 0; v < 4; ++v) at[mine][g][v] = values[v];
+    }
+
+    // Vectors (kRows, columns) that other blocks have written.
+    __device__ void load(const float* from) {
 #pragma unroll
         for (int b = 0; b < kRows; ++b) {
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) {
-                raw[b][g] = make_uint4(0, 0, 0, 0);
-                const T* group = from + std::int64_t(b) * groups * kVector<T> + first(g);
-                if (has(g)) raw[b][g] = __ldcg(reinterpret_cast<const uint4*>(group));
+                const float* group_at = from + 4 * (std::int64_t(b) * groups + group(g));
+                const uint4 none = make_uint4(0, 0, 0, 0);
+                widen_vector<float>(has(g) ? __ldcg(reinterpret_cast<const uint4*>(group_at)) : none,
+                                    at[b][g]);
             }
         }
-#pragma unroll
-        for (int b = 0; b < kRows; ++b) {
-#pragma unroll
-            for (int g = 0; g < kGroups; ++g) widen_vector<T>(raw[b][g], at[b] + g * kVector<T>);
-        }
+    }
+
+    // to[b * kWarps + warp] = the warp's sum of values[b].
+    static __device__ void sum_warp(float (&values)[kMine], float* to) {
+        const float sum = warp_sums<kRows>(values);
+        const int lane = threadIdx.x % 32;
+        if (lane % (32 / kRows) == 0) to[lane * kRows / 32 * kWarps + threadIdx.x / 32] = sum;
     }
 };
 
-// Multiplies `count` rows of weights in shared memory by kRows vectors: each warp's part of the result of row
-// i and vector b goes to partials[(i * kRows + b) * kPartialStride + warp].
-template <class T, int kRows, int kGroups>
-__device__ __forceinline__ void multiply(const unsigned char* weights, int count, int row_bytes,
-                                         const Columns<T, kRows, kGroups>& x, float* partials) {
-    constexpr int kAtOnce = 4 / kGroups, kSums = kAtOnce * kRows;
+// bfloat16: a thread has columns of the vector of its lane, lane / 4, as the matrix units take them; a warp
+// has every kWarps-th run of four groups.
+template <int kRows, int kWide>
+struct Columns<__nv_bfloat16, kRows, kWide> {
+    static constexpr int kGroups = 8 * kWide, kMine = 1;
+    uint4 at[kGroups];
+    int groups;
+
+    __device__ explicit Columns(int columns) : groups(columns / 8) {}
+    __device__ int first_group(int g) const { return 4 * (g * kWarps + int(threadIdx.x) / 32); }
+    __device__ int group(int g) const { return first_group(g) + int(threadIdx.x % 4); }
+    __device__ bool has(int g) const { return vector(0) < kRows && group(g) < groups; }
+    __device__ int column(int g) const { return 8 * group(g); }
+    static __device__ int vector(int) { return int(threadIdx.x % 32) / 4; }
+
+    __device__ void put(int, int g, const float (&values)[8]) {
+        at[g] = make_uint4(join(narrow<__nv_bfloat16>(values[0]), narrow<__nv_bfloat16>(values[1])),
+                           join(narrow<__nv_bfloat16>(values[2]), narrow<__nv_bfloat16>(values[3])),
+                           join(narrow<__nv_bfloat16>(values[4]), narrow<__nv_bfloat16>(values[5])),
+                           join(narrow<__nv_bfloat16>(values[6]), narrow<__nv_bfloat16>(values[7])));
+    }
+
+    __device__ void load(const __nv_bfloat16* from) {
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) {
+            const __nv_bfloat16* group_at = from + 8 * (std::int64_t(vector(0)) * groups + group(g));
+            at[g] = has(g) ? __ldcg(reinterpret_cast<const uint4*>(group_at)) : make_uint4(0, 0, 0, 0);
+        }
+    }
+
+    static __device__ void sum_warp(float (&values)[1], float* to) {
+        values[0] += __shfl_xor_sync(0xffffffffu, values[0], 1);
+        values[0] += __shfl_xor_sync(0xffffffffu, values[0], 2);
+        if (threadIdx.x % 4 == 0 && vector(0) < kRows) to[vector(0) * kWarps + threadIdx.x / 32] = values[0];
+    }
+};
+
+// Both of the following: `count` rows of weights in shared memory times kRows vectors; each warp's part of
+// the result of row i and vector b goes to partials[(i * kRows + b) * kPartialStride + warp].
+template <int kRows, int kWide>
+__device__ __forceinline__ void multiply(const unsigned char* weights, int count,
+                                         const Columns<float, kRows, kWide>& x, float* partials) {
+    constexpr int kAtOnce = 4 / kWide, kSums = kAtOnce * kRows;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int first = 0; first < count; first += kAtOnce) {
-        uint4 raw[kAtOnce][kGroups];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-#pragma unroll
-            for (int g = 0; g < kGroups; ++g) {
-                const int at = (first + i) * row_bytes + x.first(g) * int(sizeof(T));
-                raw[i][g] = make_uint4(0, 0, 0, 0);
-                if (x.has(g) && first + i < count) raw[i][g] = *reinterpret_cast<const uint4*>(weights + at);
-            }
-        }
         float sums[kSums] = {};
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
-            for (int g = 0; g < kGroups; ++g) {
-                float weight[kVector<T>];
-                widen_vector<T>(raw[i][g], weight);
+            for (int g = 0; g < kWide; ++g) {
+                const unsigned char* group_at = weights + 16 * ((first + i) * x.groups + x.group(g));
+                uint4 raw = make_uint4(0, 0, 0, 0);
+                if (x.has(g) && first + i < count) raw = *reinterpret_cast<const uint4*>(group_at);
+                float weight[4];
+                widen_vector<float>(raw, weight);
 #pragma unroll
-                for (int v = 0; v < kVector<T>; ++v) {
+                for (int v = 0; v < 4; ++v) {
 #pragma unroll
                     for (int b = 0; b < kRows; ++b) {
-                        float& sum = sums[i * kRows + b];
-                        sum = __fmaf_rn(weight[v], x.at[b][g * kVector<T> + v], sum);
+                        sums[i * kRows + b] = __fmaf_rn(weight[v], x.at[b][g][v], sums[i * kRows + b]);
                     }
                 }
             }
@@ -173,21 +216,57 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
     }
 }
 
+// sums += (vectors of the lanes, 16 columns) times (8 rows of weights, 16 columns), in the matrix units: a
+// lane gives four columns of vector lane / 4 and of row lane / 4, and gets vector lane / 4's results of rows
+// lane % 4 * 2 and + 1.
+__device__ __forceinline__ void multiply_16(float (&sums)[4], std::uint32_t x0, std::uint32_t x1,
+                                            std::uint32_t weight0, std::uint32_t weight1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(x0), "r"(0u), "r"(x1), "r"(weight0), "r"(weight1));
+}
+
+template <int kRows, int kWide>
+__device__ __forceinline__ void multiply(const unsigned char* weights, int count,
+                                         const Columns<__nv_bfloat16, kRows, kWide>& x, float* partials) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, b = lane / 4;
+    for (int first = 0; first < count; first += 8) {
+        float sums[4][4] = {};
+        const int row = first + lane / 4;
+#pragma unroll
+        for (int g = 0; g < Columns<__nv_bfloat16, kRows, kWide>::kGroups; ++g) {
+            if (x.first_group(g) >= x.groups) break;
+            uint4 raw = make_uint4(0, 0, 0, 0);
+            if (row < count && x.group(g) < x.groups) {
+                raw = *reinterpret_cast<const uint4*>(weights + 16 * (row * x.groups + x.group(g)));
+            }
+            multiply_16(sums[g % 2], x.at[g].x, x.at[g].y, raw.x, raw.y);
+            multiply_16(sums[2 + g % 2], x.at[g].z, x.at[g].w, raw.z, raw.w);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int result = first + lane % 4 * 2 + i;
+            const float sum = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
+            if (b < kRows && result < count) partials[(result * kRows + b) * kPartialStride + warp] = sum;
+        }
+    }
+}
+
 // The block's share of weights (total, columns) times kRows vectors. For each result, one thread calls
 // epilogue.prepare(row, b) before and epilogue.finish(row, b, sum) after.
-template <class T, int kRows, int kGroups, class Epilogue>
-__device__ __forceinline__ void product(WeightStream& stream, int total, const Columns<T, kRows, kGroups>& x,
+template <class T, int kRows, int kWide, class Epilogue>
+__device__ __forceinline__ void product(WeightStream& stream, int total, const Columns<T, kRows, kWide>& x,
                                         float* partials, Epilogue epilogue) {
     const Share share(total);
-    const int row_bytes = x.groups * 16, per_slot = rows_a_slot(row_bytes, kRows);
+    const int per_slot = rows_a_slot(16 * x.groups, kRows);
     const int at_once = kReaders / kRows / per_slot * per_slot, b = threadIdx.x % kRows;
     for (int first = share.begin; first < share.end; first += at_once) {
         const int count = min(at_once, share.end - first), mine = first + int(threadIdx.x) / kRows;
         const bool takes = mine < first + count;
         if (takes) epilogue.prepare(mine, b);
         for (int row = 0; row < count; row += per_slot) {
-            multiply<T, kRows, kGroups>(stream.next(), min(per_slot, count - row), row_bytes, x,
-                                        partials + row * kRows * kPartialStride);
+            multiply(stream.next(), min(per_slot, count - row), x, partials + row * kRows * kPartialStride);
             stream.release();
         }
         sync_readers();
