@@ -1,4 +1,4 @@
-// apcbatch._CUDA: decode passes of a whole stack for Python (pybind11). The Python side checks shapes, and keeps
+// apcbatch._CUDA: decode passes of a stack for Python (pybind11). The Python side checks shapes, and keeps
 // alive what the addresses point at.
 #include "addresses.h"
 #include "decode.h"
@@ -29,8 +29,8 @@ struct Stack {
 
     int most_rows() const { return most_decode_rows(params.shape); }
 
-    void run(const Batch& batch, Address residual, Address x, Address z, Address y, Address low, Address logits,
-             Address arrivals, Address stream) const {
+    void run(const Batch& batch, Address residual, Address x, Address z, Address y, Address low,
+             Address logits, Address arrivals, Address stream) const {
         DecodeParams pass = params;
         pass.ragged = batch.ragged;
         pass.rows = int(batch.ragged.num_sequences);

@@ -25,11 +25,7 @@ __host__ __device__ constexpr int decode_partials(int hidden) {
 // Bytes of shared memory beside the stream's slots.
 constexpr int decode_scratch(int rows, int hidden, int low) {
     return 2 * kMostSlots * 8 + 2 * int(sizeof(DecodeLayer)) +
-           4 * (decode_partials(hidden) + kReaders + rows * kWarps + rows * low);
-}
-
-__device__ __forceinline__ void prefetch(const void* at) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+           4 * (decode_partials(hidden) + rows * kWarps + rows * low);
 }
 
 // The slots that a sequence's state comes from and goes to; -1 for none.
@@ -58,26 +54,20 @@ struct Convolve {
         return static_cast<T*>(layer.conv) + slot * p.conv_stride + std::int64_t(tap) * p.shape.d_inner + c;
     }
 
-    __device__ void prefetch_rows(int c, int b) const {
-        if (c >= p.shape.d_inner) return;
-        const std::int64_t slot = p.ragged.initial_slots[b];
-        prefetch(layer.conv_weight + c * p.shape.width);
-        if (layer.conv_bias) prefetch(layer.conv_bias + c);
-        for (int tap = 0; slot >= 0 && tap < p.shape.width - 1; ++tap) prefetch(state(slot, tap, c));
-    }
-
     __device__ void prepare(int c, int b) {
         if (c >= p.shape.d_inner) return;
-        const int skipped = kMostDecodeTaps - p.shape.width;
+        const int width = p.shape.width;
         slots.load(p.ragged, b);
         bias = layer.conv_bias ? layer.conv_bias[c] : 0.0f;
 #pragma unroll
         for (int k = 0; k < kMostDecodeTaps; ++k) {
-            const int tap = k - skipped;
-            weight[k] = tap < 0 ? 0.0f : layer.conv_weight[c * p.shape.width + tap];
-            window[k] = tap < 0 || slots.initial < 0 || k == kMostDecodeTaps - 1
-                            ? T(0.0f)
-                            : *state(slots.initial, tap, c);
+            weight[k] = layer.conv_weight[c * width + max(k - kMostDecodeTaps + width, 0)];
+        }
+#pragma unroll
+        for (int k = 0; k < kMostDecodeTaps - 1 && width > 1; ++k) {
+            const T kept =
+                *state(max(slots.initial, std::int64_t(0)), max(k - kMostDecodeTaps + width, 0), c);
+            window[k] = slots.initial < 0 ? T(0.0f) : kept;
         }
     }
 
@@ -135,7 +125,7 @@ template <class T>
 struct Channel {
     int c, b;
     bool takes;
-    float h[kMostDecodeStates], rate[kMostDecodeStates], x, gate, D, dt_bias;
+    float h[kMostDecodeStates], A[kMostDecodeStates], x, gate, D, dt_bias;
     StateSlots slots;
 
     // A block has at most kReaders channels over all rows.
@@ -145,61 +135,65 @@ struct Channel {
         takes = c < share.end;
     }
 
+    // Loads what there is of states that are not there, too, so that no load waits for another.
     __device__ void load(const DecodeParams& p, const DecodeLayer& layer) {
         if (!takes) return;
         const std::int64_t d = p.shape.d_inner;
         slots.load(p.ragged, b);
+        const float* from = layer.ssm + max(slots.initial, std::int64_t(0)) * p.ssm_stride + c;
 #pragma unroll
         for (int i = 0; i < kMostDecodeStates; ++i) {
-            const bool inside = i < p.shape.d_state;
-            h[i] = inside && slots.initial >= 0 ? layer.ssm[slots.initial * p.ssm_stride + i * d + c] : 0.0f;
-            rate[i] = inside ? rate_of(layer.A[i * d + c]) : 0.0f;
+            const int state = min(i, p.shape.d_state - 1);
+            h[i] = from[state * d];
+            A[i] = layer.A[state * d + c];
         }
         x = widen(__ldcg(static_cast<const T*>(p.x) + b * d + c));
         gate = widen(__ldcg(static_cast<const T*>(p.z) + b * d + c));
         D = layer.D[c], dt_bias = layer.dt_bias[c];
     }
 
-    __device__ void prefetch_state(const DecodeParams& p, const DecodeLayer& layer) const {
-        if (!takes) return;
-        const std::int64_t d = p.shape.d_inner, slot = p.ragged.initial_slots[b];
-        for (int i = 0; i < p.shape.d_state; ++i) {
-            prefetch(layer.A + i * d + c);
-            if (slot >= 0) prefetch(layer.ssm + slot * p.ssm_stride + i * d + c);
-        }
-        prefetch(layer.D + c);
-        prefetch(layer.dt_bias + c);
-    }
-
     // low: the row's dt (r), B (n) and C (n); see selective_step.cu.
     __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt, const float* low) {
-        if (!takes) return;
-        const std::int64_t d = p.shape.d_inner;
         const int n = p.shape.d_state;
         const float dt = softplus(__fadd_rn(raw_dt, dt_bias)), input = __fmul_rn(dt, x);
-        float B[kMostDecodeStates], C[kMostDecodeStates], y = 0.0f;
+        float y = 0.0f;
 #pragma unroll
         for (int i = 0; i < kMostDecodeStates; ++i) {
-            B[i] = i < n ? low[p.shape.dt_rank + i] : 0.0f;
-            C[i] = i < n ? low[p.shape.dt_rank + n + i] : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < kMostDecodeStates; ++i) {
-            if (i < n) step_state(h[i], y, dt, rate[i], input, B[i], C[i]);
+            const int state = min(i, n - 1);
+            const float B = low[p.shape.dt_rank + state], C = low[p.shape.dt_rank + n + state];
+            float next_y = y;
+            h[i] = slots.initial < 0 ? 0.0f : h[i];
+            step_state(h[i], next_y, dt, rate_of(A[i]), input, B, C);
+            y = i < n ? next_y : y;
         }
         y = __fmul_rn(__fmaf_rn(D, x, y), silu(gate));
-        static_cast<T*>(p.y)[b * d + c] = narrow<T>(y);
+        static_cast<T*>(p.y)[b * p.shape.d_inner + c] = narrow<T>(y);
         write(p, layer, slots.kept);
         write(p, layer, slots.final);
     }
 
     __device__ void write(const DecodeParams& p, const DecodeLayer& layer, std::int64_t slot) const {
         if (slot < 0) return;
+        float* to = layer.ssm + slot * p.ssm_stride + c;
 #pragma unroll
-        for (int i = 0; i < kMostDecodeStates; ++i) {
-            if (i < p.shape.d_state)
-                layer.ssm[slot * p.ssm_stride + std::int64_t(i) * p.shape.d_inner + c] = h[i];
+        for (int i = 0; i < kMostDecodeStates; ++i, to += p.shape.d_inner) {
+            if (i < p.shape.d_state) *to = h[i];
         }
+    }
+};
+
+// dt_proj's results: the raw dt of the channels, which are stepped with it.
+template <class T>
+struct Step {
+    const DecodeParams& p;
+    const DecodeLayer& layer;
+    Channel<T>& channel;
+    const float* low;  // (rows, r + 2n)
+
+    __device__ void prepare(int, int) {}
+    __device__ void finish(int, int b, float sum) {
+        const int columns = p.shape.dt_rank + 2 * p.shape.d_state;
+        channel.step(p, layer, widen(narrow<T>(sum)), low + b * columns);
     }
 };
 
@@ -212,8 +206,7 @@ class Decoder {
         : p(params), stream_(stream), meeting_(params.arrivals), near_(near) {
         low_ = p.shape.dt_rank + 2 * p.shape.d_state;
         partials_ = reinterpret_cast<float*>(near + 2);
-        dt_ = partials_ + decode_partials(p.shape.hidden);
-        squares_ = dt_ + kReaders;
+        squares_ = partials_ + decode_partials(p.shape.hidden);
         small_ = squares_ + kRows * kWarps;
     }
 
@@ -244,6 +237,7 @@ class Decoder {
         const Share share(rows);
         const int row_bytes = columns * int(sizeof(T)), per_slot = rows_a_slot(row_bytes, kRows);
         const unsigned char* from = static_cast<const unsigned char*>(weights);
+#pragma unroll 1
         for (int row = share.begin; row < share.end; row += per_slot) {
             const int count = min(per_slot, share.end - row);
             stream_.fill(from + std::int64_t(row) * row_bytes, unsigned(count * row_bytes));
@@ -269,9 +263,9 @@ class Decoder {
         Channel<T> channel(s, kRows);
         channel.load(p, of);
         meeting_.await();
-        load_small(of);
-        multiply_dt();
-        channel.step(p, of, widen(narrow<T>(dt_[threadIdx.x])), small_ + channel.b * low_);
+        Columns<T, kRows, 1> dt(s.dt_rank);
+        load_small(of, dt);
+        product(stream_, s.d_inner, dt, partials_, Step<T>{p, of, channel, small_});
         meeting_.arrive();
         meeting_.await();
         x.load(static_cast<const T*>(p.y));
@@ -290,14 +284,40 @@ class Decoder {
 
     // Brings what the block reads of layer i besides the streamed weights into the L2: on a busy memory it
     // takes long.
-    __device__ void prefetch_layer(int i) {
+    __device__ void prefetch_layer(int i) const {
         if (i >= p.num_layers) return;
         const DecodeLayer& of = near_[i % 2];
-        for (int at = threadIdx.x * 8; of.norm && at < p.shape.hidden; at += kReaders * 8)
-            prefetch(of.norm + at);
-        Convolve<T>(p, of).prefetch_rows(Share(2 * p.shape.d_inner).begin + threadIdx.x / kRows,
-                                         threadIdx.x % kRows);
-        Channel<T>(p.shape, kRows).prefetch_state(p, of);
+        const int d = p.shape.d_inner, n = p.shape.d_state, width = p.shape.width;
+        const Share channels(d), rows(2 * d);
+        const int begin = min(rows.begin, d), convolved = min(rows.end, d) - begin,
+                  share = channels.end - channels.begin;
+        prefetch_rows(of.norm, 0, 1, p.shape.hidden);
+        prefetch_rows(of.A + channels.begin, d, n, share);
+        prefetch_rows(of.D + channels.begin, 0, 1, share);
+        prefetch_rows(of.dt_bias + channels.begin, 0, 1, share);
+        prefetch_rows(of.conv_weight + begin * width, 0, 1, convolved * width);
+        if (of.conv_bias) prefetch_rows(of.conv_bias + begin, 0, 1, convolved);
+#pragma unroll 1
+        for (int b = 0; b < kRows; ++b) {
+            const std::int64_t slot = p.ragged.initial_slots[b];
+            if (slot < 0) continue;
+            prefetch_rows(of.ssm + slot * p.ssm_stride + channels.begin, d, n, share);
+            prefetch_rows(static_cast<const T*>(of.conv) + slot * p.conv_stride + begin, d, width - 1,
+                          convolved);
+        }
+    }
+
+    // Rows of `columns` elements, `stride` apart; a thread takes 32 bytes.
+    template <class E>
+    static __device__ void prefetch_rows(const E* from, int stride, int rows, int columns) {
+        constexpr int kStep = 32 / sizeof(E);
+        const int steps =
+            columns > 0 ? columns / kStep + 1 : 0;  // the last element too, wherever the rows begin
+#pragma unroll 1
+        for (int i = threadIdx.x; from && i < rows * steps; i += kReaders) {
+            const E* at = from + std::int64_t(i / steps) * stride + min(i % steps * kStep, columns - 1);
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+        }
     }
 
     // x = the RMS norm of the residual, once it is there.
@@ -313,8 +333,7 @@ class Decoder {
                 const float* from = p.residual + std::int64_t(x.vector(m)) * p.shape.hidden + x.column(g);
 #pragma unroll
                 for (int v = 0; v < kVector<T>; v += 4) {
-                    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-                    const float4 quad = x.has(g) ? __ldcg(reinterpret_cast<const float4*>(from + v)) : none;
+                    const float4 quad = __ldcg(reinterpret_cast<const float4*>(from + v));
                     value[m][g][v] = quad.x, value[m][g][v + 1] = quad.y;
                     value[m][g][v + 2] = quad.z, value[m][g][v + 3] = quad.w;
                 }
@@ -325,14 +344,14 @@ class Decoder {
 #pragma unroll
             for (int g = 0; g < Hidden::kGroups; ++g) {
 #pragma unroll
-                for (float v : value[m][g]) squares[m] = __fmaf_rn(v, v, squares[m]);
+                for (float v : value[m][g]) squares[m] = x.has(g) ? __fmaf_rn(v, v, squares[m]) : squares[m];
             }
         }
         x.sum_warp(squares, squares_);
         sync_readers();
 #pragma unroll
         for (int m = 0; m < Hidden::kMine; ++m) {
-            const float factor = x.vector(m) < kRows ? norm_factor(squares_ + x.vector(m) * kWarps) : 0.0f;
+            const float factor = norm_factor(squares_ + x.vector(m) * kWarps);
 #pragma unroll
             for (int g = 0; g < Hidden::kGroups; ++g) {
 #pragma unroll
@@ -351,68 +370,44 @@ class Decoder {
         return 1.0f / sqrtf(total / float(p.shape.hidden) + p.norm_eps);
     }
 
-    // The rows' (dt, B, C) as float32, normed where the family norms them; a warp takes one of the parts of a
-    // row.
-    __device__ void load_small(const DecodeLayer& of) {
+    // The rows' (dt, B, C) as float32, normed where the family norms them, and dt for dt_proj.
+    __device__ void load_small(const DecodeLayer& of, Columns<T, kRows, 1>& dt) {
+#pragma unroll 4
+        for (int i = threadIdx.x; i < kRows * low_; i += kReaders) {
+            small_[i] = widen(__ldcg(static_cast<const T*>(p.low) + i));
+        }
+        sync_readers();
+        if (p.inner_norms) norm_small(of);
+        float values[kVector<T>];
+#pragma unroll
+        for (int m = 0; m < dt.kMine; ++m) {
+#pragma unroll
+            for (int g = 0; g < dt.kGroups; ++g) {
+                const float* from = small_ + dt.vector(m) * low_ + dt.column(g);
+#pragma unroll
+                for (int v = 0; v < kVector<T>; ++v) values[v] = dt.has(g) ? from[v] : 0.0f;
+                dt.put(m, g, values);
+            }
+        }
+    }
+
+    // Norms small_; a warp takes one of the three parts of a row.
+    __device__ void norm_small(const DecodeLayer& of) {
         const int r = p.shape.dt_rank, n = p.shape.d_state, lane = threadIdx.x % 32;
+#pragma unroll 1
         for (int task = threadIdx.x / 32; task < 3 * kRows; task += kWarps) {
             const int part = task % 3, size = part == 0 ? r : n;
-            const int begin = task / 3 * low_ + (part == 0 ? 0 : r + (part - 1) * n);
             const float* gain = part == 0 ? of.dt_norm : part == 1 ? of.B_norm : of.C_norm;
-            const T* from = static_cast<const T*>(p.low) + begin;
-            float square = 0.0f;
-            for (int i = lane; i < size; i += 32) {
-                const float value = widen(__ldcg(from + i));
-                small_[begin + i] = value;
-                square = __fmaf_rn(value, value, square);
-            }
-            if (!p.inner_norms) continue;
+            float *values = small_ + task / 3 * low_ + (part == 0 ? 0 : r + (part - 1) * n), square = 0.0f;
+#pragma unroll 1
+            for (int i = lane; i < size; i += 32) square = __fmaf_rn(values[i], values[i], square);
             const float factor = 1.0f / sqrtf(warp_sum(square) / float(size) + p.inner_eps);
+#pragma unroll 1
             for (int i = lane; i < size; i += 32) {
-                const float value = small_[begin + i] * factor * (gain ? gain[i] : 1.0f);
-                small_[begin + i] = widen(narrow<T>(value));
+                values[i] = widen(narrow<T>(values[i] * factor * (gain ? gain[i] : 1.0f)));
             }
         }
         sync_readers();
-    }
-
-    // dt_[i * kRows + b] = dt_proj's row i of the block's share, times row b of small_. Four lanes take a
-    // row.
-    __device__ void multiply_dt() {
-        const Share share(p.shape.d_inner);
-        const int row_bytes = p.shape.dt_rank * int(sizeof(T)), per_slot = rows_a_slot(row_bytes, kRows);
-        for (int first = 0; first < share.end - share.begin; first += per_slot) {
-            const int count = min(per_slot, share.end - share.begin - first);
-            const unsigned char* weights = stream_.next();
-            for (int from = 0; from < count; from += kReaders / 4) {
-                const int row = from + threadIdx.x / 4;
-                float sums[kRows] = {};
-                if (row < count) dot_small(weights + row * row_bytes, sums);
-#pragma unroll
-                for (int b = 0; b < kRows; ++b) {
-                    sums[b] += __shfl_xor_sync(0xffffffffu, sums[b], 1);
-                    sums[b] += __shfl_xor_sync(0xffffffffu, sums[b], 2);
-                    if (row < count && threadIdx.x % 4 == 0) dt_[(first + row) * kRows + b] = sums[b];
-                }
-            }
-            stream_.release();
-        }
-        sync_readers();
-    }
-
-    // A lane's part of a row of dt_proj times each row of small_: every fourth group of 16 bytes.
-    __device__ __forceinline__ void dot_small(const unsigned char* row, float (&sums)[kRows]) {
-        for (int g = threadIdx.x % 4; g < p.shape.dt_rank / kVector<T>; g += 4) {
-            float weight[kVector<T>];
-            widen_vector<T>(*reinterpret_cast<const uint4*>(row + 16 * g), weight);
-#pragma unroll
-            for (int v = 0; v < kVector<T>; ++v) {
-#pragma unroll
-                for (int b = 0; b < kRows; ++b) {
-                    sums[b] = __fmaf_rn(weight[v], small_[b * low_ + g * kVector<T> + v], sums[b]);
-                }
-            }
-        }
     }
 
     const DecodeParams& p;
@@ -420,7 +415,7 @@ class Decoder {
     Meeting meeting_;
     DecodeLayer* near_;  // two
     int low_;            // dt, B and C of a row
-    float *partials_, *dt_, *squares_, *small_;
+    float *partials_, *squares_, *small_;
 };
 
 template <class T, int kRows, int kInner>

@@ -19,13 +19,13 @@ constexpr int kPartialStride = kWarps + 1;
 template <class T>
 constexpr int kVector = 16 / int(sizeof(T));
 
-// A block's rows of a matrix of `total` rows.
+// A block's rows of a matrix of `total` rows; total * blocks < 2^32.
 struct Share {
     int begin, end;
 
     __device__ explicit Share(int total)
-        : begin(int(std::int64_t(total) * blockIdx.x / gridDim.x)),
-          end(int(std::int64_t(total) * (blockIdx.x + 1) / gridDim.x)) {}
+        : begin(int(unsigned(total) * blockIdx.x / gridDim.x)),
+          end(int(unsigned(total) * (blockIdx.x + 1) / gridDim.x)) {}
 };
 
 // How many rows of weights one slot of the stream holds; each gives `rows` results, and a thread takes one.
@@ -114,7 +114,8 @@ struct Columns<float, kRows, kWide> {
     __device__ explicit Columns(int columns) : groups(columns / 4) {}
     __device__ int group(int g) const { return int(threadIdx.x) + g * kReaders; }
     __device__ bool has(int g) const { return group(g) < groups; }
-    __device__ int column(int g) const { return 4 * group(g); }
+    // The group's first column; of a group that is not there, some other.
+    __device__ int column(int g) const { return has(g) ? 4 * group(g) : 0; }
     static __device__ int vector(int mine) { return mine; }
 
     // Values of group g of vector `mine`.
@@ -129,10 +130,9 @@ struct Columns<float, kRows, kWide> {
         for (int b = 0; b < kRows; ++b) {
 #pragma unroll
             for (int g = 0; g < kGroups; ++g) {
-                const float* group_at = from + 4 * (std::int64_t(b) * groups + group(g));
-                const uint4 none = make_uint4(0, 0, 0, 0);
-                widen_vector<float>(has(g) ? __ldcg(reinterpret_cast<const uint4*>(group_at)) : none,
-                                    at[b][g]);
+                const float* group_at = from + std::int64_t(b) * 4 * groups + column(g);
+                const uint4 raw = __ldcg(reinterpret_cast<const uint4*>(group_at));
+                widen_vector<float>(has(g) ? raw : make_uint4(0, 0, 0, 0), at[b][g]);
             }
         }
     }
@@ -154,11 +154,12 @@ struct Columns<__nv_bfloat16, kRows, kWide> {
     int groups;
 
     __device__ explicit Columns(int columns) : groups(columns / 8) {}
-    __device__ int first_group(int g) const { return 4 * (g * kWarps + int(threadIdx.x) / 32); }
-    __device__ int group(int g) const { return first_group(g) + int(threadIdx.x % 4); }
-    __device__ bool has(int g) const { return vector(0) < kRows && group(g) < groups; }
-    __device__ int column(int g) const { return 8 * group(g); }
-    static __device__ int vector(int) { return int(threadIdx.x % 32) / 4; }
+    __device__ int group(int g) const {
+        return 4 * (g * kWarps + int(threadIdx.x) / 32) + int(threadIdx.x % 4);
+    }
+    __device__ bool has(int g) const { return int(threadIdx.x % 32) / 4 < kRows && group(g) < groups; }
+    __device__ int column(int g) const { return has(g) ? 8 * group(g) : 0; }
+    static __device__ int vector(int) { return int(threadIdx.x % 32) / 4 % kRows; }
 
     __device__ void put(int, int g, const float (&values)[8]) {
         at[g] = make_uint4(join(narrow<__nv_bfloat16>(values[0]), narrow<__nv_bfloat16>(values[1])),
@@ -168,17 +169,18 @@ struct Columns<__nv_bfloat16, kRows, kWide> {
     }
 
     __device__ void load(const __nv_bfloat16* from) {
+        from += std::int64_t(vector(0)) * 8 * groups;
 #pragma unroll
-        for (int g = 0; g < kGroups; ++g) {
-            const __nv_bfloat16* group_at = from + 8 * (std::int64_t(vector(0)) * groups + group(g));
-            at[g] = has(g) ? __ldcg(reinterpret_cast<const uint4*>(group_at)) : make_uint4(0, 0, 0, 0);
-        }
+        for (int g = 0; g < kGroups; ++g) at[g] = __ldcg(reinterpret_cast<const uint4*>(from + column(g)));
+#pragma unroll
+        for (int g = 0; g < kGroups; ++g) at[g] = has(g) ? at[g] : make_uint4(0, 0, 0, 0);
     }
 
     static __device__ void sum_warp(float (&values)[1], float* to) {
         values[0] += __shfl_xor_sync(0xffffffffu, values[0], 1);
         values[0] += __shfl_xor_sync(0xffffffffu, values[0], 2);
-        if (threadIdx.x % 4 == 0 && vector(0) < kRows) to[vector(0) * kWarps + threadIdx.x / 32] = values[0];
+        if (threadIdx.x % 4 == 0 && threadIdx.x % 32 / 4 < kRows)
+            to[vector(0) * kWarps + threadIdx.x / 32] = values[0];
     }
 };
 
@@ -189,6 +191,7 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
                                          const Columns<float, kRows, kWide>& x, float* partials) {
     constexpr int kAtOnce = 4 / kWide, kSums = kAtOnce * kRows;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
     for (int first = 0; first < count; first += kAtOnce) {
         float sums[kSums] = {};
 #pragma unroll
@@ -216,39 +219,58 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
     }
 }
 
-// sums += (vectors of the lanes, 16 columns) times (8 rows of weights, 16 columns), in the matrix units: a
-// lane gives four columns of vector lane / 4 and of row lane / 4, and gets vector lane / 4's results of rows
-// lane % 4 * 2 and + 1.
-__device__ __forceinline__ void multiply_16(float (&sums)[4], std::uint32_t x0, std::uint32_t x1,
-                                            std::uint32_t weight0, std::uint32_t weight1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
+// Adds up the products of 8 rows of weights and 8 vectors over 16 of the 32 columns that four lanes hold
+// together, in the matrix units. A lane gives 16 bytes of row lane / 4, and of vector lane / 4 the first and
+// third word (sums[0] and [1] are what matters, the results of row lane / 4 and of vectors lane % 4 * 2 and +
+// 1) or the second and fourth (sums[2] and [3]): the other half of the results mixes columns and is left
+// alone.
+__device__ __forceinline__ void multiply_16(float (&sums)[4], uint4 weight, std::uint32_t x0,
+                                            std::uint32_t x1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(x0), "r"(0u), "r"(x1), "r"(weight0), "r"(weight1));
+        : "r"(weight.x), "r"(weight.y), "r"(weight.z), "r"(weight.w), "r"(x0), "r"(x1));
+}
+
+// Not to be moved: several are to be on their way at once.
+__device__ __forceinline__ uint4 load_shared(const unsigned char* from) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(unsigned(__cvta_generic_to_shared(from))));
+    return value;
 }
 
 template <int kRows, int kWide>
 __device__ __forceinline__ void multiply(const unsigned char* weights, int count,
                                          const Columns<__nv_bfloat16, kRows, kWide>& x, float* partials) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, b = lane / 4;
+    constexpr int kGroups = Columns<__nv_bfloat16, kRows, kWide>::kGroups;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
     for (int first = 0; first < count; first += 8) {
-        float sums[4][4] = {};
         const int row = first + lane / 4;
+        const unsigned char* row_at = weights + 16 * x.groups * min(row, count - 1);
+        float sums[4][4] = {};
 #pragma unroll
-        for (int g = 0; g < Columns<__nv_bfloat16, kRows, kWide>::kGroups; ++g) {
-            if (x.first_group(g) >= x.groups) break;
-            uint4 raw = make_uint4(0, 0, 0, 0);
-            if (row < count && x.group(g) < x.groups) {
-                raw = *reinterpret_cast<const uint4*>(weights + 16 * (row * x.groups + x.group(g)));
+        for (int from = 0; from < kGroups; from += 8) {
+            uint4 weight[8];  // of groups that are not there, the first: times zero
+#pragma unroll
+            for (int g = 0; g < 8; ++g) {
+                const int group = x.group(from + g);
+                weight[g] = load_shared(row_at + 16 * (group < x.groups ? group : 0));
             }
-            multiply_16(sums[g % 2], x.at[g].x, x.at[g].y, raw.x, raw.y);
-            multiply_16(sums[2 + g % 2], x.at[g].z, x.at[g].w, raw.z, raw.w);
+#pragma unroll
+            for (int g = 0; g < 8; ++g) {
+                const uint4 columns = x.at[from + g];
+                multiply_16(sums[g % 2], weight[g], columns.x, columns.z);
+                multiply_16(sums[2 + g % 2], weight[g], columns.y, columns.w);
+            }
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int result = first + lane % 4 * 2 + i;
-            const float sum = (sums[0][i] + sums[1][i]) + (sums[2][i] + sums[3][i]);
-            if (b < kRows && result < count) partials[(result * kRows + b) * kPartialStride + warp] = sum;
+            const int b = lane % 4 * 2 + i;
+            const float sum = (sums[0][i] + sums[1][i]) + (sums[2][2 + i] + sums[3][2 + i]);
+            if (b < kRows && row < count) partials[(row * kRows + b) * kPartialStride + warp] = sum;
         }
     }
 }
@@ -261,10 +283,12 @@ __device__ __forceinline__ void product(WeightStream& stream, int total, const C
     const Share share(total);
     const int per_slot = rows_a_slot(16 * x.groups, kRows);
     const int at_once = kReaders / kRows / per_slot * per_slot, b = threadIdx.x % kRows;
+#pragma unroll 1
     for (int first = share.begin; first < share.end; first += at_once) {
         const int count = min(at_once, share.end - first), mine = first + int(threadIdx.x) / kRows;
         const bool takes = mine < first + count;
         if (takes) epilogue.prepare(mine, b);
+#pragma unroll 1
         for (int row = 0; row < count; row += per_slot) {
             multiply(stream.next(), min(per_slot, count - row), x, partials + row * kRows * kPartialStride);
             stream.release();

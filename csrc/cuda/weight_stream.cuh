@@ -10,7 +10,7 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr int kSlotBytes = 20480, kMostSlots = 16;
+constexpr int kSlotBytes = 40960, kMostSlots = 8;
 
 // A ring's place in shared memory, and where one thread stands in it. Filling and emptying threads each have
 // their own copy, and see the same slots in the same order.

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cuda
 CUDA = torch.device("cuda", 0)
 EPS = 1e-5
 NORMS = ["none", "plain", "weighted"]
-TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 5e-2}
 # h, d, n, r, w, v: every number of groups of columns a thread has, in both dtypes; a share of no row at all
 SIZES = [
     (16, 32, 3, 8, 1, 11), (64, 120, 8, 8, 4, 97), (72, 2640, 16, 24, 2, 131), (768, 1536, 16, 48, 4, 5003),
