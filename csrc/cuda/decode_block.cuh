@@ -241,30 +241,40 @@ __device__ __forceinline__ uint4 load_shared(const unsigned char* from) {
     return value;
 }
 
+// The products of the row of weights at `row` and the lane's vector. kWhole: every group of x is there; of
+// one that is not, the row's first is multiplied by zero.
+template <bool kWhole, class X>
+__device__ __forceinline__ void multiply_row(const unsigned char* row, const X& x, float (&sums)[4][4]) {
+#pragma unroll
+    for (int from = 0; from < X::kGroups; from += 8) {
+        uint4 weight[8];
+#pragma unroll
+        for (int g = 0; g < 8; ++g) {
+            const int group = kWhole ? x.group(0) + (from + g) * 4 * kWarps : x.group(from + g);
+            weight[g] = load_shared(row + 16 * (kWhole || group < x.groups ? group : 0));
+        }
+#pragma unroll
+        for (int g = 0; g < 8; ++g) {
+            const uint4 columns = x.at[from + g];
+            multiply_16(sums[g % 2], weight[g], columns.x, columns.z);
+            multiply_16(sums[2 + g % 2], weight[g], columns.y, columns.w);
+        }
+    }
+}
+
 template <int kRows, int kWide>
 __device__ __forceinline__ void multiply(const unsigned char* weights, int count,
                                          const Columns<__nv_bfloat16, kRows, kWide>& x, float* partials) {
-    constexpr int kGroups = Columns<__nv_bfloat16, kRows, kWide>::kGroups;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int first = 0; first < count; first += 8) {
         const int row = first + lane / 4;
         const unsigned char* row_at = weights + 16 * x.groups * min(row, count - 1);
         float sums[4][4] = {};
-#pragma unroll
-        for (int from = 0; from < kGroups; from += 8) {
-            uint4 weight[8];  // of groups that are not there, the first: times zero
-#pragma unroll
-            for (int g = 0; g < 8; ++g) {
-                const int group = x.group(from + g);
-                weight[g] = load_shared(row_at + 16 * (group < x.groups ? group : 0));
-            }
-#pragma unroll
-            for (int g = 0; g < 8; ++g) {
-                const uint4 columns = x.at[from + g];
-                multiply_16(sums[g % 2], weight[g], columns.x, columns.z);
-                multiply_16(sums[2 + g % 2], weight[g], columns.y, columns.w);
-            }
+        if (x.groups == x.kGroups * kWarps * 4) {
+            multiply_row<true>(row_at, x, sums);
+        } else {
+            multiply_row<false>(row_at, x, sums);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
