@@ -26,16 +26,18 @@ Device current_device() {
             attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), attribute(cudaDevAttrCooperativeLaunch)};
 }
 
-int columns_of(int groups, DType dtype) { return groups * kReaders * int(16 / bytes_of(dtype)); }
+template <class T>
+const void* kernel_of(const DecodeShape& s, int rows, const void* (*of)(int rows, int inner)) {
+    for (int inner : {1, 2, 4}) {
+        if (s.d_inner <= most_inner<T>(inner) && s.hidden <= most_hidden<T>(inner)) return of(rows, inner);
+    }
+    return nullptr;
+}
 
 // The kernel for rows of this shape; null where there is none.
 const void* kernel_of(const DecodeShape& s, int rows) {
-    for (int inner : {1, 2, 4}) {
-        const int hidden = inner > 1 ? inner / 2 : 1;
-        if (s.d_inner > columns_of(inner, s.dtype) || s.hidden > columns_of(hidden, s.dtype)) continue;
-        if (s.dtype == DType::float32) return decode_kernel_float32(rows, inner);
-        return s.dtype == DType::bfloat16 ? decode_kernel_bfloat16(rows, inner) : nullptr;
-    }
+    if (s.dtype == DType::float32) return kernel_of<float>(s, rows, decode_kernel_float32);
+    if (s.dtype == DType::bfloat16) return kernel_of<__nv_bfloat16>(s, rows, decode_kernel_bfloat16);
     return nullptr;
 }
 
@@ -53,7 +55,7 @@ bool takes(const DecodeShape& s, int rows, const Device& device) {
     const int channels = (s.d_inner + device.multiprocessors - 1) / device.multiprocessors;
     cudaFuncAttributes attributes;
     return kernel && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
-           attributes.ptxVersion >= 90 && channels * rows <= kReaders &&
+           attributes.ptxVersion >= 90 && channels * rows <= kItems &&
            slots_of(s, rows, device) >= kFewestSlots;
 }
 
@@ -65,7 +67,7 @@ int most_decode_rows(const DecodeShape& s) {
     const bool whole = s.hidden % vector == 0 && s.d_inner % vector == 0 && s.dt_rank % vector == 0;
     if (device.major < 9 || !device.cooperative || !whole || s.d_state > kMostDecodeStates ||
         s.width > kMostDecodeTaps || s.d_inner * bytes_of(s.dtype) > kSlotBytes ||
-        s.hidden * bytes_of(s.dtype) > kSlotBytes || s.dt_rank * bytes_of(s.dtype) > kSlotBytes) {
+        s.hidden * bytes_of(s.dtype) > kSlotBytes || groups_of<__nv_bfloat16>(s.dt_rank) > 1) {
         return 0;
     }
     int rows = kMostDecodeRows;

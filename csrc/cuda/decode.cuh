@@ -14,28 +14,38 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr int kDecodeThreads = kReaders + 32;
+constexpr int kDecodeThreads = kReaders + 64;  // a warp streams, one prefetches
 constexpr int kMostDecodeStates = 16, kMostDecodeTaps = 4;
+
+// What a kernel of width 1, 2 or 4 has room for.
+template <class T>
+constexpr int most_inner(int width) {
+    return width * (sizeof(T) == 4 ? 1280 : 2560);
+}
+template <class T>
+constexpr int most_hidden(int width) {
+    return most_inner<T>(width > 1 ? width / 2 : 1);
+}
 
 // Floats in which a block collects the warps' parts of results, or has the weights of a norm.
 __host__ __device__ constexpr int decode_partials(int hidden) {
-    return kReaders * kPartialStride > hidden ? kReaders * kPartialStride : hidden;
+    return kItems * kPartialStride > hidden ? kItems * kPartialStride : hidden;
 }
 
 // Bytes of shared memory beside the stream's slots.
 constexpr int decode_scratch(int rows, int hidden, int low) {
-    return 2 * kMostSlots * 8 + 2 * int(sizeof(DecodeLayer)) +
+    return kStreamBarriers * 8 + 2 * int(sizeof(DecodeLayer)) + 8 +
            4 * (decode_partials(hidden) + rows * kWarps + rows * low);
 }
 
 // The slots that a sequence's state comes from and goes to; -1 for none.
 struct StateSlots {
-    std::int64_t initial, final, kept;
+    int initial, final, kept;
 
-    __device__ void load(const RaggedParams& ragged, int sequence) {
-        initial = ragged.initial_slots[sequence], final = ragged.final_slots[sequence];
+    __device__ StateSlots(const RaggedParams& ragged, int sequence)
+        : initial(int(ragged.initial_slots[sequence])), final(int(ragged.final_slots[sequence])) {
         const std::int64_t first = ragged.snapshot_cu[sequence];
-        kept = first < ragged.snapshot_cu[sequence + 1] ? ragged.snapshot_slots[first] : -1;
+        kept = first < ragged.snapshot_cu[sequence + 1] ? int(ragged.snapshot_slots[first]) : -1;
     }
 };
 
@@ -46,9 +56,10 @@ struct Convolve {
     const DecodeLayer& layer;
     T window[kMostDecodeTaps];  // the newest last
     float weight[kMostDecodeTaps], bias;
-    StateSlots slots;
+    const StateSlots& slots;
 
-    __device__ Convolve(const DecodeParams& params, const DecodeLayer& of) : p(params), layer(of) {}
+    __device__ Convolve(const DecodeParams& params, const DecodeLayer& of, const StateSlots& its)
+        : p(params), layer(of), slots(its) {}
 
     __device__ T* state(std::int64_t slot, int tap, int c) const {
         return static_cast<T*>(layer.conv) + slot * p.conv_stride + std::int64_t(tap) * p.shape.d_inner + c;
@@ -57,7 +68,6 @@ struct Convolve {
     __device__ void prepare(int c, int b) {
         if (c >= p.shape.d_inner) return;
         const int width = p.shape.width;
-        slots.load(p.ragged, b);
         bias = layer.conv_bias ? layer.conv_bias[c] : 0.0f;
 #pragma unroll
         for (int k = 0; k < kMostDecodeTaps; ++k) {
@@ -65,8 +75,7 @@ struct Convolve {
         }
 #pragma unroll
         for (int k = 0; k < kMostDecodeTaps - 1 && width > 1; ++k) {
-            const T kept =
-                *state(max(slots.initial, std::int64_t(0)), max(k - kMostDecodeTaps + width, 0), c);
+            const T kept = *state(max(slots.initial, 0), max(k - kMostDecodeTaps + width, 0), c);
             window[k] = slots.initial < 0 ? T(0.0f) : kept;
         }
     }
@@ -126,10 +135,10 @@ struct Channel {
     int c, b;
     bool takes;
     float h[kMostDecodeStates], A[kMostDecodeStates], x, gate, D, dt_bias;
-    StateSlots slots;
+    const StateSlots& slots;
 
-    // A block has at most kReaders channels over all rows.
-    __device__ Channel(const DecodeShape& shape, int rows) {
+    // A block has at most kItems channels over all rows.
+    __device__ Channel(const DecodeShape& shape, int rows, const StateSlots& its) : slots(its) {
         const Share share(shape.d_inner);
         c = share.begin + int(threadIdx.x) / rows, b = threadIdx.x % rows;
         takes = c < share.end;
@@ -139,8 +148,7 @@ struct Channel {
     __device__ void load(const DecodeParams& p, const DecodeLayer& layer) {
         if (!takes) return;
         const std::int64_t d = p.shape.d_inner;
-        slots.load(p.ragged, b);
-        const float* from = layer.ssm + max(slots.initial, std::int64_t(0)) * p.ssm_stride + c;
+        const float* from = layer.ssm + max(slots.initial, 0) * p.ssm_stride + c;
 #pragma unroll
         for (int i = 0; i < kMostDecodeStates; ++i) {
             const int state = min(i, p.shape.d_state - 1);
@@ -172,7 +180,7 @@ struct Channel {
         write(p, layer, slots.final);
     }
 
-    __device__ void write(const DecodeParams& p, const DecodeLayer& layer, std::int64_t slot) const {
+    __device__ void write(const DecodeParams& p, const DecodeLayer& layer, int slot) const {
         if (slot < 0) return;
         float* to = layer.ssm + slot * p.ssm_stride + c;
 #pragma unroll
@@ -200,12 +208,19 @@ struct Step {
 template <class T, int kRows, int kInner>
 class Decoder {
   public:
-    using Hidden = Columns<T, kRows, (kInner > 1 ? kInner / 2 : 1)>;
+    using Hidden = Columns<T, kRows, groups_of<T>(most_hidden<T>(kInner))>;
+    using Inner = Columns<T, kRows, groups_of<T>(most_inner<T>(kInner))>;
+    using Few = Columns<T, kRows, 1>;
 
-    __device__ Decoder(const DecodeParams& params, const WeightStream& stream, DecodeLayer* near)
-        : p(params), stream_(stream), meeting_(params.arrivals), near_(near) {
-        low_ = p.shape.dt_rank + 2 * p.shape.d_state;
-        partials_ = reinterpret_cast<float*>(near + 2);
+    __device__ Decoder(const DecodeParams& params, const WeightStream& stream, int* scratch)
+        : p(params),
+          stream_(stream),
+          meeting_(params.arrivals),
+          slots_(params.ragged, threadIdx.x % kRows),
+          reached_(scratch),
+          near_(reinterpret_cast<DecodeLayer*>(scratch + 2)),
+          low_(params.shape.dt_rank + 2 * params.shape.d_state) {
+        partials_ = reinterpret_cast<float*>(near_ + 2);
         squares_ = partials_ + decode_partials(p.shape.hidden);
         small_ = squares_ + kRows * kWarps;
     }
@@ -232,7 +247,49 @@ class Decoder {
         fill(p.head, s.vocab, s.hidden);
     }
 
+    // By a warp of its own: brings what the block reads of a layer besides the streamed weights into the L2,
+    // a layer ahead, as it takes long on a busy memory.
+    __device__ void prefetch() const {
+        for (int i = 1; i < p.num_layers; ++i) {
+            while (*static_cast<volatile int*>(reached_) < i - 1) __nanosleep(500);
+            prefetch_layer(p.layers[i]);
+        }
+    }
+
   private:
+    __device__ void prefetch_layer(const DecodeLayer& of) const {
+        const int d = p.shape.d_inner, n = p.shape.d_state, width = p.shape.width;
+        const Share channels(d), rows(2 * d);
+        const int begin = min(rows.begin, d), convolved = min(rows.end, d) - begin;
+        const int share = channels.end - channels.begin;
+        prefetch_rows(of.norm, 0, 1, p.shape.hidden);
+        prefetch_rows(of.A + channels.begin, d, n, share);
+        prefetch_rows(of.D + channels.begin, 0, 1, share);
+        prefetch_rows(of.dt_bias + channels.begin, 0, 1, share);
+        prefetch_rows(of.conv_weight + begin * width, 0, 1, convolved * width);
+        if (of.conv_bias) prefetch_rows(of.conv_bias + begin, 0, 1, convolved);
+        for (int b = 0; b < kRows; ++b) {
+            const std::int64_t slot = p.ragged.initial_slots[b];
+            if (slot < 0) continue;
+            prefetch_rows(of.ssm + slot * p.ssm_stride + channels.begin, d, n, share);
+            prefetch_rows(static_cast<const T*>(of.conv) + slot * p.conv_stride + begin, d, width - 1,
+                          convolved);
+        }
+    }
+
+    // Rows of `columns` elements, `stride` apart, by a warp; a lane takes 32 bytes.
+    template <class E>
+    static __device__ void prefetch_rows(const E* from, int stride, int rows, int columns) {
+        constexpr int kStep = 32 / sizeof(E);
+        const int steps =
+            columns > 0 ? columns / kStep + 1 : 0;  // the last element too, wherever the rows begin
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; from && i < rows * steps; i += 32) {
+            const E* at = from + std::int64_t(i / steps) * stride + min(i % steps * kStep, columns - 1);
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+        }
+    }
+
     __device__ void fill(const void* weights, int rows, int columns) {
         const Share share(rows);
         const int row_bytes = columns * int(sizeof(T)), per_slot = rows_a_slot(row_bytes, kRows);
@@ -250,20 +307,20 @@ class Decoder {
         {
             Hidden x(s.hidden);
             normed(of.norm, x);
+            if (threadIdx.x == 0) *static_cast<volatile int*>(reached_) = i;
             fetch_layer(i + 1);
-            product(stream_, 2 * s.d_inner, x, partials_, Convolve<T>(p, of));
+            product(stream_, 2 * s.d_inner, x, partials_, Convolve<T>(p, of, slots_));
         }
-        Columns<T, kRows, kInner> x(s.d_inner);
+        Inner x(s.d_inner);
         meeting_.arrive();
         meeting_.await();
         x.load(static_cast<const T*>(p.x));
-        prefetch_layer(i + 1);
         product(stream_, low_, x, partials_, Store<T>{static_cast<T*>(p.low), low_});
         meeting_.arrive();
-        Channel<T> channel(s, kRows);
+        Channel<T> channel(s, kRows, slots_);
         channel.load(p, of);
         meeting_.await();
-        Columns<T, kRows, 1> dt(s.dt_rank);
+        Few dt(s.dt_rank);
         load_small(of, dt);
         product(stream_, s.d_inner, dt, partials_, Step<T>{p, of, channel, small_});
         meeting_.arrive();
@@ -282,49 +339,15 @@ class Decoder {
         }
     }
 
-    // Brings what the block reads of layer i besides the streamed weights into the L2: on a busy memory it
-    // takes long.
-    __device__ void prefetch_layer(int i) const {
-        if (i >= p.num_layers) return;
-        const DecodeLayer& of = near_[i % 2];
-        const int d = p.shape.d_inner, n = p.shape.d_state, width = p.shape.width;
-        const Share channels(d), rows(2 * d);
-        const int begin = min(rows.begin, d), convolved = min(rows.end, d) - begin,
-                  share = channels.end - channels.begin;
-        prefetch_rows(of.norm, 0, 1, p.shape.hidden);
-        prefetch_rows(of.A + channels.begin, d, n, share);
-        prefetch_rows(of.D + channels.begin, 0, 1, share);
-        prefetch_rows(of.dt_bias + channels.begin, 0, 1, share);
-        prefetch_rows(of.conv_weight + begin * width, 0, 1, convolved * width);
-        if (of.conv_bias) prefetch_rows(of.conv_bias + begin, 0, 1, convolved);
-#pragma unroll 1
-        for (int b = 0; b < kRows; ++b) {
-            const std::int64_t slot = p.ragged.initial_slots[b];
-            if (slot < 0) continue;
-            prefetch_rows(of.ssm + slot * p.ssm_stride + channels.begin, d, n, share);
-            prefetch_rows(static_cast<const T*>(of.conv) + slot * p.conv_stride + begin, d, width - 1,
-                          convolved);
-        }
-    }
-
-    // Rows of `columns` elements, `stride` apart; a thread takes 32 bytes.
-    template <class E>
-    static __device__ void prefetch_rows(const E* from, int stride, int rows, int columns) {
-        constexpr int kStep = 32 / sizeof(E);
-        const int steps =
-            columns > 0 ? columns / kStep + 1 : 0;  // the last element too, wherever the rows begin
-#pragma unroll 1
-        for (int i = threadIdx.x; from && i < rows * steps; i += kReaders) {
-            const E* at = from + std::int64_t(i / steps) * stride + min(i % steps * kStep, columns - 1);
-            asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-        }
-    }
-
     // x = the RMS norm of the residual, once it is there.
     __device__ void normed(const float* weight, Hidden& x) {
         float value[Hidden::kMine][Hidden::kGroups][kVector<T>], squares[Hidden::kMine] = {};
         float* gain = partials_;
-        for (int i = threadIdx.x; i < p.shape.hidden; i += kReaders) gain[i] = weight ? weight[i] : 1.0f;
+        for (int i = 4 * threadIdx.x; i < p.shape.hidden; i += 4 * kReaders) {
+            const float4 ones = make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            *reinterpret_cast<float4*>(gain + i) =
+                weight ? *reinterpret_cast<const float4*>(weight + i) : ones;
+        }
         meeting_.await();
 #pragma unroll
         for (int m = 0; m < Hidden::kMine; ++m) {
@@ -371,7 +394,7 @@ class Decoder {
     }
 
     // The rows' (dt, B, C) as float32, normed where the family norms them, and dt for dt_proj.
-    __device__ void load_small(const DecodeLayer& of, Columns<T, kRows, 1>& dt) {
+    __device__ void load_small(const DecodeLayer& of, Few& dt) {
 #pragma unroll 4
         for (int i = threadIdx.x; i < kRows * low_; i += kReaders) {
             small_[i] = widen(__ldcg(static_cast<const T*>(p.low) + i));
@@ -413,6 +436,8 @@ class Decoder {
     const DecodeParams& p;
     WeightStream stream_;
     Meeting meeting_;
+    StateSlots slots_;   // of the sequence that is this thread's in every epilogue
+    int* reached_;       // the layer that the readers are in
     DecodeLayer* near_;  // two
     int low_;            // dt, B and C of a row
     float *partials_, *squares_, *small_;
@@ -425,24 +450,32 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     extern __shared__ __align__(128) unsigned char memory[];
     std::uint64_t* barriers = reinterpret_cast<std::uint64_t*>(memory + num_slots * kSlotBytes);
     WeightStream stream(barriers, memory, num_slots);
-    if (threadIdx.x == 0) stream.init(kWarps);
+    int* scratch = reinterpret_cast<int*>(barriers + kStreamBarriers);
+    if (threadIdx.x == 0) {
+        stream.init(kWarps);
+        *scratch = 0;
+    }
     __syncthreads();
-    Decoder<T, kRows, kInner> decoder(p, stream, reinterpret_cast<DecodeLayer*>(barriers + 2 * kMostSlots));
+    Decoder<T, kRows, kInner> decoder(p, stream, scratch);
     if (threadIdx.x < kReaders) {
         decoder.run();
+    } else if (threadIdx.x >= kReaders + 32) {
+        decoder.prefetch();
     } else if (threadIdx.x == kReaders) {
         decoder.fill();
     }
 #endif
 }
 
-// The kernel of so many rows and groups of columns (1, 2 or 4), or null. A thread's columns of all rows must
-// fit its registers.
+// The kernel of so many rows, 1, 2, 4 or 8, and for d_inner at most `inner`, 1, 2 or 4, times what the
+// readers take of a row at once.
 template <class T, int kRows>
 const void* decode_kernel_of(int inner) {
     if (inner == 1) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 1>);
     if (inner == 2) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 2>);
-    if (inner == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
+    if constexpr (sizeof(T) == 2 || kRows <= 4) {  // a thread's columns of float32 must fit its registers
+        if (inner == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
+    }
     return nullptr;
 }
 

@@ -14,6 +14,7 @@ namespace apcbatch {
 namespace cuda {
 
 constexpr int kWarps = 10, kReaders = 32 * kWarps;  // the threads of a block that compute
+constexpr int kItems = 320;                         // results that a block has at once, a thread each
 constexpr int kPartialStride = kWarps + 1;
 
 template <class T>
@@ -28,9 +29,9 @@ struct Share {
           end(int(unsigned(total) * (blockIdx.x + 1) / gridDim.x)) {}
 };
 
-// How many rows of weights one slot of the stream holds; each gives `rows` results, and a thread takes one.
+// How many rows of weights one slot of the stream holds; each gives `rows` results.
 __host__ __device__ constexpr int rows_a_slot(int row_bytes, int rows) {
-    return kSlotBytes / row_bytes < kReaders / rows ? kSlotBytes / row_bytes : kReaders / rows;
+    return kSlotBytes / row_bytes < kItems / rows ? kSlotBytes / row_bytes : kItems / rows;
 }
 
 // Waits for the block's readers; those who fill the stream go on.
@@ -99,15 +100,21 @@ __device__ __forceinline__ float warp_sums(float (&values)[kCount]) {
     }
 }
 
-// The columns of kRows vectors that a thread multiplies by, whole vectors in groups of 16 bytes over the
-// block. kWide: a vector has at most kWide * kReaders groups.
-template <class T, int kRows, int kWide>
+// The columns of kRows vectors that a thread multiplies by: kGroups groups of 16 bytes.
+template <class T, int kRows, int kGroups>
 struct Columns;
 
+// The groups that a thread needs of vectors of at most `columns` columns.
+template <class T>
+constexpr int groups_of(int columns) {
+    const int at_once = kReaders * (sizeof(T) == 4 ? 4 : 1);  // see below
+    return (columns + at_once - 1) / at_once;
+}
+
 // float32: a thread has columns of all vectors, kReaders groups apart.
-template <int kRows, int kWide>
-struct Columns<float, kRows, kWide> {
-    static constexpr int kGroups = kWide, kMine = kRows;  // groups and vectors of a thread
+template <int kRows, int kCount>
+struct Columns<float, kRows, kCount> {
+    static constexpr int kGroups = kCount, kMine = kRows;  // groups and vectors of a thread
     float at[kMine][kGroups][4];
     int groups;  // of a vector
 
@@ -147,9 +154,9 @@ struct Columns<float, kRows, kWide> {
 
 // bfloat16: a thread has columns of the vector of its lane, lane / 4, as the matrix units take them; a warp
 // has every kWarps-th run of four groups.
-template <int kRows, int kWide>
-struct Columns<__nv_bfloat16, kRows, kWide> {
-    static constexpr int kGroups = 8 * kWide, kMine = 1;
+template <int kRows, int kCount>
+struct Columns<__nv_bfloat16, kRows, kCount> {
+    static constexpr int kGroups = kCount, kMine = 1;
     uint4 at[kGroups];
     int groups;
 
@@ -186,10 +193,10 @@ struct Columns<__nv_bfloat16, kRows, kWide> {
 
 // Both of the following: `count` rows of weights in shared memory times kRows vectors; each warp's part of
 // the result of row i and vector b goes to partials[(i * kRows + b) * kPartialStride + warp].
-template <int kRows, int kWide>
+template <int kRows, int kGroups>
 __device__ __forceinline__ void multiply(const unsigned char* weights, int count,
-                                         const Columns<float, kRows, kWide>& x, float* partials) {
-    constexpr int kAtOnce = 4 / kWide, kSums = kAtOnce * kRows;
+                                         const Columns<float, kRows, kGroups>& x, float* partials) {
+    constexpr int kAtOnce = 4 / kGroups, kSums = kAtOnce * kRows;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int first = 0; first < count; first += kAtOnce) {
@@ -197,7 +204,7 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
-            for (int g = 0; g < kWide; ++g) {
+            for (int g = 0; g < kGroups; ++g) {
                 const unsigned char* group_at = weights + 16 * ((first + i) * x.groups + x.group(g));
                 uint4 raw = make_uint4(0, 0, 0, 0);
                 if (x.has(g) && first + i < count) raw = *reinterpret_cast<const uint4*>(group_at);
@@ -235,7 +242,7 @@ __device__ __forceinline__ void multiply_16(float (&sums)[4], uint4 weight, std:
 // Not to be moved: several are to be on their way at once.
 __device__ __forceinline__ uint4 load_shared(const unsigned char* from) {
     uint4 value;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.volatile.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "r"(unsigned(__cvta_generic_to_shared(from))));
     return value;
@@ -245,16 +252,17 @@ __device__ __forceinline__ uint4 load_shared(const unsigned char* from) {
 // one that is not, the row's first is multiplied by zero.
 template <bool kWhole, class X>
 __device__ __forceinline__ void multiply_row(const unsigned char* row, const X& x, float (&sums)[4][4]) {
+    constexpr int kAtOnce = X::kGroups % 8 == 0 ? 8 : X::kGroups % 6 == 0 ? 6 : X::kGroups % 5 == 0 ? 5 : 1;
 #pragma unroll
-    for (int from = 0; from < X::kGroups; from += 8) {
-        uint4 weight[8];
+    for (int from = 0; from < X::kGroups; from += kAtOnce) {
+        uint4 weight[kAtOnce];
 #pragma unroll
-        for (int g = 0; g < 8; ++g) {
+        for (int g = 0; g < kAtOnce; ++g) {
             const int group = kWhole ? x.group(0) + (from + g) * 4 * kWarps : x.group(from + g);
             weight[g] = load_shared(row + 16 * (kWhole || group < x.groups ? group : 0));
         }
 #pragma unroll
-        for (int g = 0; g < 8; ++g) {
+        for (int g = 0; g < kAtOnce; ++g) {
             const uint4 columns = x.at[from + g];
             multiply_16(sums[g % 2], weight[g], columns.x, columns.z);
             multiply_16(sums[2 + g % 2], weight[g], columns.y, columns.w);
@@ -262,16 +270,16 @@ __device__ __forceinline__ void multiply_row(const unsigned char* row, const X& 
     }
 }
 
-template <int kRows, int kWide>
+template <int kRows, int kGroups>
 __device__ __forceinline__ void multiply(const unsigned char* weights, int count,
-                                         const Columns<__nv_bfloat16, kRows, kWide>& x, float* partials) {
+                                         const Columns<__nv_bfloat16, kRows, kGroups>& x, float* partials) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll 1
     for (int first = 0; first < count; first += 8) {
         const int row = first + lane / 4;
         const unsigned char* row_at = weights + 16 * x.groups * min(row, count - 1);
         float sums[4][4] = {};
-        if (x.groups == x.kGroups * kWarps * 4) {
+        if (x.groups == kGroups * kWarps * 4) {
             multiply_row<true>(row_at, x, sums);
         } else {
             multiply_row<false>(row_at, x, sums);
@@ -287,12 +295,12 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
 
 // The block's share of weights (total, columns) times kRows vectors. For each result, one thread calls
 // epilogue.prepare(row, b) before and epilogue.finish(row, b, sum) after.
-template <class T, int kRows, int kWide, class Epilogue>
-__device__ __forceinline__ void product(WeightStream& stream, int total, const Columns<T, kRows, kWide>& x,
+template <class T, int kRows, int kGroups, class Epilogue>
+__device__ __forceinline__ void product(WeightStream& stream, int total, const Columns<T, kRows, kGroups>& x,
                                         float* partials, Epilogue epilogue) {
     const Share share(total);
     const int per_slot = rows_a_slot(16 * x.groups, kRows);
-    const int at_once = kReaders / kRows / per_slot * per_slot, b = threadIdx.x % kRows;
+    const int at_once = kItems / kRows / per_slot * per_slot, b = threadIdx.x % kRows;
 #pragma unroll 1
     for (int first = share.begin; first < share.end; first += at_once) {
         const int count = min(at_once, share.end - first), mine = first + int(threadIdx.x) / kRows;
@@ -304,9 +312,11 @@ __device__ __forceinline__ void product(WeightStream& stream, int total, const C
             stream.release();
         }
         sync_readers();
-        float sum = 0.0f;
-        for (int warp = 0; warp < kWarps; ++warp) sum += partials[threadIdx.x * kPartialStride + warp];
-        if (takes) epilogue.finish(mine, b, sum);
+        if (takes) {
+            float sum = 0.0f;
+            for (int warp = 0; warp < kWarps; ++warp) sum += partials[threadIdx.x * kPartialStride + warp];
+            epilogue.finish(mine, b, sum);
+        }
         sync_readers();
     }
 }
