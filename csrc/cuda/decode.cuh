@@ -34,7 +34,7 @@ __host__ __device__ constexpr int decode_partials(int hidden) {
 
 // Bytes of shared memory beside the stream's slots.
 constexpr int decode_scratch(int rows, int hidden, int low) {
-    return kStreamBarriers * 8 + 2 * int(sizeof(DecodeLayer)) + 8 +
+    return kStreamBarriers * 8 + 2 * int(sizeof(DecodeLayer)) + 16 +
            4 * (decode_partials(hidden) + rows * kWarps + rows * low);
 }
 
@@ -218,7 +218,7 @@ class Decoder {
           meeting_(params.arrivals),
           slots_(params.ragged, threadIdx.x % kRows),
           reached_(scratch),
-          near_(reinterpret_cast<DecodeLayer*>(scratch + 2)),
+          near_(reinterpret_cast<DecodeLayer*>(scratch + 4)),
           low_(params.shape.dt_rank + 2 * params.shape.d_state) {
         partials_ = reinterpret_cast<float*>(near_ + 2);
         squares_ = partials_ + decode_partials(p.shape.hidden);
@@ -442,6 +442,9 @@ class Decoder {
     int low_;            // dt, B and C of a row
     float *partials_, *squares_, *small_;
 };
+
+static_assert(8 * kStreamBarriers % 16 == 0 && 2 * sizeof(DecodeLayer) % 16 == 0,
+              "what follows is read by quads");
 
 template <class T, int kRows, int kInner>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
