@@ -27,9 +27,9 @@ Device current_device() {
 }
 
 template <class T>
-const void* kernel_of(const DecodeShape& s, int rows, const void* (*of)(int rows, int inner)) {
-    for (int inner : {1, 2, 4}) {
-        if (s.d_inner <= most_inner<T>(inner) && s.hidden <= most_hidden<T>(inner)) return of(rows, inner);
+const void* kernel_of(const DecodeShape& s, int rows, const void* (*of)(int rows, int size)) {
+    for (int size : {1, 2, 4}) {
+        if (s.d_inner <= most_inner<T>(size) && s.hidden <= most_hidden<T>(size)) return of(rows, size);
     }
     return nullptr;
 }
@@ -53,9 +53,12 @@ int slots_of(const DecodeShape& s, int rows, const Device& device) {
 bool takes(const DecodeShape& s, int rows, const Device& device) {
     const void* kernel = kernel_of(s, rows);
     const int channels = (s.d_inner + device.multiprocessors - 1) / device.multiprocessors;
-    cudaFuncAttributes attributes;
-    return kernel && cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
-           attributes.ptxVersion >= 90 && channels * rows <= kItems &&
+    cudaFuncAttributes attributes = {};
+    if (kernel == nullptr || cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+        cudaGetLastError();  // so that the next launch is not blamed
+        return false;
+    }
+    return attributes.ptxVersion >= 90 && channels * rows <= kItems &&
            slots_of(s, rows, device) >= kFewestSlots;
 }
 

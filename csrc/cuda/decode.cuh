@@ -2,29 +2,26 @@
 // the whole pass. One of its threads streams the block's share of all weights, in the order of their use,
 // into shared memory; the others compute, and meet the other blocks four times a layer, where a vector is
 // complete: the convolved x, the low-rank (dt, B, C), the gated y, the residual. While they wait the weights
-// go on arriving.
-//
-// The arithmetic of convolution and state is that of causal_conv and selective_scan. Must not know: Python.
+// go on arriving. Must not know: Python.
 #pragma once
 
-#include "decode_block.cuh"
+#include "decode_epilogues.cuh"
+#include "decode_product.cuh"
 #include "quads.cuh"
-#include "step_state.cuh"
 
 namespace apcbatch {
 namespace cuda {
 
 constexpr int kDecodeThreads = kReaders + 64;  // a warp streams, one prefetches
-constexpr int kMostDecodeStates = 16, kMostDecodeTaps = 4;
 
-// What a kernel of width 1, 2 or 4 has room for.
+// The most columns of a kernel of size 1, 2 or 4.
 template <class T>
-constexpr int most_inner(int width) {
-    return width * (sizeof(T) == 4 ? 1280 : 2560);
+constexpr int most_inner(int size) {
+    return size * (sizeof(T) == 4 ? 1280 : 2560);
 }
 template <class T>
-constexpr int most_hidden(int width) {
-    return most_inner<T>(width > 1 ? width / 2 : 1);
+constexpr int most_hidden(int size) {
+    return most_inner<T>(size > 1 ? size / 2 : 1);
 }
 
 // Floats in which a block collects the warps' parts of results, or has the weights of a norm.
@@ -38,179 +35,11 @@ constexpr int decode_scratch(int rows, int hidden, int low) {
            4 * (decode_partials(hidden) + rows * kWarps + rows * low);
 }
 
-// The slots that a sequence's state comes from and goes to; -1 for none.
-struct StateSlots {
-    int initial, final, kept;
-
-    __device__ StateSlots(const RaggedParams& ragged, int sequence)
-        : initial(int(ragged.initial_slots[sequence])), final(int(ragged.final_slots[sequence])) {
-        const std::int64_t first = ragged.snapshot_cu[sequence];
-        kept = first < ragged.snapshot_cu[sequence + 1] ? int(ragged.snapshot_slots[first]) : -1;
-    }
-};
-
-// in_proj's results: one half goes on as z, the other through the convolution (see causal_conv.cu).
-template <class T>
-struct Convolve {
-    const DecodeParams& p;
-    const DecodeLayer& layer;
-    T window[kMostDecodeTaps];  // the newest last
-    float weight[kMostDecodeTaps], bias;
-    const StateSlots& slots;
-
-    __device__ Convolve(const DecodeParams& params, const DecodeLayer& of, const StateSlots& its)
-        : p(params), layer(of), slots(its) {}
-
-    __device__ T* state(std::int64_t slot, int tap, int c) const {
-        return static_cast<T*>(layer.conv) + slot * p.conv_stride + std::int64_t(tap) * p.shape.d_inner + c;
-    }
-
-    __device__ void prepare(int c, int b) {
-        if (c >= p.shape.d_inner) return;
-        const int width = p.shape.width;
-        bias = layer.conv_bias ? layer.conv_bias[c] : 0.0f;
-#pragma unroll
-        for (int k = 0; k < kMostDecodeTaps; ++k) {
-            weight[k] = layer.conv_weight[c * width + max(k - kMostDecodeTaps + width, 0)];
-        }
-#pragma unroll
-        for (int k = 0; k < kMostDecodeTaps - 1 && width > 1; ++k) {
-            const T kept = *state(max(slots.initial, 0), max(k - kMostDecodeTaps + width, 0), c);
-            window[k] = slots.initial < 0 ? T(0.0f) : kept;
-        }
-    }
-
-    __device__ void finish(int row, int b, float sum) {
-        const int d = p.shape.d_inner, skipped = kMostDecodeTaps - p.shape.width;
-        const T raw = narrow<T>(layer.in_bias ? sum + layer.in_bias[row] : sum);
-        if (row >= d) {
-            static_cast<T*>(p.z)[b * d + row - d] = raw;
-            return;
-        }
-        window[kMostDecodeTaps - 1] = raw;
-        float value = bias;
-#pragma unroll
-        for (int k = 0; k < kMostDecodeTaps; ++k) {
-            if (k >= skipped) value = __fmaf_rn(weight[k], widen(window[k]), value);
-        }
-        static_cast<T*>(p.x)[b * d + row] = narrow<T>(silu(value));
-#pragma unroll
-        for (int k = 0; k < kMostDecodeTaps - 1; ++k) {
-            if (k < skipped) continue;
-            if (slots.kept >= 0) *state(slots.kept, k - skipped, row) = window[k + 1];
-            if (slots.final >= 0) *state(slots.final, k - skipped, row) = window[k + 1];
-        }
-    }
-};
-
-// Results that are stored: (kRows, columns).
-template <class Out>
-struct Store {
-    Out* to;
-    int columns;
-
-    __device__ void prepare(int, int) {}
-    __device__ void finish(int row, int b, float sum) {
-        to[std::int64_t(b) * columns + row] = narrow<Out>(sum);
-    }
-};
-
-// out_proj's results: added to the residual.
-struct AddTo {
-    float* residual;
-    const float* bias;
-    int hidden;
-    float before = 0.0f;
-
-    __device__ AddTo(float* to, const float* out_bias, int h) : residual(to), bias(out_bias), hidden(h) {}
-    __device__ void prepare(int row, int b) { before = __ldcg(residual + b * hidden + row); }
-    __device__ void finish(int row, int b, float sum) {
-        residual[b * hidden + row] = before + (bias ? sum + bias[row] : sum);
-    }
-};
-
-// What a thread knows of its channel before the token's (dt, B, C) are there.
-template <class T>
-struct Channel {
-    int c, b;
-    bool takes;
-    float h[kMostDecodeStates], A[kMostDecodeStates], x, gate, D, dt_bias;
-    const StateSlots& slots;
-
-    // The block's row-th; a block has at most kItems channels over all vectors.
-    __device__ Channel(const DecodeShape& shape, int row, int vector, const StateSlots& its)
-        : b(vector), slots(its) {
-        const Share share(shape.d_inner);
-        c = share.begin + row;
-        takes = c < share.end;
-    }
-
-    // Loads what there is of states that are not there, too, so that no load waits for another.
-    __device__ void load(const DecodeParams& p, const DecodeLayer& layer) {
-        if (!takes) return;
-        const std::int64_t d = p.shape.d_inner;
-        const float* from = layer.ssm + max(slots.initial, 0) * p.ssm_stride + c;
-#pragma unroll
-        for (int i = 0; i < kMostDecodeStates; ++i) {
-            const int state = min(i, p.shape.d_state - 1);
-            h[i] = from[state * d];
-            A[i] = layer.A[state * d + c];
-        }
-        x = widen(__ldcg(static_cast<const T*>(p.x) + b * d + c));
-        gate = widen(__ldcg(static_cast<const T*>(p.z) + b * d + c));
-        D = layer.D[c], dt_bias = layer.dt_bias[c];
-    }
-
-    // low: the row's dt (r), B (n) and C (n); see selective_step.cu.
-    __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt, const float* low) {
-        const int n = p.shape.d_state;
-        const float dt = softplus(__fadd_rn(raw_dt, dt_bias)), input = __fmul_rn(dt, x);
-        float y = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kMostDecodeStates; ++i) {
-            const int state = min(i, n - 1);
-            const float B = low[p.shape.dt_rank + state], C = low[p.shape.dt_rank + n + state];
-            float next_y = y;
-            h[i] = slots.initial < 0 ? 0.0f : h[i];
-            step_state(h[i], next_y, dt, rate_of(A[i]), input, B, C);
-            y = i < n ? next_y : y;
-        }
-        y = __fmul_rn(__fmaf_rn(D, x, y), silu(gate));
-        static_cast<T*>(p.y)[b * p.shape.d_inner + c] = narrow<T>(y);
-        write(p, layer, slots.kept);
-        write(p, layer, slots.final);
-    }
-
-    __device__ void write(const DecodeParams& p, const DecodeLayer& layer, int slot) const {
-        if (slot < 0) return;
-        float* to = layer.ssm + slot * p.ssm_stride + c;
-#pragma unroll
-        for (int i = 0; i < kMostDecodeStates; ++i, to += p.shape.d_inner) {
-            if (i < p.shape.d_state) *to = h[i];
-        }
-    }
-};
-
-// dt_proj's results: the raw dt of the channels, which are stepped with it.
-template <class T>
-struct Step {
-    const DecodeParams& p;
-    const DecodeLayer& layer;
-    Channel<T>& channel;
-    const float* low;  // (rows, r + 2n)
-
-    __device__ void prepare(int, int) {}
-    __device__ void finish(int, int b, float sum) {
-        const int columns = p.shape.dt_rank + 2 * p.shape.d_state;
-        channel.step(p, layer, widen(narrow<T>(sum)), low + b * columns);
-    }
-};
-
-template <class T, int kRows, int kInner>
+template <class T, int kRows, int kSize>
 class Decoder {
   public:
-    using Hidden = Columns<T, kRows, groups_of<T>(most_hidden<T>(kInner))>;
-    using Inner = Columns<T, kRows, groups_of<T>(most_inner<T>(kInner))>;
+    using Hidden = Columns<T, kRows, groups_of<T>(most_hidden<T>(kSize))>;
+    using Inner = Columns<T, kRows, groups_of<T>(most_inner<T>(kSize))>;
     using Few = Columns<T, kRows, 1>;
 
     __device__ Decoder(const DecodeParams& params, const WeightStream& stream, int* scratch)
@@ -453,7 +282,7 @@ class Decoder {
 static_assert(8 * kStreamBarriers % 16 == 0 && 2 * sizeof(DecodeLayer) % 16 == 0,
               "what follows is read by quads");
 
-template <class T, int kRows, int kInner>
+template <class T, int kRows, int kSize>
 __global__ void __launch_bounds__(kDecodeThreads, 1)
     decode_kernel(const __grid_constant__ DecodeParams p, int num_slots) {
 #if __CUDA_ARCH__ >= 900
@@ -466,7 +295,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
         scratch[0] = scratch[1] = 0;
     }
     __syncthreads();
-    Decoder<T, kRows, kInner> decoder(p, stream, scratch);
+    Decoder<T, kRows, kSize> decoder(p, stream, scratch);
     if (threadIdx.x < kReaders) {
         decoder.run();
     } else if (threadIdx.x >= kReaders + 32) {
@@ -480,32 +309,32 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
 // The kernel of so many rows, 1, 2, 4 or 8, and for d_inner at most `inner`, 1, 2 or 4, times what the
 // readers take of a row at once.
 template <class T, int kRows>
-const void* decode_kernel_of(int inner) {
-    if (inner == 1) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 1>);
-    if (inner == 2) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 2>);
+const void* decode_kernel_of(int size) {
+    if (size == 1) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 1>);
+    if (size == 2) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 2>);
     if constexpr (sizeof(T) == 2 || kRows <= 4) {  // a thread's columns of float32 must fit its registers
-        if (inner == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
+        if (size == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
     }
     return nullptr;
 }
 
 template <class T>
-const void* decode_kernel_of(int rows, int inner) {
+const void* decode_kernel_of(int rows, int size) {
     switch (rows) {
         case 1:
-            return decode_kernel_of<T, 1>(inner);
+            return decode_kernel_of<T, 1>(size);
         case 2:
-            return decode_kernel_of<T, 2>(inner);
+            return decode_kernel_of<T, 2>(size);
         case 4:
-            return decode_kernel_of<T, 4>(inner);
+            return decode_kernel_of<T, 4>(size);
         case 8:
-            return decode_kernel_of<T, 8>(inner);
+            return decode_kernel_of<T, 8>(size);
     }
     return nullptr;
 }
 
-const void* decode_kernel_float32(int rows, int inner);
-const void* decode_kernel_bfloat16(int rows, int inner);
+const void* decode_kernel_float32(int rows, int size);
+const void* decode_kernel_bfloat16(int rows, int size);
 
 }  // namespace cuda
 }  // namespace apcbatch

@@ -4,9 +4,7 @@
 namespace apcbatch {
 namespace cuda {
 
-const void* decode_kernel_bfloat16(int rows, int inner) {
-    return decode_kernel_of<__nv_bfloat16>(rows, inner);
-}
+const void* decode_kernel_bfloat16(int rows, int size) { return decode_kernel_of<__nv_bfloat16>(rows, size); }
 
 }  // namespace cuda
 }  // namespace apcbatch

@@ -4,7 +4,7 @@
 namespace apcbatch {
 namespace cuda {
 
-const void* decode_kernel_float32(int rows, int inner) { return decode_kernel_of<float>(rows, inner); }
+const void* decode_kernel_float32(int rows, int size) { return decode_kernel_of<float>(rows, size); }
 
 }  // namespace cuda
 }  // namespace apcbatch
