@@ -11,6 +11,8 @@ import torch
 
 from apcbatch import Engine
 from apcbatch.model import graphs
+from apcbatch.model.batch import Batch
+from apcbatch.model.causal_lm import CausalLM
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
@@ -87,6 +89,25 @@ def test_replayed_passes_equal_launched_ones(
     replayed = serve(folder, seed, **options)
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
     assert serve(folder, seed, **options) == replayed, f"seed {seed}"
+
+
+@pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once"])
+def test_few_sequences_decode_in_one_launch(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches models that are meant to test the decode pass in one launch and do not reach it, and free products where
+    exact ones were asked for."""
+    batches, decode = [], CausalLM.decode
+
+    def noted(lm: CausalLM, batch: Batch) -> torch.Tensor:
+        batches.append(batch.ragged.num_sequences)
+        return decode(lm, batch)
+
+    monkeypatch.setattr(CausalLM, "decode", noted)
+    for dtype in ("float32", "bfloat16"):
+        serve(checkpoint(model), 5, dtype=dtype, exact=True)
+        assert not batches
+        serve(checkpoint(model), 5, dtype=dtype, max_running=8)
+        assert 8 in batches
+        batches.clear()
 
 
 def test_snapshots_are_of_the_device_alone(tiny_checkpoint, tmp_path: Path) -> None:
