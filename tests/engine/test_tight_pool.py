@@ -12,6 +12,7 @@ import torch
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.planner import Plan, Planner
+from apcbatch.errors import UsageError
 from tests.engine.plan_oracle import Dataset, dataset, make_plan, random_dataset
 from tests.tiny import VOCAB
 
@@ -197,3 +198,9 @@ def test_what_future_runs_get_takes_nothing_from_this_one(
         cached = [results[index].cached_tokens for index in range(len(results))]
         assert cached == [todo.resume_at for todo in plan.requests], (data.where, max_running)
         engine.close()
+
+
+def test_a_pool_beyond_the_memory_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: the allocator's own words, or a traceback, where --pool-size is more than the system has."""
+    with pytest.raises(UsageError, match=r"need \d+\.\d GiB.*smaller --pool-size"):
+        open_engine(tiny_checkpoint("jamba"), pool_size_bytes=1 << 50)
