@@ -9,7 +9,14 @@ from typing import Any
 import click
 
 from apcbatch import config
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    config_file_option,
+    config_options,
+    given_flags,
+    json_option,
+)
 from apcbatch.errors import UsageError
 
 OPTION_NAMES = (
@@ -38,14 +45,8 @@ Examples:
     "--policy", "table", type=click.Choice(TABLES), default="planned", show_default=True, cls=GroupedOption,
     group="Output", help="The policy whose numbers --json gives; the table shows all.",
 )  # fmt: skip
-@click.option(
-    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
-    help="Write the numbers to FILE; - is standard output, instead of the table.",
-)  # fmt: skip
-@click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
-    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
-)  # fmt: skip
+@json_option
+@config_file_option
 @click.pass_context
 def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     """Tell what a run of INPUT would reuse, on every grid and under every policy.

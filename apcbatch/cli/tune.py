@@ -11,7 +11,14 @@ from typing import Any, BinaryIO
 import click
 
 from apcbatch import config
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    config_file_option,
+    config_options,
+    given_flags,
+    json_option,
+)
 from apcbatch.errors import UsageError
 
 OPTION_NAMES = (
@@ -47,18 +54,12 @@ Examples:
     "--write", "yaml_path", metavar="FILE", cls=GroupedOption, group="Output",
     help="Write the choice to FILE as YAML for --config.",
 )  # fmt: skip
-@click.option(
-    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
-    help="Write the numbers to FILE; - is standard output, instead of the table.",
-)  # fmt: skip
+@json_option
 @click.option(
     "--plot", "plot_path", metavar="FILE.svg|FILE.png", cls=GroupedOption, group="Output",
     help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
 )  # fmt: skip
-@click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
-    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
-)  # fmt: skip
+@config_file_option
 @click.pass_context
 def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     """Find the block size with which a run of INPUT takes the least time on this machine.
