@@ -17,6 +17,7 @@ from apcbatch.cli.options import (
     given_flags,
     json_option,
 )
+from apcbatch.cli.terminal import json_document, survey_with_bar
 from apcbatch.errors import UsageError
 
 OPTION_NAMES = (
@@ -60,17 +61,9 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     resolved = config.load(given_flags(ctx), options["config_file"])
     block_sizes = parse_block_sizes(options["block_sizes"], resolved.block_size)
     check_json_path(options["json_path"], input)
-    from tqdm import tqdm
-
     from apcbatch.job.plan import as_json, as_lines, forecast_of
-    from apcbatch.job.survey import survey
 
-    with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
-
-        def advance() -> None:
-            bar.update()
-
-        surveyed = survey(resolved, input, _warn, advance)
+    surveyed = survey_with_bar(resolved, input)
     made = forecast_of(resolved, surveyed, block_sizes, resolved.min_gain_tokens)
     if options["json_path"] != "-":
         for line in as_lines(made, surveyed, resolved):
@@ -110,9 +103,7 @@ def check_json_path(path: str | None, input: str) -> None:
 
 def write_json(path: str, document: dict[str, Any]) -> None:
     """Write one JSON document to a file or to standard output."""
-    import orjson
-
-    data = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    data = json_document(document)
     if path == "-":
         click.echo(data.decode(), nl=False)
         return
@@ -120,7 +111,3 @@ def write_json(path: str, document: dict[str, Any]) -> None:
         Path(path).write_bytes(data)
     except OSError as error:
         raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
-
-
-def _warn(sentence: str) -> None:
-    click.echo(f"warning: {sentence}", err=True)
