@@ -52,14 +52,21 @@ struct SharedMemory {
     T raw_bc[Sh::buffers][Sh::tokens * Sh::bc_row];  // B, then C
 };
 
-// Copies that go on while the thread computes.
+// Copies that go on while the thread computes; `to`: an address in shared memory.
 template <int kBytes>
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-    const unsigned address = unsigned(__cvta_generic_to_shared(to));
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(kBytes)
-                 : "memory");
+__device__ __forceinline__ void copy_async(unsigned to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The row of global memory that is `t` rows of so many bytes after this one, in one instruction.
+template <class T>
+__device__ __forceinline__ T* row_at(T* first, int t, int bytes) {
+    T* row;
+    asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(row) : "r"(t), "r"(bytes), "l"(first));
+    __builtin_assume(__isGlobal(row));
+    return row;
+}
 
 // Rows of one input as the helping threads copy them, kColumns elements into rows of kPitch: a thread takes
 // one piece of every so many rows.
@@ -70,41 +77,41 @@ struct Source {
     static constexpr int kPieceBytes = kRowBytes % 16 == 0 ? 16 : kRowBytes % 8 == 0 ? 8 : 4;
     static constexpr int kPiece = kPieceBytes / int(sizeof(T)), kPieces = kColumns / kPiece;
     static constexpr int kRowsAtOnce = Sh::helping / kPieces;
-    const T* next;  // this thread's piece of the tile to copy next
-    int stride;
-    int row, column, inside;  // inside: how many of the piece's elements exist
-    bool whole;               // they may be read at once
+    const T* first;       // this thread's first piece of the sequence
+    int stride;           // bytes
+    int row, to, inside;  // to: where its first piece goes; inside: how many of a piece's elements exist
+    bool whole;           // they may be read at once
 
     __device__ __forceinline__ Source(const void* base, std::int64_t row_stride, std::int64_t first_row,
                                       std::int64_t c0, std::int64_t columns, int thread, bool aligned)
-        : stride(int(row_stride)),
-          row(thread / kPieces),
-          column(thread % kPieces * kPiece),
-          inside(int(min(std::int64_t(kPiece), columns - c0 - column))),
-          whole(aligned) {
-        next = static_cast<const T*>(base) + (first_row + row) * row_stride + c0 + column;
-        if (row >= kRowsAtOnce) inside = 0;
+        : stride(int(row_stride * sizeof(T))), row(thread / kPieces), whole(aligned) {
+        const int column = thread % kPieces * kPiece;
+        first = static_cast<const T*>(base) + (first_row + row) * row_stride + c0 + column;
+        to = row * kPitch + column;
+        inside = row < kRowsAtOnce ? int(min(std::int64_t(kPiece), columns - c0 - column)) : 0;
     }
 
-    // The next `count` rows.
-    __device__ __forceinline__ void copy(T* to, int count) {
-        to += row * kPitch + column;
+    // `count` rows from the sequence's token t on; `shared`: the address of `raw` in shared memory.
+    __device__ __forceinline__ void copy(T* raw, unsigned shared, int t, int count) const {
         const int rows = inside > 0 ? count - row : 0;
         if (whole) {
+            shared += to * int(sizeof(T));
 #pragma unroll
             for (int r = 0; r < Sh::tokens; r += kRowsAtOnce) {
-                if (r < rows) copy_async<kPieceBytes>(to + r * kPitch, next + std::int64_t(r) * stride);
+                if (r < rows) {
+                    copy_async<kPieceBytes>(shared + r * kPitch * int(sizeof(T)),
+                                            row_at(first, t + r, stride));
+                }
             }
         } else {
-            copy_elements(to, next, stride, rows, inside);
+            copy_elements(raw + to, row_at(first, t, stride), stride, rows, inside);
         }
-        next += std::int64_t(count) * stride;
     }
 
     __device__ __noinline__ static void copy_elements(T* to, const T* from, int stride, int rows,
                                                       int columns) {
         for (int r = 0; r < rows; r += kRowsAtOnce) {
-            for (int i = 0; i < columns; ++i) to[r * kPitch + i] = from[std::int64_t(r) * stride + i];
+            for (int i = 0; i < columns; ++i) to[r * kPitch + i] = row_at(from, r, stride)[i];
         }
     }
 };
@@ -134,78 +141,125 @@ struct OwnPair {
     }
 };
 
+// Reads of shared memory that come before the stores to it: the compiler cannot move them there.
+template <class Sh>
+constexpr int kAtOnce = Sh::pairs < 4 ? Sh::pairs : 4;
+
 // The steps of the block's channels. Rows of the tile past `count` leave a state as it is: exp2(0 A) h + (-0)
 // 0, where -0 keeps the sign of a zero.
 template <class Sh>
 __device__ __forceinline__ void prepare_steps(float* steps, const OwnPair<Sh>& own, float2 bias,
                                               const typename Sh::T* raw_dt, const typename Sh::T* raw_x,
                                               int count) {
-#pragma unroll
-    for (int i = 0; i < Sh::pairs; ++i) {
+    const auto store = [&](int i, float2 dt, float2 input) {
         const int row = own.row + i * Sh::rows_at_once;
         float* to = steps + row / Sh::unroll * Sh::step_block + own.channel * Sh::unroll + row % Sh::unroll;
-        const float2 raw = own.pair(raw_dt, i), x = own.pair(raw_x, i);
-        const bool idle = row >= count;
-        const float a = idle ? 0.0f : softplus(__fadd_rn(raw.x, bias.x));
-        const float b = idle ? 0.0f : softplus(__fadd_rn(raw.y, bias.y));
-        to[0] = a;
-        to[Sh::unroll] = b;
-        to[Sh::inputs] = idle ? -0.0f : __fmul_rn(a, x.x);
-        to[Sh::inputs + Sh::unroll] = idle ? -0.0f : __fmul_rn(b, x.y);
+        to[0] = dt.x;
+        to[Sh::unroll] = dt.y;
+        to[Sh::inputs] = input.x;
+        to[Sh::inputs + Sh::unroll] = input.y;
+    };
+#pragma unroll
+    for (int first = 0; first < Sh::pairs; first += kAtOnce<Sh>) {
+        float2 dt[kAtOnce<Sh>], x[kAtOnce<Sh>];
+#pragma unroll
+        for (int i = 0; i < kAtOnce<Sh>; ++i)
+            dt[i] = own.pair(raw_dt, first + i), x[i] = own.pair(raw_x, first + i);
+#pragma unroll
+        for (int i = 0; i < kAtOnce<Sh>; ++i) {
+            dt[i].x = softplus(__fadd_rn(dt[i].x, bias.x));
+            dt[i].y = softplus(__fadd_rn(dt[i].y, bias.y));
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce<Sh>; ++i) {
+            store(first + i, dt[i], make_float2(__fmul_rn(dt[i].x, x[i].x), __fmul_rn(dt[i].y, x[i].y)));
+        }
+    }
+    if (count == Sh::tokens) return;
+    for (int i = 0; i < Sh::pairs; ++i) {
+        if (own.row + i * Sh::rows_at_once < count) continue;
+        store(i, make_float2(0.0f, 0.0f), make_float2(-0.0f, -0.0f));
     }
 }
 
 // B and C of a tile, widened, as (B0, B1, C0, C1), (B2, B3, C2, C3) ...; rows past `count` have B = 0.
 template <class Sh>
-__device__ __forceinline__ void widen_bc(float* bc, const typename Sh::T* raw, int thread, int count,
-                                         int d_state) {
+struct WidenBC {
     using T = typename Sh::T;
-    constexpr int kPairs = Sh::states / 2, kItems = Sh::tokens * kPairs;
-#pragma unroll
-    for (int first = 0; first < kItems; first += Sh::helping) {
-        const int item = first + thread, row = item / kPairs, state = 2 * (item % kPairs);
-        if (kItems % Sh::helping != 0 && item >= kItems) break;
-        const Pair<T>* from = reinterpret_cast<const Pair<T>*>(raw + row * Sh::bc_row + state);
-        float2 B = widen_pair<T>(from[0]), C = widen_pair<T>(from[kPairs]);
-        if (state >= d_state || row >= count) B.x = 0.0f, C.x = -0.0f;
-        if (state + 1 >= d_state || row >= count) B.y = 0.0f, C.y = -0.0f;
-        *reinterpret_cast<float4*>(bc + row * Sh::bc_row + 2 * state) = make_float4(B.x, B.y, C.x, C.y);
+    static constexpr int kPairs = Sh::states / 2, kItems = Sh::tokens * kPairs;
+    static constexpr int kOwn = (kItems + Sh::helping - 1) / Sh::helping;  // of a thread
+
+    // Puts what is absent into a thread's own part of the raw rows.
+    __device__ __noinline__ static void complete(T* raw, int thread, int count, int d_state) {
+        for (int item = thread; item < kItems; item += Sh::helping) {
+            const int row = item / kPairs, state = 2 * (item % kPairs);
+            for (int i = state; i < state + 2; ++i) {
+                if (i < d_state && row < count) continue;
+                raw[row * Sh::bc_row + i] = T(0.0f);
+                raw[row * Sh::bc_row + Sh::states + i] = T(-0.0f);
+            }
+        }
     }
-}
+
+    __device__ __forceinline__ static void tile(float* bc, T* raw, int thread, int count, int d_state) {
+        if (count < Sh::tokens || d_state < Sh::states) complete(raw, thread, count, d_state);
+        Pair<T> B[kOwn], C[kOwn];
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int item = thread + i * Sh::helping;
+            if (kItems % Sh::helping != 0 && item >= kItems) break;
+            const T* from = raw + item / kPairs * Sh::bc_row + 2 * (item % kPairs);
+            B[i] = *reinterpret_cast<const Pair<T>*>(from);
+            C[i] = *reinterpret_cast<const Pair<T>*>(from + Sh::states);
+        }
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+            const int item = thread + i * Sh::helping;
+            if (kItems % Sh::helping != 0 && item >= kItems) break;
+            const float2 b = widen_pair<T>(B[i]), c = widen_pair<T>(C[i]);
+            reinterpret_cast<float4*>(bc)[item] = make_float4(b.x, b.y, c.x, c.y);
+        }
+    }
+};
 
 // What becomes of the sums: y + D x, gated by z where there is one, to the output.
 template <class Sh>
 struct Finish {
     using T = typename Sh::T;
-    T* out;  // of the tile at hand, this thread's first row and channel
-    int stride;
+    static constexpr int kOutputs = Sh::pairs < 2 ? Sh::pairs : 2;  // pairs computed before they are stored
+    T* first;    // this thread's first row and channel of the sequence
+    int stride;  // bytes
     float2 D;
     bool gated, paired;
 
+    // `count` rows from the sequence's token t on.
     __device__ __forceinline__ void tile(const float* sums, const OwnPair<Sh>& own, const T* raw_x,
-                                         const T* raw_z, int count) {
+                                         const T* raw_z, int t, int count) const {
         const float* from = sums + own.row * Sh::sum_row + own.channel / Sh::warp_channels * Sh::sum_warp +
                             own.channel % Sh::warp_channels * Sh::S;
         const int rows = own.inside ? count - own.row : 0;
         if (gated && paired) {
 #pragma unroll
-            for (int i = 0; i < Sh::pairs; ++i) {
-                const float2 y = gate(sum(from, own, raw_x, i), own.pair(raw_z, i));
-                if (i * Sh::rows_at_once < rows) store_pair<T>(row(i), y, true, true);
+            for (int i = 0; i < Sh::pairs; i += kOutputs) {
+                float2 y[kOutputs];
+#pragma unroll
+                for (int j = 0; j < kOutputs; ++j) {
+                    y[j] = gate(sum(from, own, raw_x, i + j), own.pair(raw_z, i + j));
+                }
+#pragma unroll
+                for (int j = 0; j < kOutputs; ++j) {
+                    const int r = (i + j) * Sh::rows_at_once;
+                    if (r < rows) store_pair<T>(row_at(first, t + r, stride), y[j], true, true);
+                }
             }
         } else {
 #pragma unroll 1
             for (int i = 0; i < Sh::pairs && i * Sh::rows_at_once < rows; ++i) {
                 float2 y = sum(from, own, raw_x, i);
                 if (gated) y = gate(y, own.pair(raw_z, i));
-                store_pair<T>(row(i), y, own.both, paired);
+                store_pair<T>(row_at(first, t + i * Sh::rows_at_once, stride), y, own.both, paired);
             }
         }
-        out += std::int64_t(count) * stride;
-    }
-
-    __device__ __forceinline__ T* row(int i) const {
-        return out + std::int64_t(i * Sh::rows_at_once) * stride;
     }
 
     // The pair's sums over its lanes, of this thread's i-th row, and D x.

@@ -102,8 +102,9 @@ struct Walker {
         });
     }
 
-    __device__ __forceinline__ void tile(SharedMemory<Sh>& memory, int i, int count, std::int64_t snapshot) {
-        const int buffer = i % Sh::buffers;
+    __device__ __forceinline__ void tile(SharedMemory<Sh>& memory, unsigned i, int count,
+                                         std::int64_t snapshot) {
+        const unsigned buffer = i % Sh::buffers;
         walk.tile(memory.steps[buffer] + channel * Sh::unroll, memory.bc[buffer] + stage * (2 * Sh::N),
                   memory.sums[buffer] + warp * Sh::sum_warp + (lane % kGroups * Sh::S + stage) * Sh::K,
                   count);
@@ -118,16 +119,17 @@ struct Helper {
     using Inputs = Source<Sh, Sh::channels, Sh::channels>;
     using States = Source<Sh, Sh::states, Sh::bc_row>;
     SharedMemory<Sh>& memory;
+    unsigned shared;  // its address
     const int thread, d_state;
     const OwnPair<Sh> own;
     const float2 bias;
-    Inputs x, dt, z;
-    States B, C;
-    Finish<Sh> finish;
+    const Inputs x, dt, z;
+    const States B, C;
+    const Finish<Sh> finish;
 
-    __device__ __forceinline__ Helper(const ScanParams& p, const Place& place, SharedMemory<Sh>& shared,
+    __device__ __forceinline__ Helper(const ScanParams& p, const Place& place, SharedMemory<Sh>& block,
                                       Alignment aligned)
-        : memory(shared),
+        : memory(block),
           thread(threadIdx.x - (Sh::threads - Sh::helping)),
           d_state(int(p.d_state)),
           own(thread, p.d_inner - place.c0),
@@ -138,15 +140,24 @@ struct Helper {
           B(p.B, p.B_stride, place.begin, 0, p.d_state, thread, aligned.bc),
           C(p.C, p.C_stride, place.begin, 0, p.d_state, thread, aligned.bc),
           finish{static_cast<T*>(p.out) + (place.begin + own.row) * p.out_stride + place.c0 + own.channel,
-                 int(p.out_stride), own.parameters(p.D, place.c0), p.z != nullptr, aligned.out} {}
+                 int(p.out_stride * sizeof(T)), own.parameters(p.D, place.c0), p.z != nullptr, aligned.out} {
+        // Volatile: else the compiler would find it out again at every use.
+        asm volatile("mov.u32 %0, %1;" : "=r"(shared) : "r"(unsigned(__cvta_generic_to_shared(&block))));
+    }
 
-    // Begins to copy tile i.
-    __device__ __forceinline__ void copy(int i, int count) {
-        dt.copy(memory.raw_dt[i % Sh::buffers], count);
-        x.copy(memory.raw_x[i % Sh::raw_buffers], count);
-        if (finish.gated) z.copy(memory.raw_z[i % Sh::raw_buffers], count);
-        B.copy(memory.raw_bc[i % Sh::buffers], count);
-        C.copy(memory.raw_bc[i % Sh::buffers] + Sh::states, count);
+    template <class Columns>
+    __device__ __forceinline__ void copy(const Columns& source, T* raw, int t, int count) const {
+        const auto offset = reinterpret_cast<char*>(raw) - reinterpret_cast<char*>(&memory);
+        source.copy(raw, shared + unsigned(offset), t, count);
+    }
+
+    // Begins to copy tile i, `count` rows from token t on.
+    __device__ __forceinline__ void copy(unsigned i, int t, int count) const {
+        copy(dt, memory.raw_dt[i % Sh::buffers], t, count);
+        copy(x, memory.raw_x[i % Sh::raw_buffers], t, count);
+        if (finish.gated) copy(z, memory.raw_z[i % Sh::raw_buffers], t, count);
+        copy(B, memory.raw_bc[i % Sh::buffers], t, count);
+        copy(C, memory.raw_bc[i % Sh::buffers] + Sh::states, t, count);
     }
 
     // Waits for the copies of all helping threads.
@@ -160,16 +171,16 @@ struct Helper {
     }
 
     // Makes tile i, whose copies have arrived, ready to walk.
-    __device__ __forceinline__ void prepare(int i, int count) {
+    __device__ __forceinline__ void prepare(unsigned i, int count) const {
         prepare_steps<Sh>(memory.steps[i % Sh::buffers], own, bias, memory.raw_dt[i % Sh::buffers],
                           memory.raw_x[i % Sh::raw_buffers], count);
-        widen_bc<Sh>(memory.bc[i % Sh::buffers], memory.raw_bc[i % Sh::buffers], thread, count, d_state);
+        WidenBC<Sh>::tile(memory.bc[i % Sh::buffers], memory.raw_bc[i % Sh::buffers], thread, count, d_state);
     }
 
     // The outputs of tile i, which has been walked over.
-    __device__ __forceinline__ void output(int i, int count) {
+    __device__ __forceinline__ void output(unsigned i, int t, int count) const {
         finish.tile(memory.sums[i % Sh::buffers], own, memory.raw_x[i % Sh::raw_buffers],
-                    memory.raw_z[i % Sh::raw_buffers], count);
+                    memory.raw_z[i % Sh::raw_buffers], t, count);
     }
 };
 
@@ -183,7 +194,8 @@ __device__ __forceinline__ void walk_sequence(const ScanParams& p, const Place& 
     Tiles<Sh> tiles(p.ragged, place.sequence);
     std::int64_t snapshot;
     meet();
-    for (int i = 0, count; (count = tiles.take(snapshot)) > 0; ++i) {
+    int count;
+    for (unsigned i = 0; (count = tiles.take(snapshot)) > 0; ++i) {
         walker.tile(memory, i, count, snapshot);
         meet();
     }
@@ -194,18 +206,19 @@ __device__ __forceinline__ void walk_sequence(const ScanParams& p, const Place& 
 template <class Sh>
 __device__ __forceinline__ void help_sequence(const ScanParams& p, const Place& place,
                                               SharedMemory<Sh>& memory, Alignment aligned) {
-    Helper<Sh> helper(p, place, memory, aligned);
+    const Helper<Sh> helper(p, place, memory, aligned);
     Tiles<Sh> tiles(p.ragged, place.sequence);
     std::int64_t snapshot;
-    int walked = 0, walking = 0, ready = tiles.take(snapshot);
-    helper.copy(0, ready);
-    for (int i = -1; ready + walking + walked > 0; ++i) {
+    int walked = 0, walking = 0, ready = tiles.take(snapshot), finished = 0;  // finished: tokens
+    helper.copy(0, 0, ready);
+    for (unsigned i = 0; ready + walking + walked > 0; ++i) {  // the walkers are at tile i - 1
         helper.arrive();
-        const int coming = tiles.take(snapshot);
-        helper.copy(i + 2, coming);
-        if (ready > 0) helper.prepare(i + 1, ready);
-        if (walked > 0) helper.output(i - 1, walked);
+        const int t = tiles.t, coming = tiles.take(snapshot);
+        helper.copy(i + 1, t, coming);
+        if (ready > 0) helper.prepare(i, ready);
+        if (walked > 0) helper.output(i - 2, finished, walked);
         if (ready + walking > 0) meet();
+        finished += walked;
         walked = walking;
         walking = ready;
         ready = coming;
@@ -215,21 +228,22 @@ __device__ __forceinline__ void help_sequence(const ScanParams& p, const Place& 
 template <class Sh>
 __device__ __forceinline__ void scan_alone(const ScanParams& p, const Place& place, SharedMemory<Sh>& memory,
                                            Alignment aligned) {
-    Helper<Sh> helper(p, place, memory, aligned);
+    const Helper<Sh> helper(p, place, memory, aligned);
     Walker<Sh> walker(p, place);
     Tiles<Sh> tiles(p.ragged, place.sequence);
     std::int64_t snapshot, next_snapshot;
-    int count = tiles.take(snapshot);
-    helper.copy(0, count);
-    for (int i = 0; count > 0; ++i) {
+    int t = 0, count = tiles.take(snapshot);
+    helper.copy(0, t, count);
+    for (unsigned i = 0; count > 0; ++i) {
         helper.arrive();
         helper.prepare(i, count);
         __syncthreads();
-        const int next = tiles.take(next_snapshot);
-        helper.copy(i + 1, next);
+        const int next_t = tiles.t, next = tiles.take(next_snapshot);
+        helper.copy(i + 1, next_t, next);
         walker.tile(memory, i, count, snapshot);
         __syncthreads();
-        helper.output(i, count);
+        helper.output(i, t, count);
+        t = next_t;
         count = next;
         snapshot = next_snapshot;
     }
