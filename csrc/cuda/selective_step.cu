@@ -43,17 +43,20 @@ __global__ void __launch_bounds__(kStepThreads)
             h[i] = inside && initial >= 0 ? p.state[initial * p.state_stride + state] : 0.0f;
             A[i] = inside ? __fmul_rn(__ldg(p.A + state), kLog2e) : 0.0f;
         }
+        float C[kStatesAtOnce], products[kStatesAtOnce / 2];
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
-            if (n0 + i >= p.d_state) break;
-            const float B = at<T>(p.B, token * p.B_stride + n0 + i),
-                        C = at<T>(p.C, token * p.C_stride + n0 + i);
+            const bool inside = n0 + i < p.d_state;
+            const float B = inside ? at<T>(p.B, token * p.B_stride + n0 + i) : 0.0f;
+            C[i] = inside ? at<T>(p.C, token * p.C_stride + n0 + i) : -0.0f;
             h[i] = __fmaf_rn(exp2_unit(__fmul_rn(dt, A[i])), h[i], __fmul_rn(input, B));
-            y = __fmaf_rn(h[i], C, y);
+            if (i % 2 == 1) products[i / 2] = pair_product(h[i - 1], h[i], C[i - 1], C[i]);
             const std::int64_t state = (n0 + i) * p.d_inner + c;
-            if (kept >= 0) p.state[kept * p.state_stride + state] = h[i];
-            if (final >= 0) p.state[final * p.state_stride + state] = h[i];
+            if (inside && kept >= 0) p.state[kept * p.state_stride + state] = h[i];
+            if (inside && final >= 0) p.state[final * p.state_stride + state] = h[i];
         }
+        const float sum = tree_sum<kStatesAtOnce / 2>(products);
+        y = n0 == 0 ? sum : __fadd_rn(y, sum);
     }
     y = __fmaf_rn(p.D == nullptr ? 0.0f : p.D[c], x, y);
     if (p.z != nullptr) y = __fmul_rn(y, silu(at<T>(p.z, token * p.z_stride + c)));
