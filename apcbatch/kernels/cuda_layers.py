@@ -55,15 +55,15 @@ class DeviceMixer:
         self, norm: PreNorm, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         self.weights: Any = weights  # its projections are DeviceLinears
-        self._norm, self._ssm, self._conv = norm, ssm, conv
+        self.norm, self.ssm, self.conv = norm, ssm, conv
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         w = self.weights
         n, d = w.A.shape
         r, dtype = w.dt_proj.in_features, w.in_proj.dtype
-        normed = residual.normed(self._norm, dtype)
+        normed = residual.normed(self.norm, dtype)
         xz = linear(normed, w.in_proj, bias=w.in_bias)  # (t, h) -> (t, 2d)
-        x = causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, self._conv, batch)
+        x = causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, self.conv, batch)
         dbc = linear(x, w.x_proj)  # (t, d) -> (t, r + 2n)
         dt, b, c = dbc[:, :r], dbc[:, r : r + n], dbc[:, r + n :]
         if w.norms is not None:
@@ -72,7 +72,7 @@ class DeviceMixer:
                 for part, norm in zip((dt, b, c), w.norms, strict=True)
             )
         dt = linear(dt, w.dt_proj)  # (t, r) -> (t, d)
-        y = selective_scan(x, dt, w.A, b, c, w.D, xz[:, d:], w.dt_bias, self._ssm, batch)
+        y = selective_scan(x, dt, w.A, b, c, w.D, xz[:, d:], w.dt_bias, self.ssm, batch)
         residual.leave(linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)
 
 

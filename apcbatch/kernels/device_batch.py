@@ -35,6 +35,12 @@ class DeviceBatch:
         """(sequences + 1,) int64 on the device."""
         return self._lists[: self._shape[0] + 1]
 
+    @property
+    def slots(self) -> torch.Tensor:
+        """(2, sequences) int64 on the device: the initial and the final ones, for who changes them there."""
+        b = self._shape[0]
+        return self._lists[b + 1 : 3 * b + 1].view(2, b)
+
     def load(self, ragged: Ragged) -> None:
         """Take another batch's slots and positions, on the current stream: one with as many sequences, tokens,
         longer sequences and snapshots."""

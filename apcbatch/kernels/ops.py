@@ -15,6 +15,7 @@ import torch
 from apcbatch.kernels import attention, choose, cuda, cuda_attention, cuda_rows, norm, scan
 from apcbatch.kernels import linear as packed
 from apcbatch.kernels.attention import PAGE_TOKENS
+from apcbatch.kernels.cuda_decode import DecodeStack
 from apcbatch.kernels.cuda_layers import (
     DeviceExpert,
     DeviceMixer,
@@ -34,6 +35,7 @@ from apcbatch.kernels.residual import PreNorm, Residual
 
 __all__ = [
     "PAGE_TOKENS",
+    "DecodeStack",
     "DeviceExpert",
     "DeviceLinear",
     "DeviceMixer",

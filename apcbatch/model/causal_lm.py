@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -64,6 +65,7 @@ class CausalLM:
             self.final_norm = self._norm(checkpoint, f"{names.final_norm}.weight")
             self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
+        self._decode = self._decode_stack()
         self.fingerprint = model_fingerprint(
             config.architecture(),
             self.weights_digest,
@@ -119,10 +121,32 @@ class CausalLM:
         """Whether a CUDA graph can hold a decode pass: it never waits for the device, and needs no pages."""
         return all(isinstance(layer.mixer, MambaMixer) and layer.feed_forward is None for layer in self.layers)
 
+    def _decode_stack(self) -> ops.DecodeStack | None:
+        """On a CUDA device, what runs the decode passes of a few sequences; None where attention or experts stand
+        between the mixers."""
+        parts = [layer.mixer.part for layer in self.layers if isinstance(layer.mixer, MambaMixer)]
+        mixers = [part for part in parts if isinstance(part, ops.DeviceMixer)]
+        if not self.captures or len(mixers) != len(self.layers):
+            return None
+        assert isinstance(self.lm_head, ops.DeviceLinear)
+        return ops.DecodeStack(mixers, self.final_norm, self.lm_head)
+
+    @property
+    def most_decoded(self) -> int:
+        """The most sequences that `decode` takes."""
+        return 0 if self._decode is None else self._decode.most_rows
+
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
         return rows.float()
+
+    @torch.inference_mode()
+    def decode(self, batch: Batch) -> torch.Tensor:
+        """Like `forward`, for a power of two of sequences, most_decoded at most, of one token each, all of whose logits
+        are wanted."""
+        assert self._decode is not None
+        return self._decode(self._embed(batch.token_ids), cast(Any, batch.ragged))
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -42,40 +42,41 @@ class GraphedLM:
 
 
 class _DecodeGraph:
-    """One token of each of `size` sequences."""
+    """One token of each of `size` sequences; the graph begins by fetching the tokens and slots from pinned memory."""
 
     def __init__(self, model: CausalLM, size: int, device: torch.device, memory: Any) -> None:
-        self._size = size
-        empty = torch.empty(0, dtype=torch.int64)
-        self._host = Batch(
-            token_ids=torch.zeros(size, dtype=torch.int64),
-            ragged=_decode_ragged(empty, empty, size),
-            logits_rows=torch.arange(size),
-            page_table=torch.zeros((size, 0), dtype=torch.int64),
-            context=torch.zeros(size, dtype=torch.int64),
-            token_slots=torch.full((size,), -1),
-        )
-        self._batch = self._host.on(device)
+        self._batch = _empty_batch(size).on(device)
         ragged: object = self._batch.ragged
         assert isinstance(ragged, DeviceBatch)
-        self._ragged = ragged
+        self._slots = ragged.slots
+        self._staged = torch.full((3, size), -1, pin_memory=True)  # tokens, initial and final slots
+        self._staged[0] = 0
+        self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # the libraries choose and allocate outside the graph
-            model.forward(self._batch)
+            self._pass()
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=memory):
-            self._logits = model.forward(self._batch)
+            self._logits = self._pass()
         self.memory = self._graph.pool()
+
+    def _pass(self) -> torch.Tensor:
+        self._batch.token_ids.copy_(self._staged[0], non_blocking=True)
+        self._slots.copy_(self._staged[1:], non_blocking=True)
+        return self._run(self._batch)
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """The batch's logits; they are overwritten by the next replay."""
-        b = batch.ragged.num_sequences
-        self._ragged.load(_decode_ragged(batch.ragged.initial_slots, batch.ragged.final_slots, self._size))
-        self._host.token_ids[:b] = batch.token_ids
-        self._batch.token_ids.copy_(self._host.token_ids, non_blocking=True)
+        b, ragged = batch.ragged.num_sequences, batch.ragged
+        self._fetched.synchronize()  # by the replay before
+        self._staged[0, :b] = batch.token_ids
+        self._staged[1, :b], self._staged[2, :b] = ragged.initial_slots, ragged.final_slots
+        self._staged[1:, b:] = -1  # sequences without states
         self._graph.replay()
+        self._fetched.record()
         return self._logits[:b]
 
 
@@ -86,10 +87,16 @@ def _is_decode(batch: Batch) -> bool:
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
 
 
-def _decode_ragged(initial: torch.Tensor, final: torch.Tensor, size: int) -> Ragged:
-    """One token a sequence, filled up to `size` with sequences without states."""
-    none = torch.full((size - initial.numel(),), -1)
-    return Ragged.create(torch.arange(size + 1), torch.cat([initial, none]), torch.cat([final, none]))
+def _empty_batch(size: int) -> Batch:
+    """One token of each of `size` sequences without states."""
+    return Batch(
+        token_ids=torch.zeros(size, dtype=torch.int64),
+        ragged=Ragged.create(torch.arange(size + 1)),
+        logits_rows=torch.arange(size),
+        page_table=torch.zeros((size, 0), dtype=torch.int64),
+        context=torch.zeros(size, dtype=torch.int64),
+        token_slots=torch.full((size,), -1),
+    )
 
 
 def _power_of_two(count: int) -> int:

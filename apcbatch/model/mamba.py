@@ -20,7 +20,8 @@ Norms = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 class MambaMixer:
     """Norms the residual (t, h) and leaves (t, h) to be added to it, over the states that the batch names.
 
-    norm: the layer's, which it begins with. ssm (slots, n, d) and conv (slots, w - 1, d): this layer's slots.
+    norm: the layer's, which it begins with. ssm (slots, n, d) and conv (slots, w - 1, d): this layer's slots. part: the
+    mixer as the kernels have it.
     """
 
     def __init__(
@@ -58,10 +59,10 @@ class MambaMixer:
             norms=_norms(config, checkpoint, prefix),
             norm_eps=config.mixer_norm_eps,
         )
-        self._run = ops.mixer(norm, weights, ssm, conv)
+        self.part = ops.mixer(norm, weights, ssm, conv)
 
     def __call__(self, residual: ops.Residual, batch: Batch) -> None:
-        self._run(residual, batch.ragged)
+        self.part(residual, batch.ragged)
 
 
 def _norms(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Norms | None:

@@ -1,10 +1,12 @@
-// How the two files of bindings see what Python gives them: addresses of the device, and a stream.
+// How the files of bindings see what Python gives them: addresses of the device, a stream, a packed batch.
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+
+#include "launch.h"
 
 namespace py = pybind11;
 
@@ -21,7 +23,15 @@ inline const std::int64_t* integers(Address address) {
 inline const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
 inline cudaStream_t stream_of(Address stream) { return static_cast<cudaStream_t>(pointer(stream)); }
 
+// A packed batch on the device, its sequences ordered: the longer ones first, then those of one token.
+struct Batch {
+    apcbatch::RaggedParams ragged;
+    std::int64_t num_tokens, longest;
+    Selection longer, single;
+};
+
 void bind_rows(py::module_& module);
+void bind_decode(py::module_& module);
 
 }  // namespace cuda
 }  // namespace apcbatch

@@ -1,4 +1,4 @@
-// apcbatch._CUDA: the recurrent kernels for Python (pybind11), and bindings_rows.cpp for the others. Every
+// apcbatch._CUDA: the recurrent kernels for Python (pybind11); bindings_*.cpp have the others. Every
 // address is one of the device's; the Python side checks shapes, and keeps alive what the addresses point at
 // until the stream has passed.
 #include <pybind11/pybind11.h>
@@ -6,18 +6,10 @@
 #include <stdexcept>
 
 #include "addresses.h"
-#include "launch.h"
 
 namespace {
 
 using namespace apcbatch::cuda;
-
-// A packed batch on the device, its sequences ordered: the longer ones first, then those of one token.
-struct Batch {
-    apcbatch::RaggedParams ragged;
-    std::int64_t num_tokens, longest;
-    Selection longer, single;
-};
 
 Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t num_longer,
             Address cu_seqlens, Address initial_slots, Address final_slots, Address snapshot_cu,
@@ -90,4 +82,5 @@ PYBIND11_MODULE(_CUDA, m) {
     m.def("causal_conv", &conv, ReleaseGil());
     m.def("selective_scan", &scan, ReleaseGil());
     bind_rows(m);
+    bind_decode(m);
 }

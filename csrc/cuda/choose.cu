@@ -78,11 +78,13 @@ __global__ void __launch_bounds__(kRowThreads) logprob_kernel(LogprobParams p) {
     const std::int64_t row = blockIdx.x;
     const float* logits = p.logits + row * p.stride;
     Best best = none();
+#pragma unroll 8
     for (int at = threadIdx.x; at < p.n; at += kRowThreads) best = better(best, Best{logits[at], at});
     best = block_best(best);
     if (p.choose && threadIdx.x == 0) p.tokens[row] = best.index == INT_MAX ? 0 : best.index;
     if (!p.logprobs) return;
     float sum = 0.0f;
+#pragma unroll 8
     for (int at = threadIdx.x; at < p.n; at += kRowThreads) sum += expf(logits[at] - best.value);
     sum = block_sum<kRowThreads>(sum);
     if (threadIdx.x == 0) p.logprobs[row] = logits[p.tokens[row]] - best.value - logf(sum);

@@ -3,14 +3,14 @@
 // know: Python.
 #include "element.cuh"
 #include "launch.h"
-#include "vector_math.cuh"
+#include "step_state.cuh"
 
 namespace apcbatch {
 namespace cuda {
 
 namespace {
 
-constexpr int kStepThreads = 64, kStatesAtOnce = 16;
+constexpr int kStepThreads = 64;
 
 template <class T>
 __device__ __forceinline__ float at(const void* base, std::int64_t i) {
@@ -35,28 +35,30 @@ __global__ void __launch_bounds__(kStepThreads)
                 input = __fmul_rn(dt, x);
     float y = 0.0f;
     for (int n0 = 0; n0 < p.d_state; n0 += kStatesAtOnce) {
-        float h[kStatesAtOnce], A[kStatesAtOnce];
+        float h[kStatesAtOnce], rate[kStatesAtOnce];
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             const bool inside = n0 + i < p.d_state;
             const std::int64_t state = (n0 + i) * p.d_inner + c;
             h[i] = inside && initial >= 0 ? p.state[initial * p.state_stride + state] : 0.0f;
-            A[i] = inside ? __fmul_rn(__ldg(p.A + state), kLog2e) : 0.0f;
+            rate[i] = inside ? rate_of(__ldg(p.A + state)) : 0.0f;
         }
-        float C[kStatesAtOnce], products[kStatesAtOnce / 2];
+        float B[kStatesAtOnce], C[kStatesAtOnce];
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             const bool inside = n0 + i < p.d_state;
-            const float B = inside ? at<T>(p.B, token * p.B_stride + n0 + i) : 0.0f;
+            B[i] = inside ? at<T>(p.B, token * p.B_stride + n0 + i) : 0.0f;
             C[i] = inside ? at<T>(p.C, token * p.C_stride + n0 + i) : -0.0f;
-            h[i] = __fmaf_rn(exp2_unit(__fmul_rn(dt, A[i])), h[i], __fmul_rn(input, B));
-            if (i % 2 == 1) products[i / 2] = pair_product(h[i - 1], h[i], C[i - 1], C[i]);
-            const std::int64_t state = (n0 + i) * p.d_inner + c;
-            if (inside && kept >= 0) p.state[kept * p.state_stride + state] = h[i];
-            if (inside && final >= 0) p.state[final * p.state_stride + state] = h[i];
         }
-        const float sum = tree_sum<kStatesAtOnce / 2>(products);
+        const float sum = step_states(h, rate, dt, input, B, C);
         y = n0 == 0 ? sum : __fadd_rn(y, sum);
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+            if (n0 + i >= p.d_state) break;
+            const std::int64_t state = (n0 + i) * p.d_inner + c;
+            if (kept >= 0) p.state[kept * p.state_stride + state] = h[i];
+            if (final >= 0) p.state[final * p.state_stride + state] = h[i];
+        }
     }
     y = __fmaf_rn(p.D == nullptr ? 0.0f : p.D[c], x, y);
     if (p.z != nullptr) y = __fmul_rn(y, silu(at<T>(p.z, token * p.z_stride + c)));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,21 @@ from apcbatch.model import graphs
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
-FAMILIES = ["mamba", "falcon_mamba", "jamba"]
+AT_ONCE = {"hidden_size": 64, "time_step_rank": 8}  # a shape whose decode passes are one launch
+MODELS = {
+    "mamba": ("mamba", {}),
+    "falcon_mamba": ("falcon_mamba", {}),
+    "jamba": ("jamba", {}),
+    "mamba at once": ("mamba", AT_ONCE),
+    "falcon_mamba at once": ("falcon_mamba", AT_ONCE),
+}
 COLD = {"policy": "none", "max_running": 1}
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint) -> Callable[[str], Path]:
+    """The folder of one of MODELS."""
+    return lambda model: tiny_checkpoint(MODELS[model][0], **MODELS[model][1])
 
 
 def serve(folder: Path, seed: int, **options: object) -> Answers:
@@ -26,33 +40,33 @@ def tokens(of: Answers) -> dict[str, list[int]]:
     return {key: answer[0] for key, answer in of.items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_device_answers_like_the_cpu(family: str, tiny_checkpoint) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_the_device_answers_like_the_cpu(model: str, checkpoint) -> None:
     """Catches any layer that computes something else than the CPU's, which equals transformers'."""
-    folder = tiny_checkpoint(family)
+    folder = checkpoint(model)
     on_device, on_cpu = serve(folder, 3, **COLD), serve(folder, 3, device="cpu", **COLD)
     assert tokens(on_device) == tokens(on_cpu)
     for key, (_, logprobs) in on_device.items():
         assert logprobs == pytest.approx(on_cpu[key][1], rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("block_size", [1, 16, 64])
-def test_float32_tokens_are_the_same_cached_and_cold(family: str, block_size: int, tiny_checkpoint) -> None:
+def test_float32_tokens_are_the_same_cached_and_cold(model: str, block_size: int, checkpoint) -> None:
     """Catches a state that is restored from another position or slot."""
-    folder, seed = tiny_checkpoint(family), random.randrange(1 << 30)
+    folder, seed = checkpoint(model), random.randrange(1 << 30)
     cold = serve(folder, seed, **COLD)
     cached = serve(folder, seed, policy="all", block_size=block_size, max_running=8, max_batch_tokens=100)
     assert tokens(cached) == tokens(cold), f"seed {seed}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_exact_answers_are_the_same_bit_for_bit(
-    family: str, dtype: str, tiny_checkpoint, tmp_path: Path
+    model: str, dtype: str, checkpoint, tmp_path: Path
 ) -> None:
     """Catches bits that depend on cuts, batch mates, graphs, memory or disk, where exactness was asked for."""
-    folder, seed = tiny_checkpoint(family), random.randrange(1 << 30)
+    folder, seed = checkpoint(model), random.randrange(1 << 30)
     options = {"dtype": dtype, "exact": True, "block_size": 16}
     cold = serve(folder, seed, **options, **COLD)
     for further in (
@@ -63,12 +77,12 @@ def test_exact_answers_are_the_same_bit_for_bit(
         assert serve(folder, seed, **options, **further) == cold, f"seed {seed}, {further}"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("model", MODELS)
 def test_replayed_passes_equal_launched_ones(
-    family: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch
+    model: str, checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a graph that goes on with the slots, pages or tokens of the batch it was captured with."""
-    folder, seed = tiny_checkpoint(family), random.randrange(1 << 30)
+    folder, seed = checkpoint(model), random.randrange(1 << 30)
     options = {"exact": True, "policy": "none", "max_running": 5, "dtype": "bfloat16"}
     replayed = serve(folder, seed, **options)
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
