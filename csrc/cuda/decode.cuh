@@ -137,10 +137,11 @@ struct Channel {
     float h[kMostDecodeStates], A[kMostDecodeStates], x, gate, D, dt_bias;
     const StateSlots& slots;
 
-    // A block has at most kItems channels over all rows.
-    __device__ Channel(const DecodeShape& shape, int rows, const StateSlots& its) : slots(its) {
+    // The block's row-th; a block has at most kItems channels over all vectors.
+    __device__ Channel(const DecodeShape& shape, int row, int vector, const StateSlots& its)
+        : b(vector), slots(its) {
         const Share share(shape.d_inner);
-        c = share.begin + int(threadIdx.x) / rows, b = threadIdx.x % rows;
+        c = share.begin + row;
         takes = c < share.end;
     }
 
@@ -216,9 +217,10 @@ class Decoder {
     __device__ Decoder(const DecodeParams& params, const WeightStream& stream, int* scratch)
         : p(params),
           stream_(stream),
-          meeting_(params.arrivals),
-          slots_(params.ragged, threadIdx.x % kRows),
+          meeting_(params.arrivals, scratch + 1),
+          slots_(params.ragged, vector_of_thread<kRows>()),
           reached_(scratch),
+          calm_(scratch + 1),
           near_(reinterpret_cast<DecodeLayer*>(scratch + 4)),
           low_(params.shape.dt_rank + 2 * params.shape.d_state) {
         partials_ = reinterpret_cast<float*>(near_ + 2);
@@ -298,7 +300,7 @@ class Decoder {
 #pragma unroll 1
         for (int row = share.begin; row < share.end; row += per_slot) {
             const int count = min(per_slot, share.end - row);
-            stream_.fill(from + std::int64_t(row) * row_bytes, unsigned(count * row_bytes));
+            stream_.fill(from + std::int64_t(row) * row_bytes, count * row_bytes, calm_);
         }
     }
 
@@ -316,9 +318,10 @@ class Decoder {
         meeting_.arrive();
         meeting_.await();
         x.load(static_cast<const T*>(p.x));
+        meeting_.loaded();
         product(stream_, low_, x, partials_, Store<T>{static_cast<T*>(p.low), low_});
         meeting_.arrive();
-        Channel<T> channel(s, kRows, slots_);
+        Channel<T> channel(s, row_of_thread<kRows>(), vector_of_thread<kRows>(), slots_);
         channel.load(p, of);
         meeting_.await();
         Few dt(s.dt_rank);
@@ -327,6 +330,7 @@ class Decoder {
         meeting_.arrive();
         meeting_.await();
         x.load(static_cast<const T*>(p.y));
+        meeting_.loaded();
         product(stream_, s.hidden, x, partials_, AddTo(p.residual, of.out_bias, s.hidden));
         meeting_.arrive();
     }
@@ -373,6 +377,7 @@ class Decoder {
         }
         x.sum_warp(squares, squares_);
         sync_readers();
+        meeting_.loaded();
 #pragma unroll
         for (int m = 0; m < Hidden::kMine; ++m) {
             const float factor = norm_factor(squares_ + x.vector(m) * kWarps);
@@ -401,6 +406,7 @@ class Decoder {
             small_[i] = widen(__ldcg(static_cast<const T*>(p.low) + i));
         }
         sync_readers();
+        meeting_.loaded();
         if (p.inner_norms) norm_small(of);
         float values[kVector<T>];
 #pragma unroll
@@ -437,10 +443,11 @@ class Decoder {
     const DecodeParams& p;
     WeightStream stream_;
     Meeting meeting_;
-    StateSlots slots_;   // of the sequence that is this thread's in every epilogue
-    int* reached_;       // the layer that the readers are in
-    DecodeLayer* near_;  // two
-    int low_;            // dt, B and C of a row
+    StateSlots slots_;          // of the sequence that is this thread's in every epilogue
+    int* reached_;              // the layer that the readers are in
+    const volatile int* calm_;  // see Meeting
+    DecodeLayer* near_;         // two
+    int low_;                   // dt, B and C of a row
     float *partials_, *squares_, *small_;
 };
 
@@ -457,7 +464,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     int* scratch = reinterpret_cast<int*>(barriers + kStreamBarriers);
     if (threadIdx.x == 0) {
         stream.init(kWarps);
-        *scratch = 0;
+        scratch[0] = scratch[1] = 0;
     }
     __syncthreads();
     Decoder<T, kRows, kInner> decoder(p, stream, scratch);

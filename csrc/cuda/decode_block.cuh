@@ -17,6 +17,18 @@ constexpr int kWarps = 10, kReaders = 32 * kWarps;  // the threads of a block th
 constexpr int kItems = 320;                         // results that a block has at once, a thread each
 constexpr int kPartialStride = kWarps + 1;
 
+// Results are laid out with neighbouring rows of weights side by side, one vector's after the other's.
+template <int kRows>
+constexpr int kRowsAtOnce = kItems / kRows;
+template <int kRows>
+__device__ __forceinline__ int vector_of_thread() {
+    return min(int(threadIdx.x) / kRowsAtOnce<kRows>, kRows - 1);
+}
+template <int kRows>
+__device__ __forceinline__ int row_of_thread() {
+    return int(threadIdx.x) - vector_of_thread<kRows>() * kRowsAtOnce<kRows>;
+}
+
 template <class T>
 constexpr int kVector = 16 / int(sizeof(T));
 
@@ -37,17 +49,23 @@ __host__ __device__ constexpr int rows_a_slot(int row_bytes, int rows) {
 // Waits for the block's readers; those who fill the stream go on.
 __device__ __forceinline__ void sync_readers() { asm volatile("bar.sync 1, %0;" ::"n"(kReaders) : "memory"); }
 
-// All blocks' readers, each of which has written what others read afterwards (not through L1).
+// All blocks' readers, each of which has written what others read afterwards (not through L1). From arriving
+// until what they met for is loaded, they ask the stream to be calm: a busy memory answers late.
 class Meeting {
   public:
-    __device__ explicit Meeting(unsigned* arrivals) : arrivals_(arrivals) {}
+    __device__ Meeting(unsigned* arrivals, volatile int* calm) : arrivals_(arrivals), calm_(calm) {}
 
     __device__ void arrive() {
         sync_readers();
         if (threadIdx.x == 0) {
+            *calm_ = 1;
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals_) : "memory");
         }
         expected_ += gridDim.x;
+    }
+
+    __device__ void loaded() const {
+        if (threadIdx.x == 0) *calm_ = 0;
     }
 
     __device__ void await() const {
@@ -62,6 +80,7 @@ class Meeting {
 
   private:
     unsigned *arrivals_, expected_ = 0;
+    volatile int* calm_;
 };
 
 template <class T>
@@ -192,7 +211,7 @@ struct Columns<__nv_bfloat16, kRows, kCount> {
 };
 
 // Both of the following: `count` rows of weights in shared memory times kRows vectors; each warp's part of
-// the result of row i and vector b goes to partials[(i * kRows + b) * kPartialStride + warp].
+// the result of row i and vector b goes to partials[(b * kRowsAtOnce + i) * kPartialStride + warp].
 template <int kRows, int kGroups>
 __device__ __forceinline__ void multiply(const unsigned char* weights, int count,
                                          const Columns<float, kRows, kGroups>& x, float* partials) {
@@ -288,7 +307,8 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
         for (int i = 0; i < 2; ++i) {
             const int b = lane % 4 * 2 + i;
             const float sum = (sums[0][i] + sums[1][i]) + (sums[2][2 + i] + sums[3][2 + i]);
-            if (b < kRows && row < count) partials[(row * kRows + b) * kPartialStride + warp] = sum;
+            if (b < kRows && row < count)
+                partials[(b * kRowsAtOnce<kRows> + row) * kPartialStride + warp] = sum;
         }
     }
 }
@@ -300,15 +320,15 @@ __device__ __forceinline__ void product(WeightStream& stream, int total, const C
                                         float* partials, Epilogue epilogue) {
     const Share share(total);
     const int per_slot = rows_a_slot(16 * x.groups, kRows);
-    const int at_once = kItems / kRows / per_slot * per_slot, b = threadIdx.x % kRows;
+    const int at_once = kRowsAtOnce<kRows> / per_slot * per_slot, b = vector_of_thread<kRows>();
 #pragma unroll 1
     for (int first = share.begin; first < share.end; first += at_once) {
-        const int count = min(at_once, share.end - first), mine = first + int(threadIdx.x) / kRows;
+        const int count = min(at_once, share.end - first), mine = first + row_of_thread<kRows>();
         const bool takes = mine < first + count;
         if (takes) epilogue.prepare(mine, b);
 #pragma unroll 1
         for (int row = 0; row < count; row += per_slot) {
-            multiply(stream.next(), min(per_slot, count - row), x, partials + row * kRows * kPartialStride);
+            multiply(stream.next(), min(per_slot, count - row), x, partials + row * kPartialStride);
             stream.release();
         }
         sync_readers();
