@@ -23,14 +23,19 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
 
-# The CUDA tests, and the sanitizers over the kernels, with the python and the torch that see the GPU.
+# The CUDA tests, and the sanitizers over the kernels, with the python and the torch that see the GPU. racecheck is some
+# hundred times slower than the kernel: a test for each kernel that shares memory between threads.
+SANITIZE := --kernel-name kns=selective --kernel-name kns=conv --kernel-name kns=decode --error-exitcode 9
+RACES := tests/kernels/test_cuda.py::test_batch_in_place \
+    'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[16]' \
+    'tests/kernels/test_cuda.py::test_float16_convolution_matches_float64[torch.float32]'
+
 test-cuda:
 	APCBATCH_CUDA=1 $(PYTHON) setup.py build_ext --inplace
 	$(PYTHON) -m pytest -q -m cuda
-	for tool in memcheck racecheck; do \
-	    compute-sanitizer --tool $$tool --kernel-name kns=selective --kernel-name kns=conv --error-exitcode 9 \
-	        $(PYTHON) -m pytest -q -m cuda tests/kernels/test_cuda.py || exit 1; \
-	done
+	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) \
+	    $(PYTHON) -m pytest -q -m cuda tests/kernels/test_cuda.py tests/kernels/test_cuda_decode.py
+	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda $(RACES)
 
 lint: $(VENV)/.installed
 	$(BIN)/pip install --quiet '.[lint]'

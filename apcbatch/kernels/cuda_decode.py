@@ -50,10 +50,10 @@ class DecodeStack:
         """Logits (b, v) float32. residual: (b, h) float32 contiguous, changed; b: a power of two, most_rows at most.
         batch: b sequences of one token. Raises ValueError."""
         b = batch.num_tokens
-        if batch.cu_seqlens.numel() - 1 != b or b & (b - 1) or b > self.most_rows:
+        if batch.num_sequences != b or b & (b - 1) or b > self.most_rows:
             raise ValueError(
                 f"the batch must be a power of two of sequences, {self.most_rows} at most, of one token each; it has "
-                f"{batch.cu_seqlens.numel() - 1} sequences of {b} tokens"
+                f"{batch.num_sequences} sequences of {b} tokens"
             )
         hidden = self._kept_alive[2].in_features
         if residual.shape != (b, hidden) or residual.dtype != torch.float32 or not residual.is_contiguous():

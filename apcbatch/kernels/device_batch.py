@@ -1,7 +1,7 @@
 """DeviceBatch: a Ragged's lists on a CUDA device, uploaded once for all layers of a pass.
 
-Must not know: models, arenas. Its memory stays where it is when other sequences are loaded into it, so a captured
-CUDA graph of its kernels goes on with the new ones.
+Must not know: models, arenas. Its memory stays where it is when other slots are written into it, so a captured CUDA
+graph of its kernels goes on with the new ones.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from apcbatch.kernels.ragged import Ragged
 
 
 class DeviceBatch:
-    """The device's copy of one Ragged at a time. Raises ValueError where another batch would not fit into it."""
+    """The device's copy of one Ragged."""
 
     def __init__(self, ragged: Ragged, device: torch.device) -> None:
         from apcbatch import _CUDA
 
         lists, lengths, num_longer = _lists(ragged)
+        self.num_sequences = ragged.num_sequences
         self.num_tokens = ragged.num_tokens
         self.max_slot = ragged.max_slot
         self.device = device
-        self._shape = _shape(ragged, num_longer)
         self._lists = torch.cat(lists).to(device)
         starts = [self._lists.data_ptr()]
         for part in lists:
@@ -33,25 +33,14 @@ class DeviceBatch:
     @property
     def cu_seqlens(self) -> torch.Tensor:
         """(sequences + 1,) int64 on the device."""
-        return self._lists[: self._shape[0] + 1]
+        return self._lists[: self.num_sequences + 1]
 
     @property
     def slots(self) -> torch.Tensor:
-        """(2, sequences) int64 on the device: the initial and the final ones, for who changes them there."""
-        b = self._shape[0]
+        """(2, sequences) int64 on the device: the initial and the final ones. Who writes others there sees to it that
+        they are a Ragged's, and that the states have them."""
+        b = self.num_sequences
         return self._lists[b + 1 : 3 * b + 1].view(2, b)
-
-    def load(self, ragged: Ragged) -> None:
-        """Take another batch's slots and positions, on the current stream: one with as many sequences, tokens,
-        longer sequences and snapshots."""
-        lists, _, num_longer = _lists(ragged)
-        if _shape(ragged, num_longer) != self._shape:
-            raise ValueError(
-                f"a DeviceBatch of (sequences, tokens, sequences of several tokens, snapshots) = {self._shape} "
-                f"cannot take one of {_shape(ragged, num_longer)}: make a new one"
-            )
-        self._lists.copy_(torch.cat(lists), non_blocking=True)
-        self.max_slot = ragged.max_slot
 
 
 def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
@@ -66,7 +55,3 @@ def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
         ragged.snapshot_positions, ragged.snapshot_slots, torch.tensor(order, dtype=torch.int64, device="cpu"),
     ]
     return lists, lengths, sum(length > 1 for length in lengths)
-
-
-def _shape(ragged: Ragged, num_longer: int) -> tuple[int, int, int, int]:
-    return ragged.num_sequences, ragged.num_tokens, num_longer, ragged.snapshot_slots.numel()

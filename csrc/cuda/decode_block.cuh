@@ -205,8 +205,9 @@ struct Columns<__nv_bfloat16, kRows, kCount> {
     static __device__ void sum_warp(float (&values)[1], float* to) {
         values[0] += __shfl_xor_sync(0xffffffffu, values[0], 1);
         values[0] += __shfl_xor_sync(0xffffffffu, values[0], 2);
-        if (threadIdx.x % 4 == 0 && threadIdx.x % 32 / 4 < kRows)
+        if (threadIdx.x % 4 == 0 && threadIdx.x % 32 / 4 < kRows) {
             to[vector(0) * kWarps + threadIdx.x / 32] = values[0];
+        }
     }
 };
 
@@ -239,9 +240,10 @@ __device__ __forceinline__ void multiply(const unsigned char* weights, int count
             }
         }
         const float sum = warp_sums<kSums>(sums);
-        const int result = first * kRows + lane * kSums / 32;
-        if (lane % (32 / kSums) == 0 && result < count * kRows)
-            partials[result * kPartialStride + warp] = sum;
+        const int row = first + lane * kSums / 32 / kRows, b = lane * kSums / 32 % kRows;
+        if (lane % (32 / kSums) == 0 && row < count) {
+            partials[(b * kRowsAtOnce<kRows> + row) * kPartialStride + warp] = sum;
+        }
     }
 }
 

@@ -130,7 +130,7 @@ def test_agrees_with_the_cpu_kernels(dtype):
 
 
 def test_batch_in_place():
-    """A batch whose memory moves, or whose old slots are used, when other slots are loaded into it."""
+    """A batch whose old slots are used when others are written into it."""
     fresh_seed()
     inputs = Scan.random(6, 40, 16, torch.bfloat16)
     first = ragged([1] * 6, range(6), range(6))
@@ -139,16 +139,12 @@ def test_batch_in_place():
     arena[:] = expected
     outputs = inputs.run(expected, other)
     batch = DeviceBatch(first, CUDA)
-    batch.load(other)
+    batch.slots.copy_(torch.stack([other.initial_slots, other.final_slots]))
     again = cuda.selective_scan(
         inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D, inputs.z, inputs.dt_bias, arena, batch
     )
     assert same_bits(again, outputs)
     assert same_bits(arena, expected)
-    with pytest.raises(ValueError, match="cannot take one of"):
-        batch.load(ragged([1] * 5, range(5), range(5)))
-    with pytest.raises(ValueError, match="cannot take one of"):
-        batch.load(ragged([6], [0], [0]))
 
 
 def test_captured_graph_follows_its_batch():
@@ -169,7 +165,7 @@ def test_captured_graph_follows_its_batch():
             cuda.causal_conv(conv.x, conv.weight, conv.bias, arenas[1], device_batch),
         ]
     for batch, wanted in zip(batches, expected, strict=True):
-        device_batch.load(batch)
+        device_batch.slots.copy_(torch.stack([batch.initial_slots, batch.final_slots]))
         graph.replay()
         assert all(same_bits(out, want) for out, want in zip(outputs, wanted, strict=True))
     assert all(same_bits(arena, wanted) for arena, wanted in zip(arenas, truth, strict=True))
