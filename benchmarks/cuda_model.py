@@ -3,7 +3,8 @@
     python benchmarks/cuda_model.py MODEL [--dtype bfloat16]
 
 MODEL is a folder (benchmarks/make_shapes.py writes some). Everything goes through the public Engine; the figures are
-medians, and the last line is one JSON document. Must not know: how the engine does it.
+medians; the last line is one JSON document, and one before it what is measured by then. Must not know: how the engine
+does it.
 """
 
 from __future__ import annotations
@@ -139,6 +140,7 @@ def measure(folder: Path, dtype: str) -> dict[str, Any]:
             "of_bandwidth": document["bytes_a_step"] / step / document["bandwidth_bytes_s"],
         }
     engine.close()
+    print(json.dumps(document), flush=True)
     keeping = Engine(folder, policy="all", block_size=64, **options)
     plain = Engine(folder, policy="none", **options)
     pairs = [
