@@ -104,6 +104,13 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def rounded_size(size_bytes: int) -> str:
+    """A size for people: `1.5 GiB`."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(len(units) - 1, max(0, (size_bytes.bit_length() - 1) // 10))
+    return f"{size_bytes / 1024**power:.1f} {units[power]}" if power else f"{size_bytes} B"
+
+
 def parse_switch(raw: Any, where: str) -> bool:
     """true and false as YAML, or their usual spellings in a variable."""
     if isinstance(raw, bool):

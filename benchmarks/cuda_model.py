@@ -3,7 +3,8 @@
     python benchmarks/cuda_model.py MODEL [--dtype bfloat16]
 
 MODEL is a folder (benchmarks/make_shapes.py writes some). Everything goes through the public Engine; the figures are
-medians, and the last line is one JSON document. Must not know: how the engine does it.
+medians; the last line is one JSON document, and one before it what is measured by then. Must not know: how the engine
+does it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from apcbatch import Engine, Request
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.hf_config import ModelConfig, load_model_config
 
 REPEATS = 5
 PREFILL = ((1, 2048), (1, 8192), (16, 512), (64, 128))
@@ -67,16 +68,39 @@ def bandwidth() -> float:
     return 2 * source.numel() / device_seconds(lambda: target.copy_(source))
 
 
-def products_seconds(folder: Path, rows: int, dtype: torch.dtype) -> float:
-    """The projections of all mamba layers for so many rows, alone."""
-    config = load_model_config(folder)
+def products(config: ModelConfig, tokens: int) -> Iterator[tuple[int, int, int, int]]:
+    """(how many, rows, inputs, outputs) of the products of all layers; experts share their tokens evenly."""
     h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-    total = 0.0
     for inputs, outputs in ((h, 2 * d), (d, r + 2 * n), (r, d), (d, h)):
-        x = torch.randn(rows, inputs, device="cuda").to(dtype)
-        weight = torch.randn(outputs, inputs, device="cuda").to(dtype)
-        total += device_seconds(lambda x=x, weight=weight: torch.mm(x, weight.t()))
-    return total * config.num_mamba_layers
+        yield config.num_mamba_layers, tokens, inputs, outputs
+    heads, kv = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+    for inputs, outputs in ((h, heads), (h, kv), (h, kv), (heads, h)):
+        yield config.num_attention_layers, tokens, inputs, outputs
+    experts = max(1, config.num_experts)
+    shared = -(-tokens * config.num_experts_per_tok // experts)
+    for name, count, rows in (("mlp", 1, tokens), ("moe", experts, shared)):
+        for inputs, outputs in ((h, 2 * config.intermediate_size), (config.intermediate_size, h)):
+            yield count * config.feed_forwards.count(name), rows, inputs, outputs
+
+
+def products_seconds(config: ModelConfig, tokens: int, dtype: torch.dtype) -> float:
+    """The products of all layers for so many tokens, alone."""
+    total = 0.0
+    for count, rows, inputs, outputs in products(config, tokens):
+        if count:
+            x = torch.randn(rows, inputs, device="cuda").to(dtype)
+            weight = torch.randn(outputs, inputs, device="cuda").to(dtype)
+            total += count * device_seconds(lambda x=x, weight=weight: torch.mm(x, weight.t()))
+    return total
+
+
+def bytes_a_step(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of the weights that a decode step of one sequence reads: its experts' and the head's, no embedding."""
+    experts = config.num_experts_per_tok / max(1, config.num_experts)
+    h, f = config.hidden_size, config.intermediate_size
+    weights = sum(count * inputs * outputs for count, _, inputs, outputs in products(config, 1))
+    idle = config.feed_forwards.count("moe") * config.num_experts * 3 * h * f * (1 - experts)
+    return int((weights - idle + config.vocab_size * h) * dtype.itemsize)
 
 
 def measure(folder: Path, dtype: str) -> dict[str, Any]:
@@ -89,8 +113,8 @@ def measure(folder: Path, dtype: str) -> dict[str, Any]:
     }
     document: dict[str, Any] = {"model": folder.name, "dtype": dtype, "device": torch.cuda.get_device_name()}
     document["bandwidth_bytes_s"] = bandwidth()
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    document["weight_bytes"] = weights
+    config = load_model_config(folder)
+    document["bytes_a_step"] = bytes_a_step(config, getattr(torch, dtype))
     engine = Engine(folder, policy="none", **options)
     vocab = engine.vocab_size
 
@@ -99,7 +123,7 @@ def measure(folder: Path, dtype: str) -> dict[str, Any]:
 
     for count, length in PREFILL:
         seconds = median(lambda count=count, length=length: serve(engine, prompts(count, length), 1))
-        alone = products_seconds(folder, count * length, getattr(torch, dtype))
+        alone = products_seconds(config, count * length, getattr(torch, dtype))
         document[f"prefill {count} x {length}"] = {
             "tokens_s": count * length / seconds,
             "products_share": alone / seconds,
@@ -113,9 +137,10 @@ def measure(folder: Path, dtype: str) -> dict[str, Any]:
         document[f"decode {running}"] = {
             "step_ms": 1e3 * step,
             "tokens_s": running / step,
-            "of_bandwidth": weights / step / document["bandwidth_bytes_s"],
+            "of_bandwidth": document["bytes_a_step"] / step / document["bandwidth_bytes_s"],
         }
     engine.close()
+    print(json.dumps(document), flush=True)
     keeping = Engine(folder, policy="all", block_size=64, **options)
     plain = Engine(folder, policy="none", **options)
     pairs = [

@@ -2,9 +2,9 @@
 
     python benchmarks/make_shapes.py OUTPUT [--shape mamba-130m] [--shape jamba-small] [--dtype bfloat16]
 
-Each shape becomes a Hugging Face folder OUTPUT/<shape> with the bundled model's tokenizer; the vocabulary of the
-weights is the shape's own, larger than the tokenizer's. Running it again gives the same bytes. Must not know: what is
-measured.
+Each shape (by default those that are measured on the CPU) becomes a Hugging Face folder OUTPUT/<shape> with the
+bundled model's tokenizer; the vocabulary of the weights is the shape's own, larger than the tokenizer's. Running it
+again gives the same bytes. Must not know: what is measured.
 """
 
 from __future__ import annotations
@@ -31,71 +31,91 @@ DT_MIN, DT_MAX = 0.001, 0.1
 LOGIT_STD = 3.0
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
+MAMBA = {
+    "architectures": ["MambaForCausalLM"],
+    "model_type": "mamba",
+    "state_size": 16,
+    "conv_kernel": 4,
+    "expand": 2,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "hidden_act": "silu",
+    "layer_norm_epsilon": 1e-5,
+    "residual_in_fp32": True,
+    "tie_word_embeddings": True,
+    "vocab_size": 50280,
+}
+JAMBA = {
+    "architectures": ["JambaForCausalLM"],
+    "model_type": "jamba",
+    "num_hidden_layers": 8,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "use_mamba_kernels": False,
+    "vocab_size": 65536,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "mamba-130m": {
-        "architectures": ["MambaForCausalLM"],
-        "model_type": "mamba",
+        **MAMBA,
         "hidden_size": 768,
         "num_hidden_layers": 24,
         "intermediate_size": 1536,
-        "state_size": 16,
-        "conv_kernel": 4,
         "time_step_rank": 48,
-        "expand": 2,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "hidden_act": "silu",
-        "layer_norm_epsilon": 1e-5,
-        "residual_in_fp32": True,
-        "tie_word_embeddings": True,
-        "vocab_size": 50280,
-    },
-    "mamba-2.8b": {
-        "architectures": ["MambaForCausalLM"],
-        "model_type": "mamba",
-        "hidden_size": 2560,
-        "num_hidden_layers": 64,
-        "intermediate_size": 5120,
-        "state_size": 16,
-        "conv_kernel": 4,
-        "time_step_rank": 160,
-        "expand": 2,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "hidden_act": "silu",
-        "layer_norm_epsilon": 1e-5,
-        "residual_in_fp32": True,
-        "tie_word_embeddings": True,
-        "vocab_size": 50280,
     },
     "jamba-small": {
-        "architectures": ["JambaForCausalLM"],
-        "model_type": "jamba",
+        **JAMBA,
         "hidden_size": 512,
-        "num_hidden_layers": 8,
         "intermediate_size": 1024,
         "attn_layer_period": 4,
         "attn_layer_offset": 2,
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
-        "expert_layer_period": 2,
-        "expert_layer_offset": 1,
         "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "mamba_d_state": 16,
-        "mamba_d_conv": 4,
         "mamba_dt_rank": 32,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 262144,
+    },
+    "mamba-2.8b": {
+        **MAMBA,
+        "hidden_size": 2560,
+        "num_hidden_layers": 64,
+        "intermediate_size": 5120,
+        "time_step_rank": 160,
+    },
+    "falcon-mamba-7b": {
+        **MAMBA,
+        "architectures": ["FalconMambaForCausalLM"],
+        "model_type": "falcon_mamba",
+        "hidden_size": 4096,
+        "num_hidden_layers": 64,
+        "intermediate_size": 8192,
+        "time_step_rank": 256,
+        "mixer_rms_eps": 1e-6,
         "tie_word_embeddings": False,
-        "use_mamba_kernels": False,
-        "vocab_size": 65536,
+        "vocab_size": 65024,
+    },
+    # One of the four blocks of Jamba-mini.
+    "jamba-mini-block": {
+        **JAMBA,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_experts": 16,
+        "mamba_dt_rank": 256,
     },
 }
+FOR_THE_CPU = ("mamba-130m", "jamba-small")
 
 
 class Draws:
@@ -134,7 +154,7 @@ def mixer(draws: Draws, hidden: int, d_inner: int, d_state: int, dt_rank: int) -
 
 
 def mamba_tensors(config: dict[str, Any], draws: Draws) -> Iterator[tuple[str, Array]]:
-    """Every tensor of the mamba shape by its name on the hub."""
+    """Every tensor of a mamba or falcon_mamba shape by its name on the hub."""
     hidden, d_inner = config["hidden_size"], config["intermediate_size"]
     yield "backbone.embeddings.weight", draws.matrix(config["vocab_size"], hidden, gain=LOGIT_STD)
     for layer in range(config["num_hidden_layers"]):
@@ -143,6 +163,8 @@ def mamba_tensors(config: dict[str, Any], draws: Draws) -> Iterator[tuple[str, A
             yield f"{prefix}.mixer.{name}", array
         yield f"{prefix}.norm.weight", np.ones(hidden, np.float32)
     yield "backbone.norm_f.weight", np.ones(hidden, np.float32)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", draws.matrix(config["vocab_size"], hidden, gain=LOGIT_STD)
 
 
 def attention(draws: Draws, config: dict[str, Any]) -> Iterator[tuple[str, Array]]:
@@ -203,7 +225,7 @@ def write_shape(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch
     (folder / "config.json").write_text(
         json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )
-    arrays = mamba_tensors if config["model_type"] == "mamba" else jamba_tensors
+    arrays = jamba_tensors if config["model_type"] == "jamba" else mamba_tensors
     tensors = {
         name: torch.from_numpy(array).to(dtype).contiguous() for name, array in arrays(config, Draws(SEED))
     }
@@ -216,12 +238,14 @@ def main() -> None:
     """Write the shapes that were asked for and say how large they are."""
     parser = argparse.ArgumentParser(description="write random checkpoints of the benchmarks' shapes")
     parser.add_argument("output", type=Path)
-    parser.add_argument("--shape", action="append", choices=SHAPES, help="default: all of them")
+    parser.add_argument(
+        "--shape", action="append", choices=SHAPES, help=f"default: {' and '.join(FOR_THE_CPU)}"
+    )
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s"
     )
     options = parser.parse_args()
-    for shape in options.shape or SHAPES:
+    for shape in options.shape or FOR_THE_CPU:
         folder = options.output / shape
         write_shape(folder, SHAPES[shape], getattr(torch, options.dtype))
         size = sum(path.stat().st_size for path in folder.iterdir())

@@ -45,6 +45,17 @@ def _why_no_cuda() -> str | None:
     return None
 
 
+@pytest.fixture
+def one_thread():
+    """For passes of a few tokens: more threads would only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real conversations."""

@@ -46,6 +46,17 @@ class OrderedGroup(click.Group):
         return list(self.commands)
 
 
+# The options that several commands share beside those of config.py; each is a decorator.
+config_file_option = click.option(
+    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
+    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
+)  # fmt: skip
+json_option = click.option(
+    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
+    help="Write the numbers to FILE; - is standard output, instead of the table.",
+)  # fmt: skip
+
+
 def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
     """A decorator that adds the flags of the named options; the function gets them as keyword arguments."""
 

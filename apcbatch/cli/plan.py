@@ -9,7 +9,15 @@ from typing import Any
 import click
 
 from apcbatch import config
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    config_file_option,
+    config_options,
+    given_flags,
+    json_option,
+)
+from apcbatch.cli.terminal import json_document, survey_with_bar
 from apcbatch.errors import UsageError
 
 OPTION_NAMES = (
@@ -38,14 +46,8 @@ Examples:
     "--policy", "table", type=click.Choice(TABLES), default="planned", show_default=True, cls=GroupedOption,
     group="Output", help="The policy whose numbers --json gives; the table shows all.",
 )  # fmt: skip
-@click.option(
-    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
-    help="Write the numbers to FILE; - is standard output, instead of the table.",
-)  # fmt: skip
-@click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
-    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
-)  # fmt: skip
+@json_option
+@config_file_option
 @click.pass_context
 def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     """Tell what a run of INPUT would reuse, on every grid and under every policy.
@@ -59,17 +61,9 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     resolved = config.load(given_flags(ctx), options["config_file"])
     block_sizes = parse_block_sizes(options["block_sizes"], resolved.block_size)
     check_json_path(options["json_path"], input)
-    from tqdm import tqdm
-
     from apcbatch.job.plan import as_json, as_lines, forecast_of
-    from apcbatch.job.survey import survey
 
-    with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
-
-        def advance() -> None:
-            bar.update()
-
-        surveyed = survey(resolved, input, _warn, advance)
+    surveyed = survey_with_bar(resolved, input)
     made = forecast_of(resolved, surveyed, block_sizes, resolved.min_gain_tokens)
     if options["json_path"] != "-":
         for line in as_lines(made, surveyed, resolved):
@@ -109,9 +103,7 @@ def check_json_path(path: str | None, input: str) -> None:
 
 def write_json(path: str, document: dict[str, Any]) -> None:
     """Write one JSON document to a file or to standard output."""
-    import orjson
-
-    data = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    data = json_document(document)
     if path == "-":
         click.echo(data.decode(), nl=False)
         return
@@ -119,7 +111,3 @@ def write_json(path: str, document: dict[str, Any]) -> None:
         Path(path).write_bytes(data)
     except OSError as error:
         raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None
-
-
-def _warn(sentence: str) -> None:
-    click.echo(f"warning: {sentence}", err=True)

@@ -7,7 +7,13 @@ from typing import Any
 import click
 
 from apcbatch import config
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    config_file_option,
+    config_options,
+    given_flags,
+)
 from apcbatch.cli.session import Session
 from apcbatch.values import format_size
 
@@ -30,10 +36,7 @@ Examples:
     help="Write one JSON line a request to OUT; - is standard output.",
 )  # fmt: skip
 @config_options(config.OPTIONS)
-@click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
-    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
-)  # fmt: skip
+@config_file_option
 @click.option(
     "--show-config", is_flag=True, cls=GroupedOption, group="Configuration",
     help="Print each option with where its value comes from, and stop.",

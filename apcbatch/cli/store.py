@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apcbatch.cli.options import OrderedGroup
+from apcbatch.cli.terminal import warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
-from apcbatch.values import parse_size
+from apcbatch.values import parse_size, rounded_size
 
 if TYPE_CHECKING:
     from apcbatch.store import Store
@@ -121,7 +122,7 @@ def _open(folder: str, **options: Any) -> Store:
         raise UsageError(f"{folder} is not a folder; expected the DIR of an earlier --store")
     from apcbatch.store import Store
 
-    return Store.open(folder, warn=lambda sentence: click.echo(f"warning: {sentence}", err=True), **options)
+    return Store.open(folder, warn=warn, **options)
 
 
 def _parse_age(text: str) -> float:
@@ -130,11 +131,3 @@ def _parse_age(text: str) -> float:
     if match is None:
         raise click.UsageError(f"--older-than is {text!r}; expected an age such as 90m, 12h or 30d")
     return float(match[1]) * AGE_UNITS_S[match[2]]
-
-
-def rounded_size(num_bytes: int) -> str:
-    """A size for people: `1.5 GiB`."""
-    if num_bytes < 1024:
-        return f"{num_bytes} B"
-    power = min(4, (num_bytes.bit_length() - 1) // 10)
-    return f"{num_bytes / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

@@ -11,7 +11,15 @@ from typing import Any, BinaryIO
 import click
 
 from apcbatch import config
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    config_file_option,
+    config_options,
+    given_flags,
+    json_option,
+)
+from apcbatch.cli.terminal import json_document, survey_with_bar, warn
 from apcbatch.errors import UsageError
 
 OPTION_NAMES = (
@@ -47,18 +55,12 @@ Examples:
     "--write", "yaml_path", metavar="FILE", cls=GroupedOption, group="Output",
     help="Write the choice to FILE as YAML for --config.",
 )  # fmt: skip
-@click.option(
-    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
-    help="Write the numbers to FILE; - is standard output, instead of the table.",
-)  # fmt: skip
+@json_option
 @click.option(
     "--plot", "plot_path", metavar="FILE.svg|FILE.png", cls=GroupedOption, group="Output",
     help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
 )  # fmt: skip
-@click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
-    help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
-)  # fmt: skip
+@config_file_option
 @click.pass_context
 def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     """Find the block size with which a run of INPUT takes the least time on this machine.
@@ -85,7 +87,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
         raise UsageError("--write and --plot need a file; only --json goes to standard output")
     with opened(paths, input) as files:
         tuning = _find(resolved, input, sizes, options["verify"])
-        document = _dump(as_json(tuning, resolved))
+        document = json_document(as_json(tuning, resolved))
         if "--json" in files:
             files["--json"].write(document)
         if "--write" in files:
@@ -152,40 +154,22 @@ class _Emptied(dict[str, BinaryIO]):
 
 def _find(resolved: config.Config, input: str, sizes: list[int], verify: int) -> Any:
     """Survey, forecast, measurement, prediction, real runs, choice; says on stderr what takes time."""
-    from tqdm import tqdm
-
     from apcbatch.job import tune
-    from apcbatch.job.survey import survey
 
-    with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
-
-        def advance() -> None:
-            bar.update()
-
-        surveyed = survey(resolved, input, _warn, advance)
+    surveyed = survey_with_bar(resolved, input)
     made = tune.foresee(resolved, surveyed, sizes)
     if not made.requests:
         raise UsageError(f"INPUT {input} has no request that can be answered; nothing to tune")
     from apcbatch.job.measure import measure
 
     _say("measuring prefill, snapshots, restores and writes")
-    measured = measure(resolved, surveyed.footprint, _warn)
+    measured = measure(resolved, surveyed.footprint, warn)
     candidates = tune.predict(resolved, surveyed, made, measured)
     if verify:
         _say(f"running the best {min(verify, len(candidates))} for real")
-        candidates = tune.verify(resolved, input, candidates, verify, _warn)
+        candidates = tune.verify(resolved, input, candidates, verify, warn)
     return tune.conclude(resolved, surveyed, made, measured, candidates)
-
-
-def _dump(document: dict[str, Any]) -> bytes:
-    import orjson
-
-    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _say(sentence: str) -> None:
     click.echo(sentence, err=True)
-
-
-def _warn(sentence: str) -> None:
-    click.echo(f"warning: {sentence}", err=True)

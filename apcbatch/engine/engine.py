@@ -63,9 +63,9 @@ class Engine:
     CUDA, products of fixed shapes, so that a cached answer equals a cold one bit for bit, as it does on the CPU.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
-    plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder
-    that outlives the process, or None. pool_size_bytes: snapshots in RAM, or in
-    the memory of the CUDA device. max_batch_tokens: tokens a pass.
+    plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder that
+    outlives the process, or None. pool_size_bytes: snapshots in RAM, or in the memory of the CUDA device.
+    max_batch_tokens: tokens a pass.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
@@ -198,9 +198,7 @@ class Engine:
         begin = time.perf_counter()
         try:
             logits = run_pass(self._model, chunks)
-        except (
-            Exception
-        ) as error:  # the one place around requests: a pass that fails costs its own requests only
+        except Exception as error:  # the one place around requests: a failed pass costs its own requests only
             return results + self._fail_pass(chunks, error)
         for chunk in chunks:
             self._snapshots.publish(chunk)
@@ -330,9 +328,7 @@ def _no_room(sequence: Sequence) -> RequestError:
     )
 
 
-def _check(
-    dtype: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int
-) -> None:
+def _check(dtype: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int) -> None:
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if policy not in POLICIES:

@@ -295,8 +295,9 @@ class Snapshots:
         sequence.rolling = snapshot
 
     def _persist(self, sequence: Sequence, snapshot: Snapshot) -> None:
-        """Hand a snapshot to the store, as a child of the sequence's last stored one."""
-        if self._persistence is None:
+        """Hand a snapshot to the store, as a child of the sequence's last stored one; not one that was dropped since
+        it was kept, whose slot may hold another's state."""
+        if self._persistence is None or self._pool.peek(snapshot.key) is not snapshot:
             return
         if self._persistence.save(snapshot, sequence.store_parent):
             sequence.store_parent = (snapshot.key, snapshot.position)

@@ -14,10 +14,10 @@ from apcbatch.engine.forecast import Forecast, PolicyForecast, forecast
 from apcbatch.engine.planner import Planner
 from apcbatch.job.survey import Survey
 from apcbatch.types import Policy
+from apcbatch.values import rounded_size
 
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)
 BAR_CELLS = 20
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 HEAD = (
     f"{'block':>6}  {'policy':<7}  {'hit rate':>8}  {'':<{BAR_CELLS}}  {'missed':>7}  {'kept':>11}  {'read':>9}  "
     f"{'for later':>9}  {'stored':>10}  {'live at once':>12}"
@@ -39,15 +39,20 @@ def forecast_of(
     return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
 
 
+def dataset_json(made: Forecast) -> dict[str, Any]:
+    """What the documents of `--json` say of the input itself."""
+    return {
+        "requests": made.requests,
+        "prompt_tokens": made.prompt_tokens,
+        "unique_tokens": made.unique_tokens,
+        "ideal_hit_rate": made.ideal_hit_rate,
+    }
+
+
 def as_json(made: Forecast, policy: Policy, model: str, min_gain_tokens: int) -> dict[str, Any]:
     """The document of `--json`, for one policy."""
     return {
-        "dataset": {
-            "requests": made.requests,
-            "prompt_tokens": made.prompt_tokens,
-            "unique_tokens": made.unique_tokens,
-            "ideal_hit_rate": made.ideal_hit_rate,
-        },
+        "dataset": dataset_json(made),
         "policy": policy,
         "model": model,
         "candidates": [
@@ -95,7 +100,7 @@ def _row(block_size: str, table: PolicyForecast) -> str:
     return (
         f"{block_size:>6}  {table.policy:<7}  {_percent(table.hit_rate):>8}  {bar:<{BAR_CELLS}}  "
         f"{_percent(missed):>7}  {table.snapshots_written:>11,}  {table.snapshots_read:>9,}  "
-        f"{table.snapshots_for_later:>9,}  {format_bytes(table.store_bytes):>10}  {table.peak_live_snapshots:>12,}"
+        f"{table.snapshots_for_later:>9,}  {rounded_size(table.store_bytes):>10}  {table.peak_live_snapshots:>12,}"
     )
 
 
@@ -126,7 +131,7 @@ def _limits(made: Forecast, config: Config) -> Iterator[str]:
         large = [size for size, grid in made.grids.items() if grid[policy].peak_live_bytes > config.pool_size]
         if large:
             yield (
-                f"  memory: `{policy}` keeps more than --pool-size {format_bytes(config.pool_size)} at block "
+                f"  memory: `{policy}` keeps more than --pool-size {rounded_size(config.pool_size)} at block "
                 f"{', '.join(map(str, large))}, so that its real rate is lower without a store"
             )
 
@@ -137,9 +142,3 @@ def _count(count: int, noun: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def format_bytes(num_bytes: int) -> str:
-    """A size for people: `1.5 GiB`."""
-    power = min(len(UNITS) - 1, max(0, (num_bytes.bit_length() - 1) // 10))
-    return f"{num_bytes / 1024**power:.1f} {UNITS[power]}" if power else f"{num_bytes} B"

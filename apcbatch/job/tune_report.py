@@ -10,8 +10,9 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.job.measure import Measurement
-from apcbatch.job.plan import format_bytes
+from apcbatch.job.plan import dataset_json
 from apcbatch.job.tune import Candidate, Tuning
+from apcbatch.values import rounded_size
 
 BAR_CELLS = 20
 HEAD = (
@@ -74,7 +75,7 @@ def _row(candidate: Candidate, longest: float) -> str:
     return (
         f"{candidate.block_size:>6}  {100 * table.hit_rate:>6.1f} %  {table.cached_tokens:>11,}  "
         f"{table.computed_tokens:>11,}  {table.snapshots_written:>9,}  {table.snapshots_read:>9,}  "
-        f"{format_bytes(table.written_bytes):>10}  {format_bytes(table.store_bytes):>10}  "
+        f"{rounded_size(table.written_bytes):>10}  {rounded_size(table.store_bytes):>10}  "
         f"{table.peak_live_snapshots:>12,}  {candidate.total_s:>9.2f}  {bar:<{BAR_CELLS}}"
     )
 
@@ -98,14 +99,8 @@ def _milliseconds(seconds: float) -> str:
 
 def as_json(tuning: Tuning, config: Config) -> dict[str, Any]:
     """The document of `--json`."""
-    made = tuning.made
     return {
-        "dataset": {
-            "requests": made.requests,
-            "prompt_tokens": made.prompt_tokens,
-            "unique_tokens": made.unique_tokens,
-            "ideal_hit_rate": made.ideal_hit_rate,
-        },
+        "dataset": dataset_json(tuning.made),
         "policy": config.policy,
         "model": config.model,
         "candidates": [_candidate_json(candidate, config) for candidate in tuning.candidates],

@@ -39,11 +39,16 @@ def choose_device(name: str) -> torch.device:
 def make_arena(
     config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> StateArena:
-    """The arena; UsageError where the device's memory is too small for it."""
+    """The arena; UsageError where the memory is too small for it."""
+    needed = num_slots * slot_bytes(config, dtype) + num_pages * page_bytes(config, dtype)
     try:
         return StateArena(config, num_slots, num_pages, dtype, device)
+    except OSError as error:
+        raise UsageError(
+            f"the states and snapshots need {needed / 2**30:.1f} GiB, which the system does not give "
+            f"({error.strerror}); give a smaller --pool-size"
+        ) from None
     except torch.OutOfMemoryError:
-        needed = num_slots * slot_bytes(config, dtype) + num_pages * page_bytes(config, dtype)
         free, _ = torch.cuda.mem_get_info(device)
         raise UsageError(
             f"the states and snapshots need {needed / 2**30:.1f} GiB on the device and {free / 2**30:.1f} GiB are "

@@ -11,7 +11,7 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr int kMostDecodeStates = 16, kMostDecodeTaps = 4;
+constexpr int kMostDecodeStates = kStatesAtOnce, kMostDecodeTaps = 4;
 
 // The slots that a sequence's state comes from and goes to; -1 for none.
 struct StateSlots {
@@ -140,16 +140,17 @@ struct Channel {
     __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt, const float* low) {
         const int n = p.shape.d_state;
         const float dt = softplus(__fadd_rn(raw_dt, dt_bias)), input = __fmul_rn(dt, x);
-        float y = 0.0f;
+        float rate[kStatesAtOnce], B[kStatesAtOnce], C[kStatesAtOnce];
 #pragma unroll
-        for (int i = 0; i < kMostDecodeStates; ++i) {
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+            const bool inside = i < n;
             const int state = min(i, n - 1);
-            const float B = low[p.shape.dt_rank + state], C = low[p.shape.dt_rank + n + state];
-            float next_y = y;
-            h[i] = slots.initial < 0 ? 0.0f : h[i];
-            step_state(h[i], next_y, dt, rate_of(A[i]), input, B, C);
-            y = i < n ? next_y : y;
+            h[i] = inside && slots.initial >= 0 ? h[i] : 0.0f;
+            rate[i] = rate_of(A[i]);
+            B[i] = inside ? low[p.shape.dt_rank + state] : 0.0f;
+            C[i] = inside ? low[p.shape.dt_rank + n + state] : -0.0f;
         }
+        float y = step_states(h, rate, dt, input, B, C);
         y = __fmul_rn(__fmaf_rn(D, x, y), silu(gate));
         static_cast<T*>(p.y)[b * p.shape.d_inner + c] = narrow<T>(y);
         write(p, layer, slots.kept);

@@ -70,11 +70,11 @@ __device__ __forceinline__ std::uint32_t join(T a, T b) {
            std::uint32_t(*reinterpret_cast<const std::uint16_t*>(&b)) << 16;
 }
 
-// The elements at p and p + 1, the second zero unless `both`; `paired`: they may be read at once.
+// The elements at p and p + 1, the second `absent` unless `both`; `paired`: they may be read at once.
 template <class T>
-__device__ __forceinline__ Pair<T> load_pair(const T* p, bool both, bool paired) {
+__device__ __forceinline__ Pair<T> load_pair(const T* p, bool both, bool paired, T absent = T(0.0f)) {
     if (paired) return __ldg(reinterpret_cast<const Pair<T>*>(p));
-    return join(*p, both ? p[1] : T(0.0f));
+    return join(*p, both ? p[1] : absent);
 }
 
 template <class T>

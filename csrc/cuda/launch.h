@@ -19,8 +19,8 @@ struct Selection {
     std::int64_t count;
 };
 
-// For any sequences. `lanes` (1, 2, 4 or 8) share a channel's states; 0 lets the launch choose, by how many
-// there are. Every choice gives the same bits.
+// For any sequences. `lanes` (1, 2, 4 or 8): about how many share a channel's states, so how far the work is
+// spread; 0 lets the launch choose, by how many channels there are. Every choice gives the same bits.
 void selective_scan(const ScanParams& params, const Selection& selection, int lanes, cudaStream_t stream);
 
 // For sequences of one token: the same bits as selective_scan, a thread a channel.

@@ -1,7 +1,7 @@
 // A lane's states and its walk over the tokens of a tile: for each token h = exp2(dt A) h + (dt x) B and the
-// sum of C h. It is a software pipeline: while one token's products are summed, the next one's exp2 are under
-// way in the special-function unit and its B and C come out of shared memory. Must not know: sequences,
-// slots, global memory.
+// lane's part of the sum of C h. It is a software pipeline over blocks of a few tokens: while one block's
+// states go on, the exp2 of the next one are under way in the special-function unit, and what is read later
+// comes out of shared memory. Must not know: sequences, slots, global memory.
 #pragma once
 
 #include "scan_tile.cuh"
@@ -11,79 +11,101 @@ namespace cuda {
 
 template <class Sh>
 struct Walk {
-    static constexpr int N = Sh::N, S = Sh::S, kAhead = N / 2 < 4 ? N / 2 : 4;
-    float A[N], h[N];  // A times log2(e)
-    int stage;         // the lane's place among those of its channel
+    static constexpr int N = Sh::N, K = Sh::K, U = Sh::unroll, kPairs = N / 2;
+    float A[K][N], h[K][N];  // A times log2(e)
 
-    // The token at hand, and what is fetched ahead of it.
-    float decay[N], input;  // exp2(dt A), dt x
-    float2 next;            // the next token's step
-    float4 bc[kAhead];      // the first pairs of B and C
-    float passed[Sh::lag];  // the sums that reach this lane, from the one before it
+    // Of the block at hand: exp2(dt A). Of the even blocks and of the odd ones: dt, dt x, (B0, B1, C0, C1)
+    // ...
+    float decay[U][K][N];
+    float dt[2][K][U], input[2][K][U];
+    float4 bc[2][U][kPairs];
 
-    __device__ __forceinline__ void begin(const float* step, const float* shared) {
-        const float2 first = *reinterpret_cast<const float2*>(step);
-        next = *reinterpret_cast<const float2*>(step + Sh::step_row);
-        input = first.y;
+    // K channels of U tokens each, which lie after one another.
+    __device__ __forceinline__ static void read(float (&to)[K][U], const float* from) {
+        float* flat = &to[0][0];
+        if constexpr (K * U == 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from);
+            flat[0] = four.x, flat[1] = four.y, flat[2] = four.z, flat[3] = four.w;
+        } else if constexpr (K * U == 2) {
+            const float2 two = *reinterpret_cast<const float2*>(from);
+            flat[0] = two.x, flat[1] = two.y;
+        } else {
 #pragma unroll
-        for (int i = 0; i < N; ++i) decay[i] = exp2_unit(__fmul_rn(first.x, A[i]));
-#pragma unroll
-        for (int i = 0; i < Sh::lag; ++i) passed[i] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) bc[i] = *reinterpret_cast<const float4*>(shared + 4 * i);
-    }
-
-    // Two states: on by a token, their next decay, and the sum that they add to.
-    __device__ __forceinline__ float advance(int i, float4 q, float y) {
-        h[i] = __fmaf_rn(decay[i], h[i], __fmul_rn(input, q.x));
-        h[i + 1] = __fmaf_rn(decay[i + 1], h[i + 1], __fmul_rn(input, q.y));
-        decay[i] = exp2_unit(__fmul_rn(next.x, A[i]));
-        decay[i + 1] = exp2_unit(__fmul_rn(next.x, A[i + 1]));
-        return __fmaf_rn(h[i + 1], q.w, __fmaf_rn(h[i], q.z, y));
-    }
-
-    // The sum at row r, counted from where step and shared point; kRow is r modulo the lag.
-    template <int kRow>
-    __device__ __forceinline__ float token(const float* step, const float* shared, int r) {
-        const float2 after = *reinterpret_cast<const float2*>(step + (r + 2) * Sh::step_row);
-        float y = S == 1 || stage == 0 ? 0.0f : passed[kRow % Sh::lag];
-#pragma unroll
-        for (int i = 0; i < N / 2; ++i) {
-            const float4 q = bc[i % kAhead];
-            const int ahead = i + kAhead;
-            bc[i % kAhead] = *reinterpret_cast<const float4*>(shared + (r + ahead / (N / 2)) * Sh::bc_row +
-                                                              4 * (ahead % (N / 2)));
-            y = advance(2 * i, q, y);
+            for (int i = 0; i < K * U; ++i) flat[i] = from[i];
         }
-        if (S > 1) passed[kRow % Sh::lag] = __shfl_up_sync(0xffffffffu, y, 1);
-        input = next.y;
-        next = after;
-        return y;
     }
 
-    // `count` tokens from the row that steps and bc point at; lanes behind the first begin in the idle rows
-    // before it.
-    __device__ __forceinline__ void tile(float* steps, const float* bc_rows, int count) {
-        float* step = steps - stage * Sh::lag * Sh::step_row;
-        const float* shared = bc_rows - stage * Sh::lag * Sh::bc_row;
-        begin(step, shared);
-#pragma unroll 2
-        for (int r = 0; r < Sh::idle; r += Sh::lag) {
-            token<0>(step, shared, r);
-            if (Sh::lag == 2) token<1>(step, shared, r + 1);
+    __device__ __forceinline__ static void read_bc(float4 (&to)[kPairs], const float* row) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) to[i] = *reinterpret_cast<const float4*>(row + 4 * i);
+    }
+
+    __device__ __forceinline__ void begin(const float* steps, const float* row) {
+        read(dt[0], steps);
+        read(dt[1], steps + Sh::step_block);
+        read(input[0], steps + Sh::inputs);
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            read_bc(bc[0][u], row + u * Sh::bc_row);
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+#pragma unroll
+                for (int i = 0; i < N; ++i) decay[u][k][i] = exp2_unit(__fmul_rn(dt[0][k][u], A[k][i]));
+            }
         }
-        step += Sh::idle * Sh::step_row;
-        shared += Sh::idle * Sh::bc_row;
-        int r = 0;
+    }
+
+    // Token u of an even or odd block: one channel's states, their decay in the next block, and what they
+    // add.
+    template <int kOdd>
+    __device__ __forceinline__ float token(int u, int k) {
+        const float later = dt[1 - kOdd][k][u];
+        float products[kPairs];
+#pragma unroll
+        for (int i = 0; i < N; i += 2) {
+            const float4 q = bc[kOdd][u][i / 2];
+            float (&rate)[N] = decay[u][k];
+            h[k][i] = __fmaf_rn(rate[i], h[k][i], __fmul_rn(input[kOdd][k][u], q.x));
+            h[k][i + 1] = __fmaf_rn(rate[i + 1], h[k][i + 1], __fmul_rn(input[kOdd][k][u], q.y));
+            rate[i] = exp2_unit(__fmul_rn(later, A[k][i]));
+            rate[i + 1] = exp2_unit(__fmul_rn(later, A[k][i + 1]));
+            products[i / 2] = pair_product(h[k][i], h[k][i + 1], q.z, q.w);
+        }
+        return tree_sum<kPairs>(products);
+    }
+
+    // Block kOdd of two.
+    template <int kOdd>
+    __device__ __forceinline__ void block(const float* steps, const float* row, float* sum) {
+        read(dt[kOdd], steps + (kOdd + 2) * Sh::step_block);
+        read(input[1 - kOdd], steps + (kOdd + 1) * Sh::step_block + Sh::inputs);
+#pragma unroll
+        for (int u = 0; u < U; ++u) read_bc(bc[1 - kOdd][u], row + ((kOdd + 1) * U + u) * Sh::bc_row);
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+            float* to = sum + (kOdd * U + u) * Sh::sum_row;
+            if constexpr (K == 1) {
+                *to = token<kOdd>(u, 0);
+            } else {
+                const float first = token<kOdd>(u, 0), second = token<kOdd>(u, 1);
+                *reinterpret_cast<float2*>(to) = make_float2(first, second);
+            }
+        }
+    }
+
+    // `count` tokens, and the idle ones after them up to the end of four blocks.
+    __device__ __forceinline__ void tile(const float* steps, const float* row, float* sum, int count) {
+        begin(steps, row);
 #pragma unroll 1
-        for (; r + 2 <= count; r += 2, step += 2 * Sh::step_row, shared += 2 * Sh::bc_row) {
-            const float first = token<0>(step, shared, 0), second = token<1>(step, shared, 1);
-            if (stage == S - 1) step[0] = first;
-            if (stage == S - 1) step[Sh::step_row] = second;
-        }
-        if (r < count) {
-            const float last = token<0>(step, shared, 0);
-            if (stage == S - 1) step[0] = last;
+        for (int r = 0; r < count; r += 4 * U) {
+#pragma unroll
+            for (int two = 0; two < 2; ++two) {
+                block<0>(steps, row, sum);
+                block<1>(steps, row, sum);
+                steps += 2 * Sh::step_block;
+                row += 2 * U * Sh::bc_row;
+                sum += 2 * U * Sh::sum_row;
+            }
         }
     }
 };

@@ -28,9 +28,9 @@ int multiprocessors() {
 // docs/performance-cuda.md).
 int choose_lanes(const ScanParams& p, const Selection& selection) {
     const double channels = double(p.d_inner) * double(selection.count) / multiprocessors();
-    if (channels > 340) return 1;
-    if (channels > 46) return 2;
-    return channels > 20 ? 4 : 8;
+    if (channels > 192) return 1;
+    if (channels > 40) return 2;
+    return channels > 24 ? 4 : 8;
 }
 
 }  // namespace

@@ -9,150 +9,285 @@
 namespace apcbatch {
 namespace cuda {
 
-// Blocks that a multiprocessor should hold at once: bounds the registers.
-constexpr int blocks_at_once(int n, int s) { return n == 8 && s == 2 ? 5 : n == 16 && s == 1 ? 4 : 3; }
-
-// What may be read in groups: the rows of x, dt, z in the pieces of Source; of B and C, and of the output, in
+// What may be read in pieces: the rows of x, dt, z; of B and C; and whether the output may be written in
 // pairs.
 struct Alignment {
     bool inputs, bc, out;
 };
 
-// Where the next tile ends: at the next snapshot, or at the sequence's end.
-struct Stops {
+// The tiles of one sequence: of so many tokens at most, each snapshot at the end of one.
+template <class Sh>
+struct Tiles {
     const RaggedParams& ragged;
     std::int64_t next, end;
-    int length, at;  // at: the next stop
+    int length, stop, t;  // stop: the next snapshot or the end
 
-    __device__ __forceinline__ Stops(const RaggedParams& batch, std::int64_t sequence, int tokens)
+    __device__ __forceinline__ Tiles(const RaggedParams& batch, std::int64_t sequence)
         : ragged(batch),
           next(batch.snapshot_cu[sequence]),
           end(batch.snapshot_cu[sequence + 1]),
-          length(tokens) {
-        at = stop_of(next);
+          length(int(batch.cu_seqlens[sequence + 1] - batch.cu_seqlens[sequence])),
+          t(0) {
+        stop = stop_of(next);
     }
 
     __device__ __forceinline__ int stop_of(std::int64_t i) const {
         return i < end ? int(ragged.snapshot_positions[i]) : length;
     }
-    __device__ __forceinline__ int stop() const { return at; }
 
-    // The slot of the snapshot at t, or -1; it is then done with.
-    __device__ __forceinline__ std::int64_t slot_at(int t) {
-        if (next >= end || at != t) return -1;
-        const std::int64_t slot = ragged.snapshot_slots[next];
-        at = stop_of(++next);
-        return slot;
+    // The tokens of the next tile, 0 after the last, and the slot of the snapshot at its end or -1.
+    __device__ __forceinline__ int take(std::int64_t& slot) {
+        const int count = min(Sh::tokens, stop - t);
+        t += count;
+        slot = -1;
+        if (t == stop && next < end) {
+            slot = ragged.snapshot_slots[next];
+            stop = stop_of(++next);
+        }
+        return count;
     }
 };
 
-// The carry of one lane between its registers and the slots.
-template <class Sh>
-struct States {
-    float* arena;  // of slot 0, this lane's channel and its first state
-    std::int64_t slot_stride, state_stride;
-    int present;  // how many of the lane's N states there are
+// Where a block is: one sequence, and channels from c0 on.
+struct Place {
+    std::int64_t sequence, begin, c0;
+};
 
-    __device__ __forceinline__ void read(Walk<Sh>& walk, std::int64_t slot) const {
-        const float* from = arena + slot * slot_stride;
-#pragma unroll
-        for (int i = 0; i < Sh::N; ++i) walk.h[i] = slot >= 0 && i < present ? from[i * state_stride] : 0.0f;
+// One warp that walks: the carry of its lanes, between registers and the slots.
+template <class Sh>
+struct Walker {
+    static constexpr int kGroups = 32 / Sh::S;  // lanes that share channels are so many apart
+    const std::int64_t state_stride, d_inner;
+    const int warp, lane, stage, channel;  // stage: the lane's place among those of its channels
+    float* arena;                          // of slot 0, this lane's first channel and state
+    int channels, states;                  // how many of the lane's K and N there are
+    Walk<Sh> walk;
+
+    __device__ __forceinline__ Walker(const ScanParams& p, const Place& place)
+        : state_stride(p.state_stride),
+          d_inner(p.d_inner),
+          warp(threadIdx.x / 32),
+          lane(threadIdx.x % 32),
+          stage(lane / kGroups),
+          channel(warp * Sh::warp_channels + lane % kGroups * Sh::K) {
+        const std::int64_t first_state = stage * Sh::N, c = place.c0 + channel;
+        arena = p.state + first_state * d_inner + c;
+        channels = int(min(std::int64_t(Sh::K), d_inner - c));
+        states = int(p.d_state - first_state);
+        const std::int64_t slot = p.ragged.initial_slots[place.sequence];
+        const float *from = arena + slot * state_stride, *A = p.A + first_state * d_inner + c;
+        each([&](float& h, float& rate, std::int64_t at, bool present) {
+            h = present && slot >= 0 ? from[at] : 0.0f;
+            rate = present ? __fmul_rn(A[at], kLog2e) : 0.0f;
+        });
     }
-    __device__ __forceinline__ void write(const Walk<Sh>& walk, std::int64_t slot) const {
-        if (slot < 0) return;
-        float* to = arena + slot * slot_stride;
+
+    // Calls f(h, A, where it lies, whether it exists) for each of the lane's states.
+    template <class F>
+    __device__ __forceinline__ void each(F f) {
 #pragma unroll
         for (int i = 0; i < Sh::N; ++i) {
-            if (i < present) to[i * state_stride] = walk.h[i];
+#pragma unroll
+            for (int k = 0; k < Sh::K; ++k) {
+                f(walk.h[k][i], walk.A[k][i], i * d_inner + k, k < channels && i < states);
+            }
         }
+    }
+
+    __device__ __forceinline__ void write(std::int64_t slot) {
+        if (slot < 0) return;
+        float* to = arena + slot * state_stride;
+        each([&](float h, float, std::int64_t at, bool present) {
+            if (present) to[at] = h;
+        });
+    }
+
+    __device__ __forceinline__ void tile(SharedMemory<Sh>& memory, unsigned i, int count,
+                                         std::int64_t snapshot) {
+        const unsigned buffer = i % Sh::buffers;
+        walk.tile(memory.steps[buffer] + channel * Sh::unroll, memory.bc[buffer] + stage * (2 * Sh::N),
+                  memory.sums[buffer] + warp * Sh::sum_warp + (lane % kGroups * Sh::S + stage) * Sh::K,
+                  count);
+        write(snapshot);
     }
 };
 
+// The threads that copy, prepare and finish tiles.
 template <class Sh>
-__global__ void __launch_bounds__(kThreads, blocks_at_once(Sh::N, Sh::S))
-    selective_scan_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences,
-                          int channel_tiles, Alignment aligned) {
+struct Helper {
     using T = typename Sh::T;
-    extern __shared__ float4 shared_memory[];
-    SharedMemory<Sh>& memory = *reinterpret_cast<SharedMemory<Sh>*>(shared_memory);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const std::int64_t sequence = sequences[blockIdx.x / channel_tiles];
-    const std::int64_t begin = p.ragged.cu_seqlens[sequence];
-    const int length = int(p.ragged.cu_seqlens[sequence + 1] - begin);
-    const std::int64_t c0 =
-        std::int64_t(blockIdx.x % channel_tiles) * Sh::block_channels + warp * Sh::warp_channels;
-    const std::int64_t channels_left = p.d_inner - c0;
-    const bool whole = aligned.inputs && channels_left >= Sh::warp_channels;
+    using Inputs = Source<Sh, Sh::channels, Sh::channels>;
+    using States = Source<Sh, Sh::states, Sh::bc_row>;
+    SharedMemory<Sh>& memory;
+    unsigned shared;  // its address
+    const int thread, d_state;
+    const OwnPair<Sh> own;
+    const float2 bias;
+    const Inputs x, dt, z;
+    const States B, C;
+    const Finish<Sh> finish;
 
-    clear<Sh>(memory, warp, lane);
-    Walk<Sh> walk;
-    walk.stage = lane % Sh::S;
-    const int channel = lane / Sh::S, first_state = walk.stage * Sh::N;
-    const std::int64_t at = first_state * p.d_inner + c0 + channel;
-    const States<Sh> states{p.state + at, p.state_stride, p.d_inner,
-                            channel < channels_left ? int(p.d_state) - first_state : 0};
-#pragma unroll
-    for (int i = 0; i < Sh::N; ++i) {
-        walk.A[i] = i < states.present ? __fmul_rn(p.A[at + i * p.d_inner], kLog2e) : 0.0f;
+    __device__ __forceinline__ Helper(const ScanParams& p, const Place& place, SharedMemory<Sh>& block,
+                                      Alignment aligned)
+        : memory(block),
+          thread(threadIdx.x - (Sh::threads - Sh::helping)),
+          d_state(int(p.d_state)),
+          own(thread, p.d_inner - place.c0),
+          bias(own.parameters(p.dt_bias, place.c0)),
+          x(p.x, p.x_stride, place.begin, place.c0, p.d_inner, thread, aligned.inputs),
+          dt(p.dt, p.dt_stride, place.begin, place.c0, p.d_inner, thread, aligned.inputs),
+          z(p.z, p.z_stride, place.begin, place.c0, p.d_inner, thread, aligned.inputs),
+          B(p.B, p.B_stride, place.begin, 0, p.d_state, thread, aligned.bc),
+          C(p.C, p.C_stride, place.begin, 0, p.d_state, thread, aligned.bc),
+          finish{static_cast<T*>(p.out) + (place.begin + own.row) * p.out_stride + place.c0 + own.channel,
+                 int(p.out_stride * sizeof(T)), own.parameters(p.D, place.c0), p.z != nullptr, aligned.out} {
+        // Volatile: else the compiler would find it out again at every use.
+        asm volatile("mov.u32 %0, %1;" : "=r"(shared) : "r"(unsigned(__cvta_generic_to_shared(&block))));
     }
-    states.read(walk, p.ragged.initial_slots[sequence]);
 
-    const PairLanes<Sh> own(lane, channels_left);
-    const float2 bias = own.parameters(p.dt_bias, c0);
-    Source<Sh> x(p.x, p.x_stride, begin, c0, lane), dt(p.dt, p.dt_stride, begin, c0, lane);
-    Source<Sh> z(p.z, p.z_stride, begin, c0, lane);
-    SharedColumn<Sh> bc(p, begin, aligned.bc);
-    Finish<Sh> finish{static_cast<T*>(p.out) + (begin + own.row) * p.out_stride + c0 + own.channel,
-                      p.out_stride, own.parameters(p.D, c0), p.z != nullptr, aligned.out};
-    float* steps = memory.steps[warp] + Sh::idle * Sh::step_row;
-    Stops stops(p.ragged, sequence, length);
-    int parity = 0, t0 = 0, count = 0, next_count = min(Sh::tokens, stops.stop());
-    const auto copy_ahead = [&](int stage) {
-        dt.copy(memory.raw_dt[warp], lane, next_count, channels_left, whole);
-        x.copy(memory.raw_x[warp][stage], lane, next_count, channels_left, whole);
-        if (p.z != nullptr) z.copy(memory.raw_z[warp][stage], lane, next_count, channels_left, whole);
-        bc.fetch(next_count);
-    };
-    copy_ahead(0);
-    __syncthreads();  // what `clear` wrote
-    while (next_count > 0) {
-        count = next_count;
-        t0 += count;
+    template <class Columns>
+    __device__ __forceinline__ void copy(const Columns& source, T* raw, int t, int count) const {
+        const auto offset = reinterpret_cast<char*>(raw) - reinterpret_cast<char*>(&memory);
+        source.copy(raw, shared + unsigned(offset), t, count);
+    }
+
+    // Begins to copy tile i, `count` rows from token t on.
+    __device__ __forceinline__ void copy(unsigned i, int t, int count) const {
+        copy(dt, memory.raw_dt[i % Sh::buffers], t, count);
+        copy(x, memory.raw_x[i % Sh::raw_buffers], t, count);
+        if (finish.gated) copy(z, memory.raw_z[i % Sh::raw_buffers], t, count);
+        copy(B, memory.raw_bc[i % Sh::buffers], t, count);
+        copy(C, memory.raw_bc[i % Sh::buffers] + Sh::states, t, count);
+    }
+
+    // Waits for the copies of all helping threads.
+    __device__ __forceinline__ static void arrive() {
         wait_for_copies();
-        __syncwarp();
-        const T *raw_x = memory.raw_x[warp][parity], *raw_z = memory.raw_z[warp][parity];
-        prepare_steps<Sh>(steps, own, bias, memory.raw_dt[warp], raw_x, count);
-        float* bc_rows = memory.bc[parity] + Sh::idle * Sh::bc_row;
-        bc.store(bc_rows);
-        __syncthreads();
-        const std::int64_t snapshot = stops.slot_at(t0);
-        next_count = min(Sh::tokens, stops.stop() - t0);
-        copy_ahead(parity ^ 1);
-        walk.tile(steps + 2 * channel, bc_rows + walk.stage * (2 * Sh::N), count);
-        states.write(walk, snapshot);
-        __syncwarp();
-        finish.tile(steps, own, raw_x, raw_z, count);
-        __syncwarp();
-        parity ^= 1;
+        if constexpr (Sh::H == 0) {
+            __syncthreads();
+        } else {
+            asm volatile("bar.sync 1, %0;" ::"n"(Sh::helping) : "memory");
+        }
     }
-    states.write(walk, p.ragged.final_slots[sequence]);
+
+    // Makes tile i, whose copies have arrived, ready to walk.
+    __device__ __forceinline__ void prepare(unsigned i, int count) const {
+        prepare_steps<Sh>(memory.steps[i % Sh::buffers], own, bias, memory.raw_dt[i % Sh::buffers],
+                          memory.raw_x[i % Sh::raw_buffers], count);
+        WidenBC<Sh>::tile(memory.bc[i % Sh::buffers], memory.raw_bc[i % Sh::buffers], thread, count, d_state);
+    }
+
+    // The outputs of tile i, which has been walked over.
+    __device__ __forceinline__ void output(unsigned i, int t, int count) const {
+        finish.tile(memory.sums[i % Sh::buffers], own, memory.raw_x[i % Sh::raw_buffers],
+                    memory.raw_z[i % Sh::raw_buffers], t, count);
+    }
+};
+
+// Walkers and helpers meet.
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 0;" ::: "memory"); }
+
+template <class Sh>
+__device__ __forceinline__ void walk_sequence(const ScanParams& p, const Place& place,
+                                              SharedMemory<Sh>& memory) {
+    Walker<Sh> walker(p, place);
+    Tiles<Sh> tiles(p.ragged, place.sequence);
+    std::int64_t snapshot;
+    meet();
+    int count;
+    for (unsigned i = 0; (count = tiles.take(snapshot)) > 0; ++i) {
+        walker.tile(memory, i, count, snapshot);
+        meet();
+    }
+    walker.write(p.ragged.final_slots[place.sequence]);
+}
+
+// While the walkers are at tile i: prepares tile i + 1, copies tile i + 2 and finishes tile i - 1.
+template <class Sh>
+__device__ __forceinline__ void help_sequence(const ScanParams& p, const Place& place,
+                                              SharedMemory<Sh>& memory, Alignment aligned) {
+    const Helper<Sh> helper(p, place, memory, aligned);
+    Tiles<Sh> tiles(p.ragged, place.sequence);
+    std::int64_t snapshot;
+    int walked = 0, walking = 0, ready = tiles.take(snapshot), finished = 0;  // finished: tokens
+    helper.copy(0, 0, ready);
+    for (unsigned i = 0; ready + walking + walked > 0; ++i) {  // the walkers are at tile i - 1
+        helper.arrive();
+        const int t = tiles.t, coming = tiles.take(snapshot);
+        helper.copy(i + 1, t, coming);
+        if (ready > 0) helper.prepare(i, ready);
+        if (walked > 0) helper.output(i - 2, finished, walked);
+        if (ready + walking > 0) meet();
+        finished += walked;
+        walked = walking;
+        walking = ready;
+        ready = coming;
+    }
 }
 
 template <class Sh>
-void launch_scan(const ScanParams& p, const Selection& selection, cudaStream_t stream) {
-    using T = typename Sh::T;
-    const Alignment alignment{aligned<T>({{p.x, p.x_stride}, {p.dt, p.dt_stride}, {p.z, p.z_stride}},
-                                         p.d_inner, Source<Sh>::kPiece),
-                              aligned<T>({{p.B, p.B_stride}, {p.C, p.C_stride}}, p.d_state, 2),
-                              aligned<T>({{p.out, p.out_stride}}, p.d_inner, 2)};
-    const std::int64_t tiles = (p.d_inner + Sh::block_channels - 1) / Sh::block_channels;
-    constexpr int bytes = int(sizeof(SharedMemory<Sh>));
-    if (cudaFuncSetAttribute(selective_scan_kernel<Sh>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) ==
-        cudaSuccess) {
-        selective_scan_kernel<Sh><<<unsigned(tiles * selection.count), kThreads, bytes, stream>>>(
-            p, selection.sequences, int(tiles), alignment);
+__device__ __forceinline__ void scan_alone(const ScanParams& p, const Place& place, SharedMemory<Sh>& memory,
+                                           Alignment aligned) {
+    const Helper<Sh> helper(p, place, memory, aligned);
+    Walker<Sh> walker(p, place);
+    Tiles<Sh> tiles(p.ragged, place.sequence);
+    std::int64_t snapshot, next_snapshot;
+    int t = 0, count = tiles.take(snapshot);
+    helper.copy(0, t, count);
+    for (unsigned i = 0; count > 0; ++i) {
+        helper.arrive();
+        helper.prepare(i, count);
+        __syncthreads();
+        const int next_t = tiles.t, next = tiles.take(next_snapshot);
+        helper.copy(i + 1, next_t, next);
+        walker.tile(memory, i, count, snapshot);
+        __syncthreads();
+        helper.output(i, t, count);
+        t = next_t;
+        count = next;
+        snapshot = next_snapshot;
     }
+    walker.write(p.ragged.final_slots[place.sequence]);
+}
+
+template <class Sh>
+__global__ void __launch_bounds__(Sh::threads, Sh::blocks_at_once)
+    selective_scan_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences,
+                          int channel_tiles, Alignment aligned) {
+    extern __shared__ float4 shared_memory[];
+    SharedMemory<Sh>& memory = *reinterpret_cast<SharedMemory<Sh>*>(shared_memory);
+    Place place{sequences[blockIdx.x / channel_tiles], 0,
+                std::int64_t(blockIdx.x % channel_tiles) * Sh::channels};
+    place.begin = p.ragged.cu_seqlens[place.sequence];
+    if constexpr (Sh::H == 0) {
+        scan_alone<Sh>(p, place, memory, aligned);
+    } else if (threadIdx.x < 32 * Sh::W) {
+        walk_sequence<Sh>(p, place, memory);
+    } else {
+        help_sequence<Sh>(p, place, memory, aligned);
+    }
+}
+
+// False where a block's shared memory is more than the device has.
+template <class Sh>
+bool launch_scan(const ScanParams& p, const Selection& selection, cudaStream_t stream) {
+    using T = typename Sh::T;
+    constexpr int bytes = int(sizeof(SharedMemory<Sh>));
+    if (cudaFuncSetAttribute(selective_scan_kernel<Sh>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) !=
+        cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    const Alignment alignment{
+        aligned<T>({{p.x, p.x_stride}, {p.dt, p.dt_stride}, {p.z, p.z_stride}}, p.d_inner,
+                   Helper<Sh>::Inputs::kPiece),
+        aligned<T>({{p.B, p.B_stride}, {p.C, p.C_stride}}, p.d_state, Helper<Sh>::States::kPiece),
+        aligned<T>({{p.out, p.out_stride}}, p.d_inner, 2)};
+    const std::int64_t tiles = (p.d_inner + Sh::channels - 1) / Sh::channels;
+    selective_scan_kernel<Sh><<<unsigned(tiles * selection.count), Sh::threads, bytes, stream>>>(
+        p, selection.sequences, int(tiles), alignment);
     check_launch("selective_scan");
+    return true;
 }
 
 }  // namespace cuda

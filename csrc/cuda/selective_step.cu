@@ -10,7 +10,7 @@ namespace cuda {
 
 namespace {
 
-constexpr int kStepThreads = 64, kStatesAtOnce = 16;
+constexpr int kStepThreads = 64;
 
 template <class T>
 __device__ __forceinline__ float at(const void* base, std::int64_t i) {
@@ -43,12 +43,18 @@ __global__ void __launch_bounds__(kStepThreads)
             h[i] = inside && initial >= 0 ? p.state[initial * p.state_stride + state] : 0.0f;
             rate[i] = inside ? rate_of(__ldg(p.A + state)) : 0.0f;
         }
+        float B[kStatesAtOnce], C[kStatesAtOnce];
+#pragma unroll
+        for (int i = 0; i < kStatesAtOnce; ++i) {
+            const bool inside = n0 + i < p.d_state;
+            B[i] = inside ? at<T>(p.B, token * p.B_stride + n0 + i) : 0.0f;
+            C[i] = inside ? at<T>(p.C, token * p.C_stride + n0 + i) : -0.0f;
+        }
+        const float sum = step_states(h, rate, dt, input, B, C);
+        y = n0 == 0 ? sum : __fadd_rn(y, sum);
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             if (n0 + i >= p.d_state) break;
-            const float B = at<T>(p.B, token * p.B_stride + n0 + i),
-                        C = at<T>(p.C, token * p.C_stride + n0 + i);
-            step_state(h[i], y, dt, rate[i], input, B, C);
             const std::int64_t state = (n0 + i) * p.d_inner + c;
             if (kept >= 0) p.state[kept * p.state_stride + state] = h[i];
             if (final >= 0) p.state[final * p.state_stride + state] = h[i];

@@ -1,6 +1,6 @@
-// One token of the selective scan in one state of one channel, for the kernels that compute one token a
-// sequence: h = exp(dt A) h + dt x B, y += h C. The arithmetic, and its order, are those of selective_scan.
-// Must not know: kernels.
+// One token of the selective scan in the states of one channel, for the kernels that compute one token a
+// sequence: h = exp(dt A) h + dt x B and the sum of h C. The arithmetic, and its order, are those of
+// selective_scan. Must not know: kernels.
 #pragma once
 
 #include "vector_math.cuh"
@@ -8,14 +8,23 @@
 namespace apcbatch {
 namespace cuda {
 
-// A state's rate in units of log 2, for `step_state`.
+constexpr int kStatesAtOnce = 16;
+
+// A state's rate in units of log 2, for `step_states`.
 __device__ __forceinline__ float rate_of(float A) { return __fmul_rn(A, kLog2e); }
 
-// dt: after softplus. input: dt x.
-__device__ __forceinline__ void step_state(float& h, float& y, float dt, float rate, float input, float B,
-                                           float C) {
-    h = __fmaf_rn(exp2_unit(__fmul_rn(dt, rate)), h, __fmul_rn(input, B));
-    y = __fmaf_rn(h, C, y);
+// 16 states go one token on; returns the sum of h C. dt: after softplus. input: dt x. Absent states have
+// h = 0, B = 0 and C = -0.
+__device__ __forceinline__ float step_states(float (&h)[kStatesAtOnce], const float (&rate)[kStatesAtOnce],
+                                             float dt, float input, const float (&B)[kStatesAtOnce],
+                                             const float (&C)[kStatesAtOnce]) {
+    float products[kStatesAtOnce / 2];
+#pragma unroll
+    for (int i = 0; i < kStatesAtOnce; ++i) {
+        h[i] = __fmaf_rn(exp2_unit(__fmul_rn(dt, rate[i])), h[i], __fmul_rn(input, B[i]));
+        if (i % 2 == 1) products[i / 2] = pair_product(h[i - 1], h[i], C[i - 1], C[i]);
+    }
+    return tree_sum<kStatesAtOnce / 2>(products);
 }
 
 }  // namespace cuda

@@ -1,6 +1,6 @@
-// exp2, softplus and SiLU of the CUDA kernels. Every operation is an explicit intrinsic, so no compiler flag,
-// no unrolling and no kernel changes a bit. Polynomials and their bounds: csrc/vmath.h. Must not know:
-// kernels.
+// exp2, softplus, SiLU and the sum over states of the CUDA kernels. Every operation is an explicit intrinsic,
+// so no compiler flag, no unrolling and no kernel changes a bit. Polynomials and their bounds: csrc/vmath.h.
+// Must not know: kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -45,6 +45,20 @@ __device__ __forceinline__ float silu(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(__fadd_rn(1.0f, exp2_unit(__fmul_rn(x, -kLog2e)))));
     return __fmul_rn(x, r);
+}
+
+// The sum over states: h C of two neighbours together, a balanced tree over the pairs of 16 states, and those
+// of 16 in ascending order: the same in every kernel. Absent states have C = -0.
+__device__ __forceinline__ float pair_product(float h0, float h1, float c0, float c1) {
+    return __fmaf_rn(h1, c1, __fmul_rn(h0, c0));
+}
+template <int kCount>
+__device__ __forceinline__ float tree_sum(const float* of) {
+    if constexpr (kCount == 1) {
+        return of[0];
+    } else {
+        return __fadd_rn(tree_sum<kCount / 2>(of), tree_sum<kCount / 2>(of + kCount / 2));
+    }
 }
 
 }  // namespace cuda

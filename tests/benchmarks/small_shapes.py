@@ -16,7 +16,7 @@ MAMBA = {
 JAMBA = {
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 5,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "mamba_dt_rank": 2,
@@ -26,4 +26,4 @@ JAMBA = {
 
 def small(shape: str) -> dict[str, Any]:
     """The configuration of a shape with the sizes above."""
-    return {**SHAPES[shape], **(MAMBA if shape == "mamba-130m" else JAMBA)}
+    return {**SHAPES[shape], **(JAMBA if SHAPES[shape]["model_type"] == "jamba" else MAMBA)}

@@ -1,15 +1,17 @@
-"""Tiny tokenizers of every kind that models use, trained on a few lines, and model folders around them."""
+"""What the tests of data share: records to make and to read, and tiny tokenizers of every kind that models use,
+trained on a few lines, with model folders around them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from apcbatch.data.records import Conversation, parse_record
+from apcbatch.data.records import BadLine, Conversation, parse_record
 from apcbatch.data.render import Renderer
 
 CORPUS = [
@@ -38,6 +40,7 @@ STABLE_TEMPLATE = """{%- for message in messages -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
 # The head counts the messages: no prompt is how the next one begins.
 UNSTABLE_TEMPLATE = "{{ messages | length }} messages\n" + STABLE_TEMPLATE
+USER = {"role": "user", "content": "hi"}
 
 
 def build_tokenizer(kind: str) -> Tokenizer:
@@ -136,6 +139,31 @@ def make_renderer(model_dir: Callable[..., Path], warnings: list[str]) -> Callab
 def conversation(*turns: str, **keys: object) -> Conversation:
     """A conversation from `role: content` strings; further keys go into its line."""
     messages = [dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) for turn in turns]
-    record = parse_record({"id": "c", "messages": messages, **keys}, 7)
-    assert isinstance(record, Conversation), record
-    return record
+    return good({"id": "c", "messages": messages, **keys}, line=7)
+
+
+def batch(body: object = None, **keys: object) -> dict[str, Any]:
+    """A batch line for a chat; keys set to `...` are left out."""
+    line = {
+        "custom_id": "b-1",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [USER]} if body is None else body,
+        **keys,
+    }
+    return {key: value for key, value in line.items() if value is not ...}
+
+
+def good(record: object, line: int = 3) -> Conversation:
+    """The conversation that a record becomes."""
+    parsed = parse_record(record, line)
+    assert isinstance(parsed, Conversation), parsed
+    return parsed
+
+
+def fault(record: object) -> str:
+    """The sentence about a record that cannot be answered."""
+    parsed = parse_record(record, 3)
+    assert isinstance(parsed, BadLine), parsed
+    assert (parsed.error.code, parsed.error.line, parsed.line) == ("invalid_request", 3, 3)
+    return parsed.error.message

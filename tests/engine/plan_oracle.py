@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -70,6 +70,15 @@ def random_dataset(seed: int) -> Dataset:
         source.shuffle(entries)
     prompts, conversations = zip(*entries, strict=True)
     return Dataset(list(prompts), list(conversations), f"seed {seed}")
+
+
+def within_vocabulary(data: Dataset, num_tokens: int, stretch: int = 1) -> Dataset:
+    """The same with ids from 1 that a model of so many tokens knows, each of them `stretch` times in a row."""
+    prompts = [
+        tuple(1 + token % (num_tokens - 1) for token in prompt for _ in range(stretch))
+        for prompt in data.prompts
+    ]
+    return replace(data, prompts=prompts)
 
 
 def random_held(data: Dataset, block_size: int, seed: int) -> set[Prompt]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from apcbatch import Engine, Request, Result
 from tests.tiny import VOCAB
@@ -116,3 +118,45 @@ def test_case_19_a_cap_smaller_than_one_conversation(folder: Path, tmp_path: Pat
     assert (small.token_ids, small.logprobs) == (expected.token_ids, expected.logprobs)
     again, _ = serve(folder, tmp_path / "small", prompt, store_size_bytes=200_000)
     assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+@pytest.mark.parametrize("policy", ["last", "planned"])
+def test_an_answer_whose_snapshot_was_dropped_meanwhile_is_not_stored(
+    policy: str, folder: Path, tmp_path: Path
+) -> None:
+    """Catches a slot that is written under the key of the snapshot that it held before: answers that run together in a
+    pool of a few snapshots, whose ends are kept until they are complete."""
+    options = {"block_size": 4, "policy": policy}
+    with closing_engine(folder) as engine:
+        room = 3 * (engine.footprint.state_bytes + 64 * engine.footprint.kv_token_bytes)
+    requests = [
+        Request(str(seed), tokens(10 + seed, seed), max_tokens=3 + 5 * seed, ignore_eos=True)
+        for seed in range(8)
+    ]
+    with closing_engine(folder, store=tmp_path, pool_size_bytes=room, max_running=4, **options) as engine:
+        results = {result.id: result for result in engine.run(requests)}
+    checked = 0
+    with (
+        closing_engine(folder, store=tmp_path) as stored,
+        closing_engine(folder, block_size=1, policy="all") as cold,
+    ):
+        for request in requests:
+            assert results[request.id].error is None
+            whole = [*request.token_ids, *results[request.id].token_ids]
+            list(cold.run([Request(request.id, whole, max_tokens=1)]))
+            for position in range(1, len(whole)):
+                found = stored.snapshot(whole[:position])
+                if found is not None:
+                    expected = cold.snapshot(whole[:position])
+                    assert all(torch.equal(found[name], expected[name]) for name in expected), position
+                    checked += 1
+    assert checked
+
+
+@contextmanager
+def closing_engine(folder: Path, **options: object) -> Iterator[Engine]:
+    engine = Engine(folder, **{"pool_size_bytes": 64 << 20, **options})
+    try:
+        yield engine
+    finally:
+        engine.close()

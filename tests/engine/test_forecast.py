@@ -12,7 +12,7 @@ from apcbatch import Engine, Request
 from apcbatch.engine.forecast import Forecast, forecast
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.planner import Planner
-from tests.engine.plan_oracle import Dataset, dataset, ideals, random_dataset, serve
+from tests.engine.plan_oracle import Dataset, dataset, ideals, random_dataset, serve, within_vocabulary
 from tests.tiny import VOCAB
 
 BLOCKS = [1, 2, 3, 5, 8, 64]
@@ -135,8 +135,7 @@ def test_the_engine_agrees(
 ) -> None:
     """Catches the engine and the tables drifting apart, and requests side by side that overtake each other: same
     requests, same cached tokens, same snapshots."""
-    data = random_dataset(random.randrange(10**6))
-    data.prompts = [tuple(1 + token % (VOCAB - 1) for token in prompt) for prompt in data.prompts]
+    data = within_vocabulary(random_dataset(random.randrange(10**6)), VOCAB)
     table = forecast(data.tree(), [3], Planner(3, "file")).grids[3][policy]
     engine = Engine(
         tiny_checkpoint(family), block_size=3, policy=policy, max_running=max_running, max_batch_tokens=23,

@@ -6,24 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from apcbatch import Engine, Request
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.planner import Plan, Planner
-from tests.engine.plan_oracle import Dataset, make_plan, random_dataset
+from tests.engine.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 16 << 20
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Passes of a few tokens: more threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
@@ -48,12 +40,6 @@ def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
     assert counters.snapshots_evicted == 0, data.where
 
 
-def within_vocabulary(seed: int) -> Dataset:
-    data = random_dataset(seed)
-    data.prompts = [tuple(1 + token % (VOCAB - 1) for token in prompt) for prompt in data.prompts]
-    return data
-
-
 @pytest.mark.parametrize("max_running", [1, 2, 32])
 @pytest.mark.parametrize("order", ["auto", "file"])
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
@@ -63,7 +49,7 @@ def test_the_engine_follows_the_plan(
     """Catches a follower that does not wait for its leader, a snapshot released early, and one that nobody
     reads."""
     for seed in range(3):
-        data = within_vocabulary(seed)
+        data = within_vocabulary(random_dataset(seed), VOCAB)
         for block_size in (1, 3):
             plan = make_plan(data, Planner(block_size, order))
             engine = Engine(
@@ -83,7 +69,7 @@ def test_the_engine_follows_a_plan_for_little_memory(
 ) -> None:
     """Catches a pool that drops what the plan counts on: the plan's bytes are the pool's bytes."""
     for seed in range(6):
-        data = within_vocabulary(seed)
+        data = within_vocabulary(random_dataset(seed), VOCAB)
         engine = Engine(
             tiny_checkpoint(family), block_size=2, policy="planned", max_running=1, pool_size_bytes=PLENTY
         )

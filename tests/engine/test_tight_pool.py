@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.planner import Plan, Planner
-from tests.engine.plan_oracle import Dataset, dataset, make_plan, random_dataset
+from apcbatch.errors import UsageError
+from tests.engine.plan_oracle import Dataset, dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 64 << 20
@@ -20,28 +20,24 @@ RUNNING = [1, 2, 6, 32]
 # By block size: how often each token is repeated, so that prompts have several blocks.
 STRETCH = {1: 1, 64: 17}
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Passes of a few tokens: more threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draw(block_size: int, seed: int) -> Dataset:
     """Prompts of the tiny models' vocabulary, some blocks long."""
-    data = random_dataset(seed)
-    data.prompts = [
-        tuple(1 + token % (VOCAB - 1) for token in prompt for _ in range(STRETCH[block_size]))
-        for prompt in data.prompts
-    ]
-    return data
+    return within_vocabulary(random_dataset(seed), VOCAB, STRETCH[block_size])
 
 
 def open_engine(folder: Path, **options: object) -> Engine:
     return Engine(folder, **{"policy": "planned", "max_batch_tokens": 96, **options})
+
+
+def footprint_of(folder: Path) -> Footprint:
+    """What a state and a page of this model take."""
+    probe = open_engine(folder, pool_size_bytes=PLENTY)
+    footprint = probe.footprint
+    probe.close()
+    return footprint
 
 
 def pool_for(data: Dataset, num_bytes: int, page_bytes: int) -> int:
@@ -78,9 +74,7 @@ def test_the_plans_own_peak_is_enough(
 ) -> None:
     """Catches requests that run side by side pushing out what another one still waits for, and a stall."""
     folder = tiny_checkpoint(family)
-    probe = open_engine(folder, pool_size_bytes=PLENTY)
-    footprint = probe.footprint
-    probe.close()
+    footprint = footprint_of(folder)
     for seed in random.sample(range(10**6), 3):
         data = draw(block_size, seed)
         free = make_plan(data, Planner(block_size, order, footprint))
@@ -143,9 +137,7 @@ def test_what_keeps_nothing_runs_beside_what_fills_the_pool(tiny_checkpoint: Cal
         [*fills, 10], [*fills, 11], [20, 20, 20, 1], [20, 20, 20, 2], *([30 + k] * 5 for k in range(4))
     )
     folder = tiny_checkpoint("mamba")
-    probe = open_engine(folder, pool_size_bytes=PLENTY)
-    footprint = probe.footprint
-    probe.close()
+    footprint = footprint_of(folder)
     plan = make_plan(data, Planner(1, "file", footprint))
     assert (plan.peak_live_snapshots, plan.snapshots_written) == (1, 2)
     engine = open_engine(folder, block_size=1, max_running=8, pool_size_bytes=plan.peak_live_bytes)
@@ -164,9 +156,7 @@ def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callab
     stem = list(range(1, 9))
     data = dataset([*stem, 20], [*stem, 21], *([30 + k, *range(40, 50)] for k in range(20)), [*stem, 22])
     folder = tiny_checkpoint("mamba")
-    probe = open_engine(folder, pool_size_bytes=PLENTY)
-    slot = probe.footprint.state_bytes
-    probe.close()
+    slot = footprint_of(folder).state_bytes
     plan = make_plan(data, Planner(4, "file", Footprint(slot), later_budget_bytes=None))
     assert plan.peak_live_bytes == slot and plan.snapshots_for_later > 10
     engine = open_engine(folder, block_size=4, store=tmp_path, max_running=2, pool_size_bytes=2 * slot)
@@ -183,9 +173,7 @@ def test_what_future_runs_get_takes_nothing_from_this_one(
 ) -> None:
     """Catches a snapshot for the store, its slot or its pages, in the place of one that this run waits for."""
     folder = tiny_checkpoint(family)
-    probe = open_engine(folder, pool_size_bytes=PLENTY)
-    footprint = probe.footprint
-    probe.close()
+    footprint = footprint_of(folder)
     for seed in random.sample(range(10**6), 3):
         data = draw(1, seed)
         plan = make_plan(data, Planner(1, "auto", footprint, later_budget_bytes=None))
@@ -197,3 +185,9 @@ def test_what_future_runs_get_takes_nothing_from_this_one(
         cached = [results[index].cached_tokens for index in range(len(results))]
         assert cached == [todo.resume_at for todo in plan.requests], (data.where, max_running)
         engine.close()
+
+
+def test_a_pool_beyond_the_memory_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: the allocator's own words, or a traceback, where --pool-size is more than the system has."""
+    with pytest.raises(UsageError, match=r"need \d+\.\d GiB.*smaller --pool-size"):
+        open_engine(tiny_checkpoint("jamba"), pool_size_bytes=1 << 50)

@@ -6,12 +6,22 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.job.conftest import ROOT, answers, conversation, read_records, write_lines
 
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
+PROGRAM = f"{sys.executable} -m tests.job.fake_main"
+
+
+def in_bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A command with pipes, to its end."""
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "APCBATCH_POLICY": "all"}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.fixture
@@ -73,11 +83,7 @@ def test_the_second_signal_stops_at_once(undisturbed, start, tmp_path):
 
 def test_a_reader_that_goes_away_does_not_end_the_job(undisturbed, start, tmp_path):
     """Fault: `apcbatch run ... | head -1` stops the job, or ends in a traceback."""
-    command = f"{sys.executable} -m tests.job.fake_main {shlex.join(map(str, RUN))} | head -1"
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "APCBATCH_POLICY": "all"}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = in_bash(f"{PROGRAM} {shlex.join(map(str, RUN))} | head -1", tmp_path)
     assert done.stdout.count("\n") == 1
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
     assert answers(read_records(tmp_path / "out.jsonl")) == undisturbed
@@ -86,12 +92,8 @@ def test_a_reader_that_goes_away_does_not_end_the_job(undisturbed, start, tmp_pa
 def test_a_reader_of_the_results_that_goes_away_ends_the_job(start, tmp_path):
     """Fault: `apcbatch run -o - | head -1` goes on computing for nobody, or ends in a traceback."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2000)])
-    program = f"{sys.executable} -m tests.job.fake_main"
-    command = f"{program} run in.jsonl -o - -q --max-tokens 1 | head -1; echo ${{PIPESTATUS[0]}}"
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "APCBATCH_POLICY": "all"}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-    )
+    run = f"{PROGRAM} run in.jsonl -o - -q --max-tokens 1"
+    done = in_bash(f"{run} | head -1; echo ${{PIPESTATUS[0]}}", tmp_path)
     assert done.stdout.splitlines()[1:] == ["1"]
     assert "reader of the results is gone" in done.stderr and "Traceback" not in done.stderr
 

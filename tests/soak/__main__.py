@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import shlex
+import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -23,27 +23,31 @@ KILL_EVERY = 4
 @click.option("--seconds", default=600.0, show_default=True, help="Begin no draw after so long.")
 @click.option("--seed", type=int, help="Play this draw alone.")
 @click.option("--kill", is_flag=True, help="With --seed: the draw has a way with SIGKILL.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Leave the files of the last draw there.")
-def soak(seconds: float, seed: int | None, kill: bool, folder: Path | None) -> None:
-    """Compare random runs with cold ones, bit for bit. Exit status 1 where one differed."""
-    with tempfile.TemporaryDirectory() as temporary:
-        player = Player((folder or Path(temporary)).absolute())
-        if seed is not None:
-            sys.exit(0 if _played(player, make_draw(seed, kill), kill, Tally()) else 1)
-        sys.exit(_soak(player, seconds))
+@click.option("--folder", type=click.Path(path_type=Path), default="soak-out", show_default=True, help="Work there.")
+def soak(seconds: float, seed: int | None, kill: bool, folder: Path) -> None:
+    """Compare random runs with cold ones, bit for bit. A draw that differs ends it: exit status 1, its files stay."""
+    player = Player(folder.absolute())
+    if seed is not None:
+        same = _played(player, make_draw(seed, kill), kill, Tally())
+    else:
+        same = _soak(player, seconds)
+        if same:
+            shutil.rmtree(folder)
+    sys.exit(not same)
 
 
-def _soak(player: Player, seconds: float) -> int:
-    """Play fresh draws for some seconds; how many differed, at most 1."""
-    begin, tally, failures = time.monotonic(), Tally(), 0
-    while time.monotonic() - begin < seconds:
+def _soak(player: Player, seconds: float) -> bool:
+    """Play fresh draws for some seconds, or until one differs; whether all were the same."""
+    begin, tally, same = time.monotonic(), Tally(), True
+    while same and time.monotonic() - begin < seconds:
         kill = tally.draws % KILL_EVERY == KILL_EVERY - 1
-        failures += not _played(player, make_draw(random.randrange(1 << 31), kill), kill, tally)
+        same = _played(player, make_draw(random.randrange(1 << 31), kill), kill, tally)
     click.echo(
         f"{tally.draws} draws, {tally.answers} answers compared with the cold run's, "
-        f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens restored, {failures} draws differed"
+        f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens restored, "
+        f"{'none differed' if same else 'the last one differs'}"
     )
-    return min(1, failures)
+    return same
 
 
 def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
@@ -65,9 +69,7 @@ def _played(player: Player, draw: Draw, kill: bool, tally: Tally) -> bool:
 
 def repeat_command(seed: int, kill: bool) -> str:
     """What a user pastes to see a draw again, with its files left behind."""
-    return shlex.join(
-        ["python", "-m", "tests.soak", "--seed", str(seed), *["--kill"] * kill, "--folder", "soak-out"]
-    )
+    return shlex.join(["python", "-m", "tests.soak", "--seed", str(seed), *["--kill"] * kill])
 
 
 if __name__ == "__main__":

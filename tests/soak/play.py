@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import apcbatch
@@ -28,6 +29,7 @@ from apcbatch.kernels import ops
 from apcbatch.kernels.isa import available_isas, numerics
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.state import PAGE_TOKENS, page_bytes
+from apcbatch.store.publisher import Batch, Publisher
 from tests.soak.compare import Difference, compare, num_prompt, read_records
 from tests.soak.ways import Draw, Kill, Part, Way
 from tests.tiny import save_tiny
@@ -149,7 +151,10 @@ class _Table:
             raise Difference(f"exit code {self._latest_code}; the cold run's was {self._cold_code}")
 
     def _part(self, part: Part, out: str, *flags: str) -> None:
-        self._latest_code = self._call(self._options(part), part.threads, self._isa(part), out, *flags)
+        with _slow_writes(part.write_delay):
+            self._latest_code = self._call(self._options(part), part.threads, self._isa(part), out, *flags)
+        if part.write_delay:
+            self.commands[-1] += f"  # {part.write_delay} s before each write of the store"
 
     def _call(self, options: dict[str, str], threads: int, isa: str, out: str, *flags: str) -> int:
         """Run a command line in this process; its exit code."""
@@ -251,6 +256,20 @@ def _environment(isa: str, **variables: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _slow_writes(seconds: float) -> Iterator[None]:
+    """Stores in this process wait so long before each write: what waits for it may be dropped or used meanwhile."""
+    process = Publisher.process
+
+    def wait_and_process(self: Publisher, batch: Batch) -> None:
+        time.sleep(seconds)
+        process(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Publisher, "process", wait_and_process)
+        yield
 
 
 @contextlib.contextmanager

@@ -15,18 +15,21 @@ from tests.soak.conversations import Dataset
 BLOCK_SIZES = (1, 7, 16, 48, 64, 100, 544)
 BUDGETS = (7, 33, 100, 512, 2048, 8192)
 STORE_SIZES = ("0", "30KiB", "400KiB", "20GiB")
+WRITE_DELAYS = (0.0, 0.0, 0.01, 0.1)
 POOLS = ("least", "small", "ample")
 Ending = Literal["whole", "torn", "killed"]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One process's share of a way: options of `run`, the pool by name, threads, and the instruction set by rank."""
+    """One process's share of a way: options of `run`, the pool by name, threads, the instruction set by rank, and
+    seconds that the store waits before each of its writes, but where the process is killed."""
 
     options: dict[str, str]
     pool: str
     threads: int
     isa_rank: float
+    write_delay: float
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def _part(draw: np.random.Generator, store: str | None = None) -> Part:
         str(draw.choice(POOLS, p=[0.25, 0.25, 0.5])),
         int(draw.integers(1, 3)),
         float(draw.random()),
+        float(draw.choice(WRITE_DELAYS)),
     )
 
 

@@ -30,7 +30,7 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
             details = {"tokens": tokens, "seconds": seconds}
             yield Figure("prefill", f"prefill of {tokens}", tokens / seconds, "tokens/s", details)
         yield _products_share(server, sizes)
-        yield _prefill_parts(server, sizes)
+        yield prefill_parts(server, sizes, f"parts of a prefill of {sizes.long_tokens}")
         for running in sizes.decode_running:
             yield _decode(server, running, sizes)
         for running in (r for r in DECODE_PARTS if r in sizes.decode_running):
@@ -67,14 +67,16 @@ def _products_share(server: Server, sizes: Sizes) -> Figure:
     return Figure("prefill", name, share, "x", {"products": len(products)})
 
 
-def _prefill_parts(server: Server, sizes: Sizes) -> Figure:
+def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
+    """The parts of a long prefill; what a store gets of one is written before the next begins."""
     runs = []
     for _ in range(PARTS_REPEATS):
         parts, prompts = Parts(), server.prompts(1, sizes.long_tokens)
         with parts.recording():
             total = server.serve(prompts)["wall"]
+        server.engine.flush()
         runs.append((total, parts.of(total)))
-    return parts_figure(f"parts of a prefill of {sizes.long_tokens}", runs)
+    return _parts_figure(name, runs)
 
 
 def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
@@ -91,10 +93,10 @@ def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
         runs.append(
             (long_s - short_s, {part: max(0.0, s - short.get(part, 0.0)) for part, s in long.items()})
         )
-    return parts_figure(f"parts of decode, {running} running", runs)
+    return _parts_figure(f"parts of decode, {running} running", runs)
 
 
-def parts_figure(name: str, runs: list[tuple[float, dict[str, float]]]) -> Figure:
+def _parts_figure(name: str, runs: list[tuple[float, dict[str, float]]]) -> Figure:
     """The share of matrix products in the run of median length, and all shares beside it."""
     total, parts = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
     shares = {part: seconds / total for part, seconds in parts.items()}

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from apcbatch.config import Config
 from apcbatch.job.bench.figures import Figure, Sizes, median_ratio
-from apcbatch.job.bench.parts import Parts
-from apcbatch.job.bench.passes import PARTS_REPEATS, parts_figure
+from apcbatch.job.bench.passes import prefill_parts
 from apcbatch.job.bench.server import Prompt, Server, serving
 from apcbatch.types import RequestPlan
 
@@ -33,7 +32,7 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
             storing.serve(storing.prompts(1, sizes.suffix_tokens))
             yield _snapshots(plain, sizes)
             yield _storing(plain, storing, sizes)
-            yield _storing_parts(storing, sizes)
+            yield prefill_parts(storing, sizes, f"parts of a prefill of {sizes.long_tokens} with a store")
             yield _suffixes(plain, sizes)
             for tokens in sizes.prefill_tokens:
                 yield _restored_first_token(plain, tokens, sizes)
@@ -79,17 +78,6 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
         f"prefill of {sizes.long_tokens} with a store over without, a snapshot every {sizes.snapshot_every}"
     )
     return Figure(GROUP, name, ratio, "x", {})
-
-
-def _storing_parts(storing: Server, sizes: Sizes) -> Figure:
-    runs = []
-    for _ in range(PARTS_REPEATS):
-        parts, prompts = Parts(), storing.prompts(1, sizes.long_tokens)
-        with parts.recording():
-            total = storing.serve(prompts)["wall"]
-        storing.engine.flush()
-        runs.append((total, parts.of(total)))
-    return parts_figure(f"parts of a prefill of {sizes.long_tokens} with a store", runs)
 
 
 def _suffixes(plain: Server, sizes: Sizes) -> Figure:

@@ -1,0 +1,40 @@
+"""What several commands write in the same way: warnings, the bar while INPUT is read, a JSON document for people.
+
+Must not know: options, what a document says. Nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from apcbatch.config import Config
+    from apcbatch.job.survey import Survey
+
+
+def warn(sentence: str) -> None:
+    """One warning on standard error."""
+    click.echo(f"warning: {sentence}", err=True)
+
+
+def survey_with_bar(config: Config, input: str) -> Survey:
+    """What INPUT holds, with a bar on standard error while its lines are read."""
+    from tqdm import tqdm
+
+    from apcbatch.job.survey import survey
+
+    with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
+
+        def advance() -> None:
+            bar.update()
+
+        return survey(config, input, warn, advance)
+
+
+def json_document(document: dict[str, Any]) -> bytes:
+    """One JSON document with indents and a line feed at its end."""
+    import orjson
+
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

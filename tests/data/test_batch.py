@@ -1,0 +1,165 @@
+"""Batch lines: what a chat or a completion becomes, and the sentence for each fault of a line or a parameter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import USER, batch, fault, good
+
+
+def completion(**body: object) -> dict[str, Any]:
+    """A batch line for a completion."""
+    return batch(body, url="/v1/completions")
+
+
+def test_a_batch_chat_keeps_its_custom_id_and_its_parameters() -> None:
+    """The body's parameters override the flags for this request alone."""
+    body = {
+        "model": "any",
+        "messages": [USER],
+        "max_tokens": 5,
+        "max_completion_tokens": 7,
+        "temperature": 0,
+        "top_p": 0.5,
+        "seed": 11,
+        "logprobs": True,
+        "ignore_eos": True,
+        "stream": False,
+        "n": 1,
+        "stop": None,
+        "user": "me",
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "frequency_penalty": 0.0,
+    }
+    record = good(batch(body))
+    assert (record.id, record.custom_id, record.request_id(1)) == ("b-1", "b-1", "b-1")
+    assert record.params == {
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "seed": 11,
+        "logprobs": True,
+        "ignore_eos": True,
+    }
+    assert good(batch({"messages": [USER], "max_tokens": 5, "seed": None})).params == {"max_tokens": 5}
+
+
+def test_tool_choice_none_hides_the_tools() -> None:
+    """A request that forbids calls must not be shown the tools."""
+    body = {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert good(batch(body)).tools == body["tools"]
+    assert good(batch({**body, "tool_choice": "none"})).tools is None
+
+
+@pytest.mark.parametrize("prompt", ["once upon", [5, 0, 7]])
+def test_a_batch_completion_has_a_prompt(prompt: object) -> None:
+    """Text and token ids both."""
+    record = good(completion(prompt=prompt, max_tokens=2, logprobs=1))
+    assert (record.prompt, record.messages, record.params) == (
+        prompt,
+        [],
+        {"max_tokens": 2, "logprobs": True},
+    )
+
+
+BATCH_FAULTS = [
+    (batch(custom_id=...), "custom_id is missing; expected a string that is not empty"),
+    (batch(custom_id=5), "custom_id is 5; expected a string that is not empty"),
+    (batch(custom_id=""), 'custom_id is ""; expected a string that is not empty'),
+    (batch(method=...), "method is missing; expected POST"),
+    (batch(method="GET"), 'method is "GET"; expected POST'),
+    (batch(url=...), "url is missing; expected /v1/chat/completions or /v1/completions"),
+    (
+        batch(url="/v1/embeddings"),
+        'url is "/v1/embeddings"; expected /v1/chat/completions or /v1/completions',
+    ),
+    (batch(body=...), "body is missing; expected an object with messages or a prompt"),
+    (batch([]), "body is a list; expected an object with messages or a prompt"),
+    (batch({}), "body.messages is missing; expected a list of messages"),
+    (batch({"messages": []}), "body.messages is empty; expected at least one message"),
+    (
+        batch({"messages": [{"role": "bot", "content": ""}]}),
+        'body.messages[0].role is "bot"; expected system, user, assistant or tool',
+    ),
+    (batch({"messages": [USER], "tools": 1}), "body.tools is 1; expected a list of tool schemas"),
+    (completion(), "body.prompt is missing; expected a string or a list of token ids"),
+    (completion(prompt=None), "body.prompt is null; expected a string or a list of token ids"),
+    (completion(prompt=""), "body.prompt is empty; expected at least one token"),
+    (completion(prompt=[]), "body.prompt is empty; expected at least one token"),
+    (
+        completion(prompt=["a", "b"]),
+        'body.prompt[0] is "a"; expected a token id; one line asks for one completion',
+    ),
+    (
+        completion(prompt=[1, -2]),
+        "body.prompt[1] is -2; expected a token id; one line asks for one completion",
+    ),
+    (
+        completion(prompt=[True]),
+        "body.prompt[0] is true; expected a token id; one line asks for one completion",
+    ),
+    (
+        completion(prompt="a", logprobs=5),
+        "body.logprobs is 5; expected 0 or 1: only the chosen token's log-probability is given",
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "sentence"), BATCH_FAULTS)
+def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
+    """A user finds the fault in a line of 100 kB by the sentence alone: where, what came, what was due."""
+    assert fault(record) == sentence
+
+
+BODY_FAULTS = [
+    ("stream", True, "body.stream is true; a batch is answered in one piece: leave stream out"),
+    ("stream", "yes", 'body.stream is "yes"; expected true or false'),
+    ("n", 2, "body.n is 2; expected 1: one line asks for one answer"),
+    ("n", 0, "body.n is 0; expected an integer of at least 1"),
+    ("best_of", 3, "body.best_of is 3; expected 1: one line asks for one answer"),
+    ("model", 1, "body.model is 1; expected a string"),
+    ("max_tokens", 0, "body.max_tokens is 0; expected an integer of at least 1"),
+    ("max_tokens", 1.5, "body.max_tokens is 1.5; expected an integer of at least 1"),
+    ("max_completion_tokens", True, "body.max_completion_tokens is true; expected an integer of at least 1"),
+    ("temperature", 2.5, "body.temperature is 2.5; expected a number from 0 to 2"),
+    ("temperature", "hot", 'body.temperature is "hot"; expected a number from 0 to 2'),
+    ("top_p", 0, "body.top_p is 0; expected a number above 0 and up to 1"),
+    ("top_p", 1.1, "body.top_p is 1.1; expected a number from 0 to 1"),
+    ("seed", "x", 'body.seed is "x"; expected an integer'),
+    ("logprobs", 1, "body.logprobs is 1; expected true or false"),
+    ("ignore_eos", 1, "body.ignore_eos is 1; expected true or false"),
+    ("stop", ["\n"], "body.stop is a list, which is not supported; leave it out or give null"),
+    ("stop", "x", 'body.stop is "x", which is not supported; leave it out or give null'),
+    (
+        "logit_bias",
+        {"1": 2},
+        "body.logit_bias is an object, which is not supported; leave it out or give null",
+    ),
+    (
+        "presence_penalty",
+        0.1,
+        "body.presence_penalty is 0.1, which is not supported; leave it out or give 0",
+    ),
+    ("top_k", 40, "body.top_k is 40, which is not supported; leave it out or give 0"),
+    ("top_logprobs", 2, "body.top_logprobs is 2, which is not supported; leave it out or give 0"),
+    ("echo", True, "body.echo is true, which is not supported; leave it out or give false"),
+    (
+        "tool_choice",
+        "required",
+        'body.tool_choice is "required", which is not supported; leave it out or give "auto" or "none"',
+    ),
+    (
+        "response_format",
+        {"type": "json_object"},
+        'body.response_format is an object, which is not supported; leave it out or give {"type": "text"}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "sentence"), BODY_FAULTS)
+def test_each_parameter_that_cannot_be_honoured_is_refused(key: str, value: object, sentence: str) -> None:
+    """A parameter that is dropped in silence gives an answer that nobody asked for."""
+    assert fault(batch({"messages": [USER], key: value})) == sentence

@@ -1,0 +1,77 @@
+"""Chains of snapshots: what a descendant brings with it, and what a missing link costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from apcbatch.store import Store
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, path_of, put_chain
+
+
+def test_a_chain_brings_the_kv_of_every_ancestor(store: Store) -> None:
+    """A hybrid's KV is spread over its ancestors; one missing piece would be attention over garbage."""
+    keys = put_chain(store, "a", 9)
+    store.flush()
+    chain = store.get_chain(keys[6], FINGERPRINT)
+    assert chain.miss is None
+    assert [link.position for link in chain.links] == [16 * (i + 1) for i in range(7)]
+    for key, link in zip(keys, chain.links, strict=False):
+        assert_is(link, key)
+    assert [set(link.arrays) for link in chain.links] == [{"kv"}] * 6 + [{"ssm", "conv", "kv"}]
+
+
+def test_a_chain_stops_at_what_the_caller_holds(store: Store) -> None:
+    """What is in RAM must not be read from disk again."""
+    keys = put_chain(store, "a", 9)
+    store.flush()
+    chain = store.get_chain(keys[6], FINGERPRINT, held={keys[2], keys[4]})
+    assert [link.key for link in chain.links] == keys[5:7]
+    assert chain.links[0].parent == keys[4]
+
+
+def test_a_chain_without_kv_is_one_snapshot(store: Store, folder: Path) -> None:
+    """A pure Mamba state stands alone; a lost ancestor must not make it unusable."""
+    other = b"a mamba"
+    a, b = key_of("m", 16), key_of("m", 32)
+    store.put(a, 16, None, other, arrays_of(a, chained=False))
+    store.put(b, 32, (a, 16), other, arrays_of(b, chained=False))
+    store.flush()
+    path_of(folder, a).unlink()
+    chain = store.get_chain(b, other)
+    assert [link.key for link in chain.links] == [b]
+
+
+def test_a_missing_snapshot_is_told_from_a_stranded_one(
+    store: Store, folder: Path, warnings: list[str]
+) -> None:
+    """`run` prints why a request got less than it could; and the caller must not try every link of a broken
+    chain."""
+    keys = put_chain(store, "a", 9)
+    store.flush()
+    path_of(folder, keys[3]).unlink()
+    assert store.get_chain(key_of("b", 16), FINGERPRINT).miss == "missing"
+    chain = store.get_chain(keys[8], FINGERPRINT)
+    assert (chain.miss, chain.stranded_at, chain.links) == ("stranded", 64, ())
+    assert store.get_chain(keys[2], FINGERPRINT).miss is None
+    assert warnings == []
+
+
+def test_a_stranded_chain_heals_when_the_link_is_stored_again(store: Store, folder: Path) -> None:
+    """After one bad file the rest of the conversation must not be lost for ever."""
+    keys = put_chain(store, "a", 9)
+    store.flush()
+    path_of(folder, keys[3]).unlink()
+    assert store.get_chain(keys[8], FINGERPRINT).miss == "stranded"
+    assert store.put(keys[3], 64, (keys[2], 48), FINGERPRINT, arrays_of(keys[3]))
+    store.flush()
+    assert len(store.get_chain(keys[8], FINGERPRINT).links) == 9
+
+
+def test_a_child_without_its_parent_is_not_stored(store: Store) -> None:
+    """It could never be used, and would hold room."""
+    done: list[bool] = []
+    key = key_of("a", 32)
+    store.put(key, 32, (key_of("a", 16), 16), FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+    store.flush()
+    assert done == [False]
+    assert store.counters.skipped_stranded == 1 and store.stats().entries == 0

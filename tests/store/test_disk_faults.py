@@ -1,0 +1,156 @@
+"""A disk that refuses, is read-only or vanishes costs the snapshots, says so in one line, and raises nothing."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apcbatch.errors import UsageError
+from apcbatch.store import Store
+from apcbatch.store.index import Index
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put_chain
+from tests.store.faults import CALLS, FaultyFiles, bad_sector, disk_full, read_only
+
+
+def test_a_bad_sector_is_a_miss_and_the_file_stays(folder: Path, warnings: list[str]) -> None:
+    """An error of the device says nothing about the snapshot; only a verified fault removes it."""
+    files = FaultyFiles()
+    with Store.open(folder, warn=warnings.append, files=files) as store:
+        key = put_chain(store, "a", 1)[0]
+        store.flush()
+        files.fail = lambda call, path: bad_sector(path) if call == "open" else None
+        assert store.get(key, FINGERPRINT) is None
+        assert store.present([key]) == set()
+        store.flush()
+    assert len(object_files(folder)) == 1 and len(warnings) == 1
+
+
+@pytest.mark.parametrize("error", [disk_full, read_only, bad_sector], ids=["full", "read-only", "bad sector"])
+@pytest.mark.parametrize("call", ["make_folders", "write", "rename", "unlink"])
+def test_a_disk_that_refuses_costs_the_snapshots_and_no_more(
+    folder: Path, warnings: list[str], call: str, error: Callable[[str], OSError]
+) -> None:
+    """Case 19, at each call that changes the disk: nothing raises, everybody is called back, nothing
+    half-written stays, and when the disk recovers so does the store."""
+    files = FaultyFiles()
+    done: list[bool] = []
+    with Store.open(folder, 6000, warn=warnings.append, files=files) as store:
+        old = put_chain(store, "old", 3)
+        store.flush()
+        files.fail = lambda name, path: error(path) if name == call else None
+        keys = [key_of("new", i) for i in range(8)]
+        for key in keys:
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+        store.flush()
+        assert len(done) == 8
+        assert sum(done) == len(store.present(keys))
+        for key in [*old, *keys]:
+            snapshot = store.get(key, FINGERPRINT)
+            assert snapshot is None or assert_is(snapshot, key) is None
+        files.fail = lambda name, path: None
+        store.put(keys[0], 16, None, FINGERPRINT, arrays_of(keys[0]))
+        store.flush()
+        assert_is(store.get(keys[0], FINGERPRINT), keys[0])
+    if not all(done):
+        assert warnings and len(warnings) <= 2
+    if call != "unlink":  # what could not be removed is removed by the next one who opens the store
+        assert list((folder / "tmp").glob("*.tmp")) == []
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_disk_that_refuses_from_the_beginning(folder: Path, warnings: list[str], call: str) -> None:
+    """Opening never fails for a fault of the disk in a folder that is there: the store is read, or empty."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    files = FaultyFiles(lambda name, path: read_only(path) if name == call else None)
+    with Store.open(folder, warn=warnings.append, files=files) as store:
+        new = key_of("new", 16)
+        store.put(new, 16, None, FINGERPRINT, arrays_of(new))
+        store.flush()
+        for key in keys:
+            if call == "open":
+                assert store.get(key, FINGERPRINT) is None
+            else:
+                assert_is(store.get(key, FINGERPRINT), key)
+
+
+def test_a_read_only_folder_is_read(folder: Path, warnings: list[str]) -> None:
+    """A shared, read-only store still saves the prefill."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.*"))
+    files = FaultyFiles(
+        lambda call, path: read_only(path) if call in ("is_writable", "write", "unlink") else None
+    )
+    with Store.open(folder, warn=warnings.append, files=files) as store:
+        assert store.is_read_only
+        assert store.present(keys) == set(keys)
+        assert len(store.get_chain(keys[2], FINGERPRINT).links) == 3
+        done: list[bool] = []
+        new = key_of("new", 16)
+        assert not store.put(new, 16, None, FINGERPRINT, arrays_of(new), lambda _, ok: done.append(ok))
+        store.touch(keys[0])
+        store.flush()
+        assert done == []
+        with pytest.raises(UsageError, match="read-only"):
+            store.prune(size_bytes=0)
+    assert len(warnings) == 1 and "read-only" in warnings[0]
+    after = [(path, path.stat().st_mtime_ns) for path in folder.rglob("*.*") if "sqlite-" not in path.name]
+    assert sorted(after) == before
+
+
+def test_an_index_on_a_read_only_medium_is_read(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite cannot read a write-ahead-log database where it may not make a file beside it, unless it is told
+    that nobody writes. (Permissions do not bind root, so the refusal is simulated.)"""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+
+    class RefusingIndex(Index):
+        def __init__(self, path: str, mode: str = "rwc") -> None:
+            if mode != "immutable":
+                raise sqlite3.OperationalError("unable to open database file")
+            super().__init__(path, mode)
+
+    monkeypatch.setattr("apcbatch.store.opening.Index", RefusingIndex)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.is_read_only and store.present(keys) == set(keys)
+        assert_is(store.get(keys[1], FINGERPRINT), keys[1])
+        assert store.stats().entries == 3
+    assert len(warnings) == 1
+
+
+def test_a_read_only_folder_without_an_index_is_empty(folder: Path, warnings: list[str]) -> None:
+    folder.mkdir()
+    files = FaultyFiles(lambda call, path: read_only(path) if call == "is_writable" else None)
+    with Store.open(folder, warn=warnings.append, files=files) as store:
+        assert store.present([key_of("a", 16)]) == set()
+        with pytest.raises(UsageError, match="no index"):
+            store.stats()
+    assert len(warnings) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_a_usage_error(folder: Path, warnings: list[str]) -> None:
+    """Before any weight is loaded: a mistyped --store must not cost an hour of computing."""
+    files = FaultyFiles(lambda call, path: read_only(path) if call == "make_folders" else None)
+    with pytest.raises(UsageError, match="cannot be made"):
+        Store.open(folder, warn=warnings.append, files=files)
+
+
+def test_a_folder_that_vanishes_costs_no_answer(folder: Path, warnings: list[str]) -> None:
+    """Somebody cleans up a scratch disk in the middle of a run."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+        store.flush()
+        shutil.rmtree(folder)
+        assert store.get(keys[0], FINGERPRINT) is None
+        done: list[bool] = []
+        key = key_of("b", 16)
+        store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+        store.flush()
+        assert done == [False]

@@ -1,0 +1,48 @@
+"""What is refused when a store is opened: newer formats, other programs' files, folders without a store."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from apcbatch.errors import UsageError
+from apcbatch.store import Store
+from apcbatch.store.format import FORMAT_VERSION
+
+
+def test_a_newer_store_is_refused(folder: Path, warnings: list[str]) -> None:
+    """An old program must not evict or misread what a new one has written."""
+    Store.open(folder, warn=warnings.append).close()
+    with sqlite3.connect(folder / "index.sqlite") as db:
+        db.execute("UPDATE meta SET value = ?", (FORMAT_VERSION + 1,))
+    db.close()
+    for read_only in (False, True):
+        with pytest.raises(UsageError, match=f"store format {FORMAT_VERSION + 1}.*newer apcbatch"):
+            Store.open(folder, warn=warnings.append, read_only=read_only)
+
+
+def test_another_programs_database_is_refused_and_left_alone(folder: Path, warnings: list[str]) -> None:
+    folder.mkdir()
+    with sqlite3.connect(folder / "index.sqlite") as db:
+        db.execute("CREATE TABLE photos (name TEXT)")
+    db.close()
+    before = (folder / "index.sqlite").read_bytes()
+    with pytest.raises(UsageError, match="not the index of a snapshot store"):
+        Store.open(folder, warn=warnings.append)
+    assert (folder / "index.sqlite").read_bytes() == before
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, warnings: list[str]) -> None:
+    path = tmp_path / "store"
+    path.write_text("hello")
+    with pytest.raises(UsageError, match="not a folder"):
+        Store.open(path, warn=warnings.append)
+
+
+def test_reading_where_there_is_no_store_is_refused(folder: Path, warnings: list[str]) -> None:
+    """`store stat` of a mistyped path must not make a new store there."""
+    with pytest.raises(UsageError, match="there is no store"):
+        Store.open(folder, warn=warnings.append, read_only=True)
+    assert not folder.exists()

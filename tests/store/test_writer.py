@@ -1,0 +1,140 @@
+"""The writer behind put: what close, flush and a full queue promise, and what is not written twice."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from apcbatch.store import Store
+from tests.store.conftest import FINGERPRINT, arrays_of, key_of, object_files, path_of, put_chain
+
+
+def test_close_drains_the_queue(folder: Path, warnings: list[str]) -> None:
+    """A job that ends must not lose what it has just computed."""
+    with Store.open(folder, warn=warnings.append) as store:
+        put_chain(store, "a", 300)
+    assert len(object_files(folder)) == 300
+
+
+def test_close_without_draining_calls_everybody_back(folder: Path, warnings: list[str]) -> None:
+    """Ctrl-C twice: nobody waits for the disk, and no caller keeps memory for a call that never comes."""
+    done: list[tuple[bytes, bool]] = []
+    store = Store.open(folder, warn=warnings.append)
+    keys = [key_of("a", i) for i in range(200)]
+    for i, key in enumerate(keys):
+        assert store.put(
+            key, i + 1, None, FINGERPRINT, arrays_of(key), lambda key, ok: done.append((key, ok))
+        )
+    store.close(drain=False)
+    assert sorted(key for key, _ in done) == sorted(keys)
+    assert len(object_files(folder)) == sum(ok for _, ok in done)
+
+
+def test_on_done_comes_from_the_store_after_the_snapshot_is_visible(store: Store) -> None:
+    """The engine frees a slot on that call; an earlier one would let it overwrite bytes that are still being
+    read."""
+    seen: list[tuple[bool, bool, str]] = []
+    key = key_of("a", 16)
+    store.put(
+        key,
+        16,
+        None,
+        FINGERPRINT,
+        arrays_of(key),
+        lambda key, ok: seen.append((ok, bool(store.present([key])), threading.current_thread().name)),
+    )
+    store.flush()
+    assert seen == [(True, True, "apcbatch-store")]
+
+
+def test_a_duplicate_is_not_written_again(store: Store, folder: Path) -> None:
+    """Thousands of requests share a prefix; each would write it."""
+    key = key_of("a", 16)
+    done: list[bool] = []
+    store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+    store.flush()
+    inode = path_of(folder, key).stat().st_ino
+    assert store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
+    store.flush()
+    assert path_of(folder, key).stat().st_ino == inode
+    assert done == [True]
+    assert (store.counters.written, store.counters.duplicates) == (1, 1)
+
+
+def test_a_snapshot_on_its_way_is_not_taken_twice(store: Store) -> None:
+    key = key_of("a", 16)
+    answers = [store.put(key, 16, None, FINGERPRINT, arrays_of(key)) for _ in range(3)]
+    store.flush()
+    assert answers == [True, False, False]
+    assert (store.counters.written, store.counters.duplicates) == (1, 2)
+
+
+def test_a_full_queue_refuses_and_counts(folder: Path, warnings: list[str]) -> None:
+    """A slow disk must never hold up the batch: put returns, the snapshot is skipped, the caller is told."""
+    release = threading.Event()
+    with Store.open(folder, warn=warnings.append, queue_snapshots=3) as store:
+        first = key_of("first", 16)
+        store.put(first, 16, None, FINGERPRINT, arrays_of(first), lambda *_: release.wait())
+        taken = [
+            store.put(key_of("a", i), i + 1, None, FINGERPRINT, arrays_of(key_of("a", i))) for i in range(6)
+        ]
+        assert taken == [True, True, False, False, False, False]
+        assert store.counters.skipped_full_queue == 4
+        release.set()
+    assert len(object_files(folder)) == 3
+
+
+def test_the_queue_is_bounded_in_bytes_but_takes_one_of_any_size(folder: Path, warnings: list[str]) -> None:
+    """A snapshot larger than the whole queue would otherwise never be stored."""
+    release = threading.Event()
+    with Store.open(folder, warn=warnings.append, queue_bytes=1000) as store:
+        large, small = key_of("large", 16), key_of("small", 16)
+        assert store.put(large, 16, None, FINGERPRINT, arrays_of(large, scale=500), lambda *_: release.wait())
+        assert not store.put(small, 16, None, FINGERPRINT, arrays_of(small))
+        release.set()
+        store.flush()
+        assert store.put(small, 16, None, FINGERPRINT, arrays_of(small))
+
+
+def test_flush_is_exact(store: Store) -> None:
+    """What was put before flush is visible after it, however the work falls into batches."""
+    for round_number in range(20):
+        keys = put_chain(store, round_number, 7)
+        store.flush()
+        assert store.present(keys) == set(keys)
+
+
+def test_flush_waits_for_the_batch_at_hand(store: Store) -> None:
+    """An empty queue does not mean that its last snapshot is done."""
+    entered, release = threading.Event(), threading.Event()
+    key = key_of("a", 16)
+
+    def hold(key: bytes, ok: bool) -> None:
+        entered.set()
+        release.wait()
+
+    store.put(key, 16, None, FINGERPRINT, arrays_of(key), hold)
+    entered.wait()
+    flushing = threading.Thread(target=store.flush)
+    flushing.start()
+    flushing.join(timeout=0.1)
+    returned_early = not flushing.is_alive()
+    release.set()
+    flushing.join()
+    assert not returned_early
+
+
+def test_a_callback_that_fails_does_not_leave_anybody_waiting(folder: Path, warnings: list[str]) -> None:
+    """A fault in the caller's own code ends the store's thread; a flush that waits for it would hang the
+    run."""
+    seen: list[threading.ExceptHookArgs] = []
+    hook, threading.excepthook = threading.excepthook, seen.append
+    try:
+        with Store.open(folder, warn=warnings.append) as store:
+            key = key_of("a", 16)
+            store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda *_: 1 // 0)
+            store.flush()
+            assert not store.put(key_of("b", 16), 16, None, FINGERPRINT, arrays_of(key))
+    finally:
+        threading.excepthook = hook
+    assert len(seen) == 1
