@@ -28,7 +28,7 @@ Device current_device() {
 
 template <class T>
 const void* kernel_of(const DecodeShape& s, int rows, const void* (*of)(int rows, int size)) {
-    for (int size : {1, 2, 4}) {
+    for (int size : {1, 2}) {
         if (s.d_inner <= most_inner<T>(size) && s.hidden <= most_hidden<T>(size)) return of(rows, size);
     }
     return nullptr;

@@ -14,7 +14,8 @@ namespace cuda {
 
 constexpr int kDecodeThreads = kReaders + 64;  // a warp streams, one prefetches
 
-// The most columns of a kernel of size 1, 2 or 4.
+// The most columns of a kernel of size 1 or 2; with twice as many, a thread's columns do not fit its
+// registers and the ops one by one are faster.
 template <class T>
 constexpr int most_inner(int size) {
     return size * (sizeof(T) == 4 ? 1280 : 2560);
@@ -306,15 +307,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
 #endif
 }
 
-// The kernel of so many rows, 1, 2, 4 or 8, and for d_inner at most `inner`, 1, 2 or 4, times what the
-// readers take of a row at once.
+// The kernel of so many rows, 1, 2, 4 or 8, and of size 1 or 2.
 template <class T, int kRows>
 const void* decode_kernel_of(int size) {
     if (size == 1) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 1>);
     if (size == 2) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 2>);
-    if constexpr (sizeof(T) == 2 || kRows <= 4) {  // a thread's columns of float32 must fit its registers
-        if (size == 4) return reinterpret_cast<const void*>(&decode_kernel<T, kRows, 4>);
-    }
     return nullptr;
 }
 

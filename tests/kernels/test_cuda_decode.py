@@ -20,8 +20,14 @@ TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 5e-2}
 # h, d, n, r, w, v: every number of groups of columns a thread has, in both dtypes; a share of no row at all
 SIZES = [
     (16, 32, 3, 8, 1, 11), (64, 120, 8, 8, 4, 97), (72, 2640, 16, 24, 2, 131), (768, 1536, 16, 48, 4, 5003),
-    (1288, 2560, 16, 160, 4, 257), (2560, 5120, 16, 160, 4, 3001), (4096, 8192, 16, 256, 4, 400),
+    (1272, 2560, 16, 160, 4, 257), (2560, 5120, 16, 160, 4, 3001), (4096, 8192, 16, 256, 4, 400),
 ]
+MOST_INNER, MOST_HIDDEN = 10240, 5120  # bytes of a row that the kernel takes
+
+
+def is_taken(size: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a pass of this size goes in one launch."""
+    return size[1] * dtype.itemsize <= MOST_INNER and size[0] * dtype.itemsize <= MOST_HIDDEN
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +125,7 @@ def test_equals_its_parts_one_by_one(dtype: torch.dtype, size: tuple[int, ...], 
     fresh_seed()
     stack = Stack(size, dtype, norms)
     most = stack.at_once(stack.arena()).most_rows
-    assert most >= 4 or size[1] * dtype.itemsize > 20480
+    assert most >= 4 if is_taken(size, dtype) else most == 0
     for rows in (1, 2, 4, 8):
         if rows > most:
             break
@@ -136,8 +142,9 @@ def test_equals_its_parts_one_by_one(dtype: torch.dtype, size: tuple[int, ...], 
                     assert same_bits(part[slot], start[slot])
 
 
-@pytest.mark.parametrize("size", SIZES[1:6], ids=str)
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(t, size) for t in TOLERANCE for size in SIZES[1:] if is_taken(size, t)], ids=str
+)
 def test_bits_do_not_depend_on_the_company(dtype: torch.dtype, size: tuple[int, ...]) -> None:
     """A sum whose order depends on how many sequences come together, or that another sequence gets into."""
     fresh_seed()
