@@ -30,14 +30,19 @@ def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
         ):
             plain.serve(plain.prompts(1, sizes.suffix_tokens))
             storing.serve(storing.prompts(1, sizes.suffix_tokens))
-            yield _snapshots(plain, sizes)
+            yield _snapshots(plain, sizes, ", in slots never used before")
             yield _storing(plain, storing, sizes)
             yield prefill_parts(storing, sizes, f"parts of a prefill of {sizes.long_tokens} with a store")
             yield _suffixes(plain, sizes)
             for tokens in sizes.prefill_tokens:
                 yield _restored_first_token(plain, tokens, sizes)
             yield _from_memory(plain, sizes)
+            pool_size = _pool_of_two_prompts(plain, sizes)
         yield _from_disk(config, Path(folder) / "restores", sizes)
+    with serving(config, "planned", pool_size_bytes=pool_size, **grid) as full:
+        for _ in range(2):
+            _planned(full, full.prompts(1, sizes.long_tokens), _grid_plan(sizes))
+        yield _snapshots(full, sizes, "")
 
 
 def _planned(server: Server, prompts: list[Prompt], plan: RequestPlan) -> float:
@@ -50,15 +55,21 @@ def _grid_plan(sizes: Sizes) -> RequestPlan:
     return RequestPlan(keep=keep, reads=(1,) * len(keep))
 
 
-def _snapshots(plain: Server, sizes: Sizes) -> Figure:
-    """Both sides on one engine: one plan keeps every boundary, the other none."""
+def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
+    """Bytes for the snapshots of two long prompts: after them, each new one takes the slot of an older one."""
+    footprint, snapshots = server.engine.footprint, sizes.long_tokens // sizes.snapshot_every
+    return 2 * (snapshots * footprint.state_bytes + 2 * sizes.long_tokens * footprint.kv_token_bytes)
+
+
+def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
+    """Both sides on one engine: one plan keeps every boundary, the other none. where: ends the figure's name."""
     tokens, every = sizes.long_tokens, sizes.snapshot_every
     ratio = median_ratio(
         lambda: _planned(plain, plain.prompts(1, tokens), _grid_plan(sizes)),
         lambda: _planned(plain, plain.prompts(1, tokens), RequestPlan()),
         sizes.repeats,
     )
-    return Figure(GROUP, f"prefill of {tokens} with a snapshot every {every} over none", ratio, "x", {})
+    return Figure(GROUP, f"prefill of {tokens} with a snapshot every {every} over none{where}", ratio, "x", {})
 
 
 def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
