@@ -76,6 +76,10 @@ class SnapshotPool:
         """The snapshot of a key, without refreshing it."""
         return self._held.get(key)
 
+    def holds(self, snapshot: Snapshot) -> bool:
+        """Whether this very snapshot is still here: the slot of one that was dropped may have another's state."""
+        return self._held.get(snapshot.key) is snapshot
+
     def consume(self, snapshot: Snapshot) -> None:
         """Note that a snapshot was restored: it is now the last to go."""
         snapshot.restored = True

@@ -290,14 +290,14 @@ class Snapshots:
     def _roll(self, sequence: Sequence, snapshot: Snapshot) -> None:
         """Keep the latest boundary of an answer in place of the one before."""
         previous = sequence.rolling
-        if previous is not None and not previous.pins and self._pool.peek(previous.key) is previous:
+        if previous is not None and not previous.pins and self._pool.holds(previous):
             self._pool.drop(previous)
         sequence.rolling = snapshot
 
     def _persist(self, sequence: Sequence, snapshot: Snapshot) -> None:
-        """Hand a snapshot to the store, as a child of the sequence's last stored one; not one that was dropped since
-        it was kept, whose slot may hold another's state."""
-        if self._persistence is None or self._pool.peek(snapshot.key) is not snapshot:
+        """Hand a snapshot to the store, as a child of the sequence's last stored one, unless it was dropped since it
+        was kept."""
+        if self._persistence is None or not self._pool.holds(snapshot):
             return
         if self._persistence.save(snapshot, sequence.store_parent):
             sequence.store_parent = (snapshot.key, snapshot.position)
