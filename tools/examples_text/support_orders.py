@@ -6,6 +6,7 @@ plays the rest on a Script.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +27,7 @@ SHOPS = ("Corner Books", "Miller's Bakery", "the petrol station at the roundabou
 REASONS = ("my trip has been called off", "I found my old one in the attic", "I ordered it twice")
 
 
-class Errand:
+class Errand(ABC):
     """One thing that a customer wants."""
 
     order: Order
@@ -37,16 +38,16 @@ class Errand:
         self.prepare()
         self.opening = self.rng.choice(self.openings())
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 (not every errand needs one)
         """Make the order and what else the errand needs."""
 
+    @abstractmethod
     def openings(self) -> tuple[str, ...]:
         """What the customer may say first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def play(self, script: Script) -> None:
         """Everything after the opening, once the customer has been found."""
-        raise NotImplementedError
 
     def fetch(self, script: Script, remark: str | None = None) -> None:
         """Look the order up."""
