@@ -46,7 +46,7 @@ class Decoder {
     __device__ Decoder(const DecodeParams& params, const WeightStream& stream, int* scratch)
         : p(params),
           stream_(stream),
-          meeting_(params.arrivals, scratch + 1),
+          meeting_(params.arrivals, Signal(scratch + 1)),
           slots_(params.ragged, vector_of_thread<kRows>()),
           reached_(scratch),
           calm_(scratch + 1),
@@ -83,7 +83,10 @@ class Decoder {
     // a layer ahead, as it takes long on a busy memory.
     __device__ void prefetch() const {
         for (int i = 1; i < p.num_layers; ++i) {
-            while (*static_cast<volatile int*>(reached_) < i - 1) __nanosleep(500);
+            if (threadIdx.x % 32 == 0) {
+                while (reached_.get() < i - 1) __nanosleep(500);
+            }
+            __syncwarp();
             prefetch_layer(p.layers[i]);
         }
     }
@@ -139,7 +142,7 @@ class Decoder {
         {
             Hidden x(s.hidden);
             normed(of.norm, x);
-            if (threadIdx.x == 0) *static_cast<volatile int*>(reached_) = i;
+            if (threadIdx.x == 0) reached_.set(i);
             fetch_layer(i + 1);
             product(stream_, 2 * s.d_inner, x, partials_, Convolve<T>(p, of, slots_));
         }
@@ -273,8 +276,8 @@ class Decoder {
     WeightStream stream_;
     Meeting meeting_;
     StateSlots slots_;          // of the sequence that is this thread's in every epilogue
-    int* reached_;              // the layer that the readers are in
-    const volatile int* calm_;  // see Meeting
+    Signal reached_;    // the layer that the readers are in
+    Signal calm_;       // see Meeting
     DecodeLayer* near_;         // two
     int low_;                   // dt, B and C of a row
     float *partials_, *squares_, *small_;

@@ -1,9 +1,7 @@
 // How the blocks of a decode launch share rows and wait for each other. Must not know: models.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include <cstdint>
+#include "weight_stream.cuh"
 
 namespace apcbatch {
 namespace cuda {
@@ -40,12 +38,12 @@ __device__ __forceinline__ void sync_readers() { asm volatile("bar.sync 1, %0;" 
 // until what they met for is loaded, they ask the stream to be calm: a busy memory answers late.
 class Meeting {
   public:
-    __device__ Meeting(unsigned* arrivals, volatile int* calm) : arrivals_(arrivals), calm_(calm) {}
+    __device__ Meeting(unsigned* arrivals, const Signal& calm) : arrivals_(arrivals), calm_(calm) {}
 
     __device__ void arrive() {
         sync_readers();
         if (threadIdx.x == 0) {
-            *calm_ = 1;
+            calm_.set(1);
             asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrivals_) : "memory");
         }
         expected_ += gridDim.x;
@@ -53,7 +51,7 @@ class Meeting {
 
     // By thread 0 once it has what it waited for.
     __device__ void loaded() const {
-        if (threadIdx.x == 0) *calm_ = 0;
+        if (threadIdx.x == 0) calm_.set(0);
     }
 
     __device__ void await() const {
@@ -68,7 +66,7 @@ class Meeting {
 
   private:
     unsigned *arrivals_, expected_ = 0;
-    volatile int* calm_;
+    const Signal calm_;
 };
 
 }  // namespace cuda

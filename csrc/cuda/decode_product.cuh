@@ -8,7 +8,6 @@
 
 #include "decode_block.cuh"
 #include "element.cuh"
-#include "weight_stream.cuh"
 
 namespace apcbatch {
 namespace cuda {

@@ -13,6 +13,17 @@ namespace cuda {
 constexpr int kSlotBytes = 40960, kMostSlots = 8, kPieces = 4, kPieceBytes = kSlotBytes / kPieces;
 constexpr int kStreamBarriers = kMostSlots * (kPieces + 1);
 
+// A number in shared memory that threads tell each other without waiting: nothing else is ordered by it.
+class Signal {
+  public:
+    __device__ explicit Signal(int* shared) : value_(shared) {}
+    __device__ void set(int value) const { atomicExch(value_, value); }
+    __device__ int get() const { return atomicOr(value_, 0); }
+
+  private:
+    int* value_;
+};
+
 // A ring's place in shared memory, and where one thread stands in it. Filling and emptying threads each have
 // their own copy, and see the same slots in the same order.
 class WeightStream {
@@ -31,15 +42,15 @@ class WeightStream {
     }
 
     // Copies `bytes` (a multiple of 16, at most kSlotBytes) into the next slot once it is free: a piece when
-    // the same piece of the slot before has come or, while *calm, when the piece before has.
-    __device__ void fill(const void* from, int bytes, const volatile int* calm) {
+    // the same piece of the slot before has come or, while it is to be calm, when the piece before has.
+    __device__ void fill(const void* from, int bytes, const Signal& calm) {
         const int before = (slot_ == 0 ? num_slots_ : slot_) - 1;
         const unsigned before_parity = slot_ == 0 ? parity_ ^ 1u : parity_;
         wait(free(slot_), parity_ ^ 1u);
         for (int piece = 0; piece < kPieces; ++piece) {
             wait(full(before, piece), before_parity);
-            if (*calm && piece == 0) wait(full(before, kPieces - 1), before_parity);
-            if (*calm && piece > 0) wait(full(slot_, piece - 1), parity_);
+            if (calm.get() && piece == 0) wait(full(before, kPieces - 1), before_parity);
+            if (calm.get() && piece > 0) wait(full(slot_, piece - 1), parity_);
             const int begin = piece * kPieceBytes, count = max(min(bytes - begin, kPieceBytes), 0);
             copy(slot() + begin, static_cast<const unsigned char*>(from) + begin, count, full(slot_, piece));
         }
