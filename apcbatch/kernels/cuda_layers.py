@@ -101,8 +101,8 @@ class DeviceMlp:
 class DeviceMixture:
     """Some of the experts for each token, added in ascending order: see apcbatch.kernels.feed_forward.
 
-    One expert after the other takes its tokens; how many they are comes from the device, so that a pass waits for it
-    and no CUDA graph can hold it.
+    One expert after the other takes its tokens; how many they are comes from the device, once a call, so that a pass
+    waits for it and no CUDA graph can hold it.
     """
 
     def __init__(
@@ -110,14 +110,21 @@ class DeviceMixture:
     ) -> None:
         self._norm = norm
         self.router, self.experts, self.experts_per_token = router, list(experts), experts_per_token
+        self._numbers = torch.arange(len(experts), device=router.weight.device)
 
     def __call__(self, residual: Residual) -> None:
         x = residual.normed(self._norm, self.router.dtype)
         logits = linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         weights, chosen = softmax_topk(logits, self.experts_per_token)  # (t, k) each
-        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for index, expert in enumerate(self.experts):
-            rows, choice = (chosen == index).nonzero(as_tuple=True)
-            if rows.numel():
-                y[rows] += expert(x[rows]) * weights[rows, choice].unsqueeze(1)
+        chosen, ascending = chosen.sort(dim=1)
+        weights = weights.gather(1, ascending)
+        order = chosen.flatten().argsort(stable=True)  # (t k): every choice, an expert's next to each other
+        counts = (chosen.flatten() == self._numbers.unsqueeze(1)).sum(dim=1).tolist()
+        taken = x[order // self.experts_per_token].split(counts)
+        made = [expert(part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
+        place = order.argsort().view_as(chosen)  # of every choice among the rows made
+        rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
+        y = rows[place[:, 0]] * weights[:, :1]
+        for i in range(1, self.experts_per_token):
+            y += rows[place[:, i]] * weights[:, i : i + 1]
         residual.leave(y)

@@ -275,11 +275,11 @@ class Decoder {
     const DecodeParams& p;
     WeightStream stream_;
     Meeting meeting_;
-    StateSlots slots_;          // of the sequence that is this thread's in every epilogue
-    Signal reached_;    // the layer that the readers are in
-    Signal calm_;       // see Meeting
-    DecodeLayer* near_;         // two
-    int low_;                   // dt, B and C of a row
+    StateSlots slots_;   // of the sequence that is this thread's in every epilogue
+    Signal reached_;     // the layer that the readers are in
+    Signal calm_;        // see Meeting
+    DecodeLayer* near_;  // two
+    int low_;            // dt, B and C of a row
     float *partials_, *squares_, *small_;
 };
 
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
     WeightStream stream(barriers, memory, num_slots);
     int* scratch = reinterpret_cast<int*>(barriers + kStreamBarriers);
     if (threadIdx.x == 0) {
-        stream.init(kWarps);
+        stream.init(kReaders);
         scratch[0] = scratch[1] = 0;
     }
     __syncthreads();

@@ -1,7 +1,9 @@
 // How the blocks of a decode launch share rows and wait for each other. Must not know: models.
 #pragma once
 
-#include "weight_stream.cuh"
+#include <cstdint>
+
+#include "signal.cuh"
 
 namespace apcbatch {
 namespace cuda {

@@ -8,6 +8,7 @@
 
 #include "decode_block.cuh"
 #include "element.cuh"
+#include "weight_stream.cuh"
 
 namespace apcbatch {
 namespace cuda {

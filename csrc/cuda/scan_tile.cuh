@@ -33,7 +33,9 @@ struct Shape {
     static constexpr int sum_row = W * sum_warp;
     static constexpr int bc_row = 2 * states;
     // The threads that prepare and finish, and how many buffers let them be at other tiles than the walk.
-    static constexpr int helping = 32 * (H == 0 ? W : H), buffers = H == 0 ? 1 : 2, raw_buffers = 2 * buffers;
+    static constexpr int helping = 32 * (H == 0 ? W : H), buffers = H == 0 ? 1 : 2;
+    // Raw dt, B and C until a tile is prepared, x and z until it is finished; helpers copy two tiles ahead.
+    static constexpr int raw_buffers = H == 0 ? 1 : 3, kept_buffers = H == 0 ? 2 : 5;
     static constexpr int row_pairs = channels / 2, rows_at_once = helping / row_pairs;
     static constexpr int pairs =
         tokens / rows_at_once;  // of channels, that each of these threads has in a tile
@@ -48,8 +50,8 @@ struct SharedMemory {
     float bc[Sh::buffers][Sh::rows * Sh::bc_row];
     float steps[Sh::buffers][Sh::rows / Sh::unroll * Sh::step_block];
     float sums[Sh::buffers][Sh::tokens * Sh::sum_row];  // what each lane adds, for its K channels
-    T raw_dt[Sh::buffers][kRaw], raw_x[Sh::raw_buffers][kRaw], raw_z[Sh::raw_buffers][kRaw];
-    T raw_bc[Sh::buffers][Sh::tokens * Sh::bc_row];  // B, then C
+    T raw_dt[Sh::raw_buffers][kRaw], raw_x[Sh::kept_buffers][kRaw], raw_z[Sh::kept_buffers][kRaw];
+    T raw_bc[Sh::raw_buffers][Sh::tokens * Sh::bc_row];  // B, then C
 };
 
 // Copies that go on while the thread computes; `to`: an address in shared memory.
@@ -57,7 +59,12 @@ template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
 }
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Ends a group of this thread's copies; waits for all of them but the newest so many groups.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLater>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+}
 
 // The row of global memory that is `t` rows of so many bytes after this one, in one instruction.
 template <class T>

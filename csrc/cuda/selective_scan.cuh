@@ -153,34 +153,26 @@ struct Helper {
 
     // Begins to copy tile i, `count` rows from token t on.
     __device__ __forceinline__ void copy(unsigned i, int t, int count) const {
-        copy(dt, memory.raw_dt[i % Sh::buffers], t, count);
-        copy(x, memory.raw_x[i % Sh::raw_buffers], t, count);
-        if (finish.gated) copy(z, memory.raw_z[i % Sh::raw_buffers], t, count);
-        copy(B, memory.raw_bc[i % Sh::buffers], t, count);
-        copy(C, memory.raw_bc[i % Sh::buffers] + Sh::states, t, count);
-    }
-
-    // Waits for the copies of all helping threads.
-    __device__ __forceinline__ static void arrive() {
-        wait_for_copies();
-        if constexpr (Sh::H == 0) {
-            __syncthreads();
-        } else {
-            asm volatile("bar.sync 1, %0;" ::"n"(Sh::helping) : "memory");
-        }
+        copy(dt, memory.raw_dt[i % Sh::raw_buffers], t, count);
+        copy(x, memory.raw_x[i % Sh::kept_buffers], t, count);
+        if (finish.gated) copy(z, memory.raw_z[i % Sh::kept_buffers], t, count);
+        copy(B, memory.raw_bc[i % Sh::raw_buffers], t, count);
+        copy(C, memory.raw_bc[i % Sh::raw_buffers] + Sh::states, t, count);
+        commit_copies();
     }
 
     // Makes tile i, whose copies have arrived, ready to walk.
     __device__ __forceinline__ void prepare(unsigned i, int count) const {
-        prepare_steps<Sh>(memory.steps[i % Sh::buffers], own, bias, memory.raw_dt[i % Sh::buffers],
-                          memory.raw_x[i % Sh::raw_buffers], count);
-        WidenBC<Sh>::tile(memory.bc[i % Sh::buffers], memory.raw_bc[i % Sh::buffers], thread, count, d_state);
+        prepare_steps<Sh>(memory.steps[i % Sh::buffers], own, bias, memory.raw_dt[i % Sh::raw_buffers],
+                          memory.raw_x[i % Sh::kept_buffers], count);
+        WidenBC<Sh>::tile(memory.bc[i % Sh::buffers], memory.raw_bc[i % Sh::raw_buffers], thread, count,
+                          d_state);
     }
 
     // The outputs of tile i, which has been walked over.
     __device__ __forceinline__ void output(unsigned i, int t, int count) const {
-        finish.tile(memory.sums[i % Sh::buffers], own, memory.raw_x[i % Sh::raw_buffers],
-                    memory.raw_z[i % Sh::raw_buffers], t, count);
+        finish.tile(memory.sums[i % Sh::buffers], own, memory.raw_x[i % Sh::kept_buffers],
+                    memory.raw_z[i % Sh::kept_buffers], t, count);
     }
 };
 
@@ -194,34 +186,43 @@ __device__ __forceinline__ void walk_sequence(const ScanParams& p, const Place& 
     Tiles<Sh> tiles(p.ragged, place.sequence);
     std::int64_t snapshot;
     meet();
-    int count;
-    for (unsigned i = 0; (count = tiles.take(snapshot)) > 0; ++i) {
-        walker.tile(memory, i, count, snapshot);
+    unsigned i = 0;
+    for (int count; (count = tiles.take(snapshot)) > 0; ++i) {
         meet();
+        walker.tile(memory, i, count, snapshot);
     }
+    if (i > 0) meet();
     walker.write(p.ragged.final_slots[place.sequence]);
 }
 
-// While the walkers are at tile i: prepares tile i + 1, copies tile i + 2 and finishes tile i - 1.
+// While the walkers are at tile i - 1: copies tile i + 2, prepares tile i and finishes tile i - 2. Each
+// meeting also tells the helpers that the copies of all of them have arrived.
 template <class Sh>
 __device__ __forceinline__ void help_sequence(const ScanParams& p, const Place& place,
                                               SharedMemory<Sh>& memory, Alignment aligned) {
     const Helper<Sh> helper(p, place, memory, aligned);
     Tiles<Sh> tiles(p.ragged, place.sequence);
     std::int64_t snapshot;
-    int walked = 0, walking = 0, ready = tiles.take(snapshot), finished = 0;  // finished: tokens
+    int walked = 0, walking = 0, finished = 0;  // tokens of tiles i - 2, i - 1, and of those before
+    int ready = tiles.take(snapshot);
     helper.copy(0, 0, ready);
-    for (unsigned i = 0; ready + walking + walked > 0; ++i) {  // the walkers are at tile i - 1
-        helper.arrive();
-        const int t = tiles.t, coming = tiles.take(snapshot);
-        helper.copy(i + 1, t, coming);
+    int t = tiles.t, coming = tiles.take(snapshot);
+    helper.copy(1, t, coming);
+    wait_for_copies<1>();
+    meet();
+    for (unsigned i = 0; ready + walking + walked > 0; ++i) {
+        t = tiles.t;
+        const int later = tiles.take(snapshot);
+        helper.copy(i + 2, t, later);
         if (ready > 0) helper.prepare(i, ready);
         if (walked > 0) helper.output(i - 2, finished, walked);
+        wait_for_copies<1>();
         if (ready + walking > 0) meet();
         finished += walked;
         walked = walking;
         walking = ready;
         ready = coming;
+        coming = later;
     }
 }
 
@@ -235,7 +236,8 @@ __device__ __forceinline__ void scan_alone(const ScanParams& p, const Place& pla
     int t = 0, count = tiles.take(snapshot);
     helper.copy(0, t, count);
     for (unsigned i = 0; count > 0; ++i) {
-        helper.arrive();
+        wait_for_copies<0>();
+        __syncthreads();
         helper.prepare(i, count);
         __syncthreads();
         const int next_t = tiles.t, next = tiles.take(next_snapshot);

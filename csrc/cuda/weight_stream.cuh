@@ -3,26 +3,15 @@
 // much later than they do. Must not know: models. Needs sm_90.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
+
+#include "signal.cuh"
 
 namespace apcbatch {
 namespace cuda {
 
 constexpr int kSlotBytes = 40960, kMostSlots = 8, kPieces = 4, kPieceBytes = kSlotBytes / kPieces;
 constexpr int kStreamBarriers = kMostSlots * (kPieces + 1);
-
-// A number in shared memory that threads tell each other without waiting: nothing else is ordered by it.
-class Signal {
-  public:
-    __device__ explicit Signal(int* shared) : value_(shared) {}
-    __device__ void set(int value) const { atomicExch(value_, value); }
-    __device__ int get() const { return atomicOr(value_, 0); }
-
-  private:
-    int* value_;
-};
 
 // A ring's place in shared memory, and where one thread stands in it. Filling and emptying threads each have
 // their own copy, and see the same slots in the same order.
@@ -32,7 +21,7 @@ class WeightStream {
     __device__ WeightStream(std::uint64_t* barriers, unsigned char* data, int num_slots)
         : data_(data), barriers_(address(barriers)), num_slots_(num_slots) {}
 
-    // By one thread, before a barrier of the block. Each of `readers` warps will release every slot.
+    // By one thread, before a barrier of the block. Each of `readers` threads will release every slot.
     __device__ void init(int readers) {
         for (int i = 0; i < num_slots_; ++i) {
             for (int piece = 0; piece < kPieces; ++piece) init(full(i, piece), 1);
@@ -57,18 +46,14 @@ class WeightStream {
         advance();
     }
 
-    // The next slot, once it is full; to be released by every warp.
+    // The next slot, once it is full; to be released by every reader.
     __device__ const unsigned char* next() {
         for (int piece = 0; piece < kPieces; ++piece) wait(full(slot_, piece), parity_);
         return slot();
     }
 
-    // By whole warps.
     __device__ void release() {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) {
-            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(free(slot_)) : "memory");
-        }
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(free(slot_)) : "memory");
         advance();
     }
 

@@ -192,7 +192,8 @@ class _Table:
         return {**part.options, "pool_size": str(pools[part.pool])}
 
     def _arguments(self, options: dict[str, str], out: str, *flags: str) -> list[str]:
-        given = {"model": str(self._model), "dtype": self._draw.dtype, **self._draw.generation, **options}
+        given = {"model": str(self._model), "dtype": self._draw.dtype, "device": "cpu"}
+        given |= {**self._draw.generation, **options}
         words = ["run", "in.jsonl", "-o", out, "-q", "--progress", "none", "--logprobs", *flags]
         for name, value in given.items():
             words += ["--" + name.replace("_", "-")] + [value] * (value != "")
