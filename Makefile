@@ -23,21 +23,21 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
 
-# The CUDA tests, and the sanitizers over the kernels, with the python and the torch that see the GPU. racecheck is some
-# hundred times slower than the kernel: a test for each kernel that shares memory between threads.
-SANITIZE := --kernel-name kns=selective --kernel-name kns=conv --kernel-name kns=decode --error-exitcode 9
+# The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
+# is some hundred times slower than the kernel: some tests for each kernel that shares memory between threads.
+SANITIZE := --kernel-name kns=apcbatch --error-exitcode 9
 RACES := tests/kernels/test_cuda.py::test_batch_in_place \
     'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[16]' \
     'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[64]' \
     'tests/kernels/test_cuda.py::test_float16_convolution_matches_float64[torch.float32]' \
     'tests/kernels/test_cuda_decode.py::test_states_have_the_bits_of_the_single_ops[torch.float32-(64, 120, 8, 8, 4, 97)]' \
-    tests/kernels/test_cuda_decode.py::test_a_captured_pass_follows_its_batch
+    tests/kernels/test_cuda_decode.py::test_a_captured_pass_follows_its_batch \
+    tests/kernels/test_cuda_rows.py
 
 test-cuda:
 	APCBATCH_CUDA=1 $(PYTHON) setup.py build_ext --inplace
 	$(PYTHON) -m pytest -q -m cuda
-	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) \
-	    $(PYTHON) -m pytest -q -m cuda tests/kernels/test_cuda.py tests/kernels/test_cuda_decode.py
+	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda tests/kernels
 	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda $(RACES)
 
 lint: $(VENV)/.installed
