@@ -142,7 +142,7 @@ CASE_22 = [
 def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_path):
     """Case 22. Fault: a bad line ends the job, disappears, or loses its number."""
     write_lines(tmp_path / "in.jsonl", [line for line, _ in CASE_22])
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--device", "cpu", "--max-tokens", 2)
     assert done.code == 3
     codes: dict[int, set] = {}
     for record in read_records(tmp_path / "out.jsonl"):
@@ -153,8 +153,7 @@ def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_
             assert record["error"].keys() == {"code", "message", "line", "retryable"}
     assert codes == {number: {code} for number, (_, code) in enumerate(CASE_22, start=1)}
     assert (done.summary["ok"], done.summary["errors"]) == (3, 11)
-    assert done.last_words.startswith("apcbatch run in.jsonl -o out.jsonl ")
-    assert done.last_words.endswith(" --max-tokens 2 --policy all --resume")
+    assert done.last_words.endswith("in.jsonl -o out.jsonl --device cpu --max-tokens 2 --policy all --resume")
 
 
 def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
