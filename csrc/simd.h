@@ -223,6 +223,14 @@ APC_INLINE BFloat16 round_to_bfloat16(float value) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
+// Emulated, a fused multiply-add is some twenty instructions a lane: a call, as hundreds of copies of it in one
+// kernel take the compiler minutes.
+#if defined(__FP_FAST_FMAF)
+#define APC_FUSED APC_INLINE
+#else
+#define APC_FUSED inline __attribute__((noinline))
+#endif
+
 // a * b + c with one rounding. Without the hardware: the product of two floats is exact in double; the sum is
 // rounded to odd there (its error, from Knuth's TwoSum, says which neighbour has the odd last bit), and a
 // value rounded to odd with more than two spare bits rounds to the right float (Boldo and Melquiond, 2008).
@@ -234,11 +242,13 @@ APC_INLINE float fused(float a, float b, float c) {
     const double sum = product + double(c);
     const double part = sum - product;
     const double error = (product - (sum - part)) + (double(c) - part);
-    int64_t bits;
+    // In bits and without a branch, so that lanes go side by side. An inexact sum is not zero.
+    uint64_t bits, error_bits;
     memcpy(&bits, &sum, sizeof(bits));
-    const bool inexact = error < 0.0 || error > 0.0;  // false for NaN: infinities and NaN stay what they are
-    const int64_t outward = (error > 0.0) == (sum > 0.0) ? 1 : -1;
-    bits += inexact && (bits & 1) == 0 ? outward : 0;
+    memcpy(&error_bits, &error, sizeof(error_bits));
+    const uint64_t inexact = __builtin_fabs(error) > 0.0;  // 0 for NaN: infinities and NaN stay what they are
+    const uint64_t outward = 1 - ((error_bits ^ bits) >> 63) * 2;
+    bits += (0 - (inexact & ~bits & 1)) & outward;
     double odd;
     memcpy(&odd, &bits, sizeof(odd));
     return float(odd);
@@ -291,12 +301,12 @@ APC_LANEWISE(VecI, operator|, VecI, p | q)
 APC_LANEWISE(VecI, max, VecI, p > q ? p : q)
 #undef APC_LANEWISE
 
-APC_INLINE Vec fma(Vec a, Vec b, Vec c) {
+APC_FUSED Vec fma(Vec a, Vec b, Vec c) {
     Vec r;
     for (int i = 0; i < 8; ++i) r.v[i] = fused(a.v[i], b.v[i], c.v[i]);
     return r;
 }
-APC_INLINE Vec fnma(Vec a, Vec b, Vec c) {
+APC_FUSED Vec fnma(Vec a, Vec b, Vec c) {
     Vec r;
     for (int i = 0; i < 8; ++i) r.v[i] = fused(-a.v[i], b.v[i], c.v[i]);
     return r;
