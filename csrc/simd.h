@@ -15,15 +15,18 @@
 
 #include "params.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__AVX2__)
 // GCC 12 takes the undefined pass-through operand inside its own AVX-512 intrinsics for a fault (GCC bug
 // 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
-
-#if defined(__AVX2__)
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 #if defined(__AVX512BF16__)
@@ -78,6 +81,7 @@ struct Vec {
     static APC_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
     static APC_INLINE Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
     static APC_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static APC_INLINE Vec load_bytes(const char* p) { return {_mm512_loadu_ps(p)}; }  // whatever they are of
     static APC_INLINE Vec load(const BFloat16* p) {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
@@ -144,6 +148,9 @@ struct Vec {
     static APC_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
     static APC_INLINE Vec broadcast(float value) { return {_mm256_set1_ps(value)}; }
     static APC_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static APC_INLINE Vec load_bytes(const char* p) {  // whatever they are of
+        return {_mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
     static APC_INLINE Vec load(const BFloat16* p) {
         const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
@@ -223,8 +230,8 @@ APC_INLINE BFloat16 round_to_bfloat16(float value) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// Emulated, a fused multiply-add is some twenty instructions a lane: a call, as hundreds of copies of it in one
-// kernel take the compiler minutes.
+// Emulated, a fused multiply-add is some twenty instructions a lane: a call, as hundreds of copies of it in
+// one kernel take the compiler minutes.
 #if defined(__FP_FAST_FMAF)
 #define APC_FUSED APC_INLINE
 #else
@@ -269,6 +276,11 @@ struct Vec {
     static APC_INLINE Vec load(const T* p) {
         Vec r;
         for (int i = 0; i < lanes; ++i) r.v[i] = to_float(p[i]);
+        return r;
+    }
+    static APC_INLINE Vec load_bytes(const char* p) {  // whatever they are of
+        Vec r;
+        memcpy(r.v, p, sizeof(r.v));
         return r;
     }
     APC_INLINE void store(float* p) const {
