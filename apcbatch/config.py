@@ -95,9 +95,17 @@ class Config:
     window: int = option(
         512,
         "Input",
-        "Conversations that are read ahead and planned together (policy planned).",
+        "Conversations that are read ahead and planned together at most (policy planned).",
         minimum=1,
         maximum=MOST_CONVERSATIONS,
+    )
+    window_tokens: int = option(
+        1 << 24,
+        "Input",
+        "Tokens that are read ahead at most, each conversation's history counted once and each request as 256 more; "
+        "the last conversation is read whole.",
+        minimum=1,
+        maximum=MOST_TOKENS,
     )
     order: str = option(
         "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")

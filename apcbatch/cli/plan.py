@@ -22,8 +22,8 @@ from apcbatch.errors import UsageError
 from apcbatch.values import brief
 
 OPTION_NAMES = (
-    "model", "dtype", "format", "turns", "limit", "order", "max_tokens", "max_request_tokens", "block_size",
-    "min_gain_tokens", "store_size", "pool_size",
+    "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
+    "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = ("all", "last", "planned")
 

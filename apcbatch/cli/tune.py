@@ -24,8 +24,9 @@ from apcbatch.errors import UsageError
 from apcbatch.values import brief
 
 OPTION_NAMES = (
-    "model", "dtype", "device", "format", "turns", "limit", "order", "max_request_tokens", "policy",
-    "min_gain_tokens", "store", "store_size", "pool_size", "max_batch_tokens", "max_running",
+    "model", "dtype", "device", "format", "turns", "limit", "window", "window_tokens", "order",
+    "max_request_tokens", "policy", "min_gain_tokens", "store", "store_size", "pool_size",
+    "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDOUT = "-"
 

@@ -22,6 +22,7 @@ from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.answered import Answered
 from apcbatch.job.feed import Failure, Feeder
+from apcbatch.job.window import Window
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
@@ -31,12 +32,13 @@ from apcbatch.prefix import as_token_array
 @dataclass
 class Survey:
     """tree: a conversation's number there is its input line. footprint: what the model's snapshots weigh.
-    num_lines: input lines that have a request. num_unstable: those whose template rewrites its own past.
+    num_lines: input lines that have a request. num_windows: what `run` plans one after the other. num_unstable: those whose template rewrites its own past.
     errors: requests that cannot be answered, by code."""
 
     tree: PrefixTree
     footprint: Footprint
     num_lines: int = 0
+    num_windows: int = 1
     num_unstable: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -71,12 +73,16 @@ def survey(
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
     footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
-    feeder, line = Feeder(config, records, renderer, Answered()), 0
+    feeder, line, window = Feeder(config, records, renderer, Answered()), 0, Window(config)
     while not feeder.exhausted:
         work = feeder.next()
         if isinstance(work, Failure):
             found.errors[work.error.code] += 1
         elif work is not None:
+            if not window.takes(work):
+                window = Window(config)
+                window.takes(work)
+                found.num_windows += 1
             try:
                 room_for_answer(
                     len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens
