@@ -59,7 +59,7 @@ def check_paths(config: Config, input: str, output: str) -> None:
 
 def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> Parts:
     """Open what a run needs, cheap things first; raises UsageError (ModelError) for what cannot be used."""
-    records = open_source(input, config.format)
+    records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     renderer = Renderer.load(folder, warn=warn)
     if not isinstance(sink, FileSink):

@@ -67,7 +67,7 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
-    records = open_source(input, config.format)
+    records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
