@@ -13,12 +13,11 @@ from typing import Any
 
 from apcbatch.data.messages import Message, Tool
 from apcbatch.data.template_process import BeyondBounds, InvalidTemplate, Outcome, TemplateProcess
-from apcbatch.data.tokenizer import Tokenizer
+from apcbatch.data.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from apcbatch.regular_files import read_regular_file
 
 FALLBACK_NAME = "chat_template.jinja"
-MAX_TEMPLATE_BYTES = 4 << 20
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 
 
