@@ -32,8 +32,8 @@ from apcbatch.prefix import as_token_array
 @dataclass
 class Survey:
     """tree: a conversation's number there is its input line. footprint: what the model's snapshots weigh.
-    num_lines: input lines that have a request. num_windows: what `run` plans one after the other. num_unstable: those whose template rewrites its own past.
-    errors: requests that cannot be answered, by code."""
+    num_lines: input lines that have a request. num_windows: what `run` plans one after the other. num_unstable: lines
+    whose template rewrites its own past. errors: requests that cannot be answered, by code."""
 
     tree: PrefixTree
     footprint: Footprint
