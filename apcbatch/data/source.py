@@ -170,7 +170,10 @@ def _dataset_errors() -> tuple[type[Exception], ...]:
     from datasets.exceptions import DatasetsError
     from pyarrow.lib import ArrowException
 
-    return (OSError, ValueError, LookupError, RuntimeError, EOFError, ArrowException, DatasetsError)
+    return (
+        OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, RuntimeError,
+        EOFError, MemoryError, ArrowException, DatasetsError,
+    )  # fmt: skip
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -124,6 +125,23 @@ def test_damaged_rows_are_a_usage_error(tmp_path: Path) -> None:
     assert len(records) > 0 and isinstance(last, BadLine) and last.line == len(records) + 1
     assert f"torn.arrow cannot be read further after row {len(records)}: " in last.error.message
     assert told == [last.error.message]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_any_damage_of_a_table_is_a_sentence_or_rows(tmp_path: Path, suffix: str) -> None:
+    """Catches what pyarrow and `datasets` raise for damaged lengths, types and metadata: tracebacks before."""
+    whole = Path(write_rows(tmp_path / f"whole{suffix}", ROWS * 50)).read_bytes()
+    draw = random.Random(5)
+    for number in range(25):
+        data = bytearray(whole)
+        for _ in range(draw.choice([1, 3, 20])):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        path = tmp_path / f"damaged-{number}{suffix}"
+        path.write_bytes(data[: draw.randrange(len(data))] if number % 5 == 0 else data)
+        try:
+            assert all(isinstance(record, (Conversation, BadLine)) for record in open_source(str(path)))
+        except UsageError as error:
+            assert path.name in str(error)
 
 
 def hub_folder(tmp_path: Path, *splits: str) -> str:
