@@ -11,6 +11,7 @@ import numpy as np
 
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.pool import Snapshot
+from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
@@ -106,14 +107,14 @@ def failed(request: Request, error: RequestError) -> Result:
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=error, tag=request.tag)
 
 
-def make_sequence(request: Request, vocab_size: int, context_length: int | None) -> Sequence:
+def make_sequence(
+    request: Request,
+    vocab_size: int,
+    context_length: int | None,
+    max_request_tokens: int = MAX_REQUEST_TOKENS,
+) -> Sequence:
     """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
-    prompt = check_request(request, vocab_size, context_length)
-    room = (
-        request.max_tokens
-        if context_length is None
-        else min(request.max_tokens, context_length - len(prompt))
-    )
+    prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     tokens = np.empty(len(prompt) + room, np.int32)
     tokens[: len(prompt)] = prompt
     sequence = Sequence(request, tokens, len(prompt), len(prompt))
@@ -127,8 +128,11 @@ def make_sequence(request: Request, vocab_size: int, context_length: int | None)
     return sequence
 
 
-def check_request(request: Request, vocab_size: int, context_length: int | None) -> TokenArray:
-    """The prompt of a request that can run; RequestError says what is wrong with one that cannot."""
+def check_request(
+    request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
+) -> tuple[TokenArray, int]:
+    """The prompt of a request that can run, and its new tokens at most; RequestError says what is wrong with one
+    that cannot."""
 
     def invalid(message: str) -> RequestError:
         return RequestError("invalid_request", message)
@@ -151,10 +155,4 @@ def check_request(request: Request, vocab_size: int, context_length: int | None)
         raise invalid(f"temperature is {request.temperature}; expected a number of at least 0")
     if not 0 < request.top_p <= 1:
         raise invalid(f"top_p is {request.top_p}; expected more than 0 and at most 1")
-    if context_length is not None and len(prompt) + 1 > context_length:
-        raise RequestError(
-            "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and the model's context holds {context_length}, one of them for the "
-            "answer; shorten the conversation",
-        )
-    return prompt
+    return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)

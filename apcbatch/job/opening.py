@@ -59,7 +59,7 @@ def check_paths(config: Config, input: str, output: str) -> None:
 
 def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> Parts:
     """Open what a run needs, cheap things first; raises UsageError (ModelError) for what cannot be used."""
-    records = open_source(input, config.format)
+    records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     renderer = Renderer.load(folder, warn=warn)
     if not isinstance(sink, FileSink):
@@ -105,6 +105,7 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
         pool_size_bytes=config.pool_size,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
+        max_request_tokens=config.max_request_tokens,
         warn=warn,
     )
 

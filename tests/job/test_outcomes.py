@@ -241,14 +241,18 @@ def test_results_on_stdout_leave_the_narration_to_stderr(apcbatch, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
 
 
-def test_an_input_that_breaks_off_ends_with_2_and_keeps_what_was_answered(apcbatch, tmp_path):
-    """Fault: a damaged file passes for its beginning, or takes finished results along."""
+def test_an_input_that_breaks_off_is_answered_up_to_there(apcbatch, tmp_path):
+    """Fault: a damaged file passes for its beginning, or takes along the lines before the cut."""
     lines = "".join(json.dumps(conversation(number, turns=1)) + "\n" for number in range(3000))
     data = gzip.compress(lines.encode())
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
     done = apcbatch("run", "in.jsonl.gz", "-o", "out.jsonl", "--max-tokens", 1, "-q")
-    assert done.code == 2 and "in.jsonl.gz cannot be read further after line" in done.stderr
-    assert len(answers(read_records(tmp_path / "out.jsonl"))) > 1000
+    assert done.code == 3 and "in.jsonl.gz cannot be read further after line" in done.stderr
+    records = sorted(read_records(tmp_path / "out.jsonl"), key=lambda record: record["line"])
+    assert len(records) > 1000 and [record["line"] for record in records] == list(range(1, len(records) + 1))
+    assert all(record["error"] is None for record in records[:-1])
+    assert records[-1]["error"]["code"] == "invalid_json"
+    assert f"cannot be read further after line {len(records) - 1}" in records[-1]["error"]["message"]
 
 
 def test_quiet_drops_the_request_lines_only(apcbatch, tmp_path):
