@@ -1,20 +1,17 @@
 """What an engine's arguments may be.
 
-Must not know: models, memory. The bounds are far above what any machine runs: a number beyond them is a slip, and is
-told before anything is allocated for it.
+Must not know: models, memory. The bounds are those of the command line's options, far above what any machine runs: a
+number beyond them is a slip, and is told before anything is allocated for it.
 """
 
 from __future__ import annotations
 
 import torch
 
+from apcbatch.config import MOST_BYTES, MOST_RUNNING, MOST_TOKENS, POLICIES
 from apcbatch.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-POLICIES = ("all", "last", "planned", "none")
-MOST_TOKENS = (1 << 31) - 1
-MOST_RUNNING = 1 << 16
-MOST_BYTES = 1 << 60
 
 
 def check_arguments(
@@ -24,6 +21,7 @@ def check_arguments(
     block_size: int,
     max_batch_tokens: int,
     max_running: int,
+    max_request_tokens: int,
     pool_size_bytes: int,
     store_size_bytes: int,
 ) -> None:
@@ -36,6 +34,7 @@ def check_arguments(
         ("block_size", block_size, 1, MOST_TOKENS),
         ("max_batch_tokens", max_batch_tokens, 1, MOST_TOKENS),
         ("max_running", max_running, 1, MOST_RUNNING),
+        ("max_request_tokens", max_request_tokens, 2, MOST_TOKENS),
         ("pool_size_bytes", pool_size_bytes, 0, MOST_BYTES),
         ("store_size_bytes", store_size_bytes, 0, MOST_BYTES),
     ):

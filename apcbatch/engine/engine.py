@@ -19,6 +19,7 @@ from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
+from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, run_pass
 from apcbatch.engine.sampler import NOT_FINITE, greedy, sample
 from apcbatch.engine.scheduler import Scheduler
@@ -49,7 +50,7 @@ class Engine:
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder that
     outlives the process, or None. pool_size_bytes: snapshots in RAM, or in the memory of the CUDA device.
-    max_batch_tokens: tokens a pass.
+    max_batch_tokens: tokens a pass. max_request_tokens: of a prompt and its answer; a request beyond fails.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
@@ -67,6 +68,7 @@ class Engine:
         pool_size_bytes: int = DEFAULT_POOL_BYTES,
         max_batch_tokens: int = 2048,
         max_running: int = 32,
+        max_request_tokens: int = MAX_REQUEST_TOKENS,
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         check_arguments(
@@ -75,6 +77,7 @@ class Engine:
             block_size=block_size,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
+            max_request_tokens=max_request_tokens,
             pool_size_bytes=pool_size_bytes,
             store_size_bytes=store_size_bytes,
         )
@@ -122,6 +125,7 @@ class Engine:
             capacity_bytes=pool_size_bytes,
         )
         self._look_ahead = 4 * max_running
+        self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
         self.fingerprint = fingerprint.hex()
@@ -156,7 +160,7 @@ class Engine:
     def can_run(self, request: Request) -> bool:
         """Whether a request is one that `submit` would take: its prompt and its settings are checked."""
         try:
-            check_request(request, self.vocab_size, self.context_length)
+            check_request(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError:
             return False
         return True
@@ -169,7 +173,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; one that cannot run comes back from the next step as a failure."""
         try:
-            sequence = make_sequence(request, self.vocab_size, self.context_length)
+            sequence = make_sequence(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError as error:
             self._failed.append(failed(request, error))
             return

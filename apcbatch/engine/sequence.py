@@ -14,6 +14,7 @@ import numpy as np
 
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.pool import Snapshot
+from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
@@ -117,14 +118,14 @@ def failed(request: Request, error: RequestError) -> Result:
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=error, tag=request.tag)
 
 
-def make_sequence(request: Request, vocab_size: int, context_length: int | None) -> Sequence:
+def make_sequence(
+    request: Request,
+    vocab_size: int,
+    context_length: int | None,
+    max_request_tokens: int = MAX_REQUEST_TOKENS,
+) -> Sequence:
     """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
-    prompt = check_request(request, vocab_size, context_length)
-    room = (
-        request.max_tokens
-        if context_length is None
-        else min(request.max_tokens, context_length - len(prompt))
-    )
+    prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
@@ -136,8 +137,11 @@ def make_sequence(request: Request, vocab_size: int, context_length: int | None)
     return sequence
 
 
-def check_request(request: Request, vocab_size: int, context_length: int | None) -> TokenArray:
-    """The prompt of a request that can run; RequestError says what is wrong with one that cannot."""
+def check_request(
+    request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
+) -> tuple[TokenArray, int]:
+    """The prompt of a request that can run, and its new tokens at most; RequestError says what is wrong with one
+    that cannot."""
 
     def invalid(message: str) -> RequestError:
         return RequestError("invalid_request", message)
@@ -162,13 +166,7 @@ def check_request(request: Request, vocab_size: int, context_length: int | None)
         raise invalid(f"top_p is {_shown(request.top_p)}; expected more than 0 and at most 1")
     if not _is_whole(request.seed) or abs(request.seed) > LARGEST_NUMBER:
         raise invalid(f"seed is {_shown(request.seed)}; expected a whole number of 64 bits")
-    if context_length is not None and len(prompt) + 1 > context_length:
-        raise RequestError(
-            "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and the model's context holds {context_length}, one of them for the "
-            "answer; shorten the conversation",
-        )
-    return prompt
+    return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
 
 
 def _is_whole(value: object) -> bool:
