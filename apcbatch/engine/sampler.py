@@ -30,11 +30,20 @@ def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[f
     """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
     (r, vocabulary) float32. The token is NOT_FINITE where a logit is NaN or infinite. Without log-probabilities, which
     take a second look at every logit, they are NaN."""
-    finite = finite_rows(logits)
     if not with_logprobs:
-        return ops.argmax(logits).where(finite, NOT_FINITE).tolist(), [math.nan] * logits.shape[0]
+        return _checked(ops.argmax(logits), logits), [math.nan] * logits.shape[0]
     tokens, logprobs = ops.greedy(logits)
-    return tokens.where(finite, NOT_FINITE).tolist(), logprobs.tolist()
+    return _checked(tokens, logits), logprobs.tolist()
+
+
+def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> list[int]:
+    """The tokens, NOT_FINITE where the row is not. One sum over all rows tells, which a device adds up before anybody
+    waits for the tokens; where it is not finite, the rows are looked at one by one."""
+    total = logits.sum()
+    chosen: list[int] = tokens.tolist()
+    if not math.isfinite(total.item()):
+        chosen = tokens.where(finite_rows(logits), NOT_FINITE).tolist()
+    return chosen
 
 
 def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:
