@@ -5,7 +5,10 @@ Must not know: tensors, kernels, the batch it runs in.
 
 from __future__ import annotations
 
+import reprlib
+import sys
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -17,10 +20,13 @@ from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
 
+LARGEST_NUMBER = (1 << 63) - 1  # of tokens, and for a seed
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """computed: tokens whose state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
+    """limit: tokens at most, the prompt and its answer; their memory grows as they come. computed: tokens whose
+    state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
 
     number: its place in the order of submission. start: the snapshot that the next pass reads its state from, pinned
     until then. held_back: the key of a boundary that another sequence is about to publish and that this one waits for;
@@ -32,9 +38,10 @@ class Sequence:
     """
 
     request: Request
-    tokens: TokenArray  # (prompt + max_tokens,), the first num_tokens are known
+    tokens: TokenArray  # (num_tokens or more,), the first num_tokens are known
     num_prompt: int
     num_tokens: int
+    limit: int
     number: int = 0
     keys: dict[int, bytes] = field(default_factory=dict)
     computed: int = 0
@@ -72,6 +79,10 @@ class Sequence:
 
     def append(self, token: int, logprob: float) -> None:
         """Take a sampled token."""
+        if self.num_tokens == len(self.tokens):
+            # Twice the room, so that a token costs the same however many come.
+            room = min(len(self.tokens), self.limit - len(self.tokens))
+            self.tokens = np.concatenate([self.tokens, np.empty(room, np.int32)])
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.request.logprobs:
@@ -115,9 +126,7 @@ def make_sequence(
 ) -> Sequence:
     """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
-    tokens = np.empty(len(prompt) + room, np.int32)
-    tokens[: len(prompt)] = prompt
-    sequence = Sequence(request, tokens, len(prompt), len(prompt))
+    sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
     if request.plan is not None:
@@ -149,10 +158,27 @@ def check_request(
         raise invalid(
             f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}"
         )
-    if request.max_tokens < 1:
-        raise invalid(f"max_tokens is {request.max_tokens}; expected at least 1")
-    if not 0 <= request.temperature < float("inf"):
-        raise invalid(f"temperature is {request.temperature}; expected a number of at least 0")
-    if not 0 < request.top_p <= 1:
-        raise invalid(f"top_p is {request.top_p}; expected more than 0 and at most 1")
+    if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
+        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
+    if not _is_number(request.temperature) or not 0 <= request.temperature <= sys.float_info.max:
+        raise invalid(f"temperature is {_shown(request.temperature)}; expected a number of at least 0")
+    if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
+        raise invalid(f"top_p is {_shown(request.top_p)}; expected more than 0 and at most 1")
+    if not _is_whole(request.seed) or abs(request.seed) > LARGEST_NUMBER:
+        raise invalid(f"seed is {_shown(request.seed)}; expected a whole number of 64 bits")
     return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """A value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return reprlib.repr(value)
