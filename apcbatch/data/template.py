@@ -15,6 +15,7 @@ from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 
 FALLBACK_NAME = "chat_template.jinja"
+SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 
 
@@ -90,15 +91,8 @@ class ChatTemplate:
 
 def read_fallback(path: str | Path | None) -> str:
     """The fallback template at path, or the one that comes with apcbatch; raises UsageError."""
-    chosen = Path(path) if path is not None else _shipped_fallback()
+    chosen = Path(path) if path is not None else SHIPPED_FALLBACK
     try:
         return chosen.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(f"the chat template {chosen} cannot be read: {error}") from None
-
-
-def _shipped_fallback() -> Path:
-    """Beside the package in a checkout, inside it once installed."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "configs" / FALLBACK_NAME
-    return inside if inside.is_file() else package.parent / "configs" / FALLBACK_NAME
