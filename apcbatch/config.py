@@ -22,6 +22,7 @@ from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_value
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
+ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py; an environment may keep them
 
 POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
@@ -174,7 +175,7 @@ def resolve(
     Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
     """
     given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
-    for key in (ENV_CONFIG, ENV_DEBUG):
+    for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_THE_BUILD):
         given.pop(key, None)
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:
