@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_value
+from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_value, shown
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
@@ -32,9 +32,8 @@ KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 def option(default: Any, group: str, help: str, kind: Kind | None = None, **limits: Any) -> Any:
     """A field of Config that carries its Spec; its kind is the default's unless it is given."""
     kind = kind or KIND_OF.get(type(default), "text")
-    return field(
-        default=default, metadata={"spec": Spec(kind, group, help, optional=default is None, **limits)}
-    )
+    spec = Spec(kind, group, help, optional=default is None, **limits)
+    return field(default=default, repr=not spec.secret, metadata={"spec": spec})
 
 
 def default_pool_size() -> int:
@@ -125,6 +124,14 @@ class Config:
         minimum=1,
     )
     store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
+    cache_salt: str | None = option(
+        None,
+        "Reuse",
+        "A secret of those who may share snapshots, or @FILE that holds it: runs with another salt, or none, find "
+        "none of these.",
+        metavar="TEXT|@FILE",
+        secret=True,
+    )
     store_size: int = option(20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0)
     pool_size: int = option(
         default_pool_size(),
@@ -157,8 +164,8 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
-        """Name and value of each option, in the order of the help."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        """Name and value of each option as it may be written, in the order of the help."""
+        return {name: shown(spec, getattr(self, name)) for name, spec in OPTIONS.items()}
 
 
 OPTIONS: Mapping[str, Spec] = {

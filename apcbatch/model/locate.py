@@ -5,6 +5,7 @@ Must not know: what is in the folder. Nothing is ever downloaded.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from apcbatch.errors import ModelError
@@ -25,6 +26,12 @@ def locate_model(name: str) -> Path:
             f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)"
         )
     return _cached(name)
+
+
+def name_of(model: str) -> str:
+    """What a model is called where no path of the user's is to stand: a folder's last component, else the name given."""
+    is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
+    return model if is_hub_id else Path(os.path.abspath(model)).name
 
 
 def _cached(hub_id: str) -> Path:
