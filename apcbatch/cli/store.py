@@ -100,8 +100,9 @@ def check(folder: str) -> int:
 @click.option("--size", metavar="SIZE", help="Drop the least valuable until the store has this size at most.")
 @click.option("--older-than", metavar="AGE", help="Drop what was not used for so long: 90m, 12h, 30d, 8w.")
 @click.option(
-    "--model", metavar="NAME", help="Drop one model's only: its name (a folder's last component) or the start of its fingerprint."
-)
+    "--model", metavar="NAME",
+    help="Drop one model's only: its name (a folder's last component) or the start of its fingerprint.",
+)  # fmt: skip
 def prune(folder: str, size: str | None, older_than: str | None, model: str | None) -> None:
     """Drop snapshots from DIR by size, by age or by model."""
     if size is None and older_than is None and model is None:

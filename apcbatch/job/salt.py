@@ -24,7 +24,11 @@ def read_salt(config: Config) -> str | None:
         with open(path, "rb") as file:
             salt = file.read(MAX_BYTES + 1).rstrip(b"\r\n").decode()
     except (OSError, ValueError) as error:
-        raise UsageError(f"{where} cannot be read as UTF-8 text ({error}); give @ and the file with the salt") from None
+        raise UsageError(
+            f"{where} cannot be read as UTF-8 text ({error}); give @ and the file with the salt"
+        ) from None
     if not 1 <= len(salt.encode()) <= MAX_BYTES:
-        raise UsageError(f"{where} holds no salt of 1 to {MAX_BYTES} bytes; put one line of random text into it")
+        raise UsageError(
+            f"{where} holds no salt of 1 to {MAX_BYTES} bytes; put one line of random text into it"
+        )
     return salt

@@ -29,7 +29,7 @@ def locate_model(name: str) -> Path:
 
 
 def name_of(model: str) -> str:
-    """What a model is called where no path of the user's is to stand: a folder's last component, else the name given."""
+    """What a model is called where no path may stand: a folder by its last component, else as it was given."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
     return model if is_hub_id else Path(os.path.abspath(model)).name
 
