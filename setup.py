@@ -140,25 +140,6 @@ nvcc = find_nvcc()
 cuda = Extension("apcbatch._CUDA", sources=[]) if nvcc else None
 
 setup(
-    packages=[
-        "apcbatch",
-        "apcbatch.cli",
-        "apcbatch.configs",
-        "apcbatch.data",
-        "apcbatch.demo",
-        "apcbatch.engine",
-        "apcbatch.job",
-        "apcbatch.kernels",
-        "apcbatch.model",
-        "apcbatch.store",
-    ],
-    package_dir={"apcbatch.configs": "configs"},
-    package_data={
-        "apcbatch": ["py.typed", "*.pyi"],
-        "apcbatch.configs": ["*.jinja", "*.yaml"],
-        "apcbatch.demo": ["*.json", "*.safetensors", "*.jinja"],
-    },
     ext_modules=[extension, *([cuda] if cuda else [])],
     cmdclass={"build_ext": BuildExt},
-    zip_safe=False,
 )

@@ -16,11 +16,12 @@ from typing import Any, Literal
 from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value, brief
+from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, brief, nearest, parse_switch, parse_value, shown
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
+ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py; an environment may keep them
 
 POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
@@ -33,9 +34,8 @@ KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 def option(default: Any, group: str, help: str, kind: Kind | None = None, **limits: Any) -> Any:
     """A field of Config that carries its Spec; its kind is the default's unless it is given."""
     kind = kind or KIND_OF.get(type(default), "text")
-    return field(
-        default=default, metadata={"spec": Spec(kind, group, help, optional=default is None, **limits)}
-    )
+    spec = Spec(kind, group, help, optional=default is None, **limits)
+    return field(default=default, repr=not spec.secret, metadata={"spec": spec})
 
 
 def default_pool_size() -> int:
@@ -157,6 +157,14 @@ class Config:
         maximum=MOST_TOKENS,
     )
     store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
+    cache_salt: str | None = option(
+        None,
+        "Reuse",
+        "A secret of those who may share snapshots, or @FILE that holds it: runs with another salt, or none, find "
+        "none of these.",
+        metavar="TEXT|@FILE",
+        secret=True,
+    )
     store_size: int = option(
         20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0, maximum=MOST_BYTES
     )
@@ -196,8 +204,8 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
-        """Name and value of each option, in the order of the help."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        """Name and value of each option as it may be written, in the order of the help."""
+        return {name: shown(spec, getattr(self, name)) for name, spec in OPTIONS.items()}
 
 
 OPTIONS: Mapping[str, Spec] = {
@@ -214,7 +222,7 @@ def resolve(
     Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
     """
     given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
-    for key in (ENV_CONFIG, ENV_DEBUG):
+    for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_THE_BUILD):
         given.pop(key, None)
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:

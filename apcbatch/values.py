@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+FILE_MARK = "@"  # before the name of a file that holds a secret
 SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
 SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -28,7 +29,8 @@ SHOWN_BITS = 128
 class Spec:
     """What one option accepts. minimum and maximum are inclusive, above is exclusive; optional: may be null.
 
-    flag: the short form besides the long one, '' for none, None where the option has no flag at all.
+    flag: the short form besides the long one, '' for none, None where the option has no flag at all. secret: a text
+    that is written nowhere; the value `@FILE`, which names the file that holds it, may be.
     """
 
     kind: Kind
@@ -41,6 +43,12 @@ class Spec:
     above: float | None = None
     optional: bool = False
     flag: str | None = ""
+    secret: bool = False
+
+
+def shown(spec: Spec, value: Any) -> Any:
+    """A value as it may be written: a secret only as the name of the file that holds it, else as null."""
+    return None if spec.secret and value is not None and not value.startswith(FILE_MARK) else value
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -80,7 +88,8 @@ def brief(raw: object) -> str:
 def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     """A text that is not empty and, where there are choices, one of them."""
     if not isinstance(raw, str) or not raw or not _is_writable(raw):
-        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}")
+        what = "not a text that can be used" if spec.secret else brief(raw)
+        raise ValueError(f"{where} is {what}; expected {_expected(spec)}")
     if spec.choices and raw not in spec.choices:
         raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
     return raw

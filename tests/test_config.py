@@ -47,6 +47,12 @@ def test_a_switch_can_be_turned_off_by_a_stronger_source():
     assert resolve({}, {"APCBATCH_LOGPROBS": "false"}, {"logprobs": True}).logprobs is False
 
 
+def test_what_setup_reads_is_not_an_option_of_a_run():
+    """Fault: an environment that sets APCBATCH_CUDA_ARCHS for `pip install` ends every later command in a usage
+    error."""
+    assert resolve({}, {"APCBATCH_CUDA": "0", "APCBATCH_CUDA_ARCHS": "90"}) == resolve()
+
+
 def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
     """Fault: `limit: null` is refused, or `block_size: null` reaches the engine."""
     assert resolve({}, {}, {"limit": None}).limit is None

@@ -12,6 +12,7 @@ import click
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.terminal import warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
+from apcbatch.model.locate import name_of
 from apcbatch.values import parse_size, rounded_size
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ PRUNE_EPILOG = """\b
 Examples:
   apcbatch store prune ~/states --size 5GiB
   apcbatch store prune ~/states --older-than 30d
-  apcbatch store prune ~/states --model ./my-mamba
+  apcbatch store prune ~/states --model my-mamba
 """
 
 
@@ -99,8 +100,9 @@ def check(folder: str) -> int:
 @click.option("--size", metavar="SIZE", help="Drop the least valuable until the store has this size at most.")
 @click.option("--older-than", metavar="AGE", help="Drop what was not used for so long: 90m, 12h, 30d, 8w.")
 @click.option(
-    "--model", metavar="NAME", help="Drop one model's only: its name, or the start of its fingerprint."
-)
+    "--model", metavar="NAME",
+    help="Drop one model's only: its name (a folder's last component) or the start of its fingerprint.",
+)  # fmt: skip
 def prune(folder: str, size: str | None, older_than: str | None, model: str | None) -> None:
     """Drop snapshots from DIR by size, by age or by model."""
     if size is None and older_than is None and model is None:
@@ -110,7 +112,7 @@ def prune(folder: str, size: str | None, older_than: str | None, model: str | No
         raise click.UsageError(f"--size is {size!r}; expected a size such as 5GiB")
     age_s = None if older_than is None else _parse_age(older_than)
     with _open(folder) as opened:
-        report = opened.prune(size_bytes, age_s, model)
+        report = opened.prune(size_bytes, age_s, None if model is None else name_of(model))
     click.echo(
         f"{report.num_removed} snapshots ({rounded_size(report.num_bytes_removed)}) dropped; "
         f"{report.num_left} ({rounded_size(report.num_bytes_left)}) are left"

@@ -18,6 +18,7 @@ from apcbatch.errors import ModelError, RequestError, UsageError
 from apcbatch.regular_files import read_regular_file
 
 FALLBACK_NAME = "chat_template.jinja"
+SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 
 
@@ -108,17 +109,10 @@ class ChatTemplate:
 
 def read_fallback(path: str | Path | None) -> str:
     """The fallback template at path, or the one that comes with apcbatch; raises UsageError."""
-    chosen = Path(path) if path is not None else _shipped_fallback()
+    chosen = Path(path) if path is not None else SHIPPED_FALLBACK
     try:
         return read_regular_file(chosen, MAX_TEMPLATE_BYTES).decode()
     except OSError as error:
         raise UsageError(f"the chat template {chosen} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"the chat template {chosen} cannot be read: {error}") from None
-
-
-def _shipped_fallback() -> Path:
-    """Beside the package in a checkout, inside it once installed."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "configs" / FALLBACK_NAME
-    return inside if inside.is_file() else package.parent / "configs" / FALLBACK_NAME

@@ -26,10 +26,11 @@ from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError
+from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels import ops
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
-from apcbatch.model.locate import locate_model
+from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
 from apcbatch.model.state import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.prefix import as_token_array
@@ -49,7 +50,8 @@ class Engine:
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder that
-    outlives the process, or None. pool_size_bytes: snapshots in RAM, or in the memory of the CUDA device.
+    outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find nothing of this
+    one's in a store that they share. pool_size_bytes: snapshots in RAM, or in the memory of the CUDA device.
     max_batch_tokens: tokens a pass. max_request_tokens: of a prompt and its answer; a request beyond fails.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
@@ -65,6 +67,7 @@ class Engine:
         policy: Policy = "all",
         store: str | Path | None = None,
         store_size_bytes: int = DEFAULT_STORE_BYTES,
+        cache_salt: str | None = None,
         pool_size_bytes: int = DEFAULT_POOL_BYTES,
         max_batch_tokens: int = 2048,
         max_running: int = 32,
@@ -85,7 +88,7 @@ class Engine:
         ops.set_exact(exact)
         self.dtype, self.device, self.block_size, self.policy = dtype, place.type, block_size, policy
         folder = locate_model(str(model))
-        self.model_name = str(model)
+        self.model_name = name_of(str(model))
         config = load_model_config(folder)
         check_sizes(folder, config)
         torch_dtype = DTYPES[dtype]
@@ -102,6 +105,7 @@ class Engine:
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
         has_kv = per_page > 0
         fingerprint = self._model.fingerprint
+        self.fingerprint, self.key_fingerprint = fingerprint.hex(), key_fingerprint(fingerprint, cache_salt)
         self._persistence = None
         if self._store is not None:
             self._persistence = Persistence(self._store, arena, fingerprint, self.model_name, has_kv)
@@ -111,7 +115,7 @@ class Engine:
         self._snapshots = Snapshots(
             policy=policy,
             block_size=block_size,
-            fingerprint=fingerprint,
+            fingerprint=self.key_fingerprint,
             has_kv=has_kv,
             arena=arena,
             pool=self._pool,
@@ -128,7 +132,6 @@ class Engine:
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
-        self.fingerprint = fingerprint.hex()
         self.footprint = Footprint(per_slot, per_page // PAGE_TOKENS, PAGE_TOKENS)
         self.context_length = config.context_length
         self.vocab_size = config.vocab_size

@@ -19,6 +19,7 @@ from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
 from apcbatch.job.answered import Answered, read_answered
 from apcbatch.job.runfile import RunFile, input_identity, model_files_digest
+from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import STDOUT, FileSink, Sink
 from apcbatch.model.locate import locate_model
 
@@ -102,6 +103,7 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
         policy=config.policy,
         store=config.store,
         store_size_bytes=config.store_size,
+        cache_salt=read_salt(config),
         pool_size_bytes=config.pool_size,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,

@@ -82,7 +82,7 @@ class PlannedFeeder:
         tree = PrefixTree()
         for request in usable:
             tree.add(as_token_array(request.token_ids), request.tag.ticket.line)
-        places = list(tree.keys(bytes.fromhex(engine.fingerprint), config.block_size)) if config.store else []
+        places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]
         # The plan counts what it keeps itself; what comes from the store needs a place in the pool while it is read.

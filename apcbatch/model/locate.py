@@ -28,6 +28,12 @@ def locate_model(name: str) -> Path:
     return _cached(name)
 
 
+def name_of(model: str) -> str:
+    """What a model is called where no path may stand: a folder by its last component, else as it was given."""
+    is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
+    return model if is_hub_id else Path(os.path.abspath(model)).name
+
+
 def _cached(hub_id: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

@@ -15,6 +15,7 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 Buffer = bytes | bytearray | memoryview
@@ -62,10 +63,30 @@ class FileLock:
 
 
 class Files:
-    """The file calls of the store. Subclass it to inject faults."""
+    """The file calls of the store. Subclass it to inject faults.
+
+    Invariant: what is made is its owner's alone, whatever the umask, unless the store was opened to others (see
+    follow_mode).
+    """
+
+    mode = 0o600  # of new files
+
+    def follow_mode(self, path: str) -> None:
+        """Make new files with the mode of this one, and folders with what fits it, if it is there."""
+        with suppress(OSError):
+            self.mode = os.lstat(path).st_mode & 0o666
 
     def make_folders(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        """Make a folder and those above it, where they are missing."""
+        mode = self.mode | self.mode >> 2 & 0o111  # whoever may read files may enter folders
+        try:
+            os.mkdir(path, mode)
+        except FileNotFoundError:
+            self.make_folders(os.path.dirname(path))
+            self.make_folders(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
 
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)
@@ -77,9 +98,13 @@ class Files:
         """Whether this user may create files in the folder."""
         return os.access(folder, os.W_OK | os.X_OK)
 
+    def touch(self, path: str) -> None:
+        """Make an empty file where there is none."""
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, self.mode))
+
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
         """Create the file, which must not exist, and write the chunks to it one after the other."""
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, self.mode)
         try:
             left = [view for chunk in chunks if len(view := memoryview(chunk).cast("B"))]
             while left:
@@ -122,7 +147,7 @@ class Files:
 
     def lock(self, path: str, wait_s: float) -> FileLock | None:
         """Lock the file, created where missing; None where another holder has kept it for wait_s seconds."""
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, self.mode)
         try:
             end = time.monotonic() + wait_s
             while True:

@@ -66,6 +66,7 @@ def _make_folder(files: Files, folder: str, read_only: bool) -> None:
 
 
 def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
+    files.follow_mode(os.path.join(folder, INDEX_NAME))
     files.make_folders(os.path.join(folder, OBJECTS_FOLDER))
     lock = files.lock(os.path.join(folder, LOCK_NAME), LOCK_TIMEOUT_S)
     if lock is None:
@@ -90,7 +91,7 @@ def _sound_index(files: Files, folder: str, objects: Objects, is_in_use: bool, n
     """The index, tested; a damaged one is put aside and made anew unless other processes have it open."""
     path = os.path.join(folder, INDEX_NAME)
     try:
-        index = _create(path, objects, notices)
+        index = _create(files, path, objects, notices)
         try:
             if faults := index.faults():
                 raise sqlite3.DatabaseError(faults[0])
@@ -105,10 +106,11 @@ def _sound_index(files: Files, folder: str, objects: Objects, is_in_use: bool, n
     files.rename(path, f"{path}.damaged")
     for suffix in ("-wal", "-shm"):
         files.unlink(path + suffix)
-    return _create(path, objects, notices)
+    return _create(files, path, objects, notices)
 
 
-def _create(path: str, objects: Objects, notices: Notices) -> Index:
+def _create(files: Files, path: str, objects: Objects, notices: Notices) -> Index:
+    files.touch(path)  # SQLite would let everybody read it, and gives its log the same mode
     index = Index(path)
     try:
         if index.is_new():
