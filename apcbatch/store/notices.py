@@ -6,11 +6,13 @@ Must not know: what became of the request; every notice is about speed, never ab
 from __future__ import annotations
 
 import errno
-import sqlite3
 import threading
 from collections.abc import Callable
 
+from apcbatch.store.database import IndexDamaged, IndexFault
+
 MAX_BAD_SNAPSHOT_LINES = 20
+_DAMAGED_END = "the run goes on without it, and the next one makes it anew (results do not change)"
 
 
 class Notices:
@@ -43,13 +45,15 @@ class Notices:
         elif number == MAX_BAD_SNAPSHOT_LINES + 1:
             self.once("bad", f"more bad snapshots are not listed; run: apcbatch store check {self._folder}")
 
-    def failure(self, error: OSError | sqlite3.Error, doing: str) -> None:
+    def failure(self, error: OSError | IndexFault, doing: str) -> None:
         """An error of the system while the store was `doing` something; results do not depend on it."""
         if isinstance(error, OSError):
             full, cause = error.errno == errno.ENOSPC, f"os {error.errno}"
         else:
-            full, cause = "full" in str(error), f"sqlite {error}"
-        if full:
+            full, cause = "full" in str(error), f"index {error}"
+        if isinstance(error, IndexDamaged):
+            self.once("damaged", f"the index is damaged ({error}); {_DAMAGED_END}")
+        elif full:
             self.once("full", "the disk is full; snapshots are not kept (results do not change)")
         else:
             self.once(cause, f"{doing} failed ({error}); the run goes on without it (results do not change)")

@@ -1,27 +1,39 @@
 """Opening: finds out what can be done with a store folder, and leaves it sound.
 
-Must not know: what is stored in it. A store that cannot be written is read; one whose index is missing or
-damaged gets a new one from the headers of its files; where nothing helps, the store is empty for this run.
-Each costs one line. Invariant: whoever changes the folder as a whole (a new index, the leftovers of ended
-sessions) holds the store's lock.
+Must not know: what is stored in it. A folder that is not a store, and not empty, is refused before anything in
+it is changed. A store that cannot be written is read; one whose index is missing or damaged gets a new one from
+the headers of its files; where nothing helps, the store is empty for this run. Each costs one line. Invariant:
+whoever changes the folder as a whole (a new index, the leftovers of ended sessions) holds the store's lock.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
+import time
 from dataclasses import dataclass
 
 from apcbatch.errors import UsageError
-from apcbatch.store.files import Files
-from apcbatch.store.format import INDEX_NAME, LOCK_NAME, OBJECTS_FOLDER
+from apcbatch.store.database import IndexDamaged, IndexFault, IndexUnavailable
+from apcbatch.store.entry import row_id
+from apcbatch.store.files import Files, not_plain
+from apcbatch.store.format import (
+    ASIDE_SUFFIX,
+    INDEX_COMPANIONS,
+    INDEX_NAME,
+    LOCK_NAME,
+    OBJECTS_FOLDER,
+    TEMPORARY_FOLDER,
+)
 from apcbatch.store.header import BadSnapshot
-from apcbatch.store.index import Index, is_damaged
+from apcbatch.store.index import Index
+from apcbatch.store.marker import identify, put_marker, refuse_newer
 from apcbatch.store.notices import Notices
 from apcbatch.store.objects import Objects
 from apcbatch.store.session import Session, sweep
 
 LOCK_TIMEOUT_S = 60.0
+_WRITE_VERSION_AT = 18
+_LOG_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +46,36 @@ class Opened:
     session: Session | None
 
 
-def open_folder(files: Files, folder: str, read_only: bool, notices: Notices) -> Opened:
-    """Open a store's index, creating and repairing what is needed.
+def open_folder(files: Files, folder: str, read_only: bool, create: bool, notices: Notices) -> Opened:
+    """Open a store's index, creating and repairing what is needed. create: make a new or an empty folder a
+    store.
 
-    Raises UsageError for a path that is not a folder, a folder that cannot be made, an index of another
-    program and a store of a newer version.
+    Raises UsageError for a path that is not a folder, a folder that cannot be made or that holds something
+    else than a store, and a store of a newer version.
     """
+    may_create = create and not read_only
     if not files.is_folder(folder):
-        _make_folder(files, folder, read_only)
-    if not read_only and files.is_writable(folder):
-        try:
-            return _open_to_write(files, folder, notices)
-        except (OSError, sqlite3.Error) as error:
-            sentence = f"it cannot be written ({error}); snapshots are read from it but not kept"
-            notices.once("read-only", sentence)
-    elif not read_only:
-        notices.once("read-only", "the folder is read-only; snapshots are read from it but not kept")
-    return Opened(_open_to_read(files, folder, notices), None, None)
+        _make_folder(files, folder, may_create)
+    problem = None
+    try:
+        _require_store(folder, identify(files, folder), may_create)
+    except OSError as error:
+        problem = f"it cannot be looked into ({error})"
+    if problem is None and not read_only:
+        if files.is_writable(folder):
+            try:
+                return _open_to_write(files, folder, notices)
+            except (OSError, IndexFault) as error:
+                problem = f"it cannot be written ({error})"
+        else:
+            problem = "the folder is read-only"
+    return Opened(_open_to_read(files, folder, problem, notices), None, None)
 
 
-def _make_folder(files: Files, folder: str, read_only: bool) -> None:
-    if files.exists(folder):
+def _make_folder(files: Files, folder: str, may_create: bool) -> None:
+    if files.kind(folder) is not None:
         raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
-    if read_only:
+    if not may_create:
         raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
     try:
         files.make_folders(folder)
@@ -65,7 +84,22 @@ def _make_folder(files: Files, folder: str, read_only: bool) -> None:
         raise UsageError(sentence) from error
 
 
+def _require_store(folder: str, found: str, may_create: bool) -> None:
+    if found == "other":
+        raise UsageError(
+            f"{folder} is not a snapshot store and not empty, so nothing in it is touched; give a --store "
+            "folder that is new, empty or of an earlier run"
+        )
+    if found == "empty" and not may_create:
+        raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
+
+
 def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
+    put_marker(files, folder)
+    for name in (OBJECTS_FOLDER, TEMPORARY_FOLDER):
+        path = os.path.join(folder, name)
+        if files.kind(path) not in (None, "folder"):
+            raise not_plain(path, "folder")
     files.make_folders(os.path.join(folder, OBJECTS_FOLDER))
     lock = files.lock(os.path.join(folder, LOCK_NAME), LOCK_TIMEOUT_S)
     if lock is None:
@@ -87,59 +121,98 @@ def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
 
 
 def _sound_index(files: Files, folder: str, objects: Objects, is_in_use: bool, notices: Notices) -> Index:
-    """The index, tested; a damaged one is put aside and made anew unless other processes have it open."""
-    path = os.path.join(folder, INDEX_NAME)
+    """The index, all of it looked at; a damaged one is put aside and made anew unless other processes have it
+    open."""
+    path = _index_path(files, folder)
     try:
-        index = _create(path, objects, notices)
-        try:
-            if faults := index.faults():
-                raise sqlite3.DatabaseError(faults[0])
-            return index
-        except BaseException:
-            index.close()
+        return _open_index(files, folder, objects, "", notices)
+    except IndexDamaged as error:
+        if is_in_use:
             raise
-    except sqlite3.DatabaseError as error:
-        if not is_damaged(error) or is_in_use:
-            raise
-        notices.once("damaged", f"the index is damaged ({error}); it is made anew from the snapshot files")
-    files.rename(path, f"{path}.damaged")
-    for suffix in ("-wal", "-shm"):
-        files.unlink(path + suffix)
-    return _create(path, objects, notices)
+        reason = f"the index is damaged ({error}) and was put aside; "
+    _put_aside(files, path)
+    return _open_index(files, folder, objects, reason, notices)
 
 
-def _create(path: str, objects: Objects, notices: Notices) -> Index:
+def _index_path(files: Files, folder: str) -> str:
+    """The path of the index; raises OSError where a link, a pipe or a folder stands in its place, or in that of
+    a file that SQLite keeps beside it."""
+    path = os.path.join(folder, INDEX_NAME)
+    for suffix in ("", *INDEX_COMPANIONS):
+        if files.kind(path + suffix) not in (None, "file"):
+            raise not_plain(path + suffix, "file")
+    return path
+
+
+def _put_aside(files: Files, path: str) -> None:
+    """Rename the index, with what SQLite keeps beside it; the one put aside before is replaced."""
+    aside = path + ASIDE_SUFFIX
+    for suffix in ("", *INDEX_COMPANIONS):
+        if files.kind(aside + suffix) not in (None, "file"):
+            raise not_plain(aside + suffix, "file")
+        files.unlink(aside + suffix)
+    for suffix in (*INDEX_COMPANIONS, ""):  # the index last: a kill leaves it to be put aside again
+        if files.kind(path + suffix) is not None:
+            files.rename(path + suffix, aside + suffix)
+
+
+def _open_index(files: Files, folder: str, objects: Objects, reason: str, notices: Notices) -> Index:
+    """The index, made from the snapshot files where there is none. reason: why a new one is needed."""
+    path = os.path.join(folder, INDEX_NAME)
+    _require_log_version(files, path)
     index = Index(path)
     try:
         if index.is_new():
-            index.create(lambda: _fill(index, objects, notices))
+            index.create(lambda: _fill(index, objects, reason, notices))
         else:
-            index.check_version(path)
+            refuse_newer(path, index.version())
             index.use_log()
+            index.require_sound()
     except BaseException:
         index.close()
         raise
     return index
 
 
-def _fill(index: Index, objects: Objects, notices: Notices) -> None:
+def _require_log_version(files: Files, path: str) -> None:
+    """Raise IndexDamaged where the file's head says that no SQLite may write to it: SQLite calls such a file
+    read-only, and that would be taken for a matter of rights."""
+    if files.kind(path) is None or files.size(path) <= _WRITE_VERSION_AT:
+        return
+    with files.open(path) as reader:
+        head = bytearray(_WRITE_VERSION_AT + 1)
+        reader.read_into(0, memoryview(head))
+    if head[_WRITE_VERSION_AT] > _LOG_VERSION:
+        raise IndexDamaged("it claims to be of a newer SQLite")
+
+
+def _fill(index: Index, objects: Objects, reason: str, notices: Notices) -> None:
     """Enter every snapshot file into a new index by its header; the tensors are verified when they are
     read."""
-    num_entered = num_removed = 0
+    num_entered = num_unusable = 0
+    now, ids = time.time(), set()
     for key in objects.all_keys():
         try:
             header = objects.header(key)
-            model = index.model_id(header.fingerprint, None)
-            index.insert(header, objects.size(key), model, objects.modified(key))
-            num_entered += 1
+            num_bytes, modified = objects.size(key), objects.modified(key)
         except BadSnapshot:
             objects.remove(key)
-            num_removed += 1
-        except (OSError, sqlite3.IntegrityError):
-            num_removed += 1
-    if num_entered or num_removed:
-        sentence = f"a new index was made: {num_entered} snapshots are in it, {num_removed} could not be used"
-        notices.once("rebuilt", sentence)
+            num_unusable += 1
+            continue
+        except OSError:
+            num_unusable += 1
+            continue
+        if row_id(key) not in ids:
+            ids.add(row_id(key))
+            model = index.model_id(header.fingerprint, None)
+            index.insert(header, num_bytes, model, max(0.0, min(modified, now)))
+            num_entered += 1
+    if reason or num_entered or num_unusable:
+        notices.once(
+            "rebuilt",
+            f"{reason}a new index was made from the snapshot files: {num_entered} snapshots are in it, "
+            f"{num_unusable} could not be used",
+        )
 
 
 def forget_ended_sessions(index: Index, objects: Objects, living: set[str]) -> None:
@@ -153,25 +226,37 @@ def forget_ended_sessions(index: Index, objects: Objects, living: set[str]) -> N
                 index.release(session)
 
 
-def _open_to_read(files: Files, folder: str, notices: Notices) -> Index | None:
-    path = os.path.join(folder, INDEX_NAME)
-    if not files.exists(path):
-        notices.once("no index", "it has no index; nothing is read from it")
-        return None
+def _open_to_read(files: Files, folder: str, problem: str | None, notices: Notices) -> Index | None:
+    """The index to read from, None where that cannot be; says so in one line, with the problem that there was
+    before."""
     try:
-        try:
-            return _checked(path, "ro")
-        except sqlite3.OperationalError:  # no log can be made on this medium: then nobody else writes
-            return _checked(path, "immutable")
-    except sqlite3.Error as error:
-        notices.once("no index", f"its index cannot be read ({error}); nothing is read from it")
-        return None
+        reader = _readable(_index_path(files, folder), files)
+    except (OSError, IndexFault) as error:
+        reader, cause = None, str(error)
+    if reader is not None:
+        if problem is not None:
+            notices.once("read-only", f"{problem}; snapshots are read from it but not kept")
+        return reader
+    if problem is not None:
+        cause = f"{problem}, and {cause}"
+    notices.once("no index", f"{cause}; the run goes on without it (results do not change)")
+    return None
+
+
+def _readable(path: str, files: Files) -> Index:
+    if files.kind(path) is None:
+        raise FileNotFoundError("it has no index")
+    try:
+        return _checked(path, "ro")
+    except IndexUnavailable:  # no log can be made on this medium: then nobody else writes
+        return _checked(path, "immutable")
 
 
 def _checked(path: str, mode: str) -> Index:
     index = Index(path, mode)
     try:
-        index.check_version(path)
+        refuse_newer(path, index.version())
+        index.require_schema()
     except BaseException:
         index.close()
         raise

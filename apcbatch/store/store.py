@@ -10,13 +10,14 @@ raised for any.
 from __future__ import annotations
 
 import os
-import sqlite3
+import time
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
 from apcbatch.errors import UsageError
 from apcbatch.store.counters import StoreCounters, Tally
+from apcbatch.store.database import IndexFault
 from apcbatch.store.files import Files
 from apcbatch.store.format import FORMAT_VERSION
 from apcbatch.store.header import Array, BadSnapshot, make_header
@@ -77,6 +78,7 @@ class Store:
         *,
         warn: Callable[[str], None],
         read_only: bool = False,
+        create: bool = True,
         queue_bytes: int = DEFAULT_QUEUE_BYTES,
         queue_snapshots: int = DEFAULT_QUEUE_SNAPSHOTS,
         files: Files | None = None,
@@ -85,14 +87,15 @@ class Store:
 
         size_limit_bytes: the snapshot files together, those being written included, never have more. warn:
         takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
-        folder that cannot be written is opened so by itself. queue_bytes, queue_snapshots: what may wait to
-        be written.
-        Raises UsageError for a path that cannot be a store and for a store of a newer version.
+        folder that cannot be written is opened so by itself. create: False where there must be a store
+        already. queue_bytes, queue_snapshots: what may wait to be written.
+        Raises UsageError for a path that cannot be a store, for a folder with something else in it, of which
+        nothing is touched, and for a store of a newer version.
         """
         folder = os.fspath(path)
         files = files or Files()
         notices = Notices(warn, folder)
-        opened = open_folder(files, folder, read_only, notices)
+        opened = open_folder(files, folder, read_only, create, notices)
         store = cls(folder, size_limit_bytes, files, notices, opened)
         if opened.index is not None and opened.session is not None:
             store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots)
@@ -207,7 +210,7 @@ class Store:
                 self._index.close()
             if self._session is not None:
                 self._session.end()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, IndexFault) as error:
             self._notices.failure(error, "closing the store")
         self._index = self._session = None
 
@@ -237,9 +240,9 @@ class Store:
                 self._size_limit_bytes,
                 self.is_read_only,
                 reader.num_stranded(),
-                reader.models(),
+                reader.models(time.time()),
             )
-        except sqlite3.Error as error:
+        except IndexFault as error:
             raise UsageError(f"the index of the store {self._path} cannot be read: {error}") from error
 
     def check(self) -> CheckReport:
@@ -255,7 +258,7 @@ class Store:
                 report.faults += [f"{path}: left by a process that has ended" for path in removed]
                 report.num_files_removed += len(removed)
             return report
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, IndexFault) as error:
             raise UsageError(f"the store {self._path} cannot be checked: {error}") from error
 
     def prune(
@@ -269,10 +272,12 @@ class Store:
             raise UsageError(f"the store {self._path} is read-only; nothing can be dropped from it")
         try:
             return prune(self._index, self._objects, size_bytes, older_than_s, model)
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, IndexFault) as error:
             raise UsageError(f"the store {self._path} cannot be pruned: {error}") from error
 
     def _required_reader(self) -> Index:
         if self._reading.index is None:
-            raise UsageError(f"the store {self._path} has no index that can be read")
+            raise UsageError(
+                f"the store {self._path} has no index that can be read; run: apcbatch store check {self._path}"
+            )
         return self._reading.index
