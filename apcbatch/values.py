@@ -89,7 +89,7 @@ def parse_size(raw: Any) -> int | None:
     """Bytes of `20GiB`, `512M`, `1.5GB` or a plain number; None where the text is not a size."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", raw) if isinstance(raw, str) else None
+    match = re.fullmatch(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*([A-Za-z]*)\s*", raw) if isinstance(raw, str) else None
     if match is None or match[2].upper() not in SIZE_UNITS:
         return None
     return int(Fraction(match[1]) * SIZE_UNITS[match[2].upper()])

@@ -1,13 +1,13 @@
 """Files: the one seam through which the store touches the disk, so that a test can drop, cut, flip and fail
 each call.
 
-Must not know: keys, snapshots, the index. Every method raises OSError exactly where the system does, and where
-something else than a plain file or folder stands in the place of one: no call follows a link at the end of its
-path, and none waits for a pipe. A snapshot is never written in place: it is written whole under a temporary
-name and renamed. It is not fsynced: a file torn by a power cut is caught by its checksum and costs one
-snapshot, while an fsync for each costs more than computing it. Files are read, not mapped: what was verified
-is then what is used, whoever cuts the file meanwhile, and a bad sector is an error that can be handled
-instead of a signal that ends the process. (From the page cache the two take equally long.)
+Must not know: keys, snapshots, the index. Every method raises OSError exactly where the system does, and
+where something else than a plain file or folder stands in the place of one: no call follows a link at the end
+of its path, and none waits for a pipe. A snapshot is never written in place: it is written whole under a
+temporary name and renamed. It is not fsynced: a file torn by a power cut is caught by its checksum and costs
+one snapshot, while an fsync for each costs more than computing it. Files are read, not mapped: what was
+verified is then what is used, whoever cuts the file meanwhile, and a bad sector is an error that can be
+handled instead of a signal that ends the process. (From the page cache the two take equally long.)
 """
 
 from __future__ import annotations

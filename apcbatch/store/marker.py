@@ -2,7 +2,7 @@
 
 Must not know: what a store does. A new store's first file is the marker, on the disk before anything else, so
 a store is known as one whatever is lost of it later. A store made before there were markers is known by its
-index, or by a snapshot file with a whole header. Looking changes nothing, not even a file's access to its log.
+index, or by a snapshot file with a whole header. Looking changes nothing in the folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Opening: finds out what can be done with a store folder, and leaves it sound.
 
-Must not know: what is stored in it. A folder that is not a store, and not empty, is refused before anything in
-it is changed. A store that cannot be written is read; one whose index is missing or damaged gets a new one from
-the headers of its files; where nothing helps, the store is empty for this run. Each costs one line. Invariant:
-whoever changes the folder as a whole (a new index, the leftovers of ended sessions) holds the store's lock.
+Must not know: what is stored in it. A folder that is not a store, and not empty, is refused before anything
+in it is changed. A store that cannot be written is read; one whose index is missing or damaged gets a new one
+from the headers of its files; where nothing helps, the store is empty for this run. Each costs one line.
+Invariant: whoever changes the folder as a whole (a new index, the leftovers of ended sessions) holds the
+store's lock.
 """
 
 from __future__ import annotations
@@ -135,8 +136,8 @@ def _sound_index(files: Files, folder: str, objects: Objects, is_in_use: bool, n
 
 
 def _index_path(files: Files, folder: str) -> str:
-    """The path of the index; raises OSError where a link, a pipe or a folder stands in its place, or in that of
-    a file that SQLite keeps beside it."""
+    """The path of the index; raises OSError where a link, a pipe or a folder stands in its place, or in that
+    of a file that SQLite keeps beside it."""
     path = os.path.join(folder, INDEX_NAME)
     for suffix in ("", *INDEX_COMPANIONS):
         if files.kind(path + suffix) not in (None, "file"):

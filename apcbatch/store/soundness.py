@@ -1,9 +1,9 @@
 """Soundness: whether an index file can be trusted, as one look at all of it when it is opened.
 
-Must not know: the snapshot files. What is looked at: that the tables, triggers and indexes are written exactly
-as this version writes them; that SQLite finds the file whole; that each value has its type and its bounds;
-that each row's id belongs to its key; that the totals, and the counts of children, are those of the rows. A
-hundred thousand rows take about 0.2 s. What only the files can tell (the rest of a key, the bytes) is
+Must not know: the snapshot files. What is looked at: that the tables, triggers and indexes are written
+exactly as this version writes them; that SQLite finds the file whole; that each value has its type and its
+bounds; that each row's id belongs to its key; that the totals, and the counts of children, are those of the
+rows. A hundred thousand rows take about 0.2 s. What only the files can tell (the rest of a key, the bytes) is
 `store check`'s to verify.
 """
 

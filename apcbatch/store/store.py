@@ -278,6 +278,7 @@ class Store:
     def _required_reader(self) -> Index:
         if self._reading.index is None:
             raise UsageError(
-                f"the store {self._path} has no index that can be read; run: apcbatch store check {self._path}"
+                f"the store {self._path} has no index that can be read; "
+                f"run: apcbatch store check {self._path}"
             )
         return self._reading.index
