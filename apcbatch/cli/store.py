@@ -83,7 +83,7 @@ def check(folder: str) -> int:
 
     Each fault is a line; bad files are removed. Exit status 1 where there was a fault.
     """
-    with _open(folder, create=False) as opened:
+    with _open(folder, maintenance=True) as opened:
         report = opened.check()
     for fault in report.faults:
         click.echo(_printable(fault))
@@ -111,7 +111,7 @@ def prune(folder: str, size: str | None, older_than: str | None, model: str | No
     if size is not None and size_bytes is None:
         raise click.UsageError(f"--size is {size!r}; expected a size such as 5GiB")
     age_s = None if older_than is None else _parse_age(older_than)
-    with _open(folder, create=False) as opened:
+    with _open(folder, maintenance=True) as opened:
         report = opened.prune(size_bytes, age_s, model)
     click.echo(
         f"{report.num_removed} snapshots ({rounded_size(report.num_bytes_removed)}) dropped; "

@@ -93,6 +93,9 @@ class Files:
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)
 
+    def exists(self, path: str) -> bool:
+        return os.access(path, os.F_OK, follow_symlinks=False)
+
     def kind(self, path: str) -> Kind | None:
         """What is at the path itself (a link is `other`); None where there is nothing."""
         try:

@@ -18,6 +18,7 @@ MARKER = f"apcbatch snapshot store {FORMAT_VERSION}\n".encode()
 INDEX_NAME = "index.sqlite"
 INDEX_COMPANIONS = ("-wal", "-shm", "-journal")
 ASIDE_SUFFIX = ".damaged"
+SUSPECT_NAME = "index.suspect"
 OBJECTS_FOLDER = "objects"
 TEMPORARY_FOLDER = "tmp"
 LOCK_NAME = "store.lock"

@@ -46,7 +46,7 @@ class Objects:
     def publish(self, temporary: str, key: bytes) -> None:
         """Give a whole temporary file the name of its key."""
         path = self._plain_path(key)
-        if self._files.kind(path) not in (None, "file"):
+        if self._files.exists(path) and self._files.kind(path) != "file":
             raise not_plain(path, "file")
         try:
             self._files.rename(temporary, path)
@@ -57,13 +57,13 @@ class Objects:
     def remove(self, key: bytes) -> bool:
         """Remove a snapshot's file; False where there is none that is ours."""
         path = self.path(key)
-        return self._is_in_plain_folders(path) and self._remove(path)
+        return self._is_plain(os.path.dirname(path)) and self._remove(path)
 
     def remove_namesakes(self, key: bytes) -> int:
         """Remove the files whose names begin with the key's first 8 bytes; returns how many there were. The
         index can have only one of them: the others are what a damaged row has lost sight of."""
         folder = os.path.dirname(self.path(key))
-        if not self._is_in_plain_folders(self.path(key)):
+        if not self._is_plain(folder):
             return 0
         paths = [f"{folder}/{name}" for name in self._files.names(folder) if self._is_namesake(name, key)]
         return sum(self._remove(path) for path in paths)
@@ -75,7 +75,7 @@ class Objects:
 
     def exists(self, key: bytes) -> bool:
         """Whether anything has a snapshot's name, whatever it is."""
-        return self._files.kind(self.path(key)) is not None
+        return self._files.exists(self.path(key))
 
     def header(self, key: bytes) -> Header:
         """The header of a snapshot's file; its tensors are not read.
@@ -136,20 +136,21 @@ class Objects:
     def _plain_path(self, key: bytes) -> str:
         """The path of a snapshot's file; raises OSError where it leads through a link."""
         path = self.path(key)
-        if not self._is_in_plain_folders(path):
+        if not self._is_plain(os.path.dirname(path)):
             raise not_plain(os.path.dirname(path), "folder")
         return path
 
-    def _is_in_plain_folders(self, path: str) -> bool:
-        """Whether no folder between the store's and the file is a link; each is looked at until it is there,
-        and then never again."""
-        folder = os.path.dirname(path)
+    def _is_plain(self, folder: str) -> bool:
+        """Whether neither a folder of ours nor one above it is a link; looked at until it is there, and then
+        never again."""
         if folder in self._plain_folders:
             return True
-        kinds = {self._files.kind(part) for part in (self._folder, os.path.dirname(folder), folder)}
-        if kinds == {"folder"}:
+        if folder != self._folder and not self._is_plain(os.path.dirname(folder)):
+            return False
+        kind = self._files.kind(folder)
+        if kind == "folder":
             self._plain_folders.add(folder)
-        return kinds <= {None, "folder"}
+        return kind in (None, "folder")
 
     def _remove(self, path: str) -> bool:
         return self._files.kind(path) == "file" and self._files.unlink(path)

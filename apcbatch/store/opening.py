@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from apcbatch.errors import UsageError
@@ -23,6 +24,7 @@ from apcbatch.store.format import (
     INDEX_NAME,
     LOCK_NAME,
     OBJECTS_FOLDER,
+    SUSPECT_NAME,
     TEMPORARY_FOLDER,
 )
 from apcbatch.store.header import BadSnapshot
@@ -47,14 +49,14 @@ class Opened:
     session: Session | None
 
 
-def open_folder(files: Files, folder: str, read_only: bool, create: bool, notices: Notices) -> Opened:
-    """Open a store's index, creating and repairing what is needed. create: make a new or an empty folder a
-    store.
+def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, notices: Notices) -> Opened:
+    """Open a store's index, creating and repairing what is needed. maintenance: there must be a store
+    already, and every value of its index is looked at.
 
     Raises UsageError for a path that is not a folder, a folder that cannot be made or that holds something
     else than a store, and a store of a newer version.
     """
-    may_create = create and not read_only
+    may_create = not (read_only or maintenance)
     if not files.is_folder(folder):
         _make_folder(files, folder, may_create)
     problem = None
@@ -65,7 +67,7 @@ def open_folder(files: Files, folder: str, read_only: bool, create: bool, notice
     if problem is None and not read_only:
         if files.is_writable(folder):
             try:
-                return _open_to_write(files, folder, notices)
+                return _open_to_write(files, folder, maintenance, notices)
             except (OSError, IndexFault) as error:
                 problem = f"it cannot be written ({error})"
         else:
@@ -95,7 +97,7 @@ def _require_store(folder: str, found: str, may_create: bool) -> None:
         raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
 
 
-def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
+def _open_to_write(files: Files, folder: str, thorough: bool, notices: Notices) -> Opened:
     put_marker(files, folder)
     for name in (OBJECTS_FOLDER, TEMPORARY_FOLDER):
         path = os.path.join(folder, name)
@@ -108,7 +110,7 @@ def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
     try:
         living, _ = sweep(files, folder)
         objects = Objects(files, folder)
-        index = _sound_index(files, folder, objects, bool(living), notices)
+        index = _sound_index(files, folder, objects, bool(living), thorough, notices)
         try:
             forget_ended_sessions(index, objects, living)
             reader = Index(os.path.join(folder, INDEX_NAME), "ro")
@@ -121,18 +123,25 @@ def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
         lock.release()
 
 
-def _sound_index(files: Files, folder: str, objects: Objects, is_in_use: bool, notices: Notices) -> Index:
-    """The index, all of it looked at; a damaged one is put aside and made anew unless other processes have it
-    open."""
+def _sound_index(
+    files: Files, folder: str, objects: Objects, is_in_use: bool, thorough: bool, notices: Notices
+) -> Index:
+    """The index, looked at as a whole; a damaged one is put aside and made anew unless other processes have
+    it open."""
     path = _index_path(files, folder)
+    suspect = os.path.join(folder, SUSPECT_NAME)
     try:
-        return _open_index(files, folder, objects, "", notices)
+        if files.kind(suspect) == "file":
+            raise IndexDamaged("the process that used it before found it so")
+        return _open_index(files, path, thorough, lambda index: _fill(index, objects, "", notices))
     except IndexDamaged as error:
         if is_in_use:
             raise
         reason = f"the index is damaged ({error}) and was put aside; "
     _put_aside(files, path)
-    return _open_index(files, folder, objects, reason, notices)
+    index = _open_index(files, path, thorough, lambda index: _fill(index, objects, reason, notices))
+    files.unlink(suspect)
+    return index
 
 
 def _index_path(files: Files, folder: str) -> str:
@@ -157,18 +166,17 @@ def _put_aside(files: Files, path: str) -> None:
             files.rename(path + suffix, aside + suffix)
 
 
-def _open_index(files: Files, folder: str, objects: Objects, reason: str, notices: Notices) -> Index:
-    """The index, made from the snapshot files where there is none. reason: why a new one is needed."""
-    path = os.path.join(folder, INDEX_NAME)
+def _open_index(files: Files, path: str, thorough: bool, fill: Callable[[Index], None]) -> Index:
+    """The index; where there is none, one that fill has filled."""
     _require_log_version(files, path)
     index = Index(path)
     try:
         if index.is_new():
-            index.create(lambda: _fill(index, objects, reason, notices))
+            index.create(lambda: fill(index))
         else:
             refuse_newer(path, index.version())
             index.use_log()
-            index.require_sound()
+            index.require_sound(thorough)
     except BaseException:
         index.close()
         raise

@@ -17,7 +17,7 @@ from types import TracebackType
 
 from apcbatch.errors import UsageError
 from apcbatch.store.counters import StoreCounters, Tally
-from apcbatch.store.database import IndexFault
+from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.files import Files
 from apcbatch.store.format import FORMAT_VERSION
 from apcbatch.store.header import Array, BadSnapshot, make_header
@@ -78,7 +78,7 @@ class Store:
         *,
         warn: Callable[[str], None],
         read_only: bool = False,
-        create: bool = True,
+        maintenance: bool = False,
         queue_bytes: int = DEFAULT_QUEUE_BYTES,
         queue_snapshots: int = DEFAULT_QUEUE_SNAPSHOTS,
         files: Files | None = None,
@@ -87,15 +87,16 @@ class Store:
 
         size_limit_bytes: the snapshot files together, those being written included, never have more. warn:
         takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
-        folder that cannot be written is opened so by itself. create: False where there must be a store
-        already. queue_bytes, queue_snapshots: what may wait to be written.
+        folder that cannot be written is opened so by itself. maintenance: for check and prune; there must be
+        a store already, and every value of its index is looked at. queue_bytes, queue_snapshots: what may
+        wait to be written.
         Raises UsageError for a path that cannot be a store, for a folder with something else in it, of which
         nothing is touched, and for a store of a newer version.
         """
         folder = os.fspath(path)
         files = files or Files()
-        notices = Notices(warn, folder)
-        opened = open_folder(files, folder, read_only, create, notices)
+        notices = Notices(warn, folder, None if read_only else files)
+        opened = open_folder(files, folder, read_only, maintenance, notices)
         store = cls(folder, size_limit_bytes, files, notices, opened)
         if opened.index is not None and opened.session is not None:
             store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots)
@@ -243,7 +244,7 @@ class Store:
                 reader.models(time.time()),
             )
         except IndexFault as error:
-            raise UsageError(f"the index of the store {self._path} cannot be read: {error}") from error
+            raise self._refusal(error, "read") from error
 
     def check(self) -> CheckReport:
         """Verify every snapshot, and bring the index and the files together again unless the store is
@@ -259,7 +260,7 @@ class Store:
                 report.num_files_removed += len(removed)
             return report
         except (OSError, IndexFault) as error:
-            raise UsageError(f"the store {self._path} cannot be checked: {error}") from error
+            raise self._refusal(error, "checked") from error
 
     def prune(
         self, size_bytes: int | None = None, older_than_s: float | None = None, model: str | None = None
@@ -273,7 +274,15 @@ class Store:
         try:
             return prune(self._index, self._objects, size_bytes, older_than_s, model)
         except (OSError, IndexFault) as error:
-            raise UsageError(f"the store {self._path} cannot be pruned: {error}") from error
+            raise self._refusal(error, "pruned") from error
+
+    def _refusal(self, error: OSError | IndexFault, done: str) -> UsageError:
+        """Why something cannot be done with the store; a damaged index is made anew at the next opening."""
+        sentence = f"the store {self._path} cannot be {done}: {error}"
+        if isinstance(error, IndexDamaged):
+            self._notices.suspect_index()
+            sentence += f"; its index is damaged, to mend it run: apcbatch store check {self._path}"
+        return UsageError(sentence)
 
     def _required_reader(self) -> Index:
         if self._reading.index is None:
