@@ -64,7 +64,9 @@ def stat(folder: str, as_json: bool) -> None:
         click.echo(orjson.dumps(document).decode())
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
-    click.echo(f"{stats.path}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}")
+    click.echo(
+        f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}"
+    )
     for model in stats.models:
         used = (
             time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
@@ -133,8 +135,8 @@ def _unicode(path: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text out of the store, on one line and without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    """A text or a path on one line, without what a terminal would obey or could not show."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _parse_age(text: str) -> float:

@@ -67,6 +67,8 @@ class _Boundary:
             raise IndexUnavailable(_printable(str(error))) from error
         if isinstance(error, MemoryError):
             raise IndexUnavailable("out of memory") from error
+        if isinstance(error, UnicodeError):
+            raise IndexDamaged("a text in it is no text") from error
         if isinstance(error, (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, OverflowError)):
             raise IndexDamaged(_printable(str(error))) from error
 

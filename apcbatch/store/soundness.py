@@ -4,8 +4,8 @@ Must not know: the snapshot files. Every opening looks at what no later call wou
 triggers and indexes are written exactly as this version writes them; that SQLite finds the file whole; that
 each row's id belongs to its key; that the totals are those of the rows; what is being written. That takes
 about 0.1 s for a hundred thousand rows. Other values are tested where they are used. A thorough look, three
-times as long, tests every value, and SQLite's indexes against the rows. What only the files can tell (the rest
-of a key, the bytes) is `store check`'s to verify.
+times as long, tests every value, and SQLite's indexes against the rows. What only the files can tell (the
+rest of a key, the bytes) is `store check`'s to verify.
 """
 
 from __future__ import annotations
