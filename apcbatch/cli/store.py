@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -60,10 +61,13 @@ def stat(folder: str, as_json: bool) -> None:
 
         import orjson
 
-        click.echo(orjson.dumps(dataclasses.asdict(stats)).decode())
+        document = dataclasses.asdict(stats) | {"path": _unicode(stats.path)}
+        click.echo(orjson.dumps(document).decode())
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
-    click.echo(f"{stats.path}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}")
+    click.echo(
+        f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}"
+    )
     for model in stats.models:
         used = (
             time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
@@ -71,7 +75,7 @@ def stat(folder: str, as_json: bool) -> None:
         click.echo(
             f"  {model.fingerprint[:12]}  {model.entries:>8} snapshots  {rounded_size(model.num_bytes):>10}  "
             f"up to {model.longest_position} tokens  restored {model.uses} times  last used {used}"
-            f"  {model.name}"
+            f"  {_printable(model.name)}"
         )
 
 
@@ -82,10 +86,10 @@ def check(folder: str) -> int:
 
     Each fault is a line; bad files are removed. Exit status 1 where there was a fault.
     """
-    with _open(folder) as opened:
+    with _open(folder, maintenance=True) as opened:
         report = opened.check()
     for fault in report.faults:
-        click.echo(fault)
+        click.echo(_printable(fault))
     click.echo(
         f"{report.num_verified} snapshots are whole ({rounded_size(report.num_bytes)}), "
         f"{len(report.faults)} faults; "
@@ -111,7 +115,7 @@ def prune(folder: str, size: str | None, older_than: str | None, model: str | No
     if size is not None and size_bytes is None:
         raise click.UsageError(f"--size is {size!r}; expected a size such as 5GiB")
     age_s = None if older_than is None else _parse_age(older_than)
-    with _open(folder) as opened:
+    with _open(folder, maintenance=True) as opened:
         report = opened.prune(size_bytes, age_s, None if model is None else name_of(model))
     click.echo(
         f"{report.num_removed} snapshots ({rounded_size(report.num_bytes_removed)}) dropped; "
@@ -125,6 +129,16 @@ def _open(folder: str, **options: Any) -> Store:
     from apcbatch.store import Store
 
     return Store.open(folder, warn=warn, **options)
+
+
+def _unicode(path: str) -> str:
+    """A path as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _printable(text: str) -> str:
+    """A text or a path on one line, without what a terminal would obey or could not show."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _parse_age(text: str) -> float:
