@@ -48,7 +48,8 @@ def main() -> None:
         subprocess.run(["g++", *FLAGS, *map(str, objects), "-ldl", "-o", program], check=True)
         print(f"driver {arguments.seconds} {arguments.seed}", flush=True)
         options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # libgomp keeps its pool
-        ended = subprocess.run([program, str(arguments.seconds), str(arguments.seed)], check=False, env=os.environ | options)
+        command = [program, str(arguments.seconds), str(arguments.seed)]
+        ended = subprocess.run(command, check=False, env=os.environ | options)
     raise SystemExit(ended.returncode)
 
 
