@@ -120,8 +120,12 @@ class Database:
                 check_same_thread=False,
             )
             self._connection.text_factory = _decode
-        self.run("PRAGMA trusted_schema = OFF")
-        self.run("PRAGMA cache_size = -16000")
+        try:
+            self.run("PRAGMA trusted_schema = OFF")
+            self.run("PRAGMA cache_size = -16000")
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, statement: str, values: Values = ()) -> int:
         """Run one statement that returns no rows; returns how many rows it changed."""

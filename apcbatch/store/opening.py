@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 
 from apcbatch.errors import UsageError
-from apcbatch.store.database import IndexFault, IndexUnavailable
+from apcbatch.store.database import IndexDamaged, IndexFault, IndexUnavailable
 from apcbatch.store.files import Files, not_plain
 from apcbatch.store.format import INDEX_NAME, LOCK_NAME, OBJECTS_FOLDER, TEMPORARY_FOLDER
 from apcbatch.store.index import Index
@@ -137,6 +137,8 @@ def _readable(path: str, files: Files) -> Index:
 def _checked(path: str, mode: str) -> Index:
     index = Index(path, mode)
     try:
+        if index.is_new():
+            raise IndexDamaged("its index is empty")
         refuse_newer(path, index.version())
         index.require_schema()
     except BaseException:
