@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -200,3 +201,11 @@ def test_the_texts_are_those_of_transformers(
         json.loads(json.dumps(messages)), tools=tools, add_generation_prompt=True, tokenize=False
     )
     assert template_of(folder).render(messages, tools) == expected
+
+
+def test_a_value_that_json_does_not_have_is_an_error_of_the_conversation() -> None:
+    """Catches a date or a nested record of a table among the tools: a traceback, or its type's name as text."""
+    process = TemplateProcess("{{ tools }}", {})
+    with pytest.raises(RequestError, match="the messages or tools hold a value that JSON does not have"):
+        list(process.texts([USER], [{"day": datetime(2026, 1, 1)}], [1]))
+    assert list(process.texts([USER], [float("nan")], [1])) == ["[nan]"]
