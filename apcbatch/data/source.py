@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
+import xxhash
 
 from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, STDIN, LongLine, check_readable, read_lines
 from apcbatch.data.records import BadLine, Conversation, parse_line, parse_record
@@ -49,16 +50,22 @@ def _read_json(spec: str, wanted: Format | None, max_line_bytes: int) -> Iterato
             message = (
                 f"the line holds {data.num_bytes:,} bytes; at most {max_line_bytes:,} are read: split it"
             )
-            yield BadLine(line, RequestError("invalid_json", message, line))
+            yield _signed(BadLine(line, RequestError("invalid_json", message, line)), message.encode())
         else:
-            yield parse_line(data, line, wanted)
+            yield _signed(parse_line(data, line, wanted), data)
+
+
+def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
+    """The record with the digest of what it was read from."""
+    record.digest = xxhash.xxh3_128_hexdigest(data)
+    return record
 
 
 def _read_rows(spec: str, rows: Iterable[Any], wanted: Format | None) -> Iterator[Conversation | BadLine]:
     line = 0
     try:
         for line, row in enumerate(rows, start=1):
-            yield parse_record(_plain_row(row), line, wanted)
+            yield _signed(parse_record(_plain_row(row), line, wanted), ascii(row).encode())
     except _dataset_errors() as error:
         raise UsageError(f"{spec} cannot be read further after row {line}: {_first_line(error)}") from None
 
