@@ -68,6 +68,8 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     """A text that is not empty and, where there are choices, one of them."""
     if not isinstance(raw, str) or not raw:
         raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}")
+    if "\0" in raw or raw != raw.encode("utf-8", "replace").decode():
+        raise ValueError(f"{where} is {raw!r}; expected a text in UTF-8 without a NUL character")
     if spec.choices and raw not in spec.choices:
         raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
     return raw

@@ -6,6 +6,7 @@ only where its digest says that it was made of the same. Memory: 25 to 32 bytes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from apcbatch.errors import UsageError
@@ -19,8 +20,9 @@ NUL = b"\0"  # JSON has none; the system puts them where a power cut took what w
 class Answered:
     """The requests that have a line in OUT; none for a fresh run.
 
-    num_shown: those of them that the input has shown so far. confirmed: all were compared with the input. num_torn: lines that a power cut left unreadable.
-    num_unsigned: lines of a version that wrote no digests.
+    num_shown: those of them that the input has shown so far. confirmed: all were compared with the input.
+    num_torn: lines that a power cut left unreadable. num_unsigned: lines of a version that wrote no digests.
+    trusts_lines: this very version rendered them.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
@@ -28,6 +30,7 @@ class Answered:
         self._offsets = KeyTable()  # the line's offset; its complement once the input has shown the request
         self.num_errors = self.num_retryable = self.num_torn = self.num_unsigned = self.num_shown = 0
         self.confirmed = False
+        self.trusts_lines = True
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -35,17 +38,31 @@ class Answered:
     def __contains__(self, ticket: Ticket) -> bool:
         return _key(ticket.line, ticket.turn) in self._offsets
 
-    def confirm(self, ticket: Ticket, digest: str) -> dict[str, Any]:
-        """The record of a request that is there; UsageError where it is not this request that it answers."""
+    def confirm(self, ticket: Ticket, by_prompt: bool = False) -> dict[str, Any]:
+        """The record of a request that is there; UsageError where it is not this request that it answers.
+
+        by_prompt: the line alone does not tell, since the prompt holds earlier answers.
+        """
         key = _key(ticket.line, ticket.turn)
-        offset = self._offset(key)
-        record = self._record_at(offset)
-        names = (record["id"], record["custom_id"]) == (ticket.request_id, ticket.custom_id)
-        if not names or record["apcbatch"].get("request_digest") not in (None, digest, ticket.digest):
+        record = self._record_at(self._offset(key))
+        if not self._is_of(record, ticket, by_prompt):
             self.check_all_shown(ticket.line - 1, whole=False)  # one request less or more shifts the numbers
             raise UsageError(f"line {_place(ticket.line, ticket.turn)} {self._not_the_same}")
-        self._show(key, offset)
+        self._show(key)
         return record
+
+    def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether all are there and made of the same line, which then needs no rendering."""
+        keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
+        if not all(key in self._offsets for key in keys):
+            return False
+        if not self.confirmed:
+            for key, ticket in zip(keys, tickets, strict=True):
+                if not self._is_of(self._record_at(self._offset(key)), ticket):
+                    return False
+            for key in keys:
+                self._show(key)
+        return True
 
     def check_shape(self, line: int, turn: int | None) -> None:
         """Refuse a line with turns where OUT answers it as a whole, and the other way round, before it is answered
@@ -57,8 +74,7 @@ class Answered:
     def leave(self, ticket: Ticket) -> None:
         """Count a request as shown, though it can be compared only when the one before it is answered."""
         if ticket in self:
-            key = _key(ticket.line, ticket.turn)
-            self._show(key, self._offset(key))
+            self._show(_key(ticket.line, ticket.turn))
 
     def check_all_shown(self, last_line: int, whole: bool) -> None:
         """Refuse answers to what the input does not have; whole: it was read to its end, else to last_line."""
@@ -71,13 +87,24 @@ class Answered:
         """Add the record at an offset; False where the request has one already."""
         if not self._offsets.add(_key(record["line"], record["turn"]), offset):
             return False
-        self.num_unsigned += "request_digest" not in record["apcbatch"]
+        self.num_unsigned += not _is_signed(record)
         if record["error"] is not None:
             self.num_errors += 1
             self.num_retryable += record["error"]["retryable"]
         return True
 
-    def _show(self, key: int, offset: int) -> None:
+    def _is_of(self, record: dict[str, Any], ticket: Ticket, by_prompt: bool = False) -> bool:
+        """Whether a record answers this request, as far as it says what that was made of."""
+        if (record["id"], record["custom_id"]) != (ticket.request_id, ticket.custom_id):
+            return False
+        origin, failed = record["apcbatch"], record["error"] is not None
+        by_line = failed or (self.trusts_lines and not by_prompt)
+        same_line = by_line and origin.get("line_digest") == ticket.line_digest
+        same_prompt = ticket.request_digest and origin.get("request_digest") == ticket.request_digest
+        return bool(same_line or same_prompt or not _is_signed(record))
+
+    def _show(self, key: int) -> None:
+        offset = self._offset(key)
         self.num_shown += self._offsets.get(key) == offset
         self._offsets.set(key, ~offset)
 
@@ -132,13 +159,17 @@ def drop_unusable(sink: FileSink, answered: Answered, retry_errors: bool) -> Ans
     return left
 
 
+def _is_signed(record: dict[str, Any]) -> bool:
+    return "line_digest" in record["apcbatch"] and "request_digest" in record["apcbatch"]
+
+
 def _is_torn(line: bytes) -> bool:
     return NUL in line or not line.endswith(b"\n")
 
 
 def _is_retryable(line: bytes) -> bool:
     record = read_record(line)
-    return record is not None and record["error"] is not None and record["error"]["retryable"]
+    return record is not None and record["error"] is not None and bool(record["error"]["retryable"])
 
 
 def _key(line: int, turn: int | None) -> int:

@@ -122,7 +122,8 @@ class Feeder:
         self._answered.check_shape(conversation.line, turns[0])
         tickets = [self._ticket(conversation, turn) for turn in turns]
         doubled = self._doubled(conversation, tickets)
-        if self._answered.confirmed and all(ticket in self._answered for ticket in tickets):
+        rollout = self._config.turns == "rollout" and not self._answered.confirmed
+        if not rollout and self._answered.confirm_lines(tickets):
             self.num_skipped += len(tickets)
             yield None
         elif self._config.turns == "rollout":
@@ -174,14 +175,14 @@ class Feeder:
                 yield self._unless_answered(Failure(ticket, errors[ticket.turn]))
             else:
                 request = self._request(ticket, conversation, prompts[ticket.turn], None)
-                yield self._unless_answered(request, ticket)
+                yield self._unless_answered(request)
 
-    def _unless_answered(self, work: Work, ticket: Ticket | None = None) -> Work | None:
-        """The work, or None where OUT has its answer; ticket: the one before the prompt was known."""
-        final = work.ticket if isinstance(work, Failure) else work.tag.ticket
-        if final not in self._answered:
+    def _unless_answered(self, work: Work) -> Work | None:
+        """The work, or None where OUT has its answer."""
+        ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
+        if ticket not in self._answered:
             return work
-        self._answered.confirm(ticket or final, final.digest)
+        self._answered.confirm(ticket)
         self.num_skipped += 1
         return None
 
@@ -210,7 +211,7 @@ class Feeder:
             if ticket not in self._answered:
                 yield request
                 return
-            record = self._answered.confirm(ticket, request.tag.ticket.digest)
+            record = self._answered.confirm(request.tag.ticket, by_prompt=True)
             self.num_skipped += 1
             error: RequestError | None
             if record["error"] is not None:
@@ -253,7 +254,8 @@ class Feeder:
             "ignore_eos": config.ignore_eos,
             "logprobs": config.logprobs,
         } | conversation.params
-        ticket = replace(ticket, digest=request_digest(ticket, prompt.token_ids, settings))
+        digest = request_digest(ticket, prompt.token_ids, settings)
+        ticket = replace(ticket, request_digest=digest)
         token_ids: Any = prompt.token_ids  # an array serves as the sequence
         keep_answer = chain is not None  # only a rollout builds on the answer
         return Request(
@@ -283,7 +285,7 @@ class Feeder:
         self.num_requests += 1
         self._answered.check_shape(record.line, None)
         number = self.num_requests - 1
-        ticket = Ticket(number, record.line, None, custom_id, conversation, digest=record.digest)
+        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
 
 

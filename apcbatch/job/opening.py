@@ -62,8 +62,9 @@ def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], Non
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
     answered = None
     if config.resume and sink.has_lines():
-        run_file.check()
+        same_version = run_file.check()
         answered = read_answered(sink)
+        answered.trusts_lines = same_version
         _warn_of(answered, sink, warn)
         confirm_input(config, input, renderer, answered)
     else:

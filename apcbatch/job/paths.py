@@ -12,6 +12,7 @@ from itertools import combinations
 
 from apcbatch.config import Config
 from apcbatch.errors import ModelError, UsageError
+from apcbatch.job.disk import STREAMS
 from apcbatch.model.locate import locate_model
 
 STDOUT = "-"
@@ -52,7 +53,7 @@ def _check_writable(name: str, path: str) -> None:
         example = os.path.join(path, "out.jsonl")
         raise UsageError(f"{name} {path} is a folder; expected a file, such as {example}")
     folder = os.path.dirname(os.path.realpath(path))
-    if not path.startswith(("/dev/", "/proc/")) and not os.path.isdir(folder):
+    if not path.startswith(STREAMS) and not os.path.isdir(folder):
         raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {folder}")
 
 
@@ -68,6 +69,8 @@ def _folders(config: Config) -> Iterator[tuple[str, str]]:
 
 def _is_redirected_to(stream: object, path: str) -> bool:
     """Whether one of the standard streams goes to this regular file."""
+    if path.startswith(STREAMS):
+        return False  # asked for by name
     try:
         return os.path.isfile(path) and os.path.samestat(os.fstat(stream.fileno()), os.stat(path))  # type: ignore[attr-defined]
     except (OSError, ValueError, AttributeError):

@@ -27,7 +27,7 @@ class Ticket:
     """One request's place in the job: its number in input order (from 0), line (from 1), turn, and names.
 
     turn is None where the record answers the line as a whole. completion: it came from /v1/completions.
-    digest: what the request is made of (see `request_digest`), or the line's where it has no prompt.
+    line_digest: of the line as it was read. request_digest: see the function; None where there is no prompt.
     """
 
     number: int
@@ -36,7 +36,8 @@ class Ticket:
     custom_id: str | None
     conversation: str | None
     completion: bool = False
-    digest: str = ""
+    line_digest: str = ""
+    request_digest: str | None = None
 
     @property
     def request_id(self) -> str:
@@ -65,15 +66,13 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
         "line": ticket.line if error.line is None else error.line,
         "retryable": error.retryable,
     }
-    reuse = {"conversation": ticket.conversation, "request_digest": ticket.digest}
-    return _line(ticket, None, described, reuse)
+    return _line(ticket, None, described, _origin(ticket))
 
 
 def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) -> bytes:
     """The line of a request that succeeded."""
     reuse = {
-        "conversation": ticket.conversation,
-        "request_digest": ticket.digest,
+        **_origin(ticket),
         "cached_from": result.cached_from,
         "cached_tokens": result.cached_tokens,
         "computed_tokens": result.computed_tokens,
@@ -97,6 +96,15 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) 
     }
     response = {"status_code": 200, "request_id": ticket.request_id, "body": body}
     return _line(ticket, response, None, reuse)
+
+
+def _origin(ticket: Ticket) -> dict[str, Any]:
+    """What tells a resumed run whose answer this is."""
+    return {
+        "conversation": ticket.conversation,
+        "line_digest": ticket.line_digest,
+        "request_digest": ticket.request_digest,
+    }
 
 
 def read_record(line: bytes) -> dict[str, Any] | None:

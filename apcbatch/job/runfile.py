@@ -87,8 +87,9 @@ class RunFile:
                 "move it away, or choose another -o (--overwrite replaces OUT alone)"
             )
 
-    def check(self) -> None:
-        """Refuse to go on from what another run wrote; UsageError with a line for each field that differs."""
+    def check(self) -> bool:
+        """Refuse to go on from what another run wrote; UsageError with a line for each field that differs. Whether
+        it was this version of the program."""
         earlier, reason = self._read()
         if earlier is None:
             ways = "--overwrite" if reason == MISSING else "move it away and --overwrite"
@@ -105,6 +106,7 @@ class RunFile:
                 + "\n".join(rows)
                 + "\ngive the earlier values again, or another -o, or --overwrite"
             )
+        return bool(earlier["version"] == VERSION)
 
     def write(self) -> None:
         """Put the file in place, whole or not at all."""

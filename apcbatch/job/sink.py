@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.disk import Disk, replacing
 from apcbatch.job.paths import STDOUT
+from apcbatch.job.silence import silence
 
 SYNC_EVERY_S = 2.0
 WINDOW_BYTES = 1 << 16
@@ -245,13 +246,6 @@ def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
         except OSError as error:
             raise UsageError(f"output {output} cannot be opened: {error.strerror}") from None
     return FileSink(Path(output))
-
-
-def silence(stream: IO[Any]) -> None:
-    """Send what is still buffered for a reader that is gone to nowhere: closing must not fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:

@@ -86,8 +86,8 @@ def test_the_response_has_the_shape_of_the_contract(apcbatch, tmp_path):
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
-        "conversation", "request_digest", "cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens",
-        "boundary", "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
+        "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
+        "ideal_cached_tokens", "boundary", "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
     }  # fmt: skip
 
 

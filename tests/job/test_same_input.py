@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 
 import pytest
@@ -114,6 +115,50 @@ def test_whatever_makes_another_request_is_refused(apcbatch, piped, tmp_path, mo
     assert run(then, "--resume").code in (0, 3), "what was there can still be resumed"
 
 
+def test_another_spelling_of_the_same_requests_is_the_same(piped, tmp_path):
+    """Fault: a space in the line, or a turn that was added behind, makes the answered requests others."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    piped()
+    line = json.dumps(conversation(1, turns=3), indent=1).replace("\n", " ")
+    write_lines(tmp_path / "in.jsonl", [line])
+    done = piped("--resume")
+    assert done.code == 0 and (done.summary["requests"], done.summary["already_done"]) == (1, 2)
+
+
+def test_another_version_compares_the_prompts(apcbatch, tmp_path, monkeypatch):
+    """Fault: a version that renders differently takes the answers of the one before for its own."""
+    from apcbatch.data.tokenizer import Tokenizer
+
+    write_lines(tmp_path / "in.jsonl", [conversation(1), "{"])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    run_file = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(run_file.read_text())
+    run_file.write_text(json.dumps(facts | {"version": "0.0.0"}))
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 3, "the same prompts"
+    run_file.write_text(json.dumps(facts | {"version": "0.0.0"}))
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encode(self, text.replace("short", "brief")))
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "line 1 (turn 1) of the input" in done.stderr
+
+
+def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monkeypatch):
+    """Fault: going on with the end of a long run renders all of its beginning."""
+    from apcbatch.data.render import Renderer
+
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 3)
+    rendered, render = [], Renderer.render
+
+    def watched(self, conversation, turns="each"):
+        rendered.append(conversation.id)
+        return render(self, conversation, turns)
+
+    monkeypatch.setattr(Renderer, "render", watched)
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").summary["requests"] == 2
+    assert rendered == ["c-3"]
+
+
 def test_an_input_that_ends_earlier_is_refused(piped, tmp_path):
     """Fault: answers to lines that the input does not have pass for a part of the run."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
@@ -163,7 +208,7 @@ def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 2)
     records = read_records(tmp_path / "out.jsonl")
     for record in records:
-        del record["apcbatch"]["request_digest"]
+        del record["apcbatch"]["request_digest"], record["apcbatch"]["line_digest"]
     write_lines(tmp_path / "out.jsonl", records)
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 0 and "4 lines of" in done.stderr and "of a version that did not note" in done.stderr
