@@ -30,12 +30,12 @@ def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
                 f"{name} and {other_name} are the same file, {one}; give one of them another name"
             )
     for name, path in written.items():
-        _check_writable(name, str(path))
         for kind, folder in _folders(config):
             if os.path.commonpath([folder, os.path.realpath(str(path))]) == folder:
                 raise UsageError(
                     f"{name} {path} lies in the folder of the {kind}, {folder}; put it elsewhere"
                 )
+        _check_writable(name, str(path))
         for stream in (sys.stdout, sys.stderr):
             if _is_redirected_to(stream, str(path)):
                 raise UsageError(f"{name} {path} is where this command prints to; give another file")

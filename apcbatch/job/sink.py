@@ -103,7 +103,7 @@ class FileSink:
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = Path(os.path.realpath(path))
         self.disk = disk or Disk()
-        self.remove_if_empty = not self.path.exists()
+        self.remove_if_empty = not os.path.exists(self.path)
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
         try:
             self._fd = self.disk.open(str(self.path), 0)
