@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 
 from apcbatch.config import Config
@@ -30,11 +30,7 @@ def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
                 f"{name} and {other_name} are the same file, {one}; give one of them another name"
             )
     for name, path in written.items():
-        for kind, folder in _folders(config):
-            if os.path.commonpath([folder, os.path.realpath(str(path))]) == folder:
-                raise UsageError(
-                    f"{name} {path} lies in the folder of the {kind}, {folder}; put it elsewhere"
-                )
+        _check_place(name, str(path), config)
         _check_writable(name, str(path))
         for stream in (sys.stdout, sys.stderr):
             if _is_redirected_to(stream, str(path)):
@@ -57,14 +53,19 @@ def _check_writable(name: str, path: str) -> None:
         raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {folder}")
 
 
-def _folders(config: Config) -> Iterator[tuple[str, str]]:
-    """The folders whose files belong to the run."""
+def _check_place(name: str, path: str, config: Config) -> None:
+    """Refuse a place in the store, and one beside the files of the model, whose digest a resumed run compares."""
     if config.store is not None:
-        yield "store", os.path.realpath(config.store)
+        store = os.path.realpath(config.store)
+        if os.path.commonpath([store, os.path.realpath(path)]) == store:
+            raise UsageError(f"{name} {path} lies in the store, {store}; put it elsewhere")
     try:
-        yield "model", os.path.realpath(locate_model(config.model))
+        model = os.path.realpath(locate_model(config.model))
     except ModelError:
         return  # said where the model is opened
+    folder = os.path.dirname(path)
+    if model in (os.path.realpath(folder), os.path.dirname(os.path.realpath(path))):
+        raise UsageError(f"{name} {path} lies beside the files of the model, in {model}; put it elsewhere")
 
 
 def _is_redirected_to(stream: object, path: str) -> bool:

@@ -196,6 +196,34 @@ def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(
     assert done.last_words.endswith("--resume --retry-errors")
 
 
+@pytest.mark.parametrize("turns", ["each", "rollout"])
+def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, tmp_path, monkeypatch, turns):
+    """Fault: a conversation that the template refuses as a whole is an `internal` error, or loses turns."""
+    from apcbatch.data.template import ChatTemplate
+    from apcbatch.errors import RequestError
+
+    render = ChatTemplate.render
+
+    def strict(self, messages, tools=None):
+        if "conversation 1:" in messages[1]["content"]:
+            raise RequestError("invalid_request", "the template refuses it")
+        return render(self, messages, tools)
+
+    monkeypatch.setattr(ChatTemplate, "render", strict)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
+    assert done.code == 3 and done.last_words.endswith("--resume")
+    errors = {
+        record["custom_id"]: record["error"]
+        for record in read_records(tmp_path / "out.jsonl")
+        if record["error"]
+    }
+    assert set(errors) == {"c-1#1", "c-1#2"}
+    for error in errors.values():
+        assert (error["code"], error["retryable"], error["line"]) == ("invalid_request", False, 2)
+        assert error["message"] == "the template refuses it"
+
+
 def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
     """Fault: --strict goes on, or what it stopped cannot be resumed."""
     write_lines(
