@@ -298,8 +298,13 @@ def load(
 ) -> Config:
     """The configuration from the given flags, this process's environment, and the file that either names."""
     environ = os.environ if environ is None else environ
-    path = config_file or environ.get(ENV_CONFIG)
+    path = config_path(config_file, environ)
     return resolve(flags, environ, read_config_file(path) if path else {}, path or "")
+
+
+def config_path(config_file: str | None, environ: Mapping[str, str] | None = None) -> str | None:
+    """The configuration file that --config or APCBATCH_CONFIG names."""
+    return config_file or (os.environ if environ is None else environ).get(ENV_CONFIG)
 
 
 def debug_wanted() -> bool:

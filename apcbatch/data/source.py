@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
+import xxhash
 
 from apcbatch.data.faults import Faults
 from apcbatch.data.lines import (
@@ -69,13 +70,19 @@ def _read_json(
             record = BadLine(line, RequestError("invalid_json", message, line))
         elif isinstance(data, BrokenEnd):
             warn(data.reason)
-            yield BadLine(line, RequestError("invalid_json", data.reason, line))
+            yield _signed(BadLine(line, RequestError("invalid_json", data.reason, line)), data.reason.encode())
             return
         else:
             record = parse_line(data, line, wanted)
         error = record.error if isinstance(record, BadLine) else None
         faults.note(error, data if isinstance(data, bytes) else b"")
-        yield record
+        yield _signed(record, data if isinstance(data, bytes) else message.encode())
+
+
+def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
+    """The record with the digest of what it was read from."""
+    record.digest = xxhash.xxh3_128_hexdigest(data)
+    return record
 
 
 def _read_rows(
@@ -92,14 +99,15 @@ def _read_rows(
         if not line:
             raise UsageError(reason) from None
         warn(reason)
-        yield BadLine(line + 1, RequestError("invalid_request", reason, line + 1))
+        yield _signed(BadLine(line + 1, RequestError("invalid_request", reason, line + 1)), reason.encode())
 
 
 def _read_row(row: object, line: int, wanted: Format | None) -> Conversation | BadLine:
     try:
-        return parse_record(_plain_row(row), line, wanted)
+        return _signed(parse_record(_plain_row(row), line, wanted), ascii(row).encode())
     except RecursionError:
-        return BadLine(line, RequestError("invalid_request", "the row is nested too deeply", line))
+        message = "the row is nested too deeply"
+        return _signed(BadLine(line, RequestError("invalid_request", message, line)), message.encode())
 
 
 def _plain_row(row: object) -> object:
