@@ -1,0 +1,135 @@
+"""Targets around the checkpoint: its configuration, template, tokenizer, weights and shard index."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from tests.fuzz.case import DEMO, Case
+from tests.fuzz.inputs import CONVERSATION, RUN, SHAREGPT
+from tests.fuzz.mutate import dump_json, interesting, mutate_bytes, mutate_value
+
+INPUT = dump_json(SHAREGPT) + b"\n" + dump_json(CONVERSATION) + b"\n"
+WEIGHTS = "model.safetensors"
+
+
+def _answer(case: Case, changed: dict[str, bytes | None]) -> None:
+    case.write("in.jsonl", INPUT)
+    outcome = case.run(*RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--model", case.model(changed))
+    case.answered_lines(INPUT, outcome.code)
+
+
+def fuzz_config(case: Case) -> None:
+    """config.json and generation_config.json with other values, or other bytes."""
+    draw = case.draw
+    name = draw.choice(("config.json", "config.json", "config.json", "generation_config.json"))
+    data = (DEMO / name).read_bytes()
+    if draw.randrange(4):
+        value = json.loads(data)
+        for _ in range(draw.randint(1, 2)):
+            value[draw.choice(list(value))] = interesting(draw)
+        _answer(case, {name: dump_json(value)})
+    else:
+        _answer(case, {name: mutate_bytes(draw, data, draw.randint(1, 3))})
+
+
+def fuzz_tokenizer(case: Case) -> None:
+    """tokenizer.json and tokenizer_config.json with other values, or other bytes."""
+    draw = case.draw
+    name = draw.choice(("tokenizer.json", "tokenizer_config.json"))
+    data = (DEMO / name).read_bytes()
+    if draw.randrange(2):
+        data = dump_json(mutate_value(draw, json.loads(data), draw.randint(1, 3)))
+    else:
+        data = mutate_bytes(draw, data, draw.randint(1, 3))
+    _answer(case, {name: data})
+
+
+HOSTILE = (
+    "{{ 'a' * 10**12 }}", "{{ 'a' * 1000000000 }}", "{% for a in range(99999) %}{% for b in range(99999) %}x"
+    "{% endfor %}{% endfor %}", "{{ lipsum(100000) }}", "{{ cycler() }}", "{{ range(10**9) | list | length }}",
+    "{{ '%1000000000d' | format(1) }}", "{{ 'x' | center(10**10) }}", "{{ 9**9**9 }}",
+    "{{ messages.__class__.__mro__ }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{% include 'x' %}", "{% import 'x' as y %}", "{{ x.y.z }}",
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+    "{{ raise_exception('no') }}", "{{ [1] * 10**10 }}", "{{ messages | tojson(indent=10**9) }}", "{{ 1/0 }}",
+    "{{ ''.join(['a'] * 10**10) }}", "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "{{ {}[0] }}",
+    "{{ strftime_now('%Y' * 10**8) }}", "{{ 'a' | replace('a', 'a' * 10**6) | replace('a', 'a' * 10**6) }}", "{% if %}",
+    "{{ messages | sort(attribute='x.y') }}", "{{ (1, 2) | sum(start='x') }}", "{{ 10**10**6 }}", "{{ 'é' | urlize }}",
+)  # fmt: skip
+
+
+def fuzz_template(case: Case) -> None:
+    """A chat template with hostile parts, deep nesting, or other bytes."""
+    draw = case.draw
+    name = "chat_template.jinja"
+    text = (DEMO / name).read_text()
+    kind = draw.randrange(4)
+    if kind == 0:
+        data = mutate_bytes(draw, text.encode(), draw.randint(1, 4))
+    elif kind == 1:
+        depth = draw.choice((20, 25, 90, 3000))
+        inner, outer = draw.choice(
+            (("{% for x in messages %}", "{% endfor %}"), ("{% if 1 %}", "{% endif %}"), ("{{ (", ") }}"))
+        )
+        data = (inner * depth + "x" + outer * depth).encode()
+    else:
+        place = draw.randrange(len(text))
+        data = (
+            text[:place] + draw.choice(HOSTILE) + text[place:] if kind == 2 else draw.choice(HOSTILE) + text
+        ).encode()
+    _answer(case, {name: data})
+
+
+def _weights() -> tuple[dict[str, Any], bytes]:
+    data = (DEMO / WEIGHTS).read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def fuzz_weights(case: Case) -> None:
+    """The weights' file: its header with other values, its lengths, its bytes, numbers that are not finite."""
+    draw = case.draw
+    header, body = _weights()
+    kind = draw.randrange(4)
+    if kind == 0:
+        text = dump_json(mutate_value(draw, header, draw.randint(1, 2)))
+        data = struct.pack("<Q", len(text)) + text + body
+    elif kind == 1:
+        data = mutate_bytes(draw, (DEMO / WEIGHTS).read_bytes()[: draw.choice((4, 8, 500, 50000))], 1)
+    elif kind == 2:
+        text = dump_json(header)
+        length = draw.choice((0, 1, len(text) - 1, len(text) + 1, 1 << 40, (1 << 64) - 1))
+        data = struct.pack("<Q", length) + text + body
+    else:
+        text = dump_json(header)
+        numbers = bytearray(body)
+        for _ in range(draw.choice((1, 1000))):
+            place = 2 * draw.randrange(len(numbers) // 2)
+            numbers[place : place + 2] = draw.choice((b"\xc0\x7f", b"\x80\x7f", b"\x80\xff", b"\x7f\x7f"))
+        data = struct.pack("<Q", len(text)) + text + bytes(numbers)
+    _answer(case, {WEIGHTS: data})
+
+
+def fuzz_shards(case: Case) -> None:
+    """A checkpoint in shards whose index says something else."""
+    draw = case.draw
+    header, _ = _weights()
+    names = [name for name in header if name != "__metadata__"]
+    index: dict[str, Any] = {
+        "metadata": {"total_size": 1},
+        "weight_map": dict.fromkeys(names, "part-1.safetensors"),
+    }
+    if draw.randrange(3):
+        for _ in range(draw.randint(1, 3)):
+            index["weight_map"][draw.choice(names)] = draw.choice(
+                (interesting(draw), "../part-1.safetensors", "nowhere")
+            )
+        if not draw.randrange(3):
+            index = mutate_value(draw, index, 1)
+        data = dump_json(index)
+    else:
+        data = mutate_bytes(draw, dump_json(index), draw.randint(1, 3))
+    part = (DEMO / WEIGHTS).read_bytes()
+    _answer(case, {WEIGHTS: None, "part-1.safetensors": part, f"{WEIGHTS}.index.json": data})

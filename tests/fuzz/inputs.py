@@ -1,0 +1,206 @@
+"""Targets around the input: lines, compressed lines, tables, configurations, options, and an OUT to go on from."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import json
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+import zstandard
+
+from tests.fuzz.case import Case
+from tests.fuzz.mutate import NUMBERS, TEXTS, dump_json, interesting, mutate_bytes, mutate_value
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Find an order.",
+        "parameters": {"type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]},
+    },
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "A-17"}'}}
+CONVERSATION: dict[str, Any] = {
+    "id": "c-1",
+    "messages": [
+        {"role": "system", "content": "You help."},
+        {"role": "user", "content": "Where is A-17?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"state": "sent"}'},
+        {"role": "assistant", "content": "It is on its way."},
+        {"role": "user", "content": [{"type": "text", "text": "Thanks"}]},
+    ],
+    "tools": [TOOL],
+}
+CHAT = {
+    "custom_id": "b-1",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {
+        "model": "demo", "messages": CONVERSATION["messages"][:2], "max_tokens": 3, "temperature": 0.7, "top_p": 0.9,
+        "seed": 3, "logprobs": True, "stream": False, "tools": [TOOL], "n": 1,
+    },
+}  # fmt: skip
+COMPLETION = {
+    "custom_id": "b-2",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"prompt": [5, 6, 7, 8], "max_tokens": 2, "temperature": 0, "logprobs": 1},
+}
+SHAREGPT = {
+    "id": "s-1",
+    "conversations": [
+        {"from": "human", "value": "Hi"},
+        {"from": "gpt", "value": "Hello"},
+        {"from": "human", "value": "Bye"},
+    ],
+}
+LINES = (CONVERSATION, CHAT, COMPLETION, SHAREGPT)
+RUN = ("run", "-o", "out.jsonl", "-q", "--progress", "none")
+
+
+def some_lines(draw: Random, least: int = 1) -> list[dict[str, Any]]:
+    """A few sound lines with ids of their own."""
+    lines = [copy.deepcopy(draw.choice(LINES)) for _ in range(draw.randint(least, 5))]
+    for number, line in enumerate(lines):
+        line["custom_id" if "url" in line else "id"] = f"x-{number}"
+    return lines
+
+
+def fuzz_lines(case: Case) -> None:
+    """Lines with values or bytes changed: each is answered, the sound ones among them too."""
+    draw = case.draw
+    written = []
+    for line in some_lines(draw):
+        kind = draw.randrange(4)
+        if kind < 2:
+            written.append(dump_json(mutate_value(draw, line, draw.randint(1, 3))))
+        else:
+            data = dump_json(line)
+            written.append(mutate_bytes(draw, data, draw.randint(1, 3)) if kind == 2 else data)
+    data = b"\n".join(written) + b"\n" * draw.randrange(2)
+    case.write("in.jsonl", data)
+    outcome = case.run(
+        *RUN, "in.jsonl", "--no-store", "--max-tokens", "2",
+        "--turns", draw.choice(("each", "last", "rollout")),
+        "--policy", draw.choice(("planned", "all", "last", "none")),
+        "--format", draw.choice(("auto", "auto", "auto", "messages", "batch", "sharegpt")),
+    )  # fmt: skip
+    case.answered_lines(data, outcome.code)
+
+
+def fuzz_compressed(case: Case) -> None:
+    """A damaged gzip or zstd file: what could be read is answered."""
+    draw = case.draw
+    data = b"".join(dump_json(line) + b"\n" for line in some_lines(draw) * draw.choice((1, 30)))
+    suffix = draw.choice((".gz", ".zst"))
+    packed = gzip.compress(data, mtime=0) if suffix == ".gz" else zstandard.compress(data)
+    case.write(f"in.jsonl{suffix}", mutate_bytes(draw, packed, draw.randint(1, 2)))
+    case.run(*RUN, f"in.jsonl{suffix}", "--no-store", "--max-tokens", "1", "--turns", "last")
+    case.records()
+
+
+def fuzz_tables(case: Case) -> None:
+    """A damaged parquet or arrow file."""
+    draw = case.draw
+    columns = {
+        "id": ["a", "b", "c"],
+        "messages": [[{"role": "user", "content": text}] for text in ("one", "two", "three")],
+        "note": draw.choice(([1, None, 3], ["x", "y", None], [b"\xff", b"", None])),
+    }
+    table = pa.table(columns)
+    buffer = io.BytesIO()
+    suffix = draw.choice((".parquet", ".arrow"))
+    if suffix == ".parquet":
+        pq.write_table(table, buffer, compression=draw.choice(("none", "snappy", "zstd", "gzip")))
+    else:
+        with pa.ipc.new_stream(buffer, table.schema) as writer:
+            writer.write_table(table)
+    case.write(f"in{suffix}", mutate_bytes(draw, buffer.getvalue(), draw.randint(1, 3)))
+    case.run(*RUN, f"in{suffix}", "--no-store", "--max-tokens", "1")
+    case.records()
+
+
+CONFIG: dict[str, Any] = {
+    "max_tokens": 2, "block_size": 16, "policy": "planned", "window": 8, "max_running": 4, "max_batch_tokens": 256,
+    "temperature": 0.5, "top_p": 0.9, "seed": 1, "limit": 2, "pool_size": "32MiB", "min_gain_tokens": 4,
+    "turns": "each", "order": "auto", "summary": "summary.json", "ignore_eos": True, "logprobs": False, "store": "kept",
+    "store_size": "1MiB", "dtype": "float32",
+}  # fmt: skip
+
+
+def fuzz_yaml(case: Case) -> None:
+    """A configuration with other values, or other bytes."""
+    draw = case.draw
+    if draw.randrange(3):
+        value = copy.deepcopy(CONFIG)
+        for _ in range(draw.randint(1, 3)):
+            value[draw.choice(list(CONFIG))] = interesting(draw)
+        data = dump_json(value) if draw.randrange(2) else _yaml(value)
+    else:
+        data = mutate_bytes(draw, yaml.safe_dump(CONFIG).encode(), draw.randint(1, 4))
+    case.write("c.yaml", data)
+    case.write("in.jsonl", dump_json(SHAREGPT) + b"\n")
+    case.run(*RUN, "in.jsonl", "--config", "c.yaml")
+    case.records()
+
+
+def _yaml(value: Any) -> bytes:
+    try:
+        return yaml.safe_dump(value).encode("utf-8", "surrogatepass")
+    except (RecursionError, yaml.YAMLError):
+        return dump_json(value)
+
+
+OPTIONS = (
+    "max-tokens", "block-size", "window", "max-running", "max-batch-tokens", "temperature", "top-p", "seed", "limit",
+    "pool-size", "store-size", "min-gain-tokens", "policy", "turns", "order", "summary", "format", "model", "dtype",
+)  # fmt: skip
+SIZES = ("0", "1", "1KiB", "1e3", "5 parsecs", "999999TiB", "-1GiB", "16MiB", "99999999999999999999999999")
+
+
+def fuzz_options(case: Case) -> None:
+    """Options with values that nobody means; files go nowhere but into the folder."""
+    draw = case.draw
+    arguments = []
+    for name in draw.sample(OPTIONS, draw.randint(1, 3)):
+        value = draw.choice((*SIZES, str(draw.choice(NUMBERS)), draw.choice(TEXTS)))
+        arguments += [f"--{name}", value.replace("\0", "").replace("\ud800", "?").replace("/", "_")]
+    case.write("in.jsonl", b"".join(dump_json(line) + b"\n" for line in some_lines(draw)))
+    command = draw.choice(("run", "run", "plan"))
+    if command == "run":
+        case.run(*RUN, "in.jsonl", "--store", "kept", *arguments)
+        case.records()
+    else:
+        case.run("plan", "in.jsonl", *arguments)
+
+
+def fuzz_resume(case: Case) -> None:
+    """An OUT or a run file that somebody edited: it is refused, or each request has one line in the end."""
+    draw = case.draw
+    data = b"".join(dump_json(line) + b"\n" for line in some_lines(draw, 2))
+    case.write("in.jsonl", data)
+    arguments = (*RUN, "in.jsonl", "--no-store", "--max-tokens", "2")
+    case.run(*arguments)
+    name = draw.choice(("out.jsonl", "out.jsonl", "out.jsonl.run.json"))
+    edited = (case.folder / name).read_bytes()
+    if draw.randrange(2):
+        lines = edited.splitlines()
+        number = draw.randrange(len(lines)) if name == "out.jsonl" else 0
+        value = json.loads(lines[number] if name == "out.jsonl" else edited)
+        changed = dump_json(mutate_value(draw, value, draw.randint(1, 2)))
+        edited = (
+            b"\n".join([*lines[:number], changed, *lines[number + 1 :]]) + b"\n"
+            if len(lines) > 1
+            else changed
+        )
+    else:
+        edited = mutate_bytes(draw, edited, draw.randint(1, 2))
+    case.write(name, edited)
+    case.run(*arguments, draw.choice(("--resume", "--resume", "--retry-errors")), expect=(0, 1, 2, 3))
