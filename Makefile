@@ -7,7 +7,7 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-cuda lint bench soak clean
+.PHONY: demo test test-light test-cuda lint bench soak clean
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,15 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
+
+# The tests of the floors that know no torch, where it is not installed: with all that the package asks for, save torch.
+WITHOUT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("apcbatch") if r[:5] != "torch" and ";" not in r))
+LIGHT := $(VENV)-light
+test-light: $(VENV)/.installed
+	rm -rf $(LIGHT)
+	$(PYTHON) -m venv $(LIGHT)
+	$(LIGHT)/bin/pip install --quiet pytest hypothesis `$(BIN)/python -c '$(WITHOUT_TORCH)'`
+	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/test_prefix.py tests/test_floors.py
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run
@@ -56,4 +65,4 @@ bench: $(VENV)/.installed
 	$(BIN)/apcbatch bench
 
 clean:
-	rm -rf $(VENV) $(DEMO) build *.egg-info apcbatch/*.so
+	rm -rf $(VENV) $(LIGHT) $(DEMO) build *.egg-info apcbatch/*.so

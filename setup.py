@@ -39,15 +39,7 @@ COMMON_FLAGS = [
     "-Wno-psabi",
 ]
 AVX2_FLAGS = ["-mavx2", "-mfma"]
-# GCC 12 calls the undefined registers of its own AVX-512 header uninitialised.
-AVX512_FLAGS = [
-    *AVX2_FLAGS,
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-Wno-maybe-uninitialized",
-]
+AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 ISA_FLAGS = {
     "_avx2": AVX2_FLAGS,
     "_avx512": AVX512_FLAGS,
@@ -139,7 +131,7 @@ extension = Pybind11Extension(
     depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / CSRC).glob("*.h")),
     include_dirs=[str(CSRC)],
     extra_compile_args=COMMON_FLAGS,
-    extra_link_args=["-fopenmp"],
+    extra_link_args=["-fopenmp", "-ldl"],
     cxx_std=17,
 )
 
@@ -148,25 +140,6 @@ nvcc = find_nvcc()
 cuda = Extension("apcbatch._CUDA", sources=[]) if nvcc else None
 
 setup(
-    packages=[
-        "apcbatch",
-        "apcbatch.cli",
-        "apcbatch.configs",
-        "apcbatch.data",
-        "apcbatch.demo",
-        "apcbatch.engine",
-        "apcbatch.job",
-        "apcbatch.kernels",
-        "apcbatch.model",
-        "apcbatch.store",
-    ],
-    package_dir={"apcbatch.configs": "configs"},
-    package_data={
-        "apcbatch": ["py.typed", "*.pyi"],
-        "apcbatch.configs": ["*.jinja", "*.yaml"],
-        "apcbatch.demo": ["*.json", "*.safetensors", "*.jinja"],
-    },
     ext_modules=[extension, *([cuda] if cuda else [])],
     cmdclass={"build_ext": BuildExt},
-    zip_safe=False,
 )

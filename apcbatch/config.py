@@ -7,33 +7,35 @@ a key that does not exist, a value out of range or two options that exclude each
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_value
+from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value, shown
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
+ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py; an environment may keep them
 
 POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
+MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
+MOST_RUNNING = 1 << 16
+MOST_BYTES = 1 << 60
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
 def option(default: Any, group: str, help: str, kind: Kind | None = None, **limits: Any) -> Any:
     """A field of Config that carries its Spec; its kind is the default's unless it is given."""
     kind = kind or KIND_OF.get(type(default), "text")
-    return field(
-        default=default, metadata={"spec": Spec(kind, group, help, optional=default is None, **limits)}
-    )
+    spec = Spec(kind, group, help, optional=default is None, **limits)
+    return field(default=default, repr=not spec.secret, metadata={"spec": spec})
 
 
 def default_pool_size() -> int:
@@ -87,16 +89,42 @@ class Config:
         "with the generated answers fed back.",
         choices=("each", "last", "rollout"),
     )
-    limit: int | None = option(None, "Input", "Stop after N conversations.", "integer", minimum=0)
+    limit: int | None = option(
+        None, "Input", "Stop after N conversations.", "integer", minimum=0, maximum=MOST_CONVERSATIONS
+    )
     window: int = option(
-        512, "Input", "Conversations that are read ahead and planned together (policy planned).", minimum=1
+        512,
+        "Input",
+        "Conversations that are read ahead and planned together at most (policy planned).",
+        minimum=1,
+        maximum=MOST_CONVERSATIONS,
+    )
+    window_tokens: int = option(
+        1 << 24,
+        "Input",
+        "Tokens that are read ahead at most, each conversation's history counted once and each request as 256 more; "
+        "the last conversation is read whole.",
+        minimum=1,
+        maximum=MOST_TOKENS,
     )
     order: str = option(
         "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")
     )
 
     max_tokens: int = option(
-        128, "Generation", "New tokens of a request at most; a batch body's own value wins.", minimum=1
+        128,
+        "Generation",
+        "New tokens of a request at most; a batch body's own value wins.",
+        minimum=1,
+        maximum=MOST_TOKENS,
+    )
+    max_request_tokens: int = option(
+        1 << 20,
+        "Generation",
+        "Prompt and new tokens of a request at most, where the model's context does not end it before; a request "
+        "beyond is an error record.",
+        minimum=2,
+        maximum=MOST_TOKENS,
     )
     temperature: float = option(0.0, "Generation", "0 is greedy.", minimum=0)
     top_p: float = option(
@@ -109,7 +137,11 @@ class Config:
     logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")
 
     block_size: int = option(
-        64, "Reuse", "Snapshots lie on multiples of N tokens; 1 is every position.", minimum=1
+        64,
+        "Reuse",
+        "Snapshots lie on multiples of N tokens; 1 is every position.",
+        minimum=1,
+        maximum=MOST_TOKENS,
     )
     policy: Policy = option(
         DEFAULT_POLICY,
@@ -122,19 +154,35 @@ class Config:
         "Reuse",
         "Keep a snapshot for later runs only where it saves so many tokens over the one before it (policy planned).",
         minimum=1,
+        maximum=MOST_TOKENS,
     )
     store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
-    store_size: int = option(20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0)
+    cache_salt: str | None = option(
+        None,
+        "Reuse",
+        "A secret of those who may share snapshots, or @FILE that holds it: runs with another salt, or none, find "
+        "none of these.",
+        metavar="TEXT|@FILE",
+        secret=True,
+    )
+    store_size: int = option(
+        20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0, maximum=MOST_BYTES
+    )
     pool_size: int = option(
         default_pool_size(),
         "Reuse",
         "Snapshots in RAM at most; a quarter of the memory, but not over 4GiB, by default.",
         "size",
         minimum=0,
+        maximum=MOST_BYTES,
     )
 
-    max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1)
-    max_running: int = option(32, "Batch", "Requests that run together at most.", minimum=1)
+    max_batch_tokens: int = option(
+        2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS
+    )
+    max_running: int = option(
+        32, "Batch", "Requests that run together at most.", minimum=1, maximum=MOST_RUNNING
+    )
 
     resume: bool = option(False, "Output", "Do only the requests that OUT does not answer yet.")
     overwrite: bool = option(False, "Output", "Replace OUT.")
@@ -156,8 +204,8 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
-        """Name and value of each option, in the order of the help."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        """Name and value of each option as it may be written, in the order of the help."""
+        return {name: shown(spec, getattr(self, name)) for name, spec in OPTIONS.items()}
 
 
 OPTIONS: Mapping[str, Spec] = {
@@ -174,7 +222,7 @@ def resolve(
     Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
     """
     given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
-    for key in (ENV_CONFIG, ENV_DEBUG):
+    for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_THE_BUILD):
         given.pop(key, None)
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:
@@ -183,10 +231,7 @@ def resolve(
                 f"environment variable {key} is not an option of apcbatch{nearest(key, env_names.values())}"
             )
     layers = [
-        _layer(
-            {str(key).replace("-", "_"): value for key, value in file.items()},
-            lambda name: f"{file_name}: {name}",
-        ),
+        _layer(file, lambda name: f"{file_name}: {name}"),
         _layer({name: given[key] for name, key in env_names.items() if key in given}, env_name),
         _layer(flags, flag_name),
     ]
@@ -217,7 +262,9 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
-            raise UsageError(f"{where(name)} is not an option{nearest(name, [*OPTIONS, 'no_store'])}")
+            raise UsageError(
+                f"{where(name[:SHOWN_CHARACTERS])} is not an option{nearest(name, [*OPTIONS, 'no_store'])}"
+            )
         try:
             if name != "no_store":
                 layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
@@ -246,54 +293,20 @@ def _exclude(
             origins[other] = f"overruled by {layer[name][1]}"
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """The mapping in a YAML file; UsageError where the file cannot be read or is something else."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"configuration file {path} is not YAML: {error}") from None
-    if content is not None and not isinstance(content, dict):
-        raise UsageError(
-            f"configuration file {path} holds a {type(content).__name__}; expected `option: value` lines"
-        )
-    return content or {}
-
-
 def load(
     flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None
 ) -> Config:
     """The configuration from the given flags, this process's environment, and the file that either names."""
     environ = os.environ if environ is None else environ
-    path = config_file or environ.get(ENV_CONFIG)
+    path = config_path(config_file, environ)
     return resolve(flags, environ, read_config_file(path) if path else {}, path or "")
+
+
+def config_path(config_file: str | None, environ: Mapping[str, str] | None = None) -> str | None:
+    """The configuration file that --config or APCBATCH_CONFIG names."""
+    return config_file or (os.environ if environ is None else environ).get(ENV_CONFIG)
 
 
 def debug_wanted() -> bool:
     """Whether APCBATCH_DEBUG asks for tracebacks."""
     return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
-
-
-def settle_thread_waiting() -> None:
-    """Have threads that wait for one another give up the processor after about 50 us; call it before torch is loaded.
-
-    The OpenMP runtime's own default is to spin for milliseconds, which on a machine with other work to do makes every
-    parallel step wait for a time slice (measured: 10 times slower with one busy neighbour). A user's own setting wins.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
-        os.environ["GOMP_SPINCOUNT"] = "10000"
-
-
-def settle_allocator() -> None:
-    """Have all threads of this process allocate from one arena; call it before there are threads.
-
-    The GNU C library gives each thread an arena of its own and keeps what others free there: over 20,000 requests that
-    grew by 150 MB (measured), although nothing was retained. Elsewhere there is nothing to settle.
-    """
-    m_arena_max = -8
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(m_arena_max, 1)

@@ -6,6 +6,7 @@ Must not know: tensors, files. A pure function of plain values.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -26,3 +27,13 @@ def model_fingerprint(
         "numerics": numerics,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).digest()
+
+
+def key_fingerprint(fingerprint: bytes, salt: str | None) -> bytes:
+    """What prefix keys are made from: the fingerprint, or with a salt the HMAC-SHA-256 of the fingerprint under it.
+
+    Whoever does not know the salt can neither make the keys that it leads to nor tell which prompts they stand for.
+    """
+    if salt is None:
+        return fingerprint
+    return hmac.digest(salt.encode("utf-8", "surrogatepass"), fingerprint, "sha256")

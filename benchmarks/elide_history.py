@@ -1,7 +1,7 @@
 """Conversations of an agent that rewrites its history, made from recorded ones.
 
     python benchmarks/elide_history.py chats.jsonl -o elided.jsonl
-    apcbatch run elided.jsonl -o answers.jsonl --window 10000
+    apcbatch run elided.jsonl -o answers.jsonl --window 10000 --window-tokens 100000000
 
 Each assistant turn becomes a request of its own (a `batch` line, `custom_id` as `run` names the turn: `<id>#<turn>`)
 whose history has all tool messages but the last few replaced by a stub; nothing else changes. Which messages are

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "scratch.h"
 #include "share.h"
 
 namespace apcbatch {
@@ -40,11 +39,13 @@ std::vector<AttentionUnit> cut(const AttentionParams& p) {
 SequenceFault check_sequences(const AttentionParams& p, int64_t t, int64_t pages, int64_t columns) {
     if (p.cu_seqlens[0] != 0 || p.cu_seqlens[p.num_sequences] != t) return SequenceFault::cu_seqlens;
     for (int64_t s = 0; s < p.num_sequences; ++s) {
-        const int64_t length = p.cu_seqlens[s + 1] - p.cu_seqlens[s];
-        if (length < 0) return SequenceFault::cu_seqlens;
+        const int64_t begin = p.cu_seqlens[s], end = p.cu_seqlens[s + 1];
+        if (begin > end || end > t) return SequenceFault::cu_seqlens;
         if (p.context[s] < 0) return SequenceFault::context;
+        const int64_t length = end - begin;
+        if (length > columns * kPageTokens || p.context[s] > columns * kPageTokens - length)
+            return SequenceFault::columns;
         const int64_t used = (p.context[s] + length + kPageTokens - 1) / kPageTokens;
-        if (used > columns) return SequenceFault::columns;
         for (int64_t i = 0; i < used; ++i) {
             const int64_t page = p.page_table[s * p.page_table_stride + i];
             if (page < 0 || page >= pages) return SequenceFault::page;
@@ -63,19 +64,14 @@ void paged_attention(const AttentionParams& params, int num_threads) {
     }
     const auto run = APC_FOR_ISA(attention_unit);
     const int64_t count = int64_t(units.size());
-    const int threads = work < kSerialWork ? 1 : int(std::min<int64_t>(num_threads, count));
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        char* scratch = thread_scratch(attention_scratch_bytes(params.head_dim, rows));
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; ++i) run(params, units[size_t(i)], scratch);
-    }
+    share_pieces(count, work < kSerialWork ? 1 : num_threads, attention_scratch_bytes(params.head_dim, rows),
+                 [&](int64_t i, char* scratch) { run(params, units[size_t(i)], scratch); });
 }
 
 void write_kv(const KvParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(write_kv_rows);
-    share_rows(params.t, params.t * params.row, num_threads,
-               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+    share_rows(params.t, params.row, num_threads, 0,
+               [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
 }  // namespace apcbatch

@@ -79,6 +79,7 @@ void attend_tile(const Work& work, const Values<V>& values, int64_t row, int64_t
                  const int64_t* counts) {
     multiply_rows(rows, Product<float>{work.q + row * work.dim, work.dim, work.keys, kPageTokens,
                                        work.head_dim, nullptr, work.weights, kPageTokens, kPageTokens});
+    static_assert(kTileRows <= 16 && 16 % kLanes == 0, "whole vectors hold a tile's rows");
     float before[16] = {}, factor[16], page_sum[kTileRows];
     int64_t common = kPageTokens;
     for (int64_t r = 0; r < rows; ++r) {
@@ -177,7 +178,7 @@ void store_rows(const AttentionParams& p, const AttentionUnit& unit, const Work&
 }
 
 Work cut_scratch(const AttentionParams& p, int64_t rows, char* scratch) {
-    Work work;
+    Work work{};
     work.dim = padded_dim(p.head_dim);
     work.head_dim = p.head_dim;
     work.keys = reinterpret_cast<float*>(scratch);

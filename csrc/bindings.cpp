@@ -7,6 +7,7 @@
 #include "linear.h"
 #include "rowwise.h"
 #include "scan.h"
+#include "scratch.h"
 
 namespace {
 
@@ -36,38 +37,40 @@ void bind_isa(py::module_& m) {
 
 // ---- linear
 
-void pack_linear(Address weight, int64_t stride, int64_t out, int64_t in, int dtype, Address packed) {
-    apcbatch::pack_linear(pointer(weight), stride, out, in, apcbatch::DType(dtype), pointer(packed));
+void pack_linear(Address weight, int64_t stride, int64_t out, int64_t in, int dtype, Address packed,
+                 int num_threads) {
+    apcbatch::pack_linear(values(weight, dtype, out), stride, out, in, dtype_of(dtype),
+                          values(packed, dtype, out), num_threads);
 }
 
 void unpack_rows(Address packed, int64_t out, int64_t in, int dtype, Address indices, int64_t count,
                  Address rows, int num_threads) {
-    apcbatch::unpack_rows(pointer(packed), out, in, apcbatch::DType(dtype),
-                          static_cast<const int64_t*>(pointer(indices)), count, pointer(rows), num_threads);
+    apcbatch::unpack_rows(values(packed, dtype, out), out, in, dtype_of(dtype), integers(indices, count),
+                          count, values(rows, dtype, count), num_threads);
 }
 
 void linear(int64_t t, int64_t in, int64_t out, Address x, int64_t x_stride, int x_dtype, Address w,
             int w_dtype, Address bias, Address y, int64_t y_stride, int y_dtype, int num_threads) {
-    apcbatch::LinearArgs args;
+    apcbatch::LinearArgs args{};
     args.t = t;
     args.in = in;
     args.out = out;
-    args.x = pointer(x);
+    args.x = values(x, x_dtype, t);
     args.x_stride = x_stride;
     args.x_rows = nullptr;
-    args.x_dtype = apcbatch::DType(x_dtype);
-    args.w = pointer(w);
-    args.w_dtype = apcbatch::DType(w_dtype);
-    args.bias = static_cast<const float*>(pointer(bias));
-    args.y = pointer(y);
+    args.x_dtype = dtype_of(x_dtype);
+    args.w = values(w, w_dtype, out);
+    args.w_dtype = dtype_of(w_dtype);
+    args.bias = floats(bias, kMaybe);
+    args.y = values(y, y_dtype, t);
     args.y_stride = y_stride;
-    args.y_dtype = apcbatch::DType(y_dtype);
+    args.y_dtype = dtype_of(y_dtype);
     apcbatch::linear(args, num_threads);
 }
 
 void bind_linear(py::module_& m) {
     m.def("packed_bytes", [](int64_t out, int64_t in, int dtype) {
-        return apcbatch::packed_bytes(out, in, apcbatch::DType(dtype));
+        return apcbatch::packed_bytes(out, in, dtype_of(dtype));
     });
     m.def("pack_linear", &pack_linear, ReleaseGil());
     m.def("unpack_rows", &unpack_rows, ReleaseGil());
@@ -79,60 +82,60 @@ void bind_linear(py::module_& m) {
 void rms_norm(int64_t t, int64_t h, Address x, int64_t x_stride, int x_dtype, Address delta,
               int64_t delta_stride, int delta_dtype, Address weight, float eps, Address y, int y_dtype,
               int num_threads) {
-    apcbatch::NormParams p;
+    apcbatch::NormParams p{};
     p.t = t;
     p.h = h;
-    p.x = pointer(x);
+    p.x = values(x, x_dtype, t * h);
     p.x_stride = x_stride;
-    p.x_dtype = apcbatch::DType(x_dtype);
-    p.delta = pointer(delta);
+    p.x_dtype = dtype_of(x_dtype);
+    p.delta = values(delta, delta_dtype, kMaybe);
     p.delta_stride = delta_stride;
-    p.delta_dtype = apcbatch::DType(delta_dtype);
-    p.weight = static_cast<const float*>(pointer(weight));
+    p.delta_dtype = dtype_of(delta_dtype);
+    p.weight = floats(weight, kMaybe);
     p.eps = eps;
-    p.y = pointer(y);
-    p.y_dtype = apcbatch::DType(y_dtype);
+    p.y = values(y, y_dtype, t * h);
+    p.y_dtype = dtype_of(y_dtype);
     apcbatch::rms_norm(p, num_threads);
 }
 
 void silu_mul(int64_t t, int64_t f, Address gate, int64_t gate_stride, Address up, int64_t up_stride,
               Address y, int dtype, int num_threads) {
-    apcbatch::SiluMulParams p;
+    apcbatch::SiluMulParams p{};
     p.t = t;
     p.f = f;
-    p.gate = pointer(gate);
+    p.gate = values(gate, dtype, t * f);
     p.gate_stride = gate_stride;
-    p.up = pointer(up);
+    p.up = values(up, dtype, t * f);
     p.up_stride = up_stride;
-    p.y = pointer(y);
+    p.y = values(y, dtype, t * f);
     p.y_stride = f;
-    p.dtype = apcbatch::DType(dtype);
+    p.dtype = dtype_of(dtype);
     apcbatch::silu_mul(p, num_threads);
 }
 
 void softmax_topk(int64_t t, int64_t n, int64_t k, Address logits, int64_t stride, Address weights,
                   Address indices, int num_threads) {
-    apcbatch::TopkParams p;
+    apcbatch::TopkParams p{};
     p.t = t;
     p.n = n;
     p.k = k;
-    p.logits = static_cast<const float*>(pointer(logits));
+    p.logits = floats(logits, t);
     p.stride = stride;
-    p.weights = static_cast<float*>(pointer(weights));
-    p.indices = static_cast<int64_t*>(pointer(indices));
+    p.weights = floats(weights, t);
+    p.indices = integers(indices, t);
     apcbatch::softmax_topk(p, num_threads);
 }
 
 void logprob(int64_t t, int64_t n, Address logits, int64_t stride, bool choose, Address tokens,
              Address logprobs, int num_threads) {
-    apcbatch::LogprobParams p;
+    apcbatch::LogprobParams p{};
     p.t = t;
     p.n = n;
-    p.logits = static_cast<const float*>(pointer(logits));
+    p.logits = floats(logits, t);
     p.stride = stride;
     p.choose = choose;
-    p.tokens = static_cast<int64_t*>(pointer(tokens));
-    p.logprobs = static_cast<float*>(pointer(logprobs));
+    p.tokens = integers(tokens, t);
+    p.logprobs = floats(logprobs, kMaybe);
     apcbatch::logprob(p, num_threads);
 }
 
@@ -147,18 +150,18 @@ void bind_rowwise(py::module_& m) {
 
 void write_kv(int64_t t, int64_t row, Address k, int64_t k_stride, Address v, int64_t v_stride, int dtype,
               Address k_cache, Address v_cache, int cache_dtype, Address token_slots, int num_threads) {
-    apcbatch::KvParams p;
+    apcbatch::KvParams p{};
     p.t = t;
     p.row = row;
-    p.k = pointer(k);
+    p.k = values(k, dtype, t);
     p.k_stride = k_stride;
-    p.v = pointer(v);
+    p.v = values(v, dtype, t);
     p.v_stride = v_stride;
-    p.dtype = apcbatch::DType(dtype);
-    p.k_cache = pointer(k_cache);
-    p.v_cache = pointer(v_cache);
-    p.cache_dtype = apcbatch::DType(cache_dtype);
-    p.token_slots = static_cast<const int64_t*>(pointer(token_slots));
+    p.dtype = dtype_of(dtype);
+    p.k_cache = values(k_cache, cache_dtype, t);
+    p.v_cache = values(v_cache, cache_dtype, t);
+    p.cache_dtype = dtype_of(cache_dtype);
+    p.token_slots = integers(token_slots, t);
     apcbatch::write_kv(p, num_threads);
 }
 
@@ -166,23 +169,23 @@ void paged_attention(int64_t num_sequences, int64_t heads, int64_t kv_heads, int
                      Address q, int64_t q_stride, int q_dtype, Address k_cache, Address v_cache,
                      int cache_dtype, Address page_table, int64_t page_table_stride, Address cu_seqlens,
                      Address context, Address out, int num_threads) {
-    apcbatch::AttentionParams p;
+    apcbatch::AttentionParams p{};
     p.num_sequences = num_sequences;
     p.heads = heads;
     p.kv_heads = kv_heads;
     p.head_dim = head_dim;
     p.scale = scale;
-    p.q = pointer(q);
+    p.q = values(q, q_dtype, kMaybe);
     p.q_stride = q_stride;
-    p.q_dtype = apcbatch::DType(q_dtype);
-    p.k_cache = pointer(k_cache);
-    p.v_cache = pointer(v_cache);
-    p.cache_dtype = apcbatch::DType(cache_dtype);
-    p.page_table = static_cast<const int64_t*>(pointer(page_table));
+    p.q_dtype = dtype_of(q_dtype);
+    p.k_cache = values(k_cache, cache_dtype, kMaybe);
+    p.v_cache = values(v_cache, cache_dtype, kMaybe);
+    p.cache_dtype = dtype_of(cache_dtype);
+    p.page_table = integers(page_table, kMaybe);
     p.page_table_stride = page_table_stride;
-    p.cu_seqlens = static_cast<const int64_t*>(pointer(cu_seqlens));
-    p.context = static_cast<const int64_t*>(pointer(context));
-    p.out = pointer(out);
+    p.cu_seqlens = integers(cu_seqlens, num_sequences);
+    p.context = integers(context, num_sequences);
+    p.out = values(out, q_dtype, kMaybe);
     apcbatch::paged_attention(p, num_threads);
 }
 
@@ -190,16 +193,17 @@ int check_sequences(int64_t num_sequences, int64_t t, int64_t pages, int64_t col
                     Address cu_seqlens, Address context) {
     apcbatch::AttentionParams p{};
     p.num_sequences = num_sequences;
-    p.page_table = static_cast<const int64_t*>(pointer(page_table));
+    p.page_table = integers(page_table, kMaybe);
     p.page_table_stride = columns;
-    p.cu_seqlens = static_cast<const int64_t*>(pointer(cu_seqlens));
-    p.context = static_cast<const int64_t*>(pointer(context));
+    p.cu_seqlens = integers(cu_seqlens, 1);
+    p.context = integers(context, num_sequences);
     return int(apcbatch::check_sequences(p, t, pages, columns));
 }
 
 // The smallest and the largest of `count` (at least one) integers.
 py::tuple span(Address values, int64_t count) {
-    const auto* p = static_cast<const int64_t*>(pointer(values));
+    const int64_t* p = integers(values, count);
+    if (count == 0) throw std::invalid_argument("no integers have neither a smallest nor a largest");
     int64_t lowest = p[0], highest = p[0];
     for (int64_t i = 1; i < count; ++i) {
         lowest = p[i] < lowest ? p[i] : lowest;
@@ -218,33 +222,35 @@ void bind_attention(py::module_& m) {
 
 // ---- causal_conv, selective_scan
 
-const int64_t* integers(Address address) { return static_cast<const int64_t*>(pointer(address)); }
-const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
-
 apcbatch::RaggedParams ragged_params(int64_t num_sequences, Address cu_seqlens, Address initial_slots,
                                      Address final_slots, Address snapshot_cu, Address snapshot_positions,
                                      Address snapshot_slots) {
-    return {num_sequences,           integers(cu_seqlens),  integers(initial_slots),
-            integers(final_slots),   integers(snapshot_cu), integers(snapshot_positions),
-            integers(snapshot_slots)};
+    const int64_t b = num_sequences;
+    return {b,
+            integers(cu_seqlens, 1),
+            integers(initial_slots, b),
+            integers(final_slots, b),
+            integers(snapshot_cu, 1),
+            integers(snapshot_positions, kMaybe),
+            integers(snapshot_slots, kMaybe)};
 }
 
 void causal_conv(const apcbatch::RaggedParams& ragged, int dtype, int64_t d_inner, int64_t width, Address x,
                  int64_t x_stride, Address weight, Address bias, int weight_dtype, Address state,
                  int64_t state_stride, Address out, int num_threads) {
-    apcbatch::ConvParams params;
+    apcbatch::ConvParams params{};
     params.ragged = ragged;
-    params.dtype = apcbatch::DType(dtype);
+    params.dtype = dtype_of(dtype);
     params.d_inner = d_inner;
     params.width = width;
-    params.x = pointer(x);
+    params.x = values(x, dtype, ragged.num_sequences);
     params.x_stride = x_stride;
-    params.weight = pointer(weight);
-    params.bias = pointer(bias);
-    params.weight_dtype = apcbatch::DType(weight_dtype);
-    params.state = pointer(state);
+    params.weight = values(weight, weight_dtype, d_inner);
+    params.bias = values(bias, weight_dtype, kMaybe);
+    params.weight_dtype = dtype_of(weight_dtype);
+    params.state = values(state, dtype, kMaybe);
     params.state_stride = state_stride;
-    params.out = pointer(out);
+    params.out = values(out, dtype, ragged.num_sequences);
     params.out_stride = d_inner;
     apcbatch::causal_conv(params, num_threads);
 }
@@ -253,34 +259,37 @@ void selective_scan(const apcbatch::RaggedParams& ragged, int dtype, int64_t d_i
                     Address x, int64_t x_stride, Address dt, int64_t dt_stride, Address A, Address B,
                     int64_t B_stride, Address C, int64_t C_stride, Address D, Address z, int64_t z_stride,
                     Address dt_bias, Address state, int64_t state_stride, Address out, int num_threads) {
-    apcbatch::ScanParams params;
+    const int64_t b = ragged.num_sequences;
+    apcbatch::ScanParams params{};
     params.ragged = ragged;
-    params.dtype = apcbatch::DType(dtype);
+    params.dtype = dtype_of(dtype);
     params.d_inner = d_inner;
     params.d_state = d_state;
-    params.x = pointer(x);
+    params.x = values(x, dtype, b);
     params.x_stride = x_stride;
-    params.dt = pointer(dt);
+    params.dt = values(dt, dtype, b);
     params.dt_stride = dt_stride;
-    params.A = floats(A);
-    params.B = pointer(B);
+    params.A = floats(A, d_inner);
+    params.B = values(B, dtype, b);
     params.B_stride = B_stride;
-    params.C = pointer(C);
+    params.C = values(C, dtype, b);
     params.C_stride = C_stride;
-    params.D = floats(D);
-    params.z = pointer(z);
+    params.D = floats(D, kMaybe);
+    params.z = values(z, dtype, kMaybe);
     params.z_stride = z_stride;
-    params.dt_bias = floats(dt_bias);
-    params.state = static_cast<float*>(pointer(state));
+    params.dt_bias = floats(dt_bias, kMaybe);
+    params.state = floats(state, kMaybe);
     params.state_stride = state_stride;
-    params.out = pointer(out);
+    params.out = values(out, dtype, b);
     params.out_stride = d_inner;
     apcbatch::selective_scan(params, num_threads);
 }
 
 void elementwise(int function, Address from, Address to, int64_t count) {
-    apcbatch::elementwise(apcbatch::Elementwise(function), floats(from), static_cast<float*>(pointer(to)),
-                          count);
+    if (function < 0 || function > int(apcbatch::Elementwise::silu)) {
+        throw std::invalid_argument("there is no elementwise function " + std::to_string(function));
+    }
+    apcbatch::elementwise(apcbatch::Elementwise(function), floats(from, count), floats(to, count), count);
 }
 
 void bind_scan(py::module_& m) {
@@ -302,4 +311,5 @@ PYBIND11_MODULE(_C, m) {
     bind_rowwise(m);
     bind_attention(m);
     bind_layers(m);
+    m.def("refuse_scratch", &apcbatch::refuse_scratch);  // for tests
 }

@@ -7,10 +7,8 @@
 
 namespace {
 
-const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
-
 apcbatch::Projection projection(int64_t out, int64_t in, Address weights, int dtype, Address bias) {
-    return {out, in, pointer(weights), apcbatch::DType(dtype), floats(bias)};
+    return {out, in, values(weights, dtype, out), dtype_of(dtype), floats(bias, kMaybe)};
 }
 
 apcbatch::MixerParams mixer_params(const apcbatch::PreNorm& norm, int dtype,
@@ -20,49 +18,49 @@ apcbatch::MixerParams mixer_params(const apcbatch::PreNorm& norm, int dtype,
                                    Address A, Address D, Address dt_bias, bool has_norms, Address dt_norm,
                                    Address B_norm, Address C_norm, float norm_eps, Address ssm,
                                    int64_t ssm_stride, Address conv, int64_t conv_stride) {
-    apcbatch::MixerParams p;
+    apcbatch::MixerParams p{};
     p.norm = norm;
-    p.dtype = apcbatch::DType(dtype);
+    p.dtype = dtype_of(dtype);
     p.in_proj = in_proj;
     p.x_proj = x_proj;
     p.dt_proj = dt_proj;
     p.out_proj = out_proj;
     p.d_state = d_state;
     p.width = width;
-    p.conv_weight = floats(conv_weight);
-    p.conv_bias = floats(conv_bias);
-    p.A = floats(A);
-    p.D = floats(D);
-    p.dt_bias = floats(dt_bias);
+    p.conv_weight = floats(conv_weight, width);
+    p.conv_bias = floats(conv_bias, kMaybe);
+    p.A = floats(A, d_state);
+    p.D = floats(D, d_state);
+    p.dt_bias = floats(dt_bias, d_state);
     p.has_norms = has_norms;
-    p.dt_norm = floats(dt_norm);
-    p.B_norm = floats(B_norm);
-    p.C_norm = floats(C_norm);
+    p.dt_norm = floats(dt_norm, kMaybe);
+    p.B_norm = floats(B_norm, kMaybe);
+    p.C_norm = floats(C_norm, kMaybe);
     p.norm_eps = norm_eps;
-    p.ssm = static_cast<float*>(pointer(ssm));
+    p.ssm = floats(ssm, kMaybe);
     p.ssm_stride = ssm_stride;
-    p.conv = pointer(conv);
+    p.conv = values(conv, dtype, kMaybe);
     p.conv_stride = conv_stride;
     return p;
 }
 
-apcbatch::Residual residual(Address sum, Address delta, bool has_delta) {
-    return {static_cast<float*>(pointer(sum)), static_cast<float*>(pointer(delta)), has_delta};
+apcbatch::Residual residual(int64_t t, Address sum, Address delta, bool has_delta) {
+    return {floats(sum, t), floats(delta, t), has_delta};
 }
 
 void run_mixer(const apcbatch::MixerParams& params, const apcbatch::RaggedParams& ragged, Address sum,
                Address delta, bool has_delta, int num_threads) {
-    apcbatch::mixer(params, ragged, residual(sum, delta, has_delta), num_threads);
+    apcbatch::mixer(params, ragged, residual(ragged.num_sequences, sum, delta, has_delta), num_threads);
 }
 
 apcbatch::MlpParams mlp_params(int dtype, const apcbatch::Projection& gate_up,
                                const apcbatch::Projection& down) {
-    return {apcbatch::DType(dtype), gate_up, down};
+    return {dtype_of(dtype), gate_up, down};
 }
 
 void run_mlp(const apcbatch::MlpParams& params, const apcbatch::PreNorm& norm, int64_t t, Address sum,
              Address delta, bool has_delta, int num_threads) {
-    apcbatch::mlp(params, norm, t, residual(sum, delta, has_delta), num_threads);
+    apcbatch::mlp(params, norm, t, residual(t, sum, delta, has_delta), num_threads);
 }
 
 apcbatch::MixtureParams mixture_params(const apcbatch::Projection& router, int64_t experts_per_token,
@@ -74,7 +72,7 @@ apcbatch::MixtureParams mixture_params(const apcbatch::Projection& router, int64
 
 void run_mixture(const apcbatch::MixtureParams& params, const apcbatch::PreNorm& norm, int64_t t, Address sum,
                  Address delta, bool has_delta, int num_threads) {
-    apcbatch::mixture(params, norm, t, residual(sum, delta, has_delta), num_threads);
+    apcbatch::mixture(params, norm, t, residual(t, sum, delta, has_delta), num_threads);
 }
 
 py::list part_seconds() {
@@ -88,7 +86,7 @@ py::list part_seconds() {
 void bind_layers(py::module_& m) {
     py::class_<apcbatch::Projection>(m, "Projection").def(py::init(&projection));
     py::class_<apcbatch::PreNorm>(m, "PreNorm").def(py::init([](Address weight, float eps) {
-        return apcbatch::PreNorm{floats(weight), eps};
+        return apcbatch::PreNorm{floats(weight, kMaybe), eps};
     }));
     py::class_<apcbatch::MixerParams>(m, "Mixer")
         .def(py::init(&mixer_params))

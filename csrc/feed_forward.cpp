@@ -16,7 +16,7 @@ class Parts {
     explicit Parts(char* memory) : memory_(memory) {}
     template <class T>
     T* take(std::int64_t count) {
-        T* part = reinterpret_cast<T*>(memory_ + bytes_);
+        T* part = memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + bytes_);
         bytes_ += (count * std::int64_t(sizeof(T)) + 63) / 64 * 64;
         return part;
     }
@@ -35,7 +35,7 @@ std::int64_t hidden_bytes(const MlpParams& p, std::int64_t t) {
 void gate_in_place(const MlpParams& p, std::int64_t t, char* hidden, int num_threads) {
     const PartTimer timer(Part::gated_product);
     const std::int64_t f = p.down.in;
-    SiluMulParams product;
+    SiluMulParams product{};
     product.t = t;
     product.f = f;
     product.gate = product.y = hidden;
@@ -67,7 +67,7 @@ void choose_experts(const MixtureParams& p, const Rows& x, float* logits, float*
     const std::int64_t n = p.router.out;
     project(p.router, x, nullptr, {x.t, logits, n, DType::float32}, num_threads);  // (t, h) -> (t, n)
     const PartTimer timer(Part::routing);
-    TopkParams top;
+    TopkParams top{};
     top.t = x.t;
     top.n = n;
     top.k = p.experts_per_token;
@@ -98,7 +98,7 @@ void group_by_expert(std::int64_t t, std::int64_t k, std::int64_t num_experts, c
 void add_weighted(const float* parts, const std::int64_t* tokens, const float* weights, std::int64_t count,
                   std::int64_t h, float* y, int num_threads) {
     const PartTimer timer(Part::routing);
-    share_rows(count, count * h, num_threads, [&](std::int64_t begin, std::int64_t end) {
+    share_rows(count, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
         for (std::int64_t i = begin; i < end; ++i) {
             const float* part = parts + i * h;
             float* to = y + tokens[i] * h;

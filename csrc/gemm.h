@@ -18,6 +18,28 @@ APC_INLINE void convert(const From* from, To* to, int64_t count) {
         store_first(load_first(from + i, count - i), to + i, count - i);
 }
 
+template <Mode mode>
+APC_INLINE void copy_row(const BFloat16* x, int64_t k, char* to) {
+    if constexpr (mode == Mode::kDot) {
+        BFloat16* out = reinterpret_cast<BFloat16*>(to);
+        memcpy(out, x, size_t(2 * k));
+        if (k % 2 != 0) out[k] = {0};
+    } else {
+        convert(x, reinterpret_cast<float*>(to), k);
+    }
+}
+
+template <Mode mode>
+APC_INLINE void copy_row(const float* x, int64_t k, char* to) {
+    if constexpr (mode == Mode::kFloat) {
+        memcpy(to, x, size_t(4 * k));
+    } else {
+        BFloat16 rounded[kBlockK];
+        convert(x, rounded, k);
+        copy_row<mode>(rounded, k, to);
+    }
+}
+
 // Copies rows of x, inputs [k0, k0 + k), to scratch: as float32, rounded to bfloat16 first where the weights
 // are; or, for kDot, as bfloat16 with an even count.
 template <Mode mode>
@@ -25,25 +47,10 @@ void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int
     for (int64_t r = 0; r < piece.rows; ++r, to += kRowBytes) {
         const int64_t row = args.x_rows ? args.x_rows[piece.row + r] : piece.row + r;
         const int64_t at = row * args.x_stride + k0;
-        const float* wide = static_cast<const float*>(args.x) + at;
-        const BFloat16* half = static_cast<const BFloat16*>(args.x) + at;
-        float* out = reinterpret_cast<float*>(to);
-        BFloat16* out_half = reinterpret_cast<BFloat16*>(to);
-        if constexpr (mode == Mode::kDot) {
-            if (args.x_dtype == DType::bfloat16) {
-                memcpy(out_half, half, size_t(2 * k));
-            } else {
-                convert(wide, out_half, k);
-            }
-            if (k % 2 != 0) out_half[k] = {0};
-        } else if (args.x_dtype == DType::bfloat16) {
-            convert(half, out, k);
-        } else if constexpr (mode == Mode::kWidened) {
-            BFloat16 rounded[kBlockK];
-            convert(wide, rounded, k);
-            convert(rounded, out, k);
+        if (args.x_dtype == DType::bfloat16) {
+            copy_row<mode>(static_cast<const BFloat16*>(args.x) + at, k, to);
         } else {
-            memcpy(out, wide, size_t(4 * k));
+            copy_row<mode>(static_cast<const float*>(args.x) + at, k, to);
         }
     }
 }
@@ -84,7 +91,7 @@ struct Block {
 template <Mode mode>
 Block block_of(const LinearArgs& args, const LinearPiece& piece, int64_t k0) {
     constexpr int64_t together = mode == Mode::kFloat ? 1 : 2;  // k in one couple of a panel
-    Block block;
+    Block block{};
     block.k = args.in - k0 < kBlockK ? args.in - k0 : kBlockK;
     block.first = k0 == 0;
     block.last = k0 + block.k == args.in;
@@ -156,7 +163,7 @@ void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& 
 }
 
 void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
-    Scratch scratch;
+    Scratch scratch{};
     scratch.rows = memory;
     scratch.sums = reinterpret_cast<float*>(memory + piece.rows * kRowBytes);
     if (args.w_dtype == DType::float32) return run_piece<Mode::kFloat>(args, piece, scratch);

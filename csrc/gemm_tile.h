@@ -50,12 +50,17 @@ struct Tile {
     const float* bias;  // or null
 };
 
-APC_INLINE const float* floats(const char* p) { return reinterpret_cast<const float*>(p); }
+// A float of memory that may hold two bfloat16 values.
+APC_INLINE float load_lane(const char* p) {
+    float value;
+    memcpy(&value, p, sizeof(value));
+    return value;
+}
 
 // The even and the odd k of one vector of (even, odd) couples of bfloat16, widened.
-APC_INLINE Vec even_k(const char* p) { return as_float(shift_left<16>(as_bits(Vec::load(floats(p))))); }
+APC_INLINE Vec even_k(const char* p) { return as_float(shift_left<16>(as_bits(Vec::load_bytes(p)))); }
 APC_INLINE Vec odd_k(const char* p) {
-    return as_float(as_bits(Vec::load(floats(p))) & VecI::broadcast(int32_t(0xffff0000u)));
+    return as_float(as_bits(Vec::load_bytes(p)) & VecI::broadcast(int32_t(0xffff0000u)));
 }
 
 // Bytes from the first panel's row of weights to a tile's vector v.
@@ -70,7 +75,7 @@ APC_INLINE void multiply(Vec (&acc)[Rows][Vecs], const char* a, const Weights& w
     if constexpr (Rows < Vecs) {
         Vec x[Rows];
 #pragma GCC unroll 16
-        for (int r = 0; r < Rows; ++r) x[r] = Vec::broadcast(*floats(a + r * kRowBytes));
+        for (int r = 0; r < Rows; ++r) x[r] = Vec::broadcast(load_lane(a + r * kRowBytes));
 #pragma GCC unroll 8
         for (int v = 0; v < Vecs; ++v) {
             const Vec w = weights(v);
@@ -83,7 +88,7 @@ APC_INLINE void multiply(Vec (&acc)[Rows][Vecs], const char* a, const Weights& w
         for (int v = 0; v < Vecs; ++v) w[v] = weights(v);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
-            const Vec x = Vec::broadcast(*floats(a + r * kRowBytes));
+            const Vec x = Vec::broadcast(load_lane(a + r * kRowBytes));
 #pragma GCC unroll 8
             for (int v = 0; v < Vecs; ++v) acc[r][v] = fma(x, w[v], acc[r][v]);
         }
@@ -99,7 +104,7 @@ APC_INLINE void multiply_couples(Vec (&acc)[Rows][Vecs], const char* a, const We
     for (int v = 0; v < Vecs; ++v) w[v] = weights(v);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-        const Vec x = Vec::broadcast(*floats(a + r * kRowBytes));
+        const Vec x = Vec::broadcast(load_lane(a + r * kRowBytes));
 #pragma GCC unroll 8
         for (int v = 0; v < Vecs; ++v) {
             acc[r][v].v = _mm512_dpbf16_ps(acc[r][v].v, (__m512bh)x.v, (__m512bh)w[v].v);
@@ -150,7 +155,7 @@ __attribute__((noinline)) void tile(const Tile& t) {
     const char* b = t.b;
     const char* later = t.later;
     const int64_t panel_bytes = t.panel_bytes, ahead = t.ahead, later_step = t.later_step;
-    const auto whole = [&](int v) { return Vec::load(floats(b + vector_bytes(v, panel_bytes))); };
+    const auto whole = [&](int v) { return Vec::load_bytes(b + vector_bytes(v, panel_bytes)); };
     const auto even = [&](int v) { return even_k(b + vector_bytes(v, panel_bytes)); };
     const auto odd = [&](int v) { return odd_k(b + vector_bytes(v, panel_bytes)); };
     const int64_t steps = mode == Mode::kFloat ? t.k : mode == Mode::kDot ? (t.k + 1) / 2 : t.k / 2;

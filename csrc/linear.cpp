@@ -3,9 +3,10 @@
 #include "linear.h"
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "parts.h"
-#include "scratch.h"
 #include "share.h"
 
 namespace apcbatch {
@@ -21,31 +22,37 @@ constexpr int64_t kWeightCost = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-template <typename T>
-void pack(const T* weight, int64_t stride, int64_t out, int64_t in, int64_t group, T* packed) {
-    const int64_t panels = panels_of(out), blocks = ceil_div(in, kBlockK);
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int64_t block = 0; block < blocks; ++block) {
-        for (int64_t panel = 0; panel < panels; ++panel) {
-            const int64_t k0 = block * kBlockK;
-            const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
-            const int64_t groups = ceil_div(k, group);
-            T* to = packed + k0 * panels * kPanel + panel * groups * group * kPanel;
-            std::memset(to, 0, sizeof(T) * groups * group * kPanel);
-            for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel && n < out; ++n) {
-                T* column = to + (n - panel * kPanel) * group;
-                for (int64_t i = 0; i < k; ++i)
-                    column[(i / group) * kPanel * group + i % group] = weight[n * stride + k0 + i];
-            }
-        }
+// One panel of one block of k.
+template <class T>
+void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t group, int64_t panel,
+                T* to) {
+    std::memset(to, 0, sizeof(T) * size_t(ceil_div(k, group) * group * kPanel));
+    for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel && n < out; ++n) {
+        T* column = to + (n - panel * kPanel) * group;
+        for (int64_t i = 0; i < k; ++i)
+            column[(i / group) * kPanel * group + i % group] = weight[n * stride + i];
     }
 }
 
-template <typename T>
+template <class T>
+void pack(const T* weight, int64_t stride, int64_t out, int64_t in, int64_t group, T* packed,
+          int num_threads) {
+    const int64_t panels = panels_of(out), blocks = ceil_div(in, kBlockK);
+    share_rows(blocks * panels, kBlockK * kPanel, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t k0 = i / panels * kBlockK, panel = i % panels;
+            const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
+            T* to = packed + k0 * panels * kPanel + panel * ceil_div(k, group) * group * kPanel;
+            pack_panel(weight + k0, stride, out, k, group, panel, to);
+        }
+    });
+}
+
+template <class T>
 void unpack(const T* packed, int64_t out, int64_t in, int64_t group, const int64_t* indices, int64_t count,
             T* rows, int num_threads) {
     const int64_t panels = panels_of(out);
-    share_rows(count, count * in, num_threads, [&](int64_t begin, int64_t end) {
+    share_rows(count, in, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
         for (int64_t r = begin; r < end; ++r) {
             const int64_t panel = indices[r] / kPanel;
             for (int64_t k0 = 0; k0 < in; k0 += kBlockK) {
@@ -118,24 +125,34 @@ int64_t scratch_bytes(int64_t rows, int64_t panels) { return rows * kRowBytes + 
 }  // namespace
 
 int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
-    return panels_of(out) * kPanel * (dtype == DType::bfloat16 ? 2 * (in + in % 2) : 4 * in);
+    const int64_t couple = dtype == DType::bfloat16 ? 2 : 1;
+    int64_t values = 0, bytes = 0;
+    if (out < 0 || out > INT64_MAX - kPanel || in < 0 || in > INT64_MAX - couple ||
+        __builtin_mul_overflow(panels_of(out) * kPanel, ceil_div(in, couple) * couple, &values) ||
+        __builtin_mul_overflow(values, bytes_of(dtype), &bytes)) {
+        throw std::length_error("packed weights must have fewer than 2^63 bytes; " + std::to_string(out) +
+                                " rows of " + std::to_string(in) + " columns have more");
+    }
+    return bytes;
 }
 
-void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed) {
+void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
+                 int num_threads) {
     if (dtype == DType::bfloat16) {
-        pack(static_cast<const uint16_t*>(weight), stride, out, in, 2, static_cast<uint16_t*>(packed));
+        pack(static_cast<const BFloat16*>(weight), stride, out, in, 2, static_cast<BFloat16*>(packed),
+             num_threads);
     } else {
-        pack(static_cast<const uint32_t*>(weight), stride, out, in, 1, static_cast<uint32_t*>(packed));
+        pack(static_cast<const float*>(weight), stride, out, in, 1, static_cast<float*>(packed), num_threads);
     }
 }
 
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads) {
     if (dtype == DType::bfloat16) {
-        unpack(static_cast<const uint16_t*>(packed), out, in, 2, indices, count, static_cast<uint16_t*>(rows),
+        unpack(static_cast<const BFloat16*>(packed), out, in, 2, indices, count, static_cast<BFloat16*>(rows),
                num_threads);
     } else {
-        unpack(static_cast<const uint32_t*>(packed), out, in, 1, indices, count, static_cast<uint32_t*>(rows),
+        unpack(static_cast<const float*>(packed), out, in, 1, indices, count, static_cast<float*>(rows),
                num_threads);
     }
 }
@@ -143,29 +160,22 @@ void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const
 void linear(const LinearArgs& args, int num_threads) {
     const LinearIsa isa = linear_isa();
     if (args.t == 0 || args.out == 0) return;
-    const int64_t work = (args.t + kWeightCost) * args.out * args.in;
-    const int64_t threads = work < kSerialWork ? 1 : num_threads;
+    const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
+    const int64_t threads = work < double(kSerialWork) ? 1 : usable_threads(num_threads);
     const Cut c = cut(args, isa.tile_rows, threads);
     const int64_t pieces = c.row_blocks * c.panel_blocks;
-    int64_t next = 0;
-#pragma omp parallel num_threads(int(threads)) if (threads > 1 && pieces > 1)
-    {
-        char* scratch = thread_scratch(scratch_bytes(c.rows, c.panels));
-        for (;;) {
-            const int64_t piece = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-            if (piece >= pieces) break;
-            const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;
-            const int64_t rows = args.t - row < c.rows ? args.t - row : c.rows;
-            const int64_t left = panels_of(args.out) - panel;
-            isa.run(args, {row, rows, panel, left < c.panels ? left : c.panels}, scratch);
-        }
-    }
+    share_pieces(pieces, threads, scratch_bytes(c.rows, c.panels), [&](int64_t piece, char* scratch) {
+        const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;
+        const int64_t rows = args.t - row < c.rows ? args.t - row : c.rows;
+        const int64_t left = panels_of(args.out) - panel;
+        isa.run(args, {row, rows, panel, left < c.panels ? left : c.panels}, scratch);
+    });
 }
 
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads) {
     const PartTimer timer(Part::products);
-    LinearArgs args;
+    LinearArgs args{};
     args.t = y.t;
     args.in = projection.in;
     args.out = projection.out;

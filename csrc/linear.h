@@ -72,10 +72,11 @@ struct Projection {
 
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 
-// Bytes of packed weights (out, in).
+// Bytes of packed weights (out, in). Throws std::length_error where they are too many to count.
 int64_t packed_bytes(int64_t out, int64_t in, DType dtype);
 // Packs weight (out, in) with `stride` elements between rows into `packed`, packed_bytes() large.
-void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed);
+void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
+                 int num_threads);
 // Writes rows `indices` (count) of the packed weights back as (count, in) in the packed type.
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads);

@@ -43,7 +43,7 @@ Rows columns_from(const Rows& rows, std::int64_t first) {
 void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from, const Rows& to,
               int num_threads) {
     const PartTimer timer(Part::convolution);
-    ConvParams conv;
+    ConvParams conv{};
     conv.ragged = ragged;
     conv.dtype = p.dtype;
     conv.d_inner = p.dt_proj.out;
@@ -64,7 +64,7 @@ void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from
 Rows norm(const MixerParams& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
           int num_threads) {
     const PartTimer timer(Part::norms);
-    NormParams norm;
+    NormParams norm{};
     norm.t = rows.t;
     norm.h = columns;
     norm.x = rows.data;
@@ -101,7 +101,7 @@ Selection select(const MixerParams& p, const Rows& low, const Rows& normed, int 
 void scan(const MixerParams& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
           int num_threads) {
     const PartTimer timer(Part::scan);
-    ScanParams scan;
+    ScanParams scan{};
     scan.ragged = ragged;
     scan.dtype = p.dtype;
     scan.d_inner = p.dt_proj.out;

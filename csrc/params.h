@@ -13,7 +13,17 @@ struct BFloat16 {
 
 enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels alone
 
-constexpr std::int64_t bytes_of(DType dtype) { return dtype == DType::float32 ? 4 : 2; }
+// Whatever makes a DType of a number checks that it is one of them.
+constexpr std::int64_t bytes_of(DType dtype) {
+    switch (dtype) {
+        case DType::float32:
+            return 4;
+        case DType::bfloat16:
+        case DType::float16:
+            return 2;
+    }
+    __builtin_trap();
+}
 
 // The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
 struct RaggedParams {

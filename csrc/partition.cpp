@@ -18,7 +18,7 @@ std::vector<std::int64_t> cut_sequences(const RaggedParams& ragged, std::int64_t
     for (std::int64_t s = 0; s < b; ++s) {
         if (s + 1 == b || ragged.cu_seqlens[s + 1] * wanted >= tokens * (run + 1)) {
             ends.push_back(s + 1);
-            run = ragged.cu_seqlens[s + 1] * wanted / tokens;
+            run = tokens == 0 ? run + 1 : ragged.cu_seqlens[s + 1] * wanted / tokens;
         }
     }
     return ends;

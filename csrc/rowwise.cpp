@@ -1,34 +1,32 @@
 // Shares the rows of the row-wise ops out over the threads. Must not know: the arithmetic of a row.
 #include "rowwise.h"
 
-#include "scratch.h"
 #include "share.h"
 
 namespace apcbatch {
 
 void rms_norm(const NormParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(rms_norm_rows);
-    share_rows(params.t, params.t * params.h, num_threads,
-               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+    share_rows(params.t, params.h, num_threads, 0,
+               [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
 void silu_mul(const SiluMulParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(silu_mul_rows);
-    share_rows(params.t, params.t * params.f, num_threads,
-               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+    share_rows(params.t, params.f, num_threads, 0,
+               [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
 void softmax_topk(const TopkParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(softmax_topk_rows);
-    share_rows(params.t, params.t * params.n, num_threads, [&](int64_t begin, int64_t end) {
-        run(params, begin, end, thread_scratch(topk_scratch_bytes(params.n)));
-    });
+    share_rows(params.t, params.n, num_threads, topk_scratch_bytes(params.n),
+               [&](int64_t begin, int64_t end, char* scratch) { run(params, begin, end, scratch); });
 }
 
 void logprob(const LogprobParams& params, int num_threads) {
     const auto run = APC_FOR_ISA(logprob_rows);
-    share_rows(params.t, params.t * params.n, num_threads,
-               [&](int64_t begin, int64_t end) { run(params, begin, end); });
+    share_rows(params.t, params.n, num_threads, 0,
+               [&](int64_t begin, int64_t end, char*) { run(params, begin, end); });
 }
 
 }  // namespace apcbatch

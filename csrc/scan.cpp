@@ -2,14 +2,7 @@
 
 #include <algorithm>
 
-#include "dispatch.h"
-#include "scratch.h"
-
-#if APC_HAS_X86_ISAS
-#define APC_FOR_ISA(function) for_isa(plain::function, avx2::function, avx512::function)
-#else
-#define APC_FOR_ISA(function) for_isa(plain::function, plain::function, plain::function)
-#endif
+#include "share.h"
 
 namespace apcbatch {
 namespace {
@@ -36,12 +29,10 @@ int useful_threads(const RaggedParams& ragged, std::int64_t updates_per_token, i
 template <class Params, class UnitFunction>
 void run_units(const Params& params, const std::vector<Unit>& units, UnitFunction unit_function,
                std::int64_t scratch_floats, int num_threads) {
-    const std::int64_t bytes = scratch_floats * static_cast<std::int64_t>(sizeof(float));
-#pragma omp parallel for num_threads(num_threads) \
-    schedule(dynamic, 1) if (num_threads > 1 && units.size() > 1)
-    for (std::size_t i = 0; i < units.size(); ++i) {
-        unit_function(params, units[i], reinterpret_cast<float*>(thread_scratch(bytes)));
-    }
+    share_pieces(std::int64_t(units.size()), num_threads, scratch_floats * std::int64_t(sizeof(float)),
+                 [&](std::int64_t i, char* scratch) {
+                     unit_function(params, units[std::size_t(i)], reinterpret_cast<float*>(scratch));
+                 });
 }
 
 }  // namespace

@@ -1,39 +1,58 @@
 #include "scratch.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 namespace apcbatch {
 namespace {
 
-struct Scratch {
-    char* memory = nullptr;
-    int64_t bytes = 0;
-    ~Scratch() { std::free(memory); }
-};
+#if defined(__SANITIZE_ADDRESS__)
+constexpr std::int64_t kGrain = 64;  // so that it sees a step past what was asked for
+constexpr bool kReused = false;
+#else
+constexpr std::int64_t kGrain = 4096;
+constexpr bool kReused = true;
+#endif
 
-char* grown(Scratch& scratch, int64_t bytes) {
-    if (scratch.bytes < bytes) {
-        std::free(scratch.memory);
-        scratch.bytes = 0;
-        const int64_t rounded = (bytes + 4095) / 4096 * 4096;
-        scratch.memory = static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
-        if (scratch.memory == nullptr) throw std::bad_alloc();
-        scratch.bytes = rounded;
+std::atomic<std::int64_t> refusals{0};
+
+class Scratch {
+  public:
+    ~Scratch() { std::free(memory_); }
+
+    // At least `bytes`, never null but where there is no memory.
+    char* grown(std::int64_t bytes) noexcept {
+        if (refusals.load(std::memory_order_relaxed) > 0 && refusals.fetch_sub(1) > 0) return nullptr;
+        if (!kReused || memory_ == nullptr || bytes_ < bytes) {
+            std::free(memory_);
+            memory_ = nullptr;
+            if (bytes < 0 || bytes > INT64_MAX - kGrain) return nullptr;
+            bytes_ = (bytes / kGrain + 1) * kGrain;
+            memory_ = static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes_)));
+        }
+        return memory_;
     }
-    return scratch.memory;
-}
+
+  private:
+    char* memory_ = nullptr;
+    std::int64_t bytes_ = 0;
+};
 
 }  // namespace
 
-char* thread_scratch(int64_t bytes) {
+char* thread_scratch(std::int64_t bytes) noexcept {
     thread_local Scratch scratch;
-    return grown(scratch, bytes);
+    return scratch.grown(bytes);
 }
 
-char* thread_workspace(int64_t bytes) {
+char* thread_workspace(std::int64_t bytes) {
     thread_local Scratch workspace;
-    return grown(workspace, bytes);
+    char* memory = workspace.grown(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
 }
+
+void refuse_scratch(std::int64_t count) { refusals = count; }
 
 }  // namespace apcbatch

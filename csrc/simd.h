@@ -15,15 +15,18 @@
 
 #include "params.h"
 
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__AVX2__)
 // GCC 12 takes the undefined pass-through operand inside its own AVX-512 intrinsics for a fault (GCC bug
 // 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
-
-#if defined(__AVX2__)
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #endif
 
 #if defined(__AVX512BF16__)
@@ -78,6 +81,7 @@ struct Vec {
     static APC_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
     static APC_INLINE Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
     static APC_INLINE Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static APC_INLINE Vec load_bytes(const char* p) { return {_mm512_loadu_ps(p)}; }  // whatever they are of
     static APC_INLINE Vec load(const BFloat16* p) {
         const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
         return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
@@ -144,6 +148,9 @@ struct Vec {
     static APC_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
     static APC_INLINE Vec broadcast(float value) { return {_mm256_set1_ps(value)}; }
     static APC_INLINE Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static APC_INLINE Vec load_bytes(const char* p) {  // whatever they are of
+        return {_mm256_castsi256_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
     static APC_INLINE Vec load(const BFloat16* p) {
         const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
         return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))};
@@ -223,6 +230,14 @@ APC_INLINE BFloat16 round_to_bfloat16(float value) {
     return {uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
+// Emulated, a fused multiply-add is some twenty instructions a lane: a call, as hundreds of copies of it in
+// one kernel take the compiler minutes.
+#if defined(__FP_FAST_FMAF)
+#define APC_FUSED APC_INLINE
+#else
+#define APC_FUSED inline __attribute__((noinline))
+#endif
+
 // a * b + c with one rounding. Without the hardware: the product of two floats is exact in double; the sum is
 // rounded to odd there (its error, from Knuth's TwoSum, says which neighbour has the odd last bit), and a
 // value rounded to odd with more than two spare bits rounds to the right float (Boldo and Melquiond, 2008).
@@ -234,11 +249,13 @@ APC_INLINE float fused(float a, float b, float c) {
     const double sum = product + double(c);
     const double part = sum - product;
     const double error = (product - (sum - part)) + (double(c) - part);
-    int64_t bits;
+    // In bits and without a branch, so that lanes go side by side. An inexact sum is not zero.
+    uint64_t bits, error_bits;
     memcpy(&bits, &sum, sizeof(bits));
-    const bool inexact = error < 0.0 || error > 0.0;  // false for NaN: infinities and NaN stay what they are
-    const int64_t outward = (error > 0.0) == (sum > 0.0) ? 1 : -1;
-    bits += inexact && (bits & 1) == 0 ? outward : 0;
+    memcpy(&error_bits, &error, sizeof(error_bits));
+    const uint64_t inexact = __builtin_fabs(error) > 0.0;  // 0 for NaN: infinities and NaN stay what they are
+    const uint64_t outward = 1 - ((error_bits ^ bits) >> 63) * 2;
+    bits += (0 - (inexact & ~bits & 1)) & outward;
     double odd;
     memcpy(&odd, &bits, sizeof(odd));
     return float(odd);
@@ -259,6 +276,11 @@ struct Vec {
     static APC_INLINE Vec load(const T* p) {
         Vec r;
         for (int i = 0; i < lanes; ++i) r.v[i] = to_float(p[i]);
+        return r;
+    }
+    static APC_INLINE Vec load_bytes(const char* p) {  // whatever they are of
+        Vec r;
+        memcpy(r.v, p, sizeof(r.v));
         return r;
     }
     APC_INLINE void store(float* p) const {
@@ -291,12 +313,12 @@ APC_LANEWISE(VecI, operator|, VecI, p | q)
 APC_LANEWISE(VecI, max, VecI, p > q ? p : q)
 #undef APC_LANEWISE
 
-APC_INLINE Vec fma(Vec a, Vec b, Vec c) {
+APC_FUSED Vec fma(Vec a, Vec b, Vec c) {
     Vec r;
     for (int i = 0; i < 8; ++i) r.v[i] = fused(a.v[i], b.v[i], c.v[i]);
     return r;
 }
-APC_INLINE Vec fnma(Vec a, Vec b, Vec c) {
+APC_FUSED Vec fnma(Vec a, Vec b, Vec c) {
     Vec r;
     for (int i = 0; i < 8; ++i) r.v[i] = fused(-a.v[i], b.v[i], c.v[i]);
     return r;

@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _why_no_cuda() -> str | None:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
     import torch
 
     if not torch.cuda.is_available():

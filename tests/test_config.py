@@ -14,7 +14,7 @@ def resolve(flags=None, environ=None, file=None):
 
 def test_flags_win_over_environment_over_file_over_defaults():
     """Fault: a weaker source overrules a stronger one, or the origin is not where the value came from."""
-    file = {"block_size": 16, "max-running": 4, "seed": 9}
+    file = {"block_size": 16, "max_running": 4, "seed": 9}
     resolved = resolve(
         {"block_size": "544"}, {"APCBATCH_BLOCK_SIZE": "32", "APCBATCH_SEED": "7", "HOME": "/"}, file
     )
@@ -45,6 +45,12 @@ def test_a_value_that_is_there_wins_even_when_it_is_zero(zero):
 def test_a_switch_can_be_turned_off_by_a_stronger_source():
     """Fault: a `false` in the environment counts as absent."""
     assert resolve({}, {"APCBATCH_LOGPROBS": "false"}, {"logprobs": True}).logprobs is False
+
+
+def test_what_setup_reads_is_not_an_option_of_a_run():
+    """Fault: an environment that sets APCBATCH_CUDA_ARCHS for `pip install` ends every later command in a usage
+    error."""
+    assert resolve({}, {"APCBATCH_CUDA": "0", "APCBATCH_CUDA_ARCHS": "90"}) == resolve()
 
 
 def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():

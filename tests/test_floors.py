@@ -13,6 +13,9 @@ FLOORS = {
     "types": 0,
     "values": 0,
     "version": 0,
+    "regular_files": 0,
+    "process": 0,
+    "config_file": 1,
     "prefix": 1,
     "fingerprint": 1,
     "formats": 1,
@@ -39,6 +42,9 @@ NO_TORCH = {
     "types",
     "values",
     "version",
+    "regular_files",
+    "process",
+    "config_file",
     "prefix",
     "fingerprint",
     "formats",
@@ -48,6 +54,7 @@ NO_TORCH = {
     "cli",
 }
 ONLY_KERNELS_MAY = {"_C", "_CUDA"}
+LIGHT_TESTS = ("tests/store", "tests/data", "tests/test_prefix.py", "tests/test_floors.py")
 
 
 def parts_and_imports() -> list[tuple[Path, str, set[str], set[str]]]:
@@ -115,6 +122,19 @@ def test_every_module_says_what_it_is() -> None:
         if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))
     ]
     assert not silent, silent
+
+
+def test_the_light_floors_tests_need_no_torch() -> None:
+    """Fault: a helper or a fixture imports torch, so that the tests of store, data and prefix cannot even be collected
+    where torch is not installed. (`make test-light` runs them there.)"""
+    code = (
+        "import sys, pytest\n"
+        "sys.modules['torch'] = None\n"
+        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    command = [sys.executable, "-c", code, *LIGHT_TESTS]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_help_needs_no_torch() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,11 +15,13 @@ from apcbatch.cli.options import (
     given_flags,
     json_option,
 )
-from apcbatch.cli.terminal import json_document, survey_with_bar
+from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
 from apcbatch.errors import UsageError
+from apcbatch.values import brief
 
 OPTION_NAMES = (
-    "model", "dtype", "format", "turns", "limit", "order", "block_size", "min_gain_tokens", "store_size", "pool_size",
+    "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
+    "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = ("all", "last", "planned")
 
@@ -60,7 +60,10 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     """
     resolved = config.load(given_flags(ctx), options["config_file"])
     block_sizes = parse_block_sizes(options["block_sizes"], resolved.block_size)
-    check_json_path(options["json_path"], input)
+    from apcbatch.job.paths import check_outputs
+
+    inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
+    check_outputs(resolved, inputs, {"--json": options["json_path"]})
     from apcbatch.job.plan import as_json, as_lines, forecast_of
 
     surveyed = survey_with_bar(resolved, input)
@@ -70,7 +73,7 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
             click.echo(line)
     if options["json_path"] is not None:
         document = as_json(made, options["table"], resolved.model, resolved.min_gain_tokens)
-        write_json(options["json_path"], document)
+        write_output("--json", options["json_path"], json_document(document))
 
 
 def parse_block_sizes(text: str | None, chosen: int) -> list[int]:
@@ -83,31 +86,8 @@ def parse_block_sizes(text: str | None, chosen: int) -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = [0]
-    if min(sizes) < 1:
+    if not 1 <= min(sizes) <= max(sizes) <= config.MOST_TOKENS:
         raise UsageError(
-            f"--block-sizes is {text!r}; expected integers from 1 with commas between, such as 1,64,544"
+            f"--block-sizes is {brief(text)}; expected integers from 1 with commas between, such as 1,64,544"
         )
     return sorted({*sizes, chosen})
-
-
-def check_json_path(path: str | None, input: str) -> None:
-    """Refuse a FILE that cannot be written or is the input, before the work."""
-    if path is None or path == "-":
-        return
-    target = Path(path)
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise UsageError(f"--json {path} cannot be written: expected a file in a folder that exists")
-    if target.exists() and os.path.exists(input) and target.samefile(input):
-        raise UsageError(f"--json {path} is INPUT; give another file")
-
-
-def write_json(path: str, document: dict[str, Any]) -> None:
-    """Write one JSON document to a file or to standard output."""
-    data = json_document(document)
-    if path == "-":
-        click.echo(data.decode(), nl=False)
-        return
-    try:
-        Path(path).write_bytes(data)
-    except OSError as error:
-        raise UsageError(f"--json {path} cannot be written: {error.strerror}") from None

@@ -16,9 +16,11 @@ from apcbatch.cli.plan import plan
 from apcbatch.cli.run import run
 from apcbatch.cli.session import Session
 from apcbatch.cli.store import store
+from apcbatch.cli.streams import check_arguments, flush_output, kept_signals, say, take_standard_descriptors
 from apcbatch.cli.tune import tune_block_size
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, ApcbatchError
 from apcbatch.job.signals import Interrupted
+from apcbatch.process import settle_allocator
 from apcbatch.version import VERSION
 
 EPILOG = """\b
@@ -52,16 +54,20 @@ for command in (run, plan, tune_block_size, store, doctor, bench):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the process's own arguments by default."""
-    config.settle_allocator()
+    take_standard_descriptors()
+    settle_allocator()
     session = Session()
-    code = _run(arguments, session)
-    if code not in (EXIT_OK, EXIT_USAGE) and session.continue_command is not None:
-        _say(session.continue_command())
+    with kept_signals():
+        code = _run(arguments, session)
+        code = flush_output(code)
+        if code not in (EXIT_OK, EXIT_USAGE) and session.continue_command is not None:
+            say(session.continue_command())
     return code
 
 
 def _run(arguments: Sequence[str] | None, session: Session) -> int:
     try:
+        check_arguments(sys.argv[1:] if arguments is None else arguments)
         result = cli.main(arguments, prog_name="apcbatch", standalone_mode=False, obj=session)
         return result if isinstance(result, int) else EXIT_OK
     except click.ClickException as error:
@@ -72,16 +78,15 @@ def _run(arguments: Sequence[str] | None, session: Session) -> int:
     except Interrupted as error:
         return error.exit_code
     except ApcbatchError as error:
-        _say(f"apcbatch: {error}")
+        say(f"apcbatch: {error}")
         return error.exit_code
     except BrokenPipeError:
+        return EXIT_STOPPED
+    except OSError as error:
+        say(f"apcbatch: {error.filename or 'an output'} cannot be used: {error.strerror or error}")
         return EXIT_STOPPED
     except Exception as error:  # the one place around main
         if config.debug_wanted():
             traceback.print_exc()
-        _say(f"apcbatch: internal error: {error!r}; set {config.ENV_DEBUG}=1 to see where")
+        say(f"apcbatch: internal error: {error!r}; set {config.ENV_DEBUG}=1 to see where")
         return EXIT_STOPPED
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)

@@ -79,6 +79,7 @@ def show(resolved: config.Config) -> str:
         if config.OPTIONS[name].kind == "size":
             value = format_size(value)
         scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
-        lines.append((f"{name}: {scalar}", resolved.origins[name]))
+        hidden = " (a secret, not shown)" * (value is None and getattr(resolved, name) is not None)
+        lines.append((f"{name}: {scalar}", resolved.origins[name] + hidden))
     width = max(len(line) for line, _ in lines)
     return "\n".join(f"{line:<{width}}  # {origin}" for line, origin in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.terminal import warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
+from apcbatch.model.locate import name_of
 from apcbatch.values import parse_size, rounded_size
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ PRUNE_EPILOG = """\b
 Examples:
   apcbatch store prune ~/states --size 5GiB
   apcbatch store prune ~/states --older-than 30d
-  apcbatch store prune ~/states --model ./my-mamba
+  apcbatch store prune ~/states --model my-mamba
 """
 
 
@@ -59,10 +61,13 @@ def stat(folder: str, as_json: bool) -> None:
 
         import orjson
 
-        click.echo(orjson.dumps(dataclasses.asdict(stats)).decode())
+        document = dataclasses.asdict(stats) | {"path": _unicode(stats.path)}
+        click.echo(orjson.dumps(document).decode())
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
-    click.echo(f"{stats.path}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}")
+    click.echo(
+        f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}"
+    )
     for model in stats.models:
         used = (
             time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
@@ -70,7 +75,7 @@ def stat(folder: str, as_json: bool) -> None:
         click.echo(
             f"  {model.fingerprint[:12]}  {model.entries:>8} snapshots  {rounded_size(model.num_bytes):>10}  "
             f"up to {model.longest_position} tokens  restored {model.uses} times  last used {used}"
-            f"  {model.name}"
+            f"  {_printable(model.name)}"
         )
 
 
@@ -81,10 +86,10 @@ def check(folder: str) -> int:
 
     Each fault is a line; bad files are removed. Exit status 1 where there was a fault.
     """
-    with _open(folder) as opened:
+    with _open(folder, maintenance=True) as opened:
         report = opened.check()
     for fault in report.faults:
-        click.echo(fault)
+        click.echo(_printable(fault))
     click.echo(
         f"{report.num_verified} snapshots are whole ({rounded_size(report.num_bytes)}), "
         f"{len(report.faults)} faults; "
@@ -99,8 +104,9 @@ def check(folder: str) -> int:
 @click.option("--size", metavar="SIZE", help="Drop the least valuable until the store has this size at most.")
 @click.option("--older-than", metavar="AGE", help="Drop what was not used for so long: 90m, 12h, 30d, 8w.")
 @click.option(
-    "--model", metavar="NAME", help="Drop one model's only: its name, or the start of its fingerprint."
-)
+    "--model", metavar="NAME",
+    help="Drop one model's only: its name (a folder's last component) or the start of its fingerprint.",
+)  # fmt: skip
 def prune(folder: str, size: str | None, older_than: str | None, model: str | None) -> None:
     """Drop snapshots from DIR by size, by age or by model."""
     if size is None and older_than is None and model is None:
@@ -109,8 +115,8 @@ def prune(folder: str, size: str | None, older_than: str | None, model: str | No
     if size is not None and size_bytes is None:
         raise click.UsageError(f"--size is {size!r}; expected a size such as 5GiB")
     age_s = None if older_than is None else _parse_age(older_than)
-    with _open(folder) as opened:
-        report = opened.prune(size_bytes, age_s, model)
+    with _open(folder, maintenance=True) as opened:
+        report = opened.prune(size_bytes, age_s, None if model is None else name_of(model))
     click.echo(
         f"{report.num_removed} snapshots ({rounded_size(report.num_bytes_removed)}) dropped; "
         f"{report.num_left} ({rounded_size(report.num_bytes_left)}) are left"
@@ -123,6 +129,16 @@ def _open(folder: str, **options: Any) -> Store:
     from apcbatch.store import Store
 
     return Store.open(folder, warn=warn, **options)
+
+
+def _unicode(path: str) -> str:
+    """A path as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _printable(text: str) -> str:
+    """A text or a path on one line, without what a terminal would obey or could not show."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _parse_age(text: str) -> float:

@@ -1,4 +1,4 @@
-"""What several commands write in the same way: warnings, the bar while INPUT is read, a JSON document for people.
+"""What several commands write in the same way: warnings, the bar while INPUT is read, JSON for people, a named file.
 
 Must not know: options, what a document says. Nothing heavy is imported before it is used.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from apcbatch.errors import UsageError
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
@@ -38,3 +40,16 @@ def json_document(document: dict[str, Any]) -> bytes:
     import orjson
 
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def write_output(flag: str, path: str, data: bytes) -> None:
+    """Write what an option names: a file as a whole, or - for standard output."""
+    from apcbatch.job.disk import Disk, write_file
+
+    if path == "-":
+        click.echo(data.decode(), nl=False)
+        return
+    try:
+        write_file(path, [data], Disk())
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -19,12 +15,14 @@ from apcbatch.cli.options import (
     given_flags,
     json_option,
 )
-from apcbatch.cli.terminal import json_document, survey_with_bar, warn
+from apcbatch.cli.terminal import json_document, survey_with_bar, warn, write_output
 from apcbatch.errors import UsageError
+from apcbatch.values import brief
 
 OPTION_NAMES = (
-    "model", "dtype", "device", "format", "turns", "limit", "order", "policy", "min_gain_tokens", "store",
-    "store_size", "pool_size", "max_batch_tokens", "max_running",
+    "model", "dtype", "device", "format", "turns", "limit", "window", "window_tokens", "order",
+    "max_request_tokens", "policy", "min_gain_tokens", "store", "store_size", "pool_size",
+    "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDOUT = "-"
 
@@ -76,6 +74,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     if options["verify"] and input == STDOUT:
         raise UsageError("--verify reads INPUT once more for each run, and - can be read once; give a file")
     from apcbatch.job import tune
+    from apcbatch.job.paths import check_outputs
     from apcbatch.job.plot import check_plot, draw
     from apcbatch.job.tune_report import as_json, as_lines, as_yaml
 
@@ -85,15 +84,14 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}
     if STDOUT in (options["yaml_path"], options["plot_path"]):
         raise UsageError("--write and --plot need a file; only --json goes to standard output")
-    with opened(paths, input) as files:
-        tuning = _find(resolved, input, sizes, options["verify"])
-        document = json_document(as_json(tuning, resolved))
-        if "--json" in files:
-            files["--json"].write(document)
-        if "--write" in files:
-            files["--write"].write(as_yaml(tuning, resolved).encode())
-        if "--plot" in files:
-            draw(tuning, files["--plot"], plot_format)
+    inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
+    check_outputs(resolved, inputs, paths)
+    tuning = _find(resolved, input, sizes, options["verify"])
+    document = json_document(as_json(tuning, resolved))
+    made = {"--json": lambda: document, "--write": lambda: as_yaml(tuning, resolved).encode()}
+    made["--plot"] = lambda: draw(tuning, plot_format)
+    for flag, path in paths.items():
+        write_output(flag, path, made[flag]())
     if options["json_path"] == STDOUT:
         click.echo(document.decode(), nl=False)
         return
@@ -109,47 +107,11 @@ def parse_candidates(texts: tuple[str, ...]) -> list[int]:
         given = [int(part) for text in texts for part in text.split(",")]
     except ValueError:
         given = [0]
-    if given and min(given) < 1:
+    if given and not 1 <= min(given) <= max(given) <= config.MOST_TOKENS:
         raise UsageError(
-            f"--candidates is {','.join(texts)!r}; expected integers from 1 with commas between, such as 96,544"
+            f"--candidates is {brief(','.join(texts))}; expected integers from 1 with commas between, such as 96,544"
         )
     return sorted({*BLOCK_SIZES, *given})
-
-
-@contextmanager
-def opened(paths: dict[str, str], input: str) -> Iterator[dict[str, BinaryIO]]:
-    """The outputs by flag, opened before the slow work and emptied after it; a new one goes away with a failure."""
-    new: list[str] = []
-    seen: dict[str, str] = {"INPUT": input}
-    for flag, path in paths.items():
-        for other, other_path in seen.items():
-            if os.path.realpath(path) == os.path.realpath(other_path):
-                raise UsageError(f"{flag} {path} is {other}; give another file")
-        seen[flag] = path
-    try:
-        with ExitStack() as stack:
-            files: dict[str, BinaryIO] = {}
-            for flag, path in paths.items():
-                fresh = not os.path.exists(path)
-                try:
-                    files[flag] = stack.enter_context(open(path, "ab"))
-                except OSError as error:
-                    raise UsageError(f"{flag} {path} cannot be written: {error.strerror}") from None
-                new += [path] * fresh
-            yield _Emptied(files)
-    except BaseException:
-        for path in new:
-            Path(path).unlink(missing_ok=True)
-        raise
-
-
-class _Emptied(dict[str, BinaryIO]):
-    """Files that lose what they held when they are taken out to be written."""
-
-    def __getitem__(self, flag: str) -> BinaryIO:
-        file = super().__getitem__(flag)
-        file.truncate(0)
-        return file
 
 
 def _find(resolved: config.Config, input: str, sizes: list[int], verify: int) -> Any:

@@ -22,6 +22,7 @@ from typing import cast
 import zstandard
 
 from apcbatch.errors import UsageError
+from apcbatch.regular_files import kind_of
 
 STDIN = "-"
 DEFAULT_MAX_LINE_BYTES = 64 * 2**20
@@ -36,6 +37,16 @@ class LongLine:
     """Stands in the place of a line over the limit."""
 
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenEnd:
+    """Stands in the place of everything from where the file cannot be read further; reason: a sentence."""
+
+    reason: str
+
+
+Line = bytes | LongLine | BrokenEnd
 
 
 def check_readable(spec: str) -> None:
@@ -54,17 +65,17 @@ def check_readable(spec: str) -> None:
         raise UsageError(f"cannot read {spec!r}: it is not a file name") from None
     if stat.S_ISDIR(mode):
         raise UsageError(f"cannot read {spec}: it is a folder; give a file of JSON lines, parquet or arrow")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        raise UsageError(f"cannot read {spec}: it is {kind_of(mode)}; give a file, a pipe, or - for stdin")
     if not os.access(spec, os.R_OK):
         raise UsageError(f"cannot read {spec}: permission denied; check its owner and mode")
 
 
-def read_lines(
-    spec: str, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES
-) -> Iterator[tuple[int, bytes | LongLine]]:
+def read_lines(spec: str, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES) -> Iterator[tuple[int, Line]]:
     """(line number, line without its end) for every line that is not blank; LongLine for one over
-    max_line_bytes.
+    max_line_bytes. A file that cannot be read further ends with a BrokenEnd behind the last whole line.
 
-    Raises UsageError for a file that cannot be read, also midway; it names the last line that was read.
+    Raises UsageError for a file of which not even the first line can be read.
     """
     check_readable(spec)
     line = 0
@@ -74,9 +85,10 @@ def read_lines(
                 yield line, data
     except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         place = f"after line {line}" if line else "before its first line"
-        raise UsageError(
-            f"{spec} cannot be read further {place}: {_reason(error)}; is the file complete?"
-        ) from None
+        reason = f"{spec} cannot be read further {place}: {_reason(error)}; is the file complete?"
+        if not line:
+            raise UsageError(reason) from None
+        yield line + 1, BrokenEnd(reason)
 
 
 def _reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ class Conversation:
     id: the line's own or `line-<n>`. line: counted from 1. messages: in the form of data/messages.py; empty
     for a completion, which has `prompt` instead (text or token ids). custom_id: set for `batch` lines only,
     which make exactly one request. params: what a batch body sets of max_tokens, temperature, top_p, seed,
-    logprobs, ignore_eos.
+    logprobs, ignore_eos. digest: xxh3-128 of the line as it was read, in hex.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Conversation:
     custom_id: str | None = None
     prompt: str | list[int] | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""
 
     def request_id(self, turn: int) -> str:
         """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
@@ -44,11 +45,15 @@ class Conversation:
 
 @dataclass(slots=True)
 class BadLine:
-    """One input line that cannot be answered. custom_id: of its (first) request, where the line tells it."""
+    """One input line that cannot be answered. custom_id: of its (first) request, where the line tells it.
+
+    digest: as for a Conversation.
+    """
 
     line: int
     error: RequestError
     custom_id: str | None = None
+    digest: str = ""
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:

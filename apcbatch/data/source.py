@@ -6,13 +6,22 @@ Invariant: nothing is held but the running line, or the running batch of rows of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
+import xxhash
 
-from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, STDIN, LongLine, check_readable, read_lines
+from apcbatch.data.faults import Faults
+from apcbatch.data.lines import (
+    DEFAULT_MAX_LINE_BYTES,
+    STDIN,
+    BrokenEnd,
+    LongLine,
+    check_readable,
+    read_lines,
+)
 from apcbatch.data.records import BadLine, Conversation, parse_line, parse_record
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import FORMAT_CHOICES, Format
@@ -23,44 +32,82 @@ _JSON_COLUMNS = ("messages", "conversations", "tools", "body")
 
 
 def open_source(
-    spec: str, format: str = "auto", max_line_bytes: int = DEFAULT_MAX_LINE_BYTES
+    spec: str,
+    format: str = "auto",
+    max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+    warn: Callable[[str], None] = lambda sentence: None,
 ) -> Iterator[Conversation | BadLine]:
     """Every line of the input as a Conversation or a BadLine, lazily and in order.
 
     spec: a path (`.gz`, `.zst`: JSON lines compressed; `.parquet`, `.arrow`: rows), `-` for stdin, or
     `hf:org/name[:split]`. format: one of FORMAT_CHOICES; `auto` decides line by line by the keys.
-    Raises UsageError at once for an input that is not there, and while iterating for one that breaks midway.
+    An input that cannot be read further ends in a BadLine that says so; warn is told too. Raises UsageError at once
+    for an input that is not there, and while iterating for one of which nothing can be read, or whose first hundred
+    lines all fail in the same way.
     """
     if format not in FORMAT_CHOICES:
         raise UsageError(f"the input format is {format!r}; expected one of {', '.join(FORMAT_CHOICES)}")
     wanted = None if format == "auto" else cast(Format, format)
     if spec.startswith(HUB_PREFIX):
-        return _read_rows(spec, _open_hub(spec), wanted)
+        return _read_rows(spec, _open_hub(spec), wanted, warn)
     check_readable(spec)
     builder = _ROW_SUFFIXES.get(Path(spec).suffix.lower()) if spec != STDIN else None
     if builder is not None:
-        return _read_rows(spec, _open_file(spec, builder), wanted)
-    return _read_json(spec, wanted, max_line_bytes)
+        return _read_rows(spec, _open_file(spec, builder), wanted, warn)
+    return _read_json(spec, wanted, max_line_bytes, warn)
 
 
-def _read_json(spec: str, wanted: Format | None, max_line_bytes: int) -> Iterator[Conversation | BadLine]:
+def _read_json(
+    spec: str, wanted: Format | None, max_line_bytes: int, warn: Callable[[str], None]
+) -> Iterator[Conversation | BadLine]:
+    faults = Faults(spec)
     for line, data in read_lines(spec, max_line_bytes):
+        record: Conversation | BadLine
         if isinstance(data, LongLine):
             message = (
                 f"the line holds {data.num_bytes:,} bytes; at most {max_line_bytes:,} are read: split it"
             )
-            yield BadLine(line, RequestError("invalid_json", message, line))
+            record = BadLine(line, RequestError("invalid_json", message, line))
+        elif isinstance(data, BrokenEnd):
+            warn(data.reason)
+            yield _signed(BadLine(line, RequestError("invalid_json", data.reason, line)), data.reason.encode())
+            return
         else:
-            yield parse_line(data, line, wanted)
+            record = parse_line(data, line, wanted)
+        error = record.error if isinstance(record, BadLine) else None
+        faults.note(error, data if isinstance(data, bytes) else b"")
+        yield _signed(record, data if isinstance(data, bytes) else message.encode())
 
 
-def _read_rows(spec: str, rows: Iterable[Any], wanted: Format | None) -> Iterator[Conversation | BadLine]:
-    line = 0
+def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
+    """The record with the digest of what it was read from."""
+    record.digest = xxhash.xxh3_128_hexdigest(data)
+    return record
+
+
+def _read_rows(
+    spec: str, rows: Iterable[Any], wanted: Format | None, warn: Callable[[str], None]
+) -> Iterator[Conversation | BadLine]:
+    line, faults = 0, Faults(spec)
     try:
         for line, row in enumerate(rows, start=1):
-            yield parse_record(_plain_row(row), line, wanted)
+            record = _read_row(row, line, wanted)
+            faults.note(record.error if isinstance(record, BadLine) else None)
+            yield record
     except _dataset_errors() as error:
-        raise UsageError(f"{spec} cannot be read further after row {line}: {_first_line(error)}") from None
+        reason = f"{spec} cannot be read further after row {line}: {_first_line(error)}"
+        if not line:
+            raise UsageError(reason) from None
+        warn(reason)
+        yield _signed(BadLine(line + 1, RequestError("invalid_request", reason, line + 1)), reason.encode())
+
+
+def _read_row(row: object, line: int, wanted: Format | None) -> Conversation | BadLine:
+    try:
+        return _signed(parse_record(_plain_row(row), line, wanted), ascii(row).encode())
+    except RecursionError:
+        message = "the row is nested too deeply"
+        return _signed(BadLine(line, RequestError("invalid_request", message, line)), message.encode())
 
 
 def _plain_row(row: object) -> object:
@@ -131,7 +178,10 @@ def _dataset_errors() -> tuple[type[Exception], ...]:
     from datasets.exceptions import DatasetsError
     from pyarrow.lib import ArrowException
 
-    return (OSError, ValueError, LookupError, RuntimeError, EOFError, ArrowException, DatasetsError)
+    return (
+        OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, RuntimeError,
+        EOFError, MemoryError, ArrowException, DatasetsError,
+    )  # fmt: skip
 
 
 def _first_line(error: Exception) -> str:

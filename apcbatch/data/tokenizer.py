@@ -7,14 +7,17 @@ tokenizer.json.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
 from apcbatch.errors import ModelError
+from apcbatch.regular_files import open_regular_file, read_regular_file
+from apcbatch.values import brief
 
 if TYPE_CHECKING:
     import tokenizers
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
 KEPT_MARKERS = ("<tool_call>", "</tool_call>")
 # The first is read as it is; the others are converted by `transformers`, which takes longer to import then.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+MAX_TEMPLATE_BYTES = 4 << 20
+_MAX_FILE_BYTES = 256 << 20
+_MOST_IDS = 1 << 31
+_MORE_TEMPLATES = "additional_chat_templates/*.jinja"
+
+T = TypeVar("T")
 
 
 class Tokenizer:
@@ -91,12 +101,51 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
         raise ModelError(
             f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json"
         )
-    source = _load_source(folder)
+    _check_files(folder)
     config = _read_json(folder / "config.json")
     vocab_size = config.get("vocab_size")
-    if not isinstance(vocab_size, int):
-        vocab_size = source.backend_tokenizer.get_vocab_size(with_added_tokens=True)
-    return Tokenizer(source, vocab_size, _eos_token_ids(folder, config, source.eos_token_id))
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 0 < vocab_size <= _MOST_IDS:
+        vocab_size = None
+    source = _guarded(folder, lambda: _load_source(folder))
+    eos_token_ids = _eos_token_ids(folder, config, source.eos_token_id)
+    return _guarded(
+        folder,
+        lambda: Tokenizer(
+            source,
+            vocab_size or source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
+            eos_token_ids,
+        ),
+    )
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse what `transformers` would wait for, or read without an end, before it looks."""
+    for path in sorted([*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)]):
+        if path.suffix not in (".json", ".jinja", ".model", ".txt") or path.is_dir():
+            continue
+        try:
+            with open_regular_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        most = MAX_TEMPLATE_BYTES if path.suffix == ".jinja" else _MAX_FILE_BYTES
+        if size > most:
+            raise ModelError(f"{path} holds {size:,} bytes; at most {most:,} are read")
+
+
+def _guarded(folder: Path, load: Callable[[], T]) -> T:
+    """What is loaded; ModelError whatever the library and its parser make of a damaged file."""
+    try:
+        return load()
+    except ModelError:
+        raise
+    except BaseException as error:  # the parser's panics are no Exceptions
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}; "
+            "expected tokenizer.json and tokenizer_config.json as the model was published"
+        ) from None
 
 
 def _load_source(folder: Path) -> Any:
@@ -106,17 +155,11 @@ def _load_source(folder: Path) -> Any:
         )
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        if (folder / "tokenizer.json").is_file():
-            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-        from transformers import AutoTokenizer
+    if (folder / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    from transformers import AutoTokenizer
 
-        source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library and its parser raise bare exceptions for damaged files
-        raise ModelError(
-            f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}; "
-            "expected tokenizer.json and tokenizer_config.json as the model was published"
-        ) from None
+    source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if not hasattr(source, "backend_tokenizer"):
         raise ModelError(f"{folder} has no tokenizer.json; convert the tokenizer to one and put it there")
     return source
@@ -133,27 +176,33 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | No
         ids: list[Any] = value if isinstance(value, list) else [value]
         if value is None or not ids:
             continue
-        if not all(isinstance(number, int) and number >= 0 for number in ids):
+        if not all(_is_id(number) for number in ids):
             raise ModelError(
-                f"eos_token_id in {folder / name} is {value!r}; expected a token id or a list of them"
+                f"eos_token_id in {folder / name} is {brief(value)}; expected a token id or a list of them"
             )
         return ids
     return []
 
 
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where there is no file."""
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(read_regular_file(path, _MAX_FILE_BYTES))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise ModelError(f"{path} cannot be read as JSON: {_first_line(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object; expected the file as the model was published")
     return value
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:300] if lines else type(error).__name__

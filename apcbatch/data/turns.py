@@ -12,6 +12,9 @@ from apcbatch.data.messages import Message
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 
+# Each turn's prompt is rendered from its own history: what all turns of a conversation hold together is bounded.
+MAX_RENDERED_MESSAGES = 1 << 24
+
 
 class Turn(NamedTuple):
     """One request of a conversation: the number of the assistant turn, from 1, and the messages before it."""
@@ -24,14 +27,20 @@ def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
     """The requests of a conversation of at least one message, in order.
 
     each, rollout: every assistant turn, and one more for the answer that is missing where the conversation
-    ends with another role. last: the turn after the last message that is not from the assistant; raises
-    RequestError where there is none.
+    ends with another role. last: the turn after the last message that is not from the assistant. Raises RequestError
+    where there is no such turn, and for more turns than can be rendered: their work grows with their square.
     """
     ends = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if turns == "last":
         return [_last_turn(messages)]
     if messages[-1]["role"] != "assistant":
         ends.append(len(messages))
+    if sum(ends) > MAX_RENDERED_MESSAGES:
+        raise RequestError(
+            "invalid_request",
+            f"the {len(ends):,} turns have {sum(ends):,} messages before them in all; at most "
+            f"{MAX_RENDERED_MESSAGES:,} are rendered for one line: split the conversation, or give --turns last",
+        )
     return [Turn(number, end) for number, end in enumerate(ends, start=1)]
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config
-from apcbatch.values import format_size
+from apcbatch.values import FILE_MARK, format_size, shown
 
 REPLACED = ("resume", "overwrite", "retry_errors")
 
@@ -43,5 +43,8 @@ def _flag(name: str, config: Config) -> Iterator[str]:
         return
     elif value is True:
         yield flag
+    elif shown(spec, value) is None:
+        if config.origins[name] == flag:  # a secret: a file is for the user to name; a variable is still there
+            yield from (flag, f"{FILE_MARK}FILE")
     else:
         yield from (flag, format_size(value) if spec.kind == "size" else str(value))

@@ -1,27 +1,36 @@
 """What OUT answers already: read once when a run resumes, asked for every request.
 
-Must not know: prompts, the engine. Memory: 36 to 54 bytes a finished request.
+Must not know: prompts, the engine. Invariants: reading changes nothing in OUT; a record counts for a request
+only where its digest says that it was made of the same. Memory: 25 to 32 bytes a finished request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
-
-import orjson
 
 from apcbatch.errors import UsageError
 from apcbatch.job.keys import KeyTable, request_key
-from apcbatch.job.record import Ticket
+from apcbatch.job.record import Ticket, read_record
 from apcbatch.job.sink import FileSink
+
+NUL = b"\0"  # JSON has none; the system puts them where a power cut took what was written
 
 
 class Answered:
-    """The requests that have a line in OUT; none for a fresh run."""
+    """The requests that have a line in OUT; none for a fresh run.
+
+    num_shown: those of them that the input has shown so far. confirmed: all were compared with the input.
+    num_torn: lines that a power cut left unreadable. num_unsigned: lines of a version that wrote no digests.
+    trusts_lines: this very version rendered them.
+    """
 
     def __init__(self, sink: FileSink | None = None) -> None:
         self._sink = sink
-        self._offsets = KeyTable(with_values=True)
-        self.num_errors = self.num_retryable = 0
+        self._offsets = KeyTable()  # the line's offset; its complement once the input has shown the request
+        self.num_errors = self.num_retryable = self.num_torn = self.num_unsigned = self.num_shown = 0
+        self.confirmed = False
+        self.trusts_lines = True
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -29,53 +38,143 @@ class Answered:
     def __contains__(self, ticket: Ticket) -> bool:
         return _key(ticket.line, ticket.turn) in self._offsets
 
-    def record(self, ticket: Ticket) -> dict[str, Any] | None:
-        """The record of a request, read back from OUT; None where there is none."""
-        offset = self._offsets.get(_key(ticket.line, ticket.turn))
-        return None if offset is None or self._sink is None else orjson.loads(self._sink.line_at(offset))
+    def confirm(self, ticket: Ticket, by_prompt: bool = False) -> dict[str, Any]:
+        """The record of a request that is there; UsageError where it is not this request that it answers.
 
-    def _enter(self, offset: int, record: dict[str, Any]) -> None:
-        self._offsets.add(_key(record["line"], record["turn"]), offset)
+        by_prompt: the line alone does not tell, since the prompt holds earlier answers.
+        """
+        key = _key(ticket.line, ticket.turn)
+        record = self._record_at(self._offset(key))
+        if not self._is_of(record, ticket, by_prompt):
+            self.check_all_shown(ticket.line - 1, whole=False)  # one request less or more shifts the numbers
+            raise UsageError(f"line {_place(ticket.line, ticket.turn)} {self._not_the_same}")
+        self._show(key)
+        return record
+
+    def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
+        """Whether all are there and made of the same line, which then needs no rendering."""
+        keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
+        if not all(key in self._offsets for key in keys):
+            return False
+        if not self.confirmed:
+            for key, ticket in zip(keys, tickets, strict=True):
+                if not self._is_of(self._record_at(self._offset(key)), ticket):
+                    return False
+            for key in keys:
+                self._show(key)
+        return True
+
+    def check_shape(self, line: int, turn: int | None) -> None:
+        """Refuse a line with turns where OUT answers it as a whole, and the other way round, before it is answered
+        again; turn: its first one, None for the line as a whole."""
+        other = 1 if turn is None else None
+        if _key(line, other) in self._offsets:
+            raise UsageError(f"line {_place(line, other)} {self._not_the_same}")
+
+    def leave(self, ticket: Ticket) -> None:
+        """Count a request as shown, though it can be compared only when the one before it is answered."""
+        if ticket in self:
+            self._show(_key(ticket.line, ticket.turn))
+
+    def check_all_shown(self, last_line: int, whole: bool) -> None:
+        """Refuse answers to what the input does not have; whole: it was read to its end, else to last_line."""
+        for offset in sorted(value for value in self._offsets.values() if value >= 0):
+            record = self._record_at(offset)
+            if whole or record["line"] <= last_line:
+                raise UsageError(f"line {_place(record['line'], record['turn'])} {self._not_the_same}")
+
+    def enter(self, offset: int, record: dict[str, Any]) -> bool:
+        """Add the record at an offset; False where the request has one already."""
+        if not self._offsets.add(_key(record["line"], record["turn"]), offset):
+            return False
+        self.num_unsigned += not _is_signed(record)
         if record["error"] is not None:
             self.num_errors += 1
-            self.num_retryable += bool(record["error"]["retryable"])
+            self.num_retryable += record["error"]["retryable"]
+        return True
+
+    def _is_of(self, record: dict[str, Any], ticket: Ticket, by_prompt: bool = False) -> bool:
+        """Whether a record answers this request, as far as it says what that was made of."""
+        if (record["id"], record["custom_id"]) != (ticket.request_id, ticket.custom_id):
+            return False
+        origin, failed = record["apcbatch"], record["error"] is not None
+        by_line = failed or (self.trusts_lines and not by_prompt)
+        same_line = by_line and origin.get("line_digest") == ticket.line_digest
+        same_prompt = ticket.request_digest and origin.get("request_digest") == ticket.request_digest
+        return bool(same_line or same_prompt or not _is_signed(record))
+
+    def _show(self, key: int) -> None:
+        offset = self._offset(key)
+        self.num_shown += self._offsets.get(key) == offset
+        self._offsets.set(key, ~offset)
+
+    def _offset(self, key: int) -> int:
+        value = self._offsets.get(key)
+        assert value is not None
+        return value if value >= 0 else ~value
+
+    def _record_at(self, offset: int) -> dict[str, Any]:
+        assert self._sink is not None
+        record = read_record(self._sink.line_at(offset))
+        if record is None:
+            raise UsageError(f"output {self._sink.path} was changed by another program while it was read")
+        return record
+
+    @property
+    def _not_the_same(self) -> str:
+        path = self._sink.path if self._sink else ""
+        return (
+            f"of the input is not the one that {path} answers, or not with the same settings; "
+            "give the input of that run, or another -o, or take the line's answers out of OUT, or --overwrite"
+        )
 
 
-def read_answered(sink: FileSink, retry_errors: bool) -> Answered:
-    """Cut a torn end off OUT, drop the errors that are to be run again, and read which requests are left."""
-    sink.cut_torn_line()
-    if retry_errors:
-        sink.keep(lambda line: not _is_retryable(line))
+def read_answered(sink: FileSink) -> Answered:
+    """Which requests OUT answers; UsageError names the line that this program did not write."""
     answered = Answered(sink)
     for number, (offset, line) in enumerate(sink.lines(), start=1):
-        record = _parse(line)
+        if _is_torn(line):
+            answered.num_torn += 1
+            continue
+        record = read_record(line)
+        reason = "is not a line that this program wrote"
+        if record is not None and not answered.enter(offset, record):
+            record, reason = None, "answers a request that an earlier line answers"
         if record is None:
             raise UsageError(
-                f"output {sink.path}, line {number}, is not a line that this program wrote; "
+                f"output {sink.path}, line {number}, {reason}; "
                 "take it out, or choose another -o, or --overwrite"
             )
-        answered._enter(offset, record)
     return answered
+
+
+def drop_unusable(sink: FileSink, answered: Answered, retry_errors: bool) -> Answered:
+    """Take torn lines out of OUT, and the errors that are to be run again; gives what is left."""
+    sink.cut_torn_line()
+    if not answered.num_torn and not (retry_errors and answered.num_retryable):
+        return answered
+    sink.keep(lambda line: not _is_torn(line) and not (retry_errors and _is_retryable(line)))
+    left = read_answered(sink)
+    left.confirmed = answered.confirmed
+    return left
+
+
+def _is_signed(record: dict[str, Any]) -> bool:
+    return "line_digest" in record["apcbatch"] and "request_digest" in record["apcbatch"]
+
+
+def _is_torn(line: bytes) -> bool:
+    return NUL in line or not line.endswith(b"\n")
+
+
+def _is_retryable(line: bytes) -> bool:
+    record = read_record(line)
+    return record is not None and record["error"] is not None and bool(record["error"]["retryable"])
 
 
 def _key(line: int, turn: int | None) -> int:
     return request_key(line, turn or 0)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The record of a line, None where it is something else."""
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    known = isinstance(record, dict) and {"id", "line", "turn", "error", "response"} <= record.keys()
-    return (
-        record
-        if known and isinstance(record["line"], int) and isinstance(record["turn"], int | None)
-        else None
-    )
-
-
-def _is_retryable(line: bytes) -> bool:
-    record = _parse(line)
-    return record is not None and record["error"] is not None and bool(record["error"]["retryable"])
+def _place(line: int, turn: int | None) -> str:
+    return f"{line}" if turn is None else f"{line} (turn {turn})"

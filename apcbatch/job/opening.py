@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import combinations
-from pathlib import Path
 from typing import Any
 
-from apcbatch.config import Config
+from apcbatch.config import Config, config_path
+from apcbatch.data.lines import STDIN
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
-from apcbatch.job.answered import Answered, read_answered
-from apcbatch.job.runfile import RunFile, input_identity, model_files_digest
-from apcbatch.job.sink import STDOUT, FileSink, Sink
+from apcbatch.job.answered import Answered, drop_unusable, read_answered
+from apcbatch.job.feed import Feeder
+from apcbatch.job.paths import STDOUT, check_outputs
+from apcbatch.job.runfile import RunFile, input_identity, model_files_digest, run_file_path
+from apcbatch.job.salt import read_salt
+from apcbatch.job.sink import FileSink, Sink
 from apcbatch.model.locate import locate_model
+from apcbatch.types import Request
 
 
 @dataclass
@@ -33,25 +37,17 @@ class Parts:
     answered: Answered
 
 
-def check_paths(config: Config, input: str, output: str) -> None:
+def check_paths(config: Config, input: str, output: str, config_file: str | None) -> None:
     """Refuse an OUT that would be mixed up with something else; UsageError says what to give instead."""
-    path = Path(output)
-    files = {
-        "INPUT": input,
-        "OUT": output,
-        "OUT.run.json": f"{output}.run.json",
-        "--summary": config.summary or STDOUT,
-    }
-    for (name, one), (other_name, other) in combinations(files.items(), 2):
-        if STDOUT not in (one, other) and _same_file(one, other):
-            raise UsageError(
-                f"{name} and {other_name} are the same file, {one}; give one of them another name"
-            )
-    if config.summary is not None and not Path(config.summary).absolute().parent.is_dir():
-        raise UsageError(f"--summary {config.summary}: its folder does not exist; make it first")
-    if output == STDOUT and config.resume:
+    if config.summary == STDOUT:
+        raise UsageError("--summary needs a file; the summary is the last line on standard output already")
+    is_file = output != STDOUT and (os.path.isfile(output) or not os.path.exists(output))
+    run_file = run_file_path(output) if is_file else None
+    outputs = {"OUT": output, "OUT.run.json": run_file, "--summary": config.summary}
+    check_outputs(config, {"INPUT": input, "--config": config_path(config_file)}, outputs)
+    if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
-    if path.is_file() and output != STDOUT and not (config.resume or config.overwrite):
+    if is_file and os.path.exists(output) and not (config.resume or config.overwrite):
         raise UsageError(
             f"output {output} exists; give --resume to go on with it or --overwrite to replace it"
         )
@@ -59,33 +55,61 @@ def check_paths(config: Config, input: str, output: str) -> None:
 
 def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> Parts:
     """Open what a run needs, cheap things first; raises UsageError (ModelError) for what cannot be used."""
-    records = open_source(input, config.format)
+    records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     renderer = Renderer.load(folder, warn=warn)
     if not isinstance(sink, FileSink):
         return Parts(records, renderer, make_engine(config, warn), Answered())
-    run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder))
-    continues = config.resume and sink.has_lines()
-    if continues:
-        run_file.check()
-    engine = make_engine(config, warn)
-    run_file.set_fingerprint(engine.fingerprint)
-    if continues:
-        run_file.check()
-        answered = read_answered(sink, config.retry_errors)
+    run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
+    answered = None
+    if config.resume and sink.has_lines():
+        same_version = run_file.check()
+        answered = read_answered(sink)
+        answered.trusts_lines = same_version
+        _warn_of(answered, sink, warn)
+        confirm_input(config, input, renderer, answered)
     else:
-        sink.truncate()
-        answered = Answered()
-    run_file.write()
-    sink.remove_if_empty = False
-    return Parts(records, renderer, engine, answered)
+        run_file.check_replaceable()
+    engine = make_engine(config, warn)
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        run_file.set_fingerprint(engine.fingerprint)
+        if answered is not None:
+            run_file.check()
+            answered = drop_unusable(sink, answered, config.retry_errors)
+        else:
+            sink.truncate()
+        run_file.write()
+        sink.remove_if_empty = False
+        stack.pop_all()
+    return Parts(records, renderer, engine, answered or Answered())
 
 
-def _same_file(one: str, other: str) -> bool:
-    """Whether two names lead to one regular file, also where it is still to be made."""
-    if os.path.exists(one) and os.path.exists(other):
-        return os.path.isfile(one) and os.path.samefile(one, other)
-    return os.path.realpath(one) == os.path.realpath(other)
+def confirm_input(config: Config, input: str, renderer: Renderer, answered: Answered) -> None:
+    """Compare what OUT answers with a file INPUT, before anything is changed; a stream is compared as it is read."""
+    if input == STDIN or not os.path.isfile(input):
+        return
+    feeder = Feeder(config, open_source(input, config.format), renderer, answered)
+    while not feeder.exhausted and answered.num_shown < len(answered):
+        work = feeder.next()
+        if isinstance(work, Request) and work.tag.chain is not None:
+            for ticket in work.tag.chain.remaining:
+                answered.leave(ticket)
+    if feeder.exhausted:
+        answered.check_all_shown(feeder.last_line, whole=config.limit is None)
+    answered.confirmed = True
+
+
+def _warn_of(answered: Answered, sink: FileSink, warn: Callable[[str], None]) -> None:
+    if answered.num_unsigned:
+        warn(
+            f"{answered.num_unsigned} lines of {sink.path} are of a version that did not note what they were "
+            "made of; they are taken for answers to this input"
+        )
+    if answered.num_torn:
+        warn(
+            f"{answered.num_torn} lines of {sink.path} are torn, as a power cut leaves them; they are run again"
+        )
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
@@ -102,9 +126,11 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
         policy=config.policy,
         store=config.store,
         store_size_bytes=config.store_size,
+        cache_salt=read_salt(config),
         pool_size_bytes=config.pool_size,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
+        max_request_tokens=config.max_request_tokens,
         warn=warn,
     )
 

@@ -13,6 +13,7 @@ from apcbatch.config import Config
 from apcbatch.engine.forecast import Forecast, PolicyForecast, forecast
 from apcbatch.engine.planner import Planner
 from apcbatch.job.survey import Survey
+from apcbatch.job.window import windows_note
 from apcbatch.types import Policy
 from apcbatch.values import rounded_size
 
@@ -92,6 +93,9 @@ def as_lines(made: Forecast, surveyed: Survey, config: Config) -> Iterator[str]:
             yield _row(f"{block_size}" if row == 0 else "", table)
     yield ""
     yield from _limits(made, config)
+    note = windows_note(surveyed.num_windows, config)
+    if note is not None:
+        yield f"  the window: {note}"
 
 
 def _row(block_size: str, table: PolicyForecast) -> str:

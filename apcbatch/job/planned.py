@@ -1,4 +1,4 @@
-"""The input as planned work: read a window of conversations ahead, plan it, hand it out in the plan's order.
+"""The input as planned work: read a window ahead, plan it, hand it out in the plan's order.
 
 Must not know: how a plan is made, how requests run. Invariants: the window bounds what is read ahead; every piece of
 work that the feeder gives comes out once; failures come out first.
@@ -14,7 +14,8 @@ from typing import Any
 from apcbatch.config import Config
 from apcbatch.engine.planner import Planner
 from apcbatch.engine.prefix_tree import PrefixTree
-from apcbatch.job.feed import Failure, Feeder, Work
+from apcbatch.job.feed import Feeder, Work
+from apcbatch.job.window import Window
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
@@ -25,12 +26,13 @@ class PlannedFeeder:
     def __init__(self, config: Config, feeder: Feeder, engine: Any) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
         self._ready: deque[Work] = deque()
+        self._next: Request | None = None  # the first of the next window
         self.plan_s = 0.0
 
     @property
     def exhausted(self) -> bool:
         """Whether everything was handed out."""
-        return self._feeder.exhausted and not self._ready
+        return self._feeder.exhausted and not self._ready and self._next is None
 
     @property
     def num_chains(self) -> int:
@@ -53,17 +55,20 @@ class PlannedFeeder:
         return self._feeder.follow(result)
 
     def _plan_window(self) -> None:
-        """Read up to a window of conversations, and queue their requests as planned."""
-        requests, lines = [], 0
-        latest = None
-        while not self._feeder.exhausted and lines <= self._config.window:
-            work = self._feeder.next()
-            if isinstance(work, Failure):
-                self._ready.append(work)
-            elif work is not None:
+        """Read a window, and queue its requests as planned."""
+        requests, window = [], Window(self._config)
+        while True:
+            work = self._next or self._feeder.next()
+            self._next = None
+            if isinstance(work, Request):
+                if not window.takes(work):
+                    self._next = work
+                    break
                 requests.append(work)
-                lines += work.tag.ticket.line != latest
-                latest = work.tag.ticket.line
+            elif work is not None:
+                self._ready.append(work)
+            elif self._feeder.exhausted:
+                break
         begin = time.perf_counter()
         self._ready.extend(self._planned(requests))
         self.plan_s += time.perf_counter() - begin
@@ -77,7 +82,7 @@ class PlannedFeeder:
         tree = PrefixTree()
         for request in usable:
             tree.add(as_token_array(request.token_ids), request.tag.ticket.line)
-        places = list(tree.keys(bytes.fromhex(engine.fingerprint), config.block_size)) if config.store else []
+        places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]
         # The plan counts what it keeps itself; what comes from the store needs a place in the pool while it is read.

@@ -6,7 +6,7 @@ Must not know: the model, the input. Imports matplotlib, which not everybody has
 from __future__ import annotations
 
 import importlib.util
-from typing import BinaryIO
+import io
 
 from apcbatch.errors import UsageError
 from apcbatch.job.tune import Tuning
@@ -24,8 +24,8 @@ def check_plot(path: str) -> str:
     return suffix
 
 
-def draw(tuning: Tuning, file: BinaryIO, format: str) -> None:
-    """Write the picture."""
+def draw(tuning: Tuning, format: str) -> bytes:
+    """The picture as a file of this format."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -53,4 +53,6 @@ def draw(tuning: Tuning, file: BinaryIO, format: str) -> None:
             seconds = [candidate.verified.total_s for candidate in verified if candidate.verified]
             axes.plot([candidate.block_size for candidate in verified], seconds, "x", label="measured")
             axes.legend()
+    file = io.BytesIO()
     figure.savefig(file, format=format, metadata={"Date": None} if format == "svg" else None)
+    return file.getvalue()

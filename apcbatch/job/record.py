@@ -1,19 +1,25 @@
 """The output record of one request: OpenAI's response body, and what was reused, as one JSON line.
 
-Must not know: where lines go. Invariant: `error` is null if and only if the request succeeded.
+Must not know: where lines go. Invariants: `error` is null if and only if the request succeeded; what
+`read_record` lets through has every field that a resumed run uses, of its type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+import xxhash
 
 from apcbatch.data.render import Renderer
 from apcbatch.data.tool_calls import parse_answer
 from apcbatch.errors import RequestError
+from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
+
+KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,7 @@ class Ticket:
     """One request's place in the job: its number in input order (from 0), line (from 1), turn, and names.
 
     turn is None where the record answers the line as a whole. completion: it came from /v1/completions.
+    line_digest: of the line as it was read. request_digest: see the function; None where there is no prompt.
     """
 
     number: int
@@ -29,6 +36,8 @@ class Ticket:
     custom_id: str | None
     conversation: str | None
     completion: bool = False
+    line_digest: str = ""
+    request_digest: str | None = None
 
     @property
     def request_id(self) -> str:
@@ -41,6 +50,14 @@ class Ticket:
         return self.custom_id or f"line-{self.line}"
 
 
+def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str, Any]) -> str:
+    """xxh3-128, in hex, of all that an answer depends on besides the model: names, settings, prompt tokens."""
+    names = repr((ticket.request_id, ticket.custom_id, sorted(settings.items())))
+    digest = xxhash.xxh3_128(names.encode("utf-8", "surrogatepass") + b"\0")
+    digest.update(token_ids.astype("<i4", copy=False).tobytes())
+    return digest.hexdigest()
+
+
 def error_line(ticket: Ticket, error: RequestError) -> bytes:
     """The line of a request, or of a whole input line, that failed."""
     described = {
@@ -49,13 +66,13 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
         "line": ticket.line if error.line is None else error.line,
         "retryable": error.retryable,
     }
-    return _line(ticket, None, described, {"conversation": ticket.conversation})
+    return _line(ticket, None, described, _origin(ticket))
 
 
 def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) -> bytes:
     """The line of a request that succeeded."""
     reuse = {
-        "conversation": ticket.conversation,
+        **_origin(ticket),
         "cached_from": result.cached_from,
         "cached_tokens": result.cached_tokens,
         "computed_tokens": result.computed_tokens,
@@ -79,6 +96,51 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) 
     }
     response = {"status_code": 200, "request_id": ticket.request_id, "body": body}
     return _line(ticket, response, None, reuse)
+
+
+def _origin(ticket: Ticket) -> dict[str, Any]:
+    """What tells a resumed run whose answer this is."""
+    return {
+        "conversation": ticket.conversation,
+        "line_digest": ticket.line_digest,
+        "request_digest": ticket.request_digest,
+    }
+
+
+def read_record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line that this program wrote; None for anything else."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(record, dict) or not record.keys() >= KEYS or not isinstance(record["apcbatch"], dict):
+        return None
+    named = isinstance(record["id"], str) and isinstance(record["custom_id"], str | None)
+    placed = _is_count(record["line"]) and (record["turn"] is None or _is_count(record["turn"]))
+    answered = _is_answer(record) if record["error"] is None else _is_error(record)
+    return record if named and placed and answered else None
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value < 1 << 63
+
+
+def _is_error(record: dict[str, Any]) -> bool:
+    error = record["error"]
+    if record["response"] is not None or not isinstance(error, dict):
+        return False
+    texts = isinstance(error.get("code"), str) and isinstance(error.get("message"), str)
+    return texts and isinstance(error.get("retryable"), bool)
+
+
+def _is_answer(record: dict[str, Any]) -> bool:
+    try:
+        reason = record["response"]["body"]["choices"][0]["finish_reason"]
+        token_ids = record["apcbatch"]["completion_token_ids"]
+    except (LookupError, TypeError):
+        return False
+    known = isinstance(reason, str) and isinstance(token_ids, list)
+    return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
 
 
 def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any]:

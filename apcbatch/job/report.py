@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any, TextIO
 
 import orjson
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from apcbatch.config import Config
 from apcbatch.errors import RequestError
-from apcbatch.job.sink import silence
+from apcbatch.job.silence import silence
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
 
@@ -50,16 +51,18 @@ class Report:
     def begin_progress(self) -> None:
         """Start the bar, or the clock of the plain lines."""
         if self._mode == "bar":
-            self._bar = tqdm(
-                desc="requests ", file=sys.stderr, dynamic_ncols=True, bar_format=BAR_FORMAT, leave=False
-            )
+            with suppress(OSError):  # nobody would see it
+                self._bar = tqdm(
+                    desc="requests ", file=sys.stderr, dynamic_ncols=True, bar_format=BAR_FORMAT, leave=False
+                )
         self._plain = self._mode == "plain"
         self._next_tick = time.monotonic() + (PLAIN_EVERY_S if self._plain else BAR_EVERY_S)
 
     def end_progress(self) -> None:
         """Take the bar off the screen."""
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
             self._bar = None
         self._plain = False
 
@@ -72,9 +75,11 @@ class Report:
             self._next_tick = now + BAR_EVERY_S
             if total is not None and self._bar.total is None:
                 self._bar.total, self._bar.bar_format = total, BAR_FORMAT_WITH_TOTAL
-            self._bar.set_postfix_str(self._rates(), refresh=False)
             self._bar.n = self._totals.requests
-            self._bar.refresh()
+            try:
+                self._bar.set_postfix_str(self._rates(), refresh=True)
+            except OSError:
+                self._bar = None  # nobody sees it any more
         elif self._plain:
             self._next_tick = now + PLAIN_EVERY_S
             done = self._totals.requests
@@ -138,13 +143,17 @@ class Report:
 
     def _write(self, stream: TextIO, line: str) -> bool:
         """Write a line at once, above the bar; False where nobody reads the stream any more."""
-        if self._bar is not None and stream.isatty():
-            self._bar.clear()
         try:
+            if self._bar is not None and stream.isatty():
+                self._bar.clear()
             stream.write(line + "\n")
             stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
             silence(stream)
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+                self.warn(
+                    f"standard output cannot be written: {error.strerror}; the results are in OUT alone"
+                )
             return False
         return True
 

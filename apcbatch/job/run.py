@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,15 +16,19 @@ import orjson
 from apcbatch.config import Config
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError
 from apcbatch.job.again import command_line
+from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.feed import Failure, Feeder, Work
 from apcbatch.job.opening import Parts, check_paths, open_parts
+from apcbatch.job.paths import STDOUT
 from apcbatch.job.planned import PlannedFeeder
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.report import Report
 from apcbatch.job.signals import Signals
-from apcbatch.job.sink import STDOUT, FileSink, Sink, open_sink
+from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
+
+STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
@@ -34,6 +37,7 @@ class Job:
     def __init__(
         self, config: Config, input: str, output: str, program: Sequence[str], config_file: str | None = None
     ) -> None:
+        output = STDOUT if output in STDOUT_NAMES else output
         self._config, self._input, self._output = config, input, output
         self._program, self._config_file = program, config_file
         self._totals = Totals()
@@ -45,7 +49,7 @@ class Job:
 
     def run(self) -> int:
         """Do the job and return its exit code; raises ApcbatchError, and Interrupted while loading."""
-        check_paths(self._config, self._input, self._output)
+        check_paths(self._config, self._input, self._output, self._config_file)
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             parts = open_parts(self._config, self._input, sink, self._report.warn)
             self._out_is_ours = isinstance(sink, FileSink)
@@ -80,9 +84,12 @@ class Job:
                     for work in feeder.follow(result):
                         self._place(work, engine, sink)
             self._report.tick(feeder.total)
+            sink.keep_safe()
         exit_code = self._exit_code(parts.answered.num_errors)
         self._totals.plan_s = feeder.plan_s if isinstance(feeder, PlannedFeeder) else 0.0
         self._end(engine, sink)
+        if recorded.exhausted and not parts.answered.confirmed:
+            parts.answered.check_all_shown(recorded.last_line, whole=self._config.limit is None)
         return exit_code
 
     def _begin(self, parts: Parts) -> None:
@@ -156,10 +163,9 @@ class Job:
         self._report.note(self._totals.sentence(self._output))
         self._report.summary(summary)
         if self._config.summary is not None:
+            document = orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE)
             try:
-                Path(self._config.summary).write_bytes(
-                    orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE)
-                )
+                write_file(self._config.summary, [document], Disk())
             except OSError as error:
                 self._report.warn(f"--summary {self._config.summary} was not written: {error.strerror}")
 

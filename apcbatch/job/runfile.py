@@ -17,6 +17,7 @@ import xxhash
 
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
+from apcbatch.job.disk import Disk, write_file
 from apcbatch.version import VERSION
 
 CHANGES_ANSWERS = (
@@ -24,6 +25,7 @@ CHANGES_ANSWERS = (
     "format",
     "turns",
     "max_tokens",
+    "max_request_tokens",
     "temperature",
     "top_p",
     "seed",
@@ -31,6 +33,8 @@ CHANGES_ANSWERS = (
     "logprobs",
 )
 END_BYTES = 1 << 20
+MAX_BYTES = 1 << 22
+MISSING = "is missing"
 
 
 def input_identity(name: str) -> dict[str, Any]:
@@ -58,9 +62,11 @@ def model_files_digest(model_dir: Path) -> str:
 class RunFile:
     """The run file beside one OUT."""
 
-    def __init__(self, output: Path, config: Config, input: dict[str, Any], model_files: str) -> None:
-        self.output = output
-        self.path = output.with_name(output.name + ".run.json")
+    def __init__(
+        self, output: Path, config: Config, input: dict[str, Any], model_files: str, disk: Disk
+    ) -> None:
+        self.output, self._disk = output, disk
+        self.path = Path(run_file_path(str(output)))
         self._facts: dict[str, Any] = {
             "version": VERSION,
             "input": input,
@@ -74,9 +80,24 @@ class RunFile:
         """Add what is known only once the weights are read."""
         self._facts["model_fingerprint"] = fingerprint
 
-    def check(self) -> None:
-        """Refuse to go on from what another run wrote; UsageError with a line for each field that differs."""
-        earlier = self._read()
+    def check_replaceable(self) -> None:
+        """Refuse to put a run file in the place of a file that is none."""
+        if os.path.lexists(self.path) and self._read()[0] is None:
+            raise UsageError(
+                f"{self.path} is not a run file of this program, and this run would replace it; "
+                "move it away, or choose another -o (--overwrite replaces OUT alone)"
+            )
+
+    def check(self) -> bool:
+        """Refuse to go on from what another run wrote; UsageError with a line for each field that differs. Whether
+        it was this version of the program."""
+        earlier, reason = self._read()
+        if earlier is None:
+            ways = "--overwrite" if reason == MISSING else "move it away and --overwrite"
+            raise UsageError(
+                f"{self.path} {reason}, so nothing says which run wrote {self.output}; "
+                f"put that run's file there, or choose another -o, or {ways}"
+            )
         differences = list(_differences(earlier, self._facts))
         if differences:
             width = max(len(field) for field, _, _ in differences)
@@ -86,41 +107,46 @@ class RunFile:
                 + "\n".join(rows)
                 + "\ngive the earlier values again, or another -o, or --overwrite"
             )
+        return bool(earlier["version"] == VERSION)
 
     def write(self) -> None:
         """Put the file in place, whole or not at all."""
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with open(temporary, "wb") as file:
-            file.write(orjson.dumps(self._facts, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
-
-    def _read(self) -> Mapping[str, Any]:
         try:
-            facts = orjson.loads(self.path.read_bytes())
-        except FileNotFoundError:
-            reason = "is missing"
+            write_file(str(self.path), [_as_json(self._facts)], self._disk)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another -o") from None
+
+    def _read(self) -> tuple[Mapping[str, Any] | None, str]:
+        """The facts of the run before; or None and why there are none."""
+        try:
+            if not self.path.is_file():
+                return None, "is not a file" if os.path.lexists(self.path) else MISSING
+            with open(self.path, "rb") as file:
+                facts = orjson.loads(file.read(MAX_BYTES))
         except (OSError, orjson.JSONDecodeError) as error:
-            reason = f"cannot be read ({error})"
-        else:
-            if (
-                isinstance(facts, dict)
-                and isinstance(facts.get("config"), dict)
-                and isinstance(facts.get("input"), dict)
-            ):
-                return facts
-            reason = "is not a run file"
-        raise UsageError(
-            f"{self.path} {reason}, so nothing says which run wrote {self.output}; "
-            "put it back, or choose another -o, or --overwrite"
-        )
+            return None, f"cannot be read ({error})"
+        parts = ("config", "input") if isinstance(facts, dict) else ()
+        known = parts and all(isinstance(facts.get(part), dict) for part in parts)
+        return (facts, "") if known and "version" in facts else (None, "is not a run file")
+
+
+def run_file_path(output: str) -> str:
+    """Where the run file of an OUT is: beside the file itself where OUT is a link."""
+    return os.path.realpath(output) + ".run.json"
+
+
+def _as_json(facts: dict[str, Any]) -> bytes:
+    """The facts as JSON; a path that is no text loses the bytes that make it so."""
+    option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    name = facts["input"]["name"].encode("utf-8", "replace").decode()
+    return orjson.dumps(facts | {"input": facts["input"] | {"name": name}}, option=option)
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """(field, then, now) of each field that changes answers and is not the same; unknown fields are equal."""
     pairs = [
-        (f"input.{key}", then["input"].get(key), now["input"][key]) for key in ("size_bytes", "xxh3_of_ends")
+        (f"input.{key}", then["input"].get(key), now["input"].get(key))
+        for key in ("size_bytes", "xxh3_of_ends")
     ]
     if now["input"]["size_bytes"] is None:
         pairs.append(("input.name", then["input"].get("name"), now["input"]["name"]))

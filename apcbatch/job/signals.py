@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
@@ -26,8 +25,8 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Handles both signals inside a `with`. Until `drain_on_first` is called the first one raises
-    Interrupted.
+    """Handles both signals inside a `with`, and ignores them after it: nothing is left to stop. Until
+    `drain_on_first` is called the first one raises Interrupted.
 
     exit_code: that of the first signal, None before it. last_words: what the second one prints on stderr.
     """
@@ -36,16 +35,15 @@ class Signals:
         self.exit_code: int | None = None
         self._last_words = last_words
         self._draining = self._is_news = False
-        self._earlier: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
         for number in EXIT_CODES:
-            self._earlier[number] = signal.signal(number, self._handle)
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
+        for number in EXIT_CODES:
+            signal.signal(number, signal.SIG_IGN)
 
     def drain_on_first(self) -> None:
         """From here on the first signal only sets exit_code."""

@@ -1,9 +1,10 @@
 """OUT: the JSON lines of a run, one a request, each with the operating system as soon as it is written.
 
 Must not know: what a line says, besides the number in its id. Invariants: a line is written whole or is the
-torn last one; one process writes one OUT; a file is replaced only by a whole one (temporary name, fsync,
-rename). Input order (--ordered) is made at the end, from the numbers and offsets of the lines (16 bytes
-each): no line is held back in memory, and a run that is killed has lost none.
+torn last one; one process writes one OUT; a file is replaced only by a whole one; what was written is synced
+every few seconds, and each time OUT is looked for where it was opened. Input order (--ordered) is made at the
+end, from the numbers and offsets of the lines (16 bytes each): no line is held back in memory, and a run that
+is killed has lost none.
 """
 
 from __future__ import annotations
@@ -11,21 +12,26 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import stat
 import sys
 import tempfile
+import time
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from apcbatch.errors import StoppedError, UsageError
+from apcbatch.job.disk import Disk, replacing
+from apcbatch.job.paths import STDOUT
+from apcbatch.job.silence import silence
 
-STDOUT = "-"
+SYNC_EVERY_S = 2.0
 WINDOW_BYTES = 1 << 16
+LINE_BYTES = 1 << 13  # most lines
 ID = re.compile(rb'\{"id":"apc-(\d+)"')
 
 
@@ -35,8 +41,11 @@ class Sink(Protocol):
     def append(self, line: bytes) -> None:
         """Hand one line, with its newline, to the system; StoppedError where it is not taken."""
 
+    def keep_safe(self) -> None:
+        """Make the lines durable, if the last time was a while ago; StoppedError where that cannot be done."""
+
     def finish(self, ordered: bool) -> None:
-        """Put the lines into input order if asked to, and make them durable."""
+        """Make the lines durable, and put them into input order if asked to."""
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -45,62 +54,79 @@ class Sink(Protocol):
 class StreamSink:
     """Standard output, a device or a pipe: cannot be resumed; ordered lines wait in a temporary file."""
 
-    def __init__(self, stream: IO[bytes], ordered: bool) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[bytes], name: str, ordered: bool) -> None:
+        self._stream, self._name = stream, name
         self._spool: IO[bytes] | None = tempfile.TemporaryFile() if ordered else None  # noqa: SIM115
 
     def append(self, line: bytes) -> None:
-        if self._spool is not None:
-            self._spool.write(line)
-        else:
-            self._emit(line)
+        with self._stopping():
+            if self._spool is None:
+                self._emit(line)
+            else:
+                self._spool.write(line)
+
+    def keep_safe(self) -> None:
+        pass
 
     def finish(self, ordered: bool) -> None:
-        if self._spool is not None:
-            self._spool.flush()
-            for line in _sorted_lines(self._spool, _numbers_and_offsets(self._spool)):
-                self._emit(line)
-            self.close()
+        with self._stopping():
+            if self._spool is not None:
+                self._spool.flush()
+                for line in _sorted_lines(self._spool, _numbers_and_offsets(self._spool)):
+                    self._emit(line)
 
     def close(self) -> None:
         if self._spool is not None:
-            self._spool.close()
-            self._spool = None
+            with suppress(OSError):
+                self._spool.close()
 
     def _emit(self, line: bytes) -> None:
+        self._stream.write(line)
+        self._stream.flush()
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """Turn what the system refuses into the end of the run: a stream cannot be resumed."""
         try:
-            self._stream.write(line)
-            self._stream.flush()
+            yield
+        except BrokenPipeError:
+            silence(self._stream)
+            raise StoppedError("the reader of the results is gone; nothing more is computed") from None
         except OSError as error:
             silence(self._stream)
-            raise StoppedError(
-                f"the reader of the results is gone ({error.strerror}); nothing more is computed"
-            ) from None
+            raise StoppedError(f"{self._name} cannot be written: {error.strerror}") from None
 
 
 class FileSink:
     """A regular file, locked for this process; opening it changes nothing in it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        self.remove_if_empty = not self.path.exists()
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self.path = Path(os.path.realpath(path))
+        self.disk = disk or Disk()
+        self.remove_if_empty = not os.path.exists(self.path)
+        self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
         try:
-            self._fd = self._open(self.path)
+            self._fd = self.disk.open(str(self.path), 0)
         except OSError as error:
-            advice = (
-                "" if self.path.parent.is_dir() else f"; make the folder first: mkdir -p {self.path.parent}"
-            )
-            raise UsageError(f"output {path} cannot be opened: {error.strerror}{advice}") from None
+            raise UsageError(f"output {path} cannot be opened: {error.strerror}") from None
+        try:
+            self._lock(self._fd)
+        except UsageError:
+            os.close(self._fd)
+            raise
 
     def close(self) -> None:
         """Let go of the file; one that was made for nothing is removed again (see remove_if_empty)."""
-        if self.remove_if_empty and os.fstat(self._fd).st_size == 0:
-            self.path.unlink(missing_ok=True)
+        if self.remove_if_empty and self._is_in_place() and os.fstat(self._fd).st_size == 0:
+            self.disk.unlink(str(self.path))
         os.close(self._fd)
 
     def truncate(self) -> None:
-        """Empty the file (a fresh run)."""
-        os.ftruncate(self._fd, 0)
+        """Empty the file (a fresh run), so that no power cut brings its lines back."""
+        with self._stopping("emptied"):
+            self.disk.truncate(self._fd, 0)
+            self.disk.sync(self._fd)
+            self.disk.sync_folder(str(self.path.parent))
 
     def has_lines(self) -> bool:
         """Whether there is a whole line."""
@@ -119,7 +145,8 @@ class FileSink:
                 break
             end = begin
         if end < size:
-            os.ftruncate(self._fd, end)
+            with self._stopping("shortened"):
+                self.disk.truncate(self._fd, end)
         return size - end
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -132,77 +159,93 @@ class FileSink:
 
     def line_at(self, offset: int) -> bytes:
         """The line that begins at offset."""
-        with open(self.path, "rb") as file:
-            file.seek(offset)
-            return file.readline()
+        pieces = [os.pread(self._fd, LINE_BYTES, offset)]
+        while pieces[-1] and b"\n" not in pieces[-1]:
+            offset += len(pieces[-1])
+            pieces.append(os.pread(self._fd, WINDOW_BYTES, offset))
+        return b"".join(pieces).partition(b"\n")[0]
 
     def keep(self, wanted: Callable[[bytes], bool]) -> None:
         """Replace the file by its wanted lines."""
         self._replace(line for _, line in self.lines() if wanted(line))
 
     def append(self, line: bytes) -> None:
-        view = memoryview(line)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError as error:
-            raise StoppedError(f"output {self.path} cannot be written: {error.strerror}") from None
+        self._is_synced = False
+        with self._stopping("written"):
+            self.disk.write(self._fd, line)
+
+    def keep_safe(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_sync:
+            self._next_sync = now + SYNC_EVERY_S
+            self._sync()
 
     def finish(self, ordered: bool) -> None:
+        self._sync()
         if ordered:
             with open(self.path, "rb") as file:
                 table = _numbers_and_offsets(file)
                 if (np.diff(table[:, 0]) < 0).any():
                     self._replace(_sorted_lines(file, table))
-        os.fsync(self._fd)
+
+    def _sync(self) -> None:
+        """Make what is written safe from a power cut; StoppedError where OUT is not where it was opened."""
+        if not self._is_in_place():
+            raise StoppedError(
+                f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
+                "answered since is not under that name; put it back and resume, or run again"
+            )
+        if not self._is_synced:
+            with self._stopping("synced"):
+                self.disk.sync(self._fd)
+            self._is_synced = True
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
+        except OSError:
+            return False
 
     def _replace(self, lines: Iterator[bytes]) -> None:
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.chmod(stat.S_IMODE(os.fstat(self._fd).st_mode))
-            fd = self._open(temporary)
-            os.replace(temporary, self.path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StoppedError(f"output {self.path} cannot be rewritten: {error.strerror}") from None
+        with self._stopping("rewritten"), replacing(str(self.path), self.disk) as new:
+            for line in lines:
+                self.disk.write(new, line)
+            self._lock(new)
+            fd = os.dup(new)
         os.close(self._fd)
         self._fd = fd
 
-    def _open(self, path: Path) -> int:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    @contextmanager
+    def _stopping(self, done: str) -> Iterator[None]:
+        """Turn what the system refuses into the end of the run."""
+        try:
+            yield
+        except OSError as error:
+            raise StoppedError(f"output {self.path} cannot be {done}: {error.strerror}") from None
+
+    def _lock(self, fd: int) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
             raise UsageError(
-                f"output {path} is being written by another run; wait for it, or choose another"
+                f"output {self.path} is being written by another run; wait for it, or choose another"
             ) from None
         except OSError:
             pass  # a file system without locks
-        return fd
 
 
 def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
     """The sink for `-o OUTPUT`; UsageError where nothing can be written there."""
     if output == STDOUT:
-        return StreamSink(sys.stdout.buffer, ordered)
-    path = Path(output)
-    if path.is_dir():
-        raise UsageError(f"output {path} is a folder; expected a file, such as {path / 'out.jsonl'}")
-    if path.exists() and not path.is_file():
-        return StreamSink(open(path, "wb", buffering=0), ordered)
-    return FileSink(path)
-
-
-def silence(stream: IO[Any]) -> None:
-    """Send what is still buffered for a reader that is gone to nowhere: closing must not fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; give -o a file")
+        return StreamSink(sys.stdout.buffer, "standard output", ordered)
+    if os.path.exists(output) and not os.path.isfile(output):
+        try:
+            return StreamSink(open(output, "wb", buffering=0), f"output {output}", ordered)
+        except OSError as error:
+            raise UsageError(f"output {output} cannot be opened: {error.strerror}") from None
+    return FileSink(Path(output))
 
 
 def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:

@@ -7,7 +7,7 @@ same options, in the same order; what `run` would answer with an error is counte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
@@ -17,10 +17,12 @@ from apcbatch.data.source import open_source
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.prefix_tree import PrefixTree
-from apcbatch.errors import UsageError
+from apcbatch.engine.room import room_for_answer
+from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.answered import Answered
 from apcbatch.job.feed import Failure, Feeder
+from apcbatch.job.window import Window
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
@@ -30,12 +32,13 @@ from apcbatch.prefix import as_token_array
 @dataclass
 class Survey:
     """tree: a conversation's number there is its input line. footprint: what the model's snapshots weigh.
-    num_lines: input lines that have a request. num_unstable: those whose template rewrites its own past.
-    errors: requests that cannot be answered, by code."""
+    num_lines: input lines that have a request. num_windows: what `run` plans one after the other. num_unstable: lines
+    whose template rewrites its own past. errors: requests that cannot be answered, by code."""
 
     tree: PrefixTree
     footprint: Footprint
     num_lines: int = 0
+    num_windows: int = 1
     num_unstable: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -64,20 +67,28 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
-    records = open_source(input, config.format)
+    records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
     footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
-    feeder, line = Feeder(config, records, renderer, Answered()), 0
+    feeder, line, window = Feeder(config, records, renderer, Answered()), 0, Window(config)
     while not feeder.exhausted:
         work = feeder.next()
         if isinstance(work, Failure):
             found.errors[work.error.code] += 1
         elif work is not None:
-            if not _fits(work.token_ids, model.context_length):
-                found.errors["context_length_exceeded"] += 1
+            if not window.takes(work):
+                window = Window(config)
+                window.takes(work)
+                found.num_windows += 1
+            try:
+                room_for_answer(
+                    len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens
+                )
+            except RequestError as error:
+                found.errors[error.code] += 1
                 continue
             ticket = work.tag.ticket
             found.tree.add(as_token_array(work.token_ids), ticket.line)
@@ -87,8 +98,3 @@ def survey(
                 advance()
     found.num_unstable = renderer.num_unstable
     return found
-
-
-def _fits(token_ids: Sequence[int], context_length: int | None) -> bool:
-    """Whether the prompt and one token of an answer fit the model's context."""
-    return context_length is None or len(token_ids) < context_length

@@ -29,6 +29,7 @@ from apcbatch.job.passes import walk
 from apcbatch.job.planned import PlannedFeeder
 from apcbatch.job.survey import Survey
 from apcbatch.job.totals import Totals
+from apcbatch.job.window import windows_note
 from apcbatch.model.locate import locate_model
 
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -230,11 +231,9 @@ def _reason(chosen: Candidate, of: list[Candidate], how: str) -> str:
 
 def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
     """What makes a real run differ from the prediction."""
-    if surveyed.num_lines > config.window and config.policy == "planned":
-        yield (
-            f"the input has {surveyed.num_lines:,} conversations and `run` plans {config.window:,} at a time; it "
-            f"finds what is predicted here with --window {surveyed.num_lines}"
-        )
+    note = windows_note(surveyed.num_windows, config) if config.policy == "planned" else None
+    if note is not None:
+        yield note
     large = [str(one.block_size) for one in candidates if one.table.peak_live_bytes > config.pool_size]
     if large and config.policy != "planned" and config.store is None:
         yield f"more is kept than --pool-size holds at block size {', '.join(large)}: its real hit rate is lower"

@@ -98,6 +98,10 @@ def _require_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         raise ValueError(
             f"the cache must be (pages, {PAGE_TOKENS}, kv_heads, head_dim); it is {tuple(k_cache.shape)}"
         )
+    if k_cache.shape[2] == 0 or k_cache.shape[3] == 0:
+        raise ValueError(
+            f"the cache must have at least one kv head of at least one column; it is {tuple(k_cache.shape)}"
+        )
     if k_cache.dtype != v_cache.dtype:
         raise ValueError(
             f"k_cache and v_cache must have one dtype; they are {k_cache.dtype} and {v_cache.dtype}"

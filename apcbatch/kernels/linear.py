@@ -56,7 +56,8 @@ def pack_linear(weight: torch.Tensor) -> PackedLinear:
     count = _C.packed_bytes(out_features, in_features, code) // weight.element_size()
     data = torch.empty(count, dtype=weight.dtype)
     _C.pack_linear(
-        weight.data_ptr(), row_stride(weight, "weight"), out_features, in_features, code, data.data_ptr()
+        weight.data_ptr(), row_stride(weight, "weight"), out_features, in_features, code, data.data_ptr(),
+        num_threads(),
     )
     return PackedLinear(data, out_features, in_features, weight.dtype)
 

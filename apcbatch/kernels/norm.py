@@ -49,6 +49,11 @@ def add_rms_norm_(
     require_same_shape(delta, "delta", residual, "residual")
     if residual.dtype != torch.float32:
         raise ValueError(f"residual must be float32, in which it is summed; it is {residual.dtype}")
+    if residual.shape[0] > 1 and residual.stride(0) < residual.shape[1]:
+        raise ValueError(
+            f"the residual's rows must not overlap, as they are written; its strides are {residual.stride()} for "
+            f"the shape {tuple(residual.shape)}"
+        )
     return _rms_norm(residual, delta, weight, eps, out_dtype)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import require_parameter
+from apcbatch.kernels.arguments import require_matrix, require_parameter
 from apcbatch.kernels.norm import add_rms_norm_, rms_norm
 
 
@@ -27,6 +27,7 @@ class Residual:
     has_delta says that there is something. Raises ValueError."""
 
     def __init__(self, begin: torch.Tensor) -> None:
+        require_matrix(begin, "the residual")
         require_parameter(begin, "the residual", tuple(begin.shape), torch.float32)
         self.sum, self.delta, self.has_delta = begin, torch.empty_like(begin), False
 

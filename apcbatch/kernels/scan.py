@@ -113,7 +113,8 @@ def _row_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, dtype:
 
 
 def slot_stride(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype) -> int:
-    """Elements from one slot to the next; ValueError unless the slots have this shape and are contiguous."""
+    """Elements from one slot to the next; ValueError unless the slots have this shape, are contiguous and lie
+    apart."""
     require_cpu(state, "state")
     strides = state.stride()
     shape = tuple(state.shape)
@@ -124,6 +125,10 @@ def slot_stride(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.d
         raise ValueError(
             f"state must be {dtype} of shape (num_slots, {slot_shape[0]}, {slot_shape[1]}), each slot "
             f"contiguous; it is {state.dtype} of shape {shape} with strides {strides}"
+        )
+    if shape[0] > 1 and strides[0] < slot_shape[0] * slot_shape[1]:
+        raise ValueError(
+            f"the state's slots must not overlap, as they are written; its strides are {strides} for the shape {shape}"
         )
     return strides[0]
 

@@ -5,6 +5,9 @@ Must not know: requests, snapshots.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -36,24 +39,28 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the host or the device has no more memory; torch has no type of its own for the
+    host's."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
 def make_arena(
     config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> StateArena:
     """The arena; UsageError where the memory is too small for it."""
     needed = num_slots * slot_bytes(config, dtype) + num_pages * page_bytes(config, dtype)
+    states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
+    remedy = "give a smaller --pool-size or --max-running"
     try:
+        if needed > sys.maxsize:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return StateArena(config, num_slots, num_pages, dtype, device)
     except OSError as error:
-        raise UsageError(
-            f"the states and snapshots need {needed / 2**30:.1f} GiB, which the system does not give "
-            f"({error.strerror}); give a smaller --pool-size"
-        ) from None
+        raise UsageError(f"{states}, which the system does not give ({error.strerror}); {remedy}") from None
     except torch.OutOfMemoryError:
         free, _ = torch.cuda.mem_get_info(device)
-        raise UsageError(
-            f"the states and snapshots need {needed / 2**30:.1f} GiB on the device and {free / 2**30:.1f} GiB are "
-            "free; give a smaller --pool-size"
-        ) from None
+        raise UsageError(f"{states} on the device and {free / 2**30:.1f} GiB are free; {remedy}") from None
 
 
 def load_model(
@@ -62,8 +69,11 @@ def load_model(
     """The model with its weights on the arena's device. ModelError, UsageError."""
     try:
         model = CausalLM(folder, config, dtype, arena)
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        remedy = " or --device cpu" if arena.device.type == "cuda" else ", or run where there is more memory"
         raise UsageError(
-            "the model's weights do not fit the device beside the states; give a smaller --pool-size or --device cpu"
+            f"the model's weights do not fit the memory beside the states; give a smaller --pool-size{remedy}"
         ) from None
     return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)

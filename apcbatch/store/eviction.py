@@ -10,7 +10,8 @@ by hand.
 
 from __future__ import annotations
 
-from apcbatch.store.index import Entry, Index
+from apcbatch.store.entry import Entry
+from apcbatch.store.index import Index
 from apcbatch.store.objects import Objects
 
 
@@ -19,10 +20,17 @@ def evict_one(index: Index, objects: Objects, protected: set[bytes]) -> Entry | 
     transaction."""
     victim = index.least_valuable(protected)
     if victim is not None:
-        index.delete(victim.key)
         index.advance_clock(victim.priority)
-        objects.remove(victim.key)
+        drop(victim, index, objects)
     return victim
+
+
+def drop(entry: Entry, index: Index, objects: Objects) -> None:
+    """Remove a snapshot just found in the index, row and file. Where the row names no file, its key may be
+    damaged: then the file that the key's first 8 bytes, the row's id, lead to is the one that was counted."""
+    index.remove(entry)
+    if not objects.remove(entry.key):
+        objects.remove_namesakes(entry.key)
 
 
 class Room:

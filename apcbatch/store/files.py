@@ -1,32 +1,38 @@
 """Files: the one seam through which the store touches the disk, so that a test can drop, cut, flip and fail
 each call.
 
-Must not know: keys, snapshots, the index. Every method raises OSError exactly where the system does. No file
-is ever written in place: it is written whole under a temporary name and renamed. There is no fsync: a file
-torn by a power cut is caught by its checksum and costs one snapshot, while an fsync for each costs more than
-computing it. Files are read, not mapped: what was verified is then what is used, whoever cuts the file
-meanwhile, and a bad sector is an error that can be handled instead of a signal that ends the process. (From
-the page cache the two take equally long.)
+Must not know: keys, snapshots, the index. Every method raises OSError exactly where the system does, and
+where something else than a plain file or folder stands in the place of one: no call follows a link at the end
+of its path, and none waits for a pipe. A snapshot is never written in place: it is written whole under a
+temporary name and renamed. It is not fsynced: a file torn by a power cut is caught by its checksum and costs
+one snapshot, while an fsync for each costs more than computing it. Files are read, not mapped: what was
+verified is then what is used, whoever cuts the file meanwhile, and a bad sector is an error that can be
+handled instead of a signal that ends the process. (From the page cache the two take equally long.)
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
+from typing import Literal
 
 Buffer = bytes | bytearray | memoryview
+Kind = Literal["file", "folder", "other"]
 _MAX_VECTORS = 64
+_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FileReader:
     """One open file; `size` is its length in bytes when it was opened."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._fd).st_size
+        self._fd, self.size = _open_plain(path, os.O_RDONLY)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Fill the buffer from the offset; returns the bytes read, fewer than asked only at the end of the
@@ -51,6 +57,24 @@ class FileReader:
         self.close()
 
 
+def _open_plain(path: str, flags: int, mode: int = 0) -> tuple[int, int]:
+    """The descriptor and the size of a regular file; whatever else is at the path is an OSError. mode: of a new one."""
+    fd = os.open(path, flags | _PLAIN, mode)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_plain(path, "file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status.st_size
+
+
+def not_plain(path: str, kind: Kind) -> OSError:
+    """The error for something else in the place of a file or a folder."""
+    return OSError(errno.EINVAL, f"not a plain {kind}", path)
+
+
 class FileLock:
     """An exclusive lock on an open file; the system releases it when its process ends, however it ends."""
 
@@ -62,24 +86,58 @@ class FileLock:
 
 
 class Files:
-    """The file calls of the store. Subclass it to inject faults."""
+    """The file calls of the store. Subclass it to inject faults.
+
+    Invariant: what is made is its owner's alone, whatever the umask, unless the store was opened to others (see
+    follow_mode).
+    """
+
+    mode = 0o600  # of new files
+
+    def follow_mode(self, path: str) -> None:
+        """Make new files with the mode of this one, and folders with what fits it, if it is there."""
+        with suppress(OSError):
+            status = os.lstat(path)
+            if stat.S_ISREG(status.st_mode):
+                self.mode = status.st_mode & 0o666
 
     def make_folders(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
+        """Make a folder and those above it, where they are missing."""
+        mode = self.mode | self.mode >> 2 & 0o111  # whoever may read files may enter folders
+        try:
+            os.mkdir(path, mode)
+        except FileNotFoundError:
+            self.make_folders(os.path.dirname(path))
+            self.make_folders(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
 
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(path)
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        return os.access(path, os.F_OK, follow_symlinks=False)
+
+    def kind(self, path: str) -> Kind | None:
+        """What is at the path itself (a link is `other`); None where there is nothing."""
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            return None
+        return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
     def is_writable(self, folder: str) -> bool:
         """Whether this user may create files in the folder."""
         return os.access(folder, os.W_OK | os.X_OK)
 
+    def touch(self, path: str) -> None:
+        """Make an empty file where there is none."""
+        os.close(_open_plain(path, os.O_CREAT | os.O_RDONLY, self.mode)[0])
+
     def write(self, path: str, chunks: Sequence[Buffer]) -> None:
         """Create the file, which must not exist, and write the chunks to it one after the other."""
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, self.mode)
         try:
             left = [view for chunk in chunks if len(view := memoryview(chunk).cast("B"))]
             while left:
@@ -90,6 +148,23 @@ class Files:
                     left[0] = left[0][count:]
         finally:
             os.close(fd)
+
+    def write_durably(self, path: str, data: bytes) -> None:
+        """Give a small file this content and wait until it, and its name, are on the disk. Written in place,
+        so that any number of processes may do it at once."""
+        fd, _ = _open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)
+        try:
+            if os.pwrite(fd, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            os.ftruncate(fd, len(data))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def rename(self, source: str, target: str) -> None:
         """Give a file its final name at once; an older file of that name is replaced."""
@@ -109,20 +184,24 @@ class Files:
     def names(self, folder: str) -> list[str]:
         """The names in a folder, sorted; none where the folder does not exist."""
         try:
-            return sorted(os.listdir(folder))
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _PLAIN)
         except FileNotFoundError:
             return []
+        try:
+            return sorted(os.listdir(fd))
+        finally:
+            os.close(fd)
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size
+        return os.lstat(path).st_size
 
     def modified(self, path: str) -> float:
         """When the file was last written, in seconds since 1970."""
-        return os.stat(path).st_mtime
+        return os.lstat(path).st_mtime
 
     def lock(self, path: str, wait_s: float) -> FileLock | None:
         """Lock the file, created where missing; None where another holder has kept it for wait_s seconds."""
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        fd, _ = _open_plain(path, os.O_CREAT | os.O_RDWR, self.mode)
         try:
             end = time.monotonic() + wait_s
             while True:

@@ -13,7 +13,12 @@ import numpy.typing as npt
 FORMAT_VERSION = 1
 FORMAT_NAME = f"apcbatch snapshot {FORMAT_VERSION}"
 
+MARKER_NAME = "apcbatch-store"
+MARKER = f"apcbatch snapshot store {FORMAT_VERSION}\n".encode()
 INDEX_NAME = "index.sqlite"
+INDEX_COMPANIONS = ("-wal", "-shm", "-journal")
+ASIDE_SUFFIX = ".damaged"
+SUSPECT_NAME = "index.suspect"
 OBJECTS_FOLDER = "objects"
 TEMPORARY_FOLDER = "tmp"
 LOCK_NAME = "store.lock"
@@ -24,6 +29,8 @@ MAX_FINGERPRINT_BYTES = 64
 MAX_HEADER_BYTES = 16 * 1024
 MAX_FILE_BYTES = 1 << 36
 MAX_POSITION = 1 << 40
+MAX_USES = 1 << 53
+MAX_PRIORITY = 1e30
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 32

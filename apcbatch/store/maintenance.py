@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from apcbatch.errors import UsageError
-from apcbatch.store.eviction import evict_one
+from apcbatch.store.entry import Entry, row_id
+from apcbatch.store.eviction import drop, evict_one
 from apcbatch.store.header import BadSnapshot, Header
-from apcbatch.store.index import Entry, Index, row_id
+from apcbatch.store.index import Index
 from apcbatch.store.objects import Objects
 
 ROWS_A_STEP = 256
@@ -58,13 +59,13 @@ class Checker:
 
     def run(self) -> CheckReport:
         self._report.faults += [f"index: {fault}" for fault in self._reader.faults()]
+        for entry in _entries(self._reader):  # first: a row with a wrong key would keep the right one out
+            if not self._objects.exists(entry.key):
+                self._drop_row(entry.key)
         for key in self._objects.all_keys():
             self._check_file(key)
         for path in self._objects.strangers():
             self._report.faults.append(f"{path}: not a snapshot's name; it is left alone")
-        for entry in _entries(self._reader):
-            if not self._objects.exists(entry.key):
-                self._drop_row(entry.key)
         if self._index is not None:
             with self._index.transaction():
                 self._index.recount()
@@ -152,13 +153,21 @@ def prune(
     if model is not None:
         models = [*index.model_ids(model)]
         if not models:
-            known = ", ".join(stats.name or stats.fingerprint[:12] for stats in index.models()) or "none"
+            known = (
+                ", ".join(stats.name or stats.fingerprint[:12] for stats in index.models(time.time()))
+                or "none"
+            )
             raise UsageError(f"the store has no model {model!r}; it has: {known}")
     before = index.totals()
     if size_bytes is not None:
         _shrink(index, objects, size_bytes)
     if older_than_s is not None or model is not None:
-        unused_since = None if older_than_s is None else time.time() - older_than_s
+        unused_since = None
+        if older_than_s is not None:
+            now = time.time()
+            unused_since = now - older_than_s
+            with index.transaction():
+                index.forget_future(now)
         for model_id in models:
             _drop(index, objects, model_id, unused_since)
     after = index.totals()
@@ -166,27 +175,37 @@ def prune(
 
 
 def _shrink(index: Index, objects: Objects, size_bytes: int) -> None:
-    is_done = False
-    while not is_done:
+    """Each eviction removes one row, and there are as many at most as rows at the beginning: what other
+    processes add meanwhile is theirs to keep below their limits."""
+    left = index.totals()[0]
+    while left > 0:
         with index.transaction():
-            for _ in range(ROWS_A_STEP):
-                is_done = index.totals()[1] <= size_bytes or evict_one(index, objects, set()) is None
-                if is_done:
-                    break
+            for _ in range(min(left, ROWS_A_STEP)):
+                if index.totals()[1] <= size_bytes:
+                    return
+                if evict_one(index, objects, set()) is None:
+                    entry = index.deepest()
+                    if entry is None:
+                        return
+                    drop(entry, index, objects)
+        left -= ROWS_A_STEP
 
 
 def _drop(index: Index, objects: Objects, model: int | None, unused_since: float | None) -> None:
-    while True:
+    """Bounded as _shrink is: each entry removes one row."""
+    left = index.totals()[0]
+    while left > 0:
         with index.transaction():
-            keys = index.leaves(model, unused_since, ROWS_A_STEP)
-            for key in keys:
-                index.delete(key)
-                objects.remove(key)
-        if not keys:
+            entries = index.leaves(model, unused_since, ROWS_A_STEP)
+            for entry in entries:
+                drop(entry, index, objects)
+        if not entries:
             return
+        left -= len(entries)
 
 
 def _entries(index: Index) -> Iterator[Entry]:
+    """All rows, by ascending ids: so each step begins after the one before, and there is a last one."""
     last: int | None = None
     while entries := index.entries_after(last, ROWS_A_STEP):
         yield from entries

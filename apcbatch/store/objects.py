@@ -1,19 +1,23 @@
 """Objects: the snapshot files of one store folder, named by their keys.
 
 Must not know: the index. A file under its final name is whole, because it was renamed after its last byte was
-written.
+written. Only plain files in plain folders are read, named and removed: what somebody else has put in their
+place (a link, a pipe, a folder) is an OSError where it is read, and stays.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from apcbatch.store.files import Buffer, Files
+from apcbatch.store.files import Buffer, Files, not_plain
 from apcbatch.store.format import KEY_BYTES, KV, OBJECT_SUFFIX, OBJECTS_FOLDER
 from apcbatch.store.header import Array, BadSnapshot, Header, read_header
 from apcbatch.store.snapshot_file import Layout, StoredSnapshot, check_layout, read_tensors
+
+_NAME = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}}){re.escape(OBJECT_SUFFIX)}")
 
 
 class Objects:
@@ -25,6 +29,7 @@ class Objects:
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
         self._folder = os.path.join(folder, OBJECTS_FOLDER)
+        self._plain_folders: set[str] = set()
 
     def path(self, key: bytes) -> str:
         name = key.hex()
@@ -40,7 +45,9 @@ class Objects:
 
     def publish(self, temporary: str, key: bytes) -> None:
         """Give a whole temporary file the name of its key."""
-        path = self.path(key)
+        path = self._plain_path(key)
+        if self._files.exists(path) and self._files.kind(path) != "file":
+            raise not_plain(path, "file")
         try:
             self._files.rename(temporary, path)
         except FileNotFoundError:
@@ -48,8 +55,18 @@ class Objects:
             self._files.rename(temporary, path)
 
     def remove(self, key: bytes) -> bool:
-        """Remove a snapshot's file; False where there was none."""
-        return self._files.unlink(self.path(key))
+        """Remove a snapshot's file; False where there is none that is ours."""
+        path = self.path(key)
+        return self._is_plain(os.path.dirname(path)) and self._remove(path)
+
+    def remove_namesakes(self, key: bytes) -> int:
+        """Remove the files whose names begin with the key's first 8 bytes; returns how many there were. The
+        index can have only one of them: the others are what a damaged row has lost sight of."""
+        folder = os.path.dirname(self.path(key))
+        if not self._is_plain(folder):
+            return 0
+        paths = [f"{folder}/{name}" for name in self._files.names(folder) if self._is_namesake(name, key)]
+        return sum(self._remove(path) for path in paths)
 
     def discard(self, path: str) -> None:
         """Remove a file that nobody knows of yet, as far as the system lets us."""
@@ -57,6 +74,7 @@ class Objects:
             self._files.unlink(path)
 
     def exists(self, key: bytes) -> bool:
+        """Whether anything has a snapshot's name, whatever it is."""
         return self._files.exists(self.path(key))
 
     def header(self, key: bytes) -> Header:
@@ -65,7 +83,7 @@ class Objects:
         Raises BadSnapshot, FileNotFoundError where there is no such file, and OSError where it cannot be
         read.
         """
-        with self._files.open(self.path(key)) as reader:
+        with self._files.open(self._plain_path(key)) as reader:
             header = read_header(reader)
         _check_key(header, key)
         return header
@@ -84,7 +102,7 @@ class Objects:
         Raises BadSnapshot, FileNotFoundError where there is no such file, and OSError where it cannot be
         read.
         """
-        with self._files.open(self.path(key)) as reader:
+        with self._files.open(self._plain_path(key)) as reader:
             header = read_header(reader)
             _check_key(header, key)
             if fingerprint is not None and header.fingerprint != fingerprint:
@@ -103,7 +121,7 @@ class Objects:
                 yield key
 
     def strangers(self) -> Iterator[str]:
-        """The paths of files that are not named as snapshots are."""
+        """The paths of what is not named as snapshots are, or is in none of their folders."""
         for path, name in self._walk():
             key = _key_of(name)
             if key is None or path != self.path(key):
@@ -115,14 +133,47 @@ class Objects:
     def modified(self, key: bytes) -> float:
         return self._files.modified(self.path(key))
 
+    def _plain_path(self, key: bytes) -> str:
+        """The path of a snapshot's file; raises OSError where it leads through a link."""
+        path = self.path(key)
+        if not self._is_plain(os.path.dirname(path)):
+            raise not_plain(os.path.dirname(path), "folder")
+        return path
+
+    def _is_plain(self, folder: str) -> bool:
+        """Whether neither a folder of ours nor one above it is a link; looked at until it is there, and then
+        never again."""
+        if folder in self._plain_folders:
+            return True
+        if folder != self._folder and not self._is_plain(os.path.dirname(folder)):
+            return False
+        kind = self._files.kind(folder)
+        if kind == "folder":
+            self._plain_folders.add(folder)
+        return kind in (None, "folder")
+
+    def _remove(self, path: str) -> bool:
+        return self._files.kind(path) == "file" and self._files.unlink(path)
+
+    def _is_namesake(self, name: str, key: bytes) -> bool:
+        found = _key_of(name)
+        return found is not None and found[:8] == key[:8]
+
     def _walk(self) -> Iterator[tuple[str, str]]:
-        for first in self._files.names(self._folder):
-            for second in self._names_in(f"{self._folder}/{first}"):
-                for name in self._names_in(f"{self._folder}/{first}/{second}"):
-                    yield f"{self._folder}/{first}/{second}/{name}", name
+        """(path, name) of everything below the folder, as deep as snapshots are."""
+        for first in self._names_in(self._folder):
+            path = f"{self._folder}/{first}"
+            if self._files.kind(path) != "folder":
+                yield path, first
+            for second in self._names_in(path):
+                leaf = f"{path}/{second}"
+                if self._files.kind(leaf) != "folder":
+                    yield leaf, second
+                for name in self._names_in(leaf):
+                    yield f"{leaf}/{name}", name
 
     def _names_in(self, path: str) -> list[str]:
-        return self._files.names(path) if self._files.is_folder(path) else []
+        return self._files.names(path) if self._files.kind(path) == "folder" else []
 
 
 def check_link(child: StoredSnapshot, parent: StoredSnapshot | Header) -> None:
@@ -140,9 +191,5 @@ def _check_key(header: Header, key: bytes) -> None:
 
 
 def _key_of(name: str) -> bytes | None:
-    stem, suffix = os.path.splitext(name)
-    try:
-        key = bytes.fromhex(stem)
-    except ValueError:
-        return None
-    return key if suffix == OBJECT_SUFFIX and len(key) == KEY_BYTES else None
+    match = _NAME.fullmatch(name)
+    return bytes.fromhex(match[1]) if match else None

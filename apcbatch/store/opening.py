@@ -1,24 +1,25 @@
 """Opening: finds out what can be done with a store folder, and leaves it sound.
 
-Must not know: what is stored in it. A store that cannot be written is read; one whose index is missing or
-damaged gets a new one from the headers of its files; where nothing helps, the store is empty for this run.
-Each costs one line. Invariant: whoever changes the folder as a whole (a new index, the leftovers of ended
-sessions) holds the store's lock.
+Must not know: what is stored in it. A folder that is not a store, and not empty, is refused before anything
+in it is changed. A store that cannot be written is read; where that does not help either, it is empty for
+this run. Each costs one line.
+Invariant: whoever changes the folder as a whole (a new index, the leftovers of ended sessions) holds the
+store's lock.
 """
 
 from __future__ import annotations
 
 import os
-import sqlite3
 from dataclasses import dataclass
 
 from apcbatch.errors import UsageError
-from apcbatch.store.files import Files
-from apcbatch.store.format import INDEX_NAME, LOCK_NAME, OBJECTS_FOLDER
-from apcbatch.store.header import BadSnapshot
-from apcbatch.store.index import Index, is_damaged
+from apcbatch.store.database import IndexDamaged, IndexFault, IndexUnavailable
+from apcbatch.store.files import Files, not_plain
+from apcbatch.store.format import INDEX_NAME, LOCK_NAME, OBJECTS_FOLDER, TEMPORARY_FOLDER
+from apcbatch.store.index import Index
+from apcbatch.store.marker import identify, put_marker, refuse_newer
 from apcbatch.store.notices import Notices
-from apcbatch.store.objects import Objects
+from apcbatch.store.repair import IndexOpener, index_path
 from apcbatch.store.session import Session, sweep
 
 LOCK_TIMEOUT_S = 60.0
@@ -34,29 +35,36 @@ class Opened:
     session: Session | None
 
 
-def open_folder(files: Files, folder: str, read_only: bool, notices: Notices) -> Opened:
-    """Open a store's index, creating and repairing what is needed.
+def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, notices: Notices) -> Opened:
+    """Open a store's index, creating and repairing what is needed. maintenance: there must be a store
+    already, and every value of its index is looked at.
 
-    Raises UsageError for a path that is not a folder, a folder that cannot be made, an index of another
-    program and a store of a newer version.
+    Raises UsageError for a path that is not a folder, a folder that cannot be made or that holds something
+    else than a store, and a store of a newer version.
     """
+    may_create = not (read_only or maintenance)
     if not files.is_folder(folder):
-        _make_folder(files, folder, read_only)
-    if not read_only and files.is_writable(folder):
-        try:
-            return _open_to_write(files, folder, notices)
-        except (OSError, sqlite3.Error) as error:
-            sentence = f"it cannot be written ({error}); snapshots are read from it but not kept"
-            notices.once("read-only", sentence)
-    elif not read_only:
-        notices.once("read-only", "the folder is read-only; snapshots are read from it but not kept")
-    return Opened(_open_to_read(files, folder, notices), None, None)
+        _make_folder(files, folder, may_create)
+    problem = None
+    try:
+        _require_store(folder, identify(files, folder), may_create)
+    except OSError as error:
+        problem = f"it cannot be looked into ({error})"
+    if problem is None and not read_only:
+        if files.is_writable(folder):
+            try:
+                return _open_to_write(files, folder, maintenance, notices)
+            except (OSError, IndexFault) as error:
+                problem = f"it cannot be written ({error})"
+        else:
+            problem = "the folder is read-only"
+    return Opened(_open_to_read(files, folder, problem, notices), None, None)
 
 
-def _make_folder(files: Files, folder: str, read_only: bool) -> None:
-    if files.exists(folder):
+def _make_folder(files: Files, folder: str, may_create: bool) -> None:
+    if files.kind(folder) is not None:
         raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
-    if read_only:
+    if not may_create:
         raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
     try:
         files.make_folders(folder)
@@ -65,17 +73,31 @@ def _make_folder(files: Files, folder: str, read_only: bool) -> None:
         raise UsageError(sentence) from error
 
 
-def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
+def _require_store(folder: str, found: str, may_create: bool) -> None:
+    if found == "other":
+        raise UsageError(
+            f"{folder} is not a snapshot store and not empty, so nothing in it is touched; give a --store "
+            "folder that is new, empty or of an earlier run"
+        )
+    if found == "empty" and not may_create:
+        raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
+
+
+def _open_to_write(files: Files, folder: str, thorough: bool, notices: Notices) -> Opened:
+    files.follow_mode(os.path.join(folder, INDEX_NAME))
+    put_marker(files, folder)
+    for name in (OBJECTS_FOLDER, TEMPORARY_FOLDER):
+        path = os.path.join(folder, name)
+        if files.kind(path) not in (None, "folder"):
+            raise not_plain(path, "folder")
     files.make_folders(os.path.join(folder, OBJECTS_FOLDER))
     lock = files.lock(os.path.join(folder, LOCK_NAME), LOCK_TIMEOUT_S)
     if lock is None:
         raise TimeoutError(f"another process has been opening it for {LOCK_TIMEOUT_S:.0f} s")
     try:
         living, _ = sweep(files, folder)
-        objects = Objects(files, folder)
-        index = _sound_index(files, folder, objects, bool(living), notices)
+        index = IndexOpener(files, folder, living, thorough, notices).open()
         try:
-            forget_ended_sessions(index, objects, living)
             reader = Index(os.path.join(folder, INDEX_NAME), "ro")
             session = Session(files, folder)
         except BaseException:
@@ -86,92 +108,39 @@ def _open_to_write(files: Files, folder: str, notices: Notices) -> Opened:
         lock.release()
 
 
-def _sound_index(files: Files, folder: str, objects: Objects, is_in_use: bool, notices: Notices) -> Index:
-    """The index, tested; a damaged one is put aside and made anew unless other processes have it open."""
-    path = os.path.join(folder, INDEX_NAME)
+def _open_to_read(files: Files, folder: str, problem: str | None, notices: Notices) -> Index | None:
+    """The index to read from, None where that cannot be; says so in one line, with the problem that there was
+    before."""
     try:
-        index = _create(path, objects, notices)
-        try:
-            if faults := index.faults():
-                raise sqlite3.DatabaseError(faults[0])
-            return index
-        except BaseException:
-            index.close()
-            raise
-    except sqlite3.DatabaseError as error:
-        if not is_damaged(error) or is_in_use:
-            raise
-        notices.once("damaged", f"the index is damaged ({error}); it is made anew from the snapshot files")
-    files.rename(path, f"{path}.damaged")
-    for suffix in ("-wal", "-shm"):
-        files.unlink(path + suffix)
-    return _create(path, objects, notices)
+        reader = _readable(index_path(files, folder), files)
+    except (OSError, IndexFault) as error:
+        reader, cause = None, str(error)
+    if reader is not None:
+        if problem is not None:
+            notices.once("read-only", f"{problem}; snapshots are read from it but not kept")
+        return reader
+    if problem is not None:
+        cause = f"{problem}, and {cause}"
+    notices.once("no index", f"{cause}; the run goes on without it (results do not change)")
+    return None
 
 
-def _create(path: str, objects: Objects, notices: Notices) -> Index:
-    index = Index(path)
+def _readable(path: str, files: Files) -> Index:
+    if files.kind(path) is None:
+        raise FileNotFoundError("it has no index")
     try:
-        if index.is_new():
-            index.create(lambda: _fill(index, objects, notices))
-        else:
-            index.check_version(path)
-            index.use_log()
-    except BaseException:
-        index.close()
-        raise
-    return index
-
-
-def _fill(index: Index, objects: Objects, notices: Notices) -> None:
-    """Enter every snapshot file into a new index by its header; the tensors are verified when they are
-    read."""
-    num_entered = num_removed = 0
-    for key in objects.all_keys():
-        try:
-            header = objects.header(key)
-            model = index.model_id(header.fingerprint, None)
-            index.insert(header, objects.size(key), model, objects.modified(key))
-            num_entered += 1
-        except BadSnapshot:
-            objects.remove(key)
-            num_removed += 1
-        except (OSError, sqlite3.IntegrityError):
-            num_removed += 1
-    if num_entered or num_removed:
-        sentence = f"a new index was made: {num_entered} snapshots are in it, {num_removed} could not be used"
-        notices.once("rebuilt", sentence)
-
-
-def forget_ended_sessions(index: Index, objects: Objects, living: set[str]) -> None:
-    """Take back what killed processes were about to publish: their files have no row, and nobody would count
-    them."""
-    with index.transaction():
-        for session, key in index.reserved_keys():
-            if session not in living:
-                if index.find(key) is None:
-                    objects.remove(key)
-                index.release(session)
-
-
-def _open_to_read(files: Files, folder: str, notices: Notices) -> Index | None:
-    path = os.path.join(folder, INDEX_NAME)
-    if not files.exists(path):
-        notices.once("no index", "it has no index; nothing is read from it")
-        return None
-    try:
-        try:
-            return _checked(path, "ro")
-        except sqlite3.OperationalError:  # no log can be made on this medium: then nobody else writes
-            return _checked(path, "immutable")
-    except sqlite3.Error as error:
-        notices.once("no index", f"its index cannot be read ({error}); nothing is read from it")
-        return None
+        return _checked(path, "ro")
+    except IndexUnavailable:  # no log can be made on this medium: then nobody else writes
+        return _checked(path, "immutable")
 
 
 def _checked(path: str, mode: str) -> Index:
     index = Index(path, mode)
     try:
-        index.check_version(path)
+        if index.is_new():
+            raise IndexDamaged("its index is empty")
+        refuse_newer(path, index.version())
+        index.require_schema()
     except BaseException:
         index.close()
         raise

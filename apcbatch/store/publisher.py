@@ -8,17 +8,18 @@ and what a killed process had announced in the first transaction is known to the
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from apcbatch.store.counters import Tally
+from apcbatch.store.database import IndexDamaged, IndexFault
+from apcbatch.store.entry import row_id
 from apcbatch.store.eviction import Room
 from apcbatch.store.format import KV
 from apcbatch.store.header import Array, BadSnapshot, Header
-from apcbatch.store.index import Index, is_damaged, row_id
+from apcbatch.store.index import Index
 from apcbatch.store.notices import Notices
 from apcbatch.store.objects import Objects, check_link
 from apcbatch.store.session import Session
@@ -96,8 +97,8 @@ class Publisher:
                 written = [offer for offer in self._admit(batch) if self._write(offer)]
                 if written:
                     self._publish(written, batch.touches)
-        except (OSError, sqlite3.Error) as error:
-            self._is_index_damaged = isinstance(error, sqlite3.Error) and is_damaged(error)
+        except (OSError, IndexFault) as error:
+            self._is_index_damaged = isinstance(error, IndexDamaged)
             self._notices.failure(error, "keeping snapshots")
         for offer in batch.offers:
             self._tally.add(**{offer.outcome: 1})

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import uuid
 
 from apcbatch.store.files import FileLock, Files
 from apcbatch.store.format import TEMPORARY_FOLDER
 
 _LOCK_SUFFIX = ".lock"
+_NAME = re.compile(rf"([0-9a-f]{{32}})(?:({re.escape(_LOCK_SUFFIX)})|-[0-9]+\.tmp)")
 
 
 class Session:
@@ -45,23 +47,22 @@ class Session:
 
 
 def sweep(files: Files, folder: str) -> tuple[set[str], list[str]]:
-    """(the sessions that live, the files removed that ended ones had left). The store's own lock must be
-    held."""
+    """(the sessions that live, the files removed that ended ones had left). Only plain files of the exact
+    names that a session gives are looked at. The store's own lock must be held."""
     folder = os.path.join(folder, TEMPORARY_FOLDER)
-    names = files.names(folder)
+    found = [
+        (match[1], match[2] is not None, os.path.join(folder, name))
+        for name in files.names(folder)
+        if (match := _NAME.fullmatch(name)) and files.kind(os.path.join(folder, name)) == "file"
+    ]
     living: set[str] = set()
-    for name in names:
-        if name.endswith(_LOCK_SUFFIX):
-            path = os.path.join(folder, name)
+    for session, is_lock, path in found:
+        if is_lock:
             lock = files.lock(path, wait_s=0.0)
             if lock is None:
-                living.add(name.removesuffix(_LOCK_SUFFIX))
+                living.add(session)
             else:
                 files.unlink(path)
                 lock.release()
-    stale = [
-        os.path.join(folder, name)
-        for name in names
-        if not name.endswith(_LOCK_SUFFIX) and name.partition("-")[0] not in living
-    ]
+    stale = [path for session, is_lock, path in found if not is_lock and session not in living]
     return living, [path for path in stale if files.unlink(path)]

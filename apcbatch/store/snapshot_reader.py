@@ -6,12 +6,12 @@ Must not know: how snapshots are written. Nothing is raised for a fault of the d
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from apcbatch.store.counters import Tally
+from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.format import KV
 from apcbatch.store.header import Array, BadSnapshot
 from apcbatch.store.index import Index
@@ -55,14 +55,16 @@ class SnapshotReader:
         self._tally = tally
         self._notices = notices
         self._hidden: set[bytes] = set()
+        self._is_index_damaged = False
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
         """Those of the keys that the index has and that did not prove unusable."""
-        if self.index is None:
+        if self.index is None or self._is_index_damaged:
             return set()
         try:
             return self.index.present(keys) - self._hidden
-        except sqlite3.Error as error:
+        except IndexFault as error:
+            self._is_index_damaged = isinstance(error, IndexDamaged)
             self._notices.failure(error, "reading the index")
             return set()
 

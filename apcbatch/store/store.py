@@ -10,13 +10,14 @@ raised for any.
 from __future__ import annotations
 
 import os
-import sqlite3
+import time
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
 from apcbatch.errors import UsageError
 from apcbatch.store.counters import StoreCounters, Tally
+from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.files import Files
 from apcbatch.store.format import FORMAT_VERSION
 from apcbatch.store.header import Array, BadSnapshot, make_header
@@ -77,6 +78,7 @@ class Store:
         *,
         warn: Callable[[str], None],
         read_only: bool = False,
+        maintenance: bool = False,
         queue_bytes: int = DEFAULT_QUEUE_BYTES,
         queue_snapshots: int = DEFAULT_QUEUE_SNAPSHOTS,
         files: Files | None = None,
@@ -85,14 +87,16 @@ class Store:
 
         size_limit_bytes: the snapshot files together, those being written included, never have more. warn:
         takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
-        folder that cannot be written is opened so by itself. queue_bytes, queue_snapshots: what may wait to
-        be written.
-        Raises UsageError for a path that cannot be a store and for a store of a newer version.
+        folder that cannot be written is opened so by itself. maintenance: for check and prune; there must be
+        a store already, and every value of its index is looked at. queue_bytes, queue_snapshots: what may
+        wait to be written.
+        Raises UsageError for a path that cannot be a store, for a folder with something else in it, of which
+        nothing is touched, and for a store of a newer version.
         """
         folder = os.fspath(path)
         files = files or Files()
-        notices = Notices(warn, folder)
-        opened = open_folder(files, folder, read_only, notices)
+        notices = Notices(warn, folder, None if read_only else files)
+        opened = open_folder(files, folder, read_only, maintenance, notices)
         store = cls(folder, size_limit_bytes, files, notices, opened)
         if opened.index is not None and opened.session is not None:
             store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots)
@@ -207,7 +211,7 @@ class Store:
                 self._index.close()
             if self._session is not None:
                 self._session.end()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, IndexFault) as error:
             self._notices.failure(error, "closing the store")
         self._index = self._session = None
 
@@ -237,10 +241,10 @@ class Store:
                 self._size_limit_bytes,
                 self.is_read_only,
                 reader.num_stranded(),
-                reader.models(),
+                reader.models(time.time()),
             )
-        except sqlite3.Error as error:
-            raise UsageError(f"the index of the store {self._path} cannot be read: {error}") from error
+        except IndexFault as error:
+            raise self._refusal(error, "read") from error
 
     def check(self) -> CheckReport:
         """Verify every snapshot, and bring the index and the files together again unless the store is
@@ -255,8 +259,8 @@ class Store:
                 report.faults += [f"{path}: left by a process that has ended" for path in removed]
                 report.num_files_removed += len(removed)
             return report
-        except (OSError, sqlite3.Error) as error:
-            raise UsageError(f"the store {self._path} cannot be checked: {error}") from error
+        except (OSError, IndexFault) as error:
+            raise self._refusal(error, "checked") from error
 
     def prune(
         self, size_bytes: int | None = None, older_than_s: float | None = None, model: str | None = None
@@ -269,10 +273,21 @@ class Store:
             raise UsageError(f"the store {self._path} is read-only; nothing can be dropped from it")
         try:
             return prune(self._index, self._objects, size_bytes, older_than_s, model)
-        except (OSError, sqlite3.Error) as error:
-            raise UsageError(f"the store {self._path} cannot be pruned: {error}") from error
+        except (OSError, IndexFault) as error:
+            raise self._refusal(error, "pruned") from error
+
+    def _refusal(self, error: OSError | IndexFault, done: str) -> UsageError:
+        """Why something cannot be done with the store; a damaged index is made anew at the next opening."""
+        sentence = f"the store {self._path} cannot be {done}: {error}"
+        if isinstance(error, IndexDamaged):
+            self._notices.suspect_index()
+            sentence += f"; its index is damaged, to mend it run: apcbatch store check {self._path}"
+        return UsageError(sentence)
 
     def _required_reader(self) -> Index:
         if self._reading.index is None:
-            raise UsageError(f"the store {self._path} has no index that can be read")
+            raise UsageError(
+                f"the store {self._path} has no index that can be read; "
+                f"run: apcbatch store check {self._path}"
+            )
         return self._reading.index

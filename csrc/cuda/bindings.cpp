@@ -25,7 +25,7 @@ Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t 
 void conv(const Batch& batch, int dtype, int64_t d_inner, int64_t width, Address x, int64_t x_stride,
           Address weight, Address bias, int weight_dtype, Address state, int64_t state_stride, Address out,
           Address stream) {
-    apcbatch::ConvParams params;
+    apcbatch::ConvParams params{};
     params.ragged = batch.ragged;
     params.dtype = apcbatch::DType(dtype);
     params.d_inner = d_inner;
@@ -46,7 +46,7 @@ void scan(const Batch& batch, int dtype, int64_t d_inner, int64_t d_state, Addre
           Address dt, int64_t dt_stride, Address A, Address B, int64_t B_stride, Address C, int64_t C_stride,
           Address D, Address z, int64_t z_stride, Address dt_bias, Address state, int64_t state_stride,
           Address out, int lanes, Address stream) {
-    apcbatch::ScanParams params;
+    apcbatch::ScanParams params{};
     params.ragged = batch.ragged;
     params.dtype = apcbatch::DType(dtype);
     params.d_inner = d_inner;

@@ -40,7 +40,7 @@ void bound_paged_attention(int64_t num_sequences, int64_t heads, int64_t kv_head
                            int dtype, Address page_table, int64_t page_table_stride, Address cu_seqlens,
                            Address context, Address out, int64_t max_new, int64_t max_context, Address parts,
                            Address stream) {
-    PagedAttention params;
+    PagedAttention params{};
     static_cast<AttentionParams&>(params) = {num_sequences,
                                              heads,
                                              kv_heads,

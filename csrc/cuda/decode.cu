@@ -16,10 +16,10 @@ struct Device {
 
 Device current_device() {
     int device = 0;
-    cudaGetDevice(&device);
+    check(cudaGetDevice(&device), "the current device");
     const auto attribute = [device](cudaDeviceAttr which) {
         int value = 0;
-        cudaDeviceGetAttribute(&value, which, device);
+        check(cudaDeviceGetAttribute(&value, which, device), "an attribute of the device");
         return value;
     };
     return {attribute(cudaDevAttrComputeCapabilityMajor), attribute(cudaDevAttrMultiProcessorCount),
@@ -84,7 +84,8 @@ void decode(const DecodeParams& p, cudaStream_t stream) {
     if (kernel == nullptr) throw std::invalid_argument("no decode kernel has this shape or number of rows");
     int slots = slots_of(p.shape, p.rows, device);
     const int bytes = slots * kSlotBytes + scratch_bytes(p.shape, p.rows);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+          "the shared memory of decode");
     cudaLaunchAttribute together;
     together.id = cudaLaunchAttributeCooperative;
     together.val.cooperative = 1;
@@ -97,7 +98,7 @@ void decode(const DecodeParams& p, cudaStream_t stream) {
     config.numAttrs = 1;
     DecodeParams params = p;
     void* arguments[] = {&params, &slots};
-    cudaLaunchKernelExC(&config, kernel, arguments);
+    check(cudaLaunchKernelExC(&config, kernel, arguments), "the launch of decode");
     check_launch("decode");
 }
 

@@ -30,6 +30,9 @@ void selective_step(const ScanParams& params, const Selection& selection, cudaSt
 void causal_conv(const ConvParams& params, std::int64_t num_tokens, std::int64_t longest,
                  cudaStream_t stream);
 
+// Throws unless a call of CUDA's runtime, made for this, succeeded.
+void check(cudaError_t error, const char* purpose);
+
 // Throws unless the last launch, of this kernel, was accepted.
 void check_launch(const char* kernel);
 

@@ -7,6 +7,9 @@
 // up to it, never on the piece that it came in, on its batch mates, or on where its parts were computed. Must
 // not know: who owns a page.
 #include "quads.cuh"
+
+#include <stdexcept>
+#include <string>
 #include "rows.h"
 
 namespace apcbatch {
@@ -240,7 +243,8 @@ void launch(PagedAttention p, cudaStream_t stream) {
     const std::size_t bytes =
         sizeof(float) * ((kRows + kPageTokens) * (p.head_dim + 1) + kRows * (kPageTokens + 1));
     const auto kernel = paged_attention_kernel<kColumns, T>;
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+          "the shared memory of paged_attention");
     const std::int64_t tiles = (p.max_new * (p.heads / p.kv_heads) + kRows - 1) / kRows;
     const std::int64_t splits = num_splits(p.max_context);
     const dim3 grid(unsigned(p.parts ? splits : tiles), unsigned(p.kv_heads), unsigned(p.num_sequences));
@@ -275,6 +279,11 @@ void write_kv(const KvParams& p, cudaStream_t stream) {
 
 void paged_attention(const PagedAttention& p, cudaStream_t stream) {
     if (p.num_sequences == 0 || p.max_new == 0) return;
+    constexpr std::int64_t kMostBlocks = 65535;  // in the second and the third dimension of a grid
+    if (p.num_sequences > kMostBlocks || p.kv_heads > kMostBlocks) {
+        throw std::invalid_argument("paged_attention takes up to 65,535 sequences and kv heads; there are " +
+                                    std::to_string(p.num_sequences) + " and " + std::to_string(p.kv_heads));
+    }
     with_element(p.q_dtype, [&](auto element) {
         using T = decltype(element);
         if (p.head_dim <= 64) return launch<4, T>(p, stream);

@@ -52,6 +52,12 @@ void selective_scan(const ScanParams& p, const Selection& selection, int lanes, 
     }
 }
 
+void check(cudaError_t error, const char* purpose) {
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // so that the next launch is not blamed
+    throw std::runtime_error(std::string(purpose) + ": CUDA says " + cudaGetErrorString(error));
+}
+
 void check_launch(const char* kernel) {
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return;

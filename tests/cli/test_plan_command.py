@@ -51,7 +51,7 @@ def test_json_alone_on_standard_output(capsys):
         ("plan in.jsonl --min-gain-tokens 0", "--min-gain-tokens"),
         ("plan in.jsonl --policy none", "'none'"),
         ("plan in.jsonl --json missing/plan.json", "--json missing/plan.json cannot be written"),
-        ("plan in.jsonl --json in.jsonl", "--json in.jsonl is INPUT; give another file"),
+        ("plan in.jsonl --json in.jsonl", "INPUT and --json are the same file, in.jsonl"),
         ("plan in.jsonl --model nothing", "'nothing'"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+import time
 
 import numpy as np
 import pytest
@@ -82,3 +84,88 @@ def test_what_cannot_be_done_ends_with_2_and_a_sentence(folder, capsys, argument
     """Fault: a slip drops everything, makes a new store, or ends in a traceback."""
     assert main(["store", *(str(folder) if word == "STORE" else word for word in arguments)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["stat"], ["stat", "--json"], ["check"], ["prune", "--size", "0"], ["prune", "--older-than", "1d"]],
+)
+def test_a_folder_that_is_no_store_is_left_as_it_is(tmp_path, capsys, arguments):
+    """Fault: `store check p` deleted p/tmp/thesis.txt, and made a store beside it."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "thesis.txt").write_text("x")
+    assert main(["store", arguments[0], str(tmp_path), *arguments[1:]]) == 2
+    assert "is not a snapshot store and not empty, so nothing in it is touched" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*")] == ["tmp", "thesis.txt"]
+
+
+@pytest.mark.parametrize("last_used", [1e300, -1e300, 1e11, 0.0])
+def test_stat_of_any_time(folder, capsys, last_used):
+    """Fault: a time that no clock shows ended `store stat` in an internal error."""
+    db = sqlite3.connect(folder / "index.sqlite")
+    db.execute("UPDATE snapshots SET last_used = ?", (last_used,))
+    db.commit()
+    db.close()
+    assert main(["store", "stat", str(folder)]) == 0
+    assert f"last used {'20' if last_used > 0 else 'never'}" in capsys.readouterr().out
+    assert main(["store", "stat", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["last_used"] <= time.time()
+
+
+@pytest.mark.parametrize("column", ["position", "bytes", "uses", "last_used", "model"])
+@pytest.mark.parametrize("value", ["'x'", "x'ff'", "9e999", "9223372036854775807", "-1"])
+def test_stat_check_and_prune_of_any_value(folder, capsys, column, value):
+    """Fault: a value of another type in a row ends in an internal error, or check and prune never mend it."""
+    db = sqlite3.connect(folder / "index.sqlite")
+    db.execute(f"UPDATE snapshots SET {column} = {value}")
+    db.commit()
+    db.close()
+    assert main(["store", "stat", str(folder)]) in (0, 2)
+    assert main(["store", "check", str(folder)]) in (0, 1)
+    assert main(["store", "check", str(folder)]) == 0
+    assert main(["store", "prune", str(folder), "--size", "0"]) == 0
+    assert not list(folder.rglob("*.safetensors"))
+    assert "internal error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "status"),
+    [
+        ("--size", "9" * 30 + "TiB", 0),
+        ("--size", "9" * 5000, 2),
+        ("--size", "-5", 2),
+        ("--size", "1e3", 2),
+        ("--older-than", "9" * 5000 + "d", 0),
+        ("--older-than", "-5d", 2),
+        ("--older-than", "0s", 0),
+        ("--model", "", 2),
+        ("--model", "\udcff", 2),
+    ],
+)
+def test_prune_by_any_number_or_name(folder, capsys, option, value, status):
+    """Fault: a size of 5,000 digits ended in an internal error."""
+    assert main(["store", "prune", str(folder), option, value]) == status
+    assert "internal error" not in capsys.readouterr().err
+
+
+def test_a_name_out_of_the_store_cannot_command_the_terminal(folder, capsys):
+    """Fault: a model's name, or a file's, is printed with the escapes that it holds."""
+    db = sqlite3.connect(folder / "index.sqlite")
+    db.execute("UPDATE models SET name = 'a' || char(27) || '[2Jb' || char(10) || 'c' || id")
+    db.commit()
+    db.close()
+    (folder / "objects" / "x\x1b[2J\ny").write_text("mine")
+    assert main(["store", "stat", str(folder)]) == 0
+    assert main(["store", "check", str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and len(out.splitlines()) == 3 + 2
+    assert (folder / "objects" / "x\x1b[2J\ny").exists()
+
+
+def test_a_folder_whose_name_is_no_text(folder, capsys):
+    """Fault: `store stat --json` of a folder whose name is not UTF-8 ended in an internal error."""
+    odd = folder.rename(folder.with_name("st\udcffates"))
+    assert main(["store", "stat", str(odd), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["entries"] == 5
+    for command in (["stat"], ["check"], ["prune", "--size", "0"]):
+        assert main(["store", command[0], str(odd), *command[1:]]) == 0

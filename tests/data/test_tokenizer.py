@@ -111,3 +111,40 @@ def test_loading_does_not_import_torch(model_dir: Callable[..., Path]) -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert found.stdout.strip() == "False"
+
+
+def test_only_what_splits_a_text_everywhere_is_a_marker(tmp_path: Path) -> None:
+    """Catches an added token that depends on its surroundings, or comes after the normaliser, as a place to cut at."""
+    tokenizer = build_tokenizer("chatml")
+    kinds = {"normalized": "<n>", "lstrip": "<l>", "rstrip": "<r>", "single_word": "<w>"}
+    tokenizer.add_tokens([AddedToken(text, **{"normalized": False, kind: True}) for kind, text in kinds.items()])
+    tokenizer.add_tokens([AddedToken("<p>", normalized=False), AddedToken("<p>more", normalized=False)])
+    loaded = load_tokenizer(save_model(tmp_path, tokenizer))
+    text = "a <n> <l> <r> <w> <p><p>more<|im_start|>b"
+    assert loaded.markers is not None and loaded.markers.findall(text) == ["<p>", "<p>more", "<|im_start|>"]
+    for place in loaded.markers.finditer(text):  # each part alone has the tokens that it has in the whole
+        parts = [loaded.encode(part).ids for part in (text[: place.start()], text[place.start() :])]
+        assert parts[0] + parts[1] == loaded.encode(text).ids
+
+
+def test_other_vocabulary_files_give_the_ids_of_transformers(tmp_path: Path) -> None:
+    """Catches a folder without tokenizer.json that is refused, or read in another way than `transformers` does."""
+    from transformers import AutoTokenizer
+
+    build_tokenizer("gpt2").model.save(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 600}))
+    loaded = load_tokenizer(tmp_path)
+    text = "The policy: an agent books\n\n3 flights. é"
+    assert loaded.encode(text).ids == AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
+    assert loaded.decode(loaded.encode(text).ids) == text
+
+
+def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an AttributeError where `transformers` has no fast form of a tokenizer."""
+    import transformers
+
+    (tmp_path / "vocab.txt").write_text("a\n")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
+    with pytest.raises(ModelError, match=r"has no tokenizer.json; convert the tokenizer to one and put it there"):
+        load_tokenizer(tmp_path)

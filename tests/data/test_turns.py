@@ -36,3 +36,14 @@ def test_turns(roles: str, each: list[tuple[int, int]], last: tuple[int, int] | 
             choose_turns(messages, "last")
     else:
         assert choose_turns(messages, "last") == [last]
+
+
+def test_the_work_of_one_line_is_bounded() -> None:
+    """Catches one line of a million short turns: each renders all before it, which never ends."""
+    messages = [{"role": role, "content": ""} for role in ("user", "assistant")] * 4_096
+    assert len(choose_turns(messages, "each")) == 4_096
+    many = messages * 100
+    for turns in ("each", "rollout"):
+        with pytest.raises(RequestError, match="409,600 turns have .* split the conversation, or give --turns last"):
+            choose_turns(many, turns)
+    assert choose_turns(many, "last")[0].number == 409_600

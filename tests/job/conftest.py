@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -120,13 +120,15 @@ def apcbatch(engines, capsys, monkeypatch, tmp_path) -> Callable[..., Outcome]:
 class Process:
     """`python -m tests.job.fake_main ...` in a folder."""
 
-    def __init__(self, folder: Path, *arguments: object, **variables: object) -> None:
+    def __init__(
+        self, folder: Path, *arguments: object, stdin: IO[bytes] | None = None, **variables: object
+    ) -> None:
         environment = (
             os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in variables.items()}
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.job.fake_main", *map(str, arguments)],
-            cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=folder, env=environment, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def wait_for_lines(self, path: Path, count: int) -> None:

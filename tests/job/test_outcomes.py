@@ -86,8 +86,8 @@ def test_the_response_has_the_shape_of_the_contract(apcbatch, tmp_path):
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
-        "conversation", "cached_from", "cached_tokens", "computed_tokens", "ideal_cached_tokens", "boundary",
-        "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
+        "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
+        "ideal_cached_tokens", "boundary", "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
     }  # fmt: skip
 
 
@@ -196,6 +196,34 @@ def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(
     assert done.last_words.endswith("--resume --retry-errors")
 
 
+@pytest.mark.parametrize("turns", ["each", "rollout"])
+def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, tmp_path, monkeypatch, turns):
+    """Fault: a conversation that the template refuses as a whole is an `internal` error, or loses turns."""
+    from apcbatch.data.template import ChatTemplate
+    from apcbatch.errors import RequestError
+
+    render = ChatTemplate.render
+
+    def strict(self, messages, tools=None):
+        if "conversation 1:" in messages[1]["content"]:
+            raise RequestError("invalid_request", "the template refuses it")
+        return render(self, messages, tools)
+
+    monkeypatch.setattr(ChatTemplate, "render", strict)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
+    assert done.code == 3 and done.last_words.endswith("--resume")
+    errors = {
+        record["custom_id"]: record["error"]
+        for record in read_records(tmp_path / "out.jsonl")
+        if record["error"]
+    }
+    assert set(errors) == {"c-1#1", "c-1#2"}
+    for error in errors.values():
+        assert (error["code"], error["retryable"], error["line"]) == ("invalid_request", False, 2)
+        assert error["message"] == "the template refuses it"
+
+
 def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
     """Fault: --strict goes on, or what it stopped cannot be resumed."""
     write_lines(
@@ -241,14 +269,18 @@ def test_results_on_stdout_leave_the_narration_to_stderr(apcbatch, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
 
 
-def test_an_input_that_breaks_off_ends_with_2_and_keeps_what_was_answered(apcbatch, tmp_path):
-    """Fault: a damaged file passes for its beginning, or takes finished results along."""
+def test_an_input_that_breaks_off_is_answered_up_to_there(apcbatch, tmp_path):
+    """Fault: a damaged file passes for its beginning, or takes along the lines before the cut."""
     lines = "".join(json.dumps(conversation(number, turns=1)) + "\n" for number in range(3000))
     data = gzip.compress(lines.encode())
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
     done = apcbatch("run", "in.jsonl.gz", "-o", "out.jsonl", "--max-tokens", 1, "-q")
-    assert done.code == 2 and "in.jsonl.gz cannot be read further after line" in done.stderr
-    assert len(answers(read_records(tmp_path / "out.jsonl"))) > 1000
+    assert done.code == 3 and "in.jsonl.gz cannot be read further after line" in done.stderr
+    records = sorted(read_records(tmp_path / "out.jsonl"), key=lambda record: record["line"])
+    assert len(records) > 1000 and [record["line"] for record in records] == list(range(1, len(records) + 1))
+    assert all(record["error"] is None for record in records[:-1])
+    assert records[-1]["error"]["code"] == "invalid_json"
+    assert f"cannot be read further after line {len(records) - 1}" in records[-1]["error"]["message"]
 
 
 def test_quiet_drops_the_request_lines_only(apcbatch, tmp_path):

@@ -87,14 +87,6 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
     sink.close()
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("missing/out.jsonl", "mkdir -p"), (".", "is a folder")])
-def test_an_out_that_cannot_be_opened_is_refused(tmp_path, monkeypatch, name, sentence):
-    """Fault: the folder is found missing after hours of work."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=sentence):
-        open_sink(name, ordered=False)
-
-
 def test_a_pipe_is_a_stream(tmp_path):
     """Fault: a named pipe is locked, truncated or read back."""
     os.mkfifo(tmp_path / "pipe")

@@ -232,3 +232,20 @@ def test_refuses_what_it_cannot_read(message):
     with pytest.raises(ValueError) as error:
         ops.selective_scan(**{**good, **REFUSED[message]})
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_decays_about_the_smallest_normal_number(isa, tokens):
+    """A bound of the short power beyond 126: its bits wrap around, and a state that has decayed to nothing comes
+    back as a number near 2^100."""
+    d, n, dt = 64, 8, 30.0
+    powers = torch.linspace(100.0, 160.0, n * d, dtype=torch.float64).view(n, d).flip(0)  # of 2, negative
+    powers[:, :16] = powers[:, :16].clamp(max=126.5)  # vectors whose largest lies between the bounds
+    a = (-powers / dt * torch.tensor(2.0, dtype=torch.float64).log()).float()
+    state = torch.full((2, n, d), 2.0**100)
+    nothing, raw = torch.zeros(tokens, d), torch.full((tokens, d), -1000.0)
+    raw[0] = dt
+    batch = ragged([tokens], [0], [1])
+    ops.selective_scan(nothing, raw, a, torch.zeros(tokens, n), torch.zeros(tokens, n), None, None, None, state, batch)
+    expected = (a.double() * dt).exp() * 2.0**100
+    torch.testing.assert_close(state[1].double(), expected, rtol=1e-5, atol=2.0**-49)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,20 @@ def path_of(folder: str | os.PathLike[str], key: bytes) -> Path:
 def warnings() -> list[str]:
     """Lines that the store warned with."""
     return []
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """Ends a test that hangs, after 90 s."""
+
+    def end(*_: object) -> None:
+        raise AssertionError("the test hangs")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(90)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

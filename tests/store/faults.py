@@ -6,11 +6,13 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 
-from apcbatch.store.files import Buffer, FileLock, FileReader, Files
+from apcbatch.store.files import Buffer, FileLock, FileReader, Files, Kind
 
 CALLS = (
     "make_folders",
     "write",
+    "write_durably",
+    "kind",
     "rename",
     "unlink",
     "open",
@@ -46,6 +48,17 @@ class FaultyFiles(Files):
             super().write(path, [chunks[0]])
             raise error
         super().write(path, chunks)
+
+    def write_durably(self, path: str, data: bytes) -> None:
+        error = self.fail("write_durably", path)
+        if error is not None:
+            super().write(path, [data[:3]])
+            raise error
+        super().write_durably(path, data)
+
+    def kind(self, path: str) -> Kind | None:
+        self._enter("kind", path)
+        return super().kind(path)
 
     def rename(self, source: str, target: str) -> None:
         self._enter("rename", target)

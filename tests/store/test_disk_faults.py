@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
+from apcbatch.store.database import Database, IndexUnavailable, Values
 from apcbatch.store.index import Index
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put_chain
 from tests.store.faults import CALLS, FaultyFiles, bad_sector, disk_full, read_only
@@ -72,7 +72,7 @@ def test_a_disk_that_refuses_from_the_beginning(folder: Path, warnings: list[str
         store.put(new, 16, None, FINGERPRINT, arrays_of(new))
         store.flush()
         for key in keys:
-            if call == "open":
+            if call in ("open", "kind"):  # what cannot be looked at is not read
                 assert store.get(key, FINGERPRINT) is None
             else:
                 assert_is(store.get(key, FINGERPRINT), key)
@@ -114,7 +114,7 @@ def test_an_index_on_a_read_only_medium_is_read(
     class RefusingIndex(Index):
         def __init__(self, path: str, mode: str = "rwc") -> None:
             if mode != "immutable":
-                raise sqlite3.OperationalError("unable to open database file")
+                raise IndexUnavailable("unable to open database file")
             super().__init__(path, mode)
 
     monkeypatch.setattr("apcbatch.store.opening.Index", RefusingIndex)
@@ -132,7 +132,7 @@ def test_a_read_only_folder_without_an_index_is_empty(folder: Path, warnings: li
         assert store.present([key_of("a", 16)]) == set()
         with pytest.raises(UsageError, match="no index"):
             store.stats()
-    assert len(warnings) == 2
+    assert len(warnings) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_a_usage_error(folder: Path, warnings: list[str]) -> None:
@@ -140,6 +140,35 @@ def test_a_folder_that_cannot_be_made_is_a_usage_error(folder: Path, warnings: l
     files = FaultyFiles(lambda call, path: read_only(path) if call == "make_folders" else None)
     with pytest.raises(UsageError, match="cannot be made"):
         Store.open(folder, warn=warnings.append, files=files)
+
+
+@pytest.mark.parametrize("number", [1, 5, 9])
+def test_a_disk_that_is_nearly_full_at_the_first_opening(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Fault: an index that found no room for its tables was refused as another program's (exit 2), in this run
+    and in every later one."""
+    run, count = Database.run, 0
+
+    def full(self: Database, statement: str, values: Values = ()) -> int:
+        nonlocal count
+        count += statement.startswith(("CREATE", "INSERT"))
+        if count >= number:
+            raise IndexUnavailable("database or disk is full")
+        return run(self, statement, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "run", full)
+        with Store.open(folder, warn=warnings.append) as store:
+            key = key_of("a", 16)
+            assert not store.put(key, 16, None, FINGERPRINT, arrays_of(key))
+            assert store.present([key]) == set() and store.get(key, FINGERPRINT) is None
+    assert len(warnings) == 1 and "full" in warnings[0]
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 2)
+        store.flush()
+        assert store.present(keys) == set(keys)
+    assert len(warnings) == 1
 
 
 def test_a_folder_that_vanishes_costs_no_answer(folder: Path, warnings: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.store import Store
+from apcbatch.store.database import IndexUnavailable
 from apcbatch.store.index import Index
 from apcbatch.store.objects import Objects
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
@@ -61,7 +62,7 @@ def test_an_index_damaged_in_the_middle_of_a_run(folder: Path, warnings: list[st
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 400)
         store.flush()
-        store._index._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._index._db.run("PRAGMA wal_checkpoint(TRUNCATE)")
         with open(folder / "index.sqlite", "r+b") as file:
             file.seek(4096)
             file.write(os.urandom(120_000))
@@ -82,7 +83,7 @@ def test_a_locked_index_costs_the_snapshots(
     folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process that hangs with the write lock must not hang the run."""
-    monkeypatch.setattr("apcbatch.store.index.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("apcbatch.store.database.BUSY_TIMEOUT_S", 0.05)
     done: list[bool] = []
     with Store.open(folder, warn=warnings.append) as store:
         other = sqlite3.connect(folder / "index.sqlite", isolation_level=None)
@@ -113,7 +114,7 @@ def test_a_transaction_that_fails_at_its_end(
             yield
             count += 1
             if count == number:
-                raise sqlite3.OperationalError("database or disk is full")
+                raise IndexUnavailable("database or disk is full")
 
     done: list[bool] = []
     with Store.open(folder, 6_000, warn=warnings.append) as store:

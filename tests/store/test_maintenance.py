@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,54 @@ def test_prune_of_nothing_in_particular_is_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="no model 'gpt'.*test model"):
         store.prune(model="gpt")
     assert store.stats().entries == 2
+
+
+def test_a_clock_that_was_ahead_makes_nothing_immortal(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: after one run with the clock ahead, `prune --older-than` never dropped what it had used. It ages
+    from the first prune on."""
+    keys = put_chain(store, "a", 3)
+    store.flush()
+    execute(folder, "UPDATE snapshots SET last_used = last_used + 1e9 WHERE position > 16")
+    execute(folder, "UPDATE snapshots SET last_used = 1e300 WHERE position > 32")
+    assert store.stats().models[0].last_used <= time.time()
+    assert store.prune(older_than_s=500).num_removed == 0
+    now = time.time()
+    monkeypatch.setattr("apcbatch.store.maintenance.time.time", lambda: now + 1000)
+    assert store.prune(older_than_s=500).num_removed == 3
+    assert store.present(keys) == set()
+
+
+def test_a_touch_puts_a_clock_right_again(store: Store, folder: Path) -> None:
+    """Fault: a snapshot that is in use keeps the time of a clock that was ahead."""
+    key = put_chain(store, "a", 1)[0]
+    store.flush()
+    execute(folder, "UPDATE snapshots SET last_used = 1e11")
+    store.touch(key)
+    store.flush()
+    assert store._index.find(key).last_used <= time.time()
+
+
+def test_check_mends_a_row_whose_key_is_wrong_in_one_go(store: Store, folder: Path) -> None:
+    """Fault: the wrong row kept the right one out, so that a second check found a fault again."""
+    keys = put_chain(store, "a", 3)
+    store.flush()
+    execute(folder, "UPDATE snapshots SET key = ? WHERE key = ?", keys[1][:31] + b"?", keys[1])
+    report = store.check()
+    assert (report.num_rows_dropped, report.num_adopted) == (1, 1)
+    assert store.check().faults == [] and store.present(keys) == set(keys)
+
+
+@pytest.mark.parametrize("number", [10**400, 2**63, 0, -1, -(10**400)])
+def test_prune_by_any_number(store: Store, number: int) -> None:
+    """Fault: a size beyond what the index can hold, or below nothing, ends in a traceback."""
+    put_chain(store, "a", 3)
+    assert store.prune(size_bytes=number).num_left == (0 if number <= 0 else 3)
+
+
+@pytest.mark.parametrize("age_s", [float("inf"), 1e300, 0.0, -1e300, -float("inf")])
+def test_prune_by_any_age(store: Store, age_s: float) -> None:
+    """Fault: an age beyond every clock ends in a traceback."""
+    put_chain(store, "a", 3)
+    assert store.prune(older_than_s=age_s).num_left == (0 if age_s <= 0 else 3)

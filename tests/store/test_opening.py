@@ -29,7 +29,7 @@ def test_another_programs_database_is_refused_and_left_alone(folder: Path, warni
         db.execute("CREATE TABLE photos (name TEXT)")
     db.close()
     before = (folder / "index.sqlite").read_bytes()
-    with pytest.raises(UsageError, match="not the index of a snapshot store"):
+    with pytest.raises(UsageError, match="not a snapshot store and not empty"):
         Store.open(folder, warn=warnings.append)
     assert (folder / "index.sqlite").read_bytes() == before
 

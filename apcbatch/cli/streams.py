@@ -1,0 +1,69 @@
+"""What a process is given: its arguments, its standard streams, its signals.
+
+Must not know: commands. Invariant: a stream that is closed or full costs what would have been printed there,
+never another file and never a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
+from apcbatch.job.silence import silence
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+def take_standard_descriptors() -> None:
+    """Put nothing in the place of standard streams that are closed: the next file that is opened would be there, and
+    what is printed would go into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse what no file name can hold."""
+    for argument in arguments:
+        if "\0" in argument:
+            raise UsageError(
+                f"the argument {argument!r} holds a NUL character; no file or option can be named so"
+            )
+
+
+@contextmanager
+def kept_signals() -> Iterator[None]:
+    """Give the signals' handlers back that were there before, whatever a command has set."""
+    handlers = {number: signal.getsignal(number) for number in HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def flush_output(code: int) -> int:
+    """The exit code, which says so where standard output did not take everything."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        silence(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            say(f"apcbatch: standard output cannot be written: {error.strerror}")
+        return EXIT_STOPPED if code == EXIT_OK else code
+    return code
+
+
+def say(sentence: str) -> None:
+    """One sentence on standard error, if anybody can be told."""
+    with suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,74 @@
+"""An input of which nothing can be used: noticed after its first hundred lines, with what it seems to be.
+
+Must not know: how lines are read, what a conversation is beyond that it is one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from apcbatch.errors import RequestError, UsageError
+
+PATIENCE = 100
+_MAGIC = (
+    (b"\x1f\x8b", "gzip data; name it with .gz at its end"),
+    (b"\x28\xb5\x2f\xfd", "zstd data; name it with .zst at its end"),
+    (b"PAR1", "a parquet file; name it with .parquet at its end"),
+    (b"ARROW1", "an arrow file; name it with .arrow at its end"),
+    (b"PK\x03\x04", "a zip archive; unpack it first"),
+    (b"BZh", "bzip2 data; unpack it first"),
+    (b"\xfd7zXZ\x00", "xz data; unpack it first"),
+    (b"\xff\xfe", "text in UTF-16; convert it to UTF-8"),
+    (b"\xfe\xff", "text in UTF-16; convert it to UTF-8"),
+)
+_VARYING = re.compile(r'"(?:[^"\\]|\\.)*"|\d+')
+
+
+class Faults:
+    """Watches the beginning of one input."""
+
+    def __init__(self, spec: str) -> None:
+        self._spec = spec
+        self._first: tuple[bytes, RequestError] | None = None
+        self._num_lines = 0
+        self._watching = True
+
+    def note(self, error: RequestError | None, data: bytes = b"") -> None:
+        """Take notice of a line that failed (error) or can be used (None); data: the line itself, where there is one.
+
+        Raises UsageError after PATIENCE lines that all failed in the same way, before the next such one is used.
+        """
+        if not self._watching:
+            return
+        if error is None or (self._first is not None and _kind(error) != _kind(self._first[1])):
+            self._watching = False
+            return
+        self._first = self._first or (data, error)
+        self._num_lines += 1
+        if self._num_lines > PATIENCE:
+            first, reason = self._first
+            raise UsageError(
+                f"{self._spec}: the first {PATIENCE} lines all fail in the same way ({reason.message}); it seems to be "
+                f"{_seems_to_be(first)}"
+            )
+
+
+def _kind(error: RequestError) -> tuple[str, str]:
+    """What two errors that are alike have in common: not the numbers and not the words that they quote."""
+    return (error.code, "" if error.code == "invalid_json" else _VARYING.sub("", error.message))
+
+
+def _seems_to_be(first: bytes) -> str:
+    """What a file is that begins with this line, which is no request, and what to do about it."""
+    for magic, what in _MAGIC:
+        if first.startswith(magic):
+            return what
+    if b"\0" in first:
+        return "binary data, or text in UTF-16; expected JSON lines in UTF-8"
+    if first.strip() in (b"{", b"["):
+        return "one JSON document over many lines; expected one object on each line"
+    if first.lstrip().startswith((b"{", b"[")):
+        return "JSON lines of another kind; see the formats of --format"
+    if first.count(b",") or first.count(b"\t"):
+        return "a table of comma- or tab-separated values; expected JSON lines"
+    return "something else than conversations or requests; see the formats of --format"

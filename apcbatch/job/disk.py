@@ -1,0 +1,85 @@
+"""Disk: the calls through which a run changes OUT and the files beside it, and how a file is put in place whole.
+
+Must not know: what is in the files. A test stands in for Disk to drop what was not synced. Invariants: a
+temporary name is always a new file; a name holds its old content or all of its new, also after a power cut.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+STREAMS = ("/dev/", "/proc/")
+
+
+class Disk:
+    """The file calls of a run's outputs. Every method raises OSError where the system does."""
+
+    def open(self, path: str, flags: int) -> int:
+        """A descriptor that reads, and writes at the end."""
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def write(self, fd: int, data: bytes) -> None:
+        """Hand all of the data to the system."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Return when the file's content is safe from a power cut."""
+        os.fsync(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_folder(self, folder: str) -> None:
+        """Return when the names in a folder are safe from a power cut, where the file system knows how."""
+        with suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+@contextmanager
+def replacing(path: str, disk: Disk) -> Iterator[int]:
+    """The descriptor of a new file, which takes the place of `path` at the end of the block; a block that fails
+    leaves nothing behind."""
+    folder = os.path.dirname(path) or "."
+    temporary = os.path.join(folder, f".apcbatch-{secrets.token_hex(8)}.tmp")
+    fd = disk.open(temporary, os.O_EXCL)
+    try:
+        if os.path.exists(path):
+            os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
+        yield fd
+        disk.sync(fd)
+        disk.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            disk.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+    disk.sync_folder(folder)
+
+
+def write_file(path: str, chunks: Iterable[bytes], disk: Disk) -> None:
+    """Write a file whole or not at all. A link is followed; a pipe or device is written to as it stands."""
+    if path.startswith(STREAMS) or (os.path.exists(path) and not os.path.isfile(path)):
+        with open(path, "ab", buffering=0) as stream:
+            for chunk in chunks:
+                disk.write(stream.fileno(), chunk)
+        return
+    with replacing(os.path.realpath(path), disk) as fd:
+        for chunk in chunks:
+            disk.write(fd, chunk)

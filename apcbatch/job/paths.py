@@ -1,0 +1,78 @@
+"""What a command may write over: nothing that it reads, and no two outputs in one file.
+
+Must not know: what is written. Everything is refused before any work, with what to give instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from itertools import combinations
+
+from apcbatch.config import Config
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.job.disk import STREAMS
+from apcbatch.model.locate import locate_model
+
+STDOUT = "-"
+Names = Mapping[str, str | None]
+
+
+def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
+    """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
+    written; files by the name of their option, None or `-` where there is none."""
+    written = {name: path for name, path in outputs.items() if path not in (None, STDOUT)}
+    named = {name: path for name, path in {**inputs, **written}.items() if path not in (None, STDOUT)}
+    for (name, one), (other_name, other) in combinations(named.items(), 2):
+        if {name, other_name} & written.keys() and same_file(str(one), str(other)):
+            raise UsageError(
+                f"{name} and {other_name} are the same file, {one}; give one of them another name"
+            )
+    for name, path in written.items():
+        _check_place(name, str(path), config)
+        _check_writable(name, str(path))
+        for stream in (sys.stdout, sys.stderr):
+            if _is_redirected_to(stream, str(path)):
+                raise UsageError(f"{name} {path} is where this command prints to; give another file")
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names lead to one regular file, also where it is still to be made."""
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.isfile(one) and os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _check_writable(name: str, path: str) -> None:
+    if os.path.isdir(path):
+        example = os.path.join(path, "out.jsonl")
+        raise UsageError(f"{name} {path} is a folder; expected a file, such as {example}")
+    folder = os.path.dirname(os.path.realpath(path))
+    if not path.startswith(STREAMS) and not os.path.isdir(folder):
+        raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {folder}")
+
+
+def _check_place(name: str, path: str, config: Config) -> None:
+    """Refuse a place in the store, and one beside the files of the model, whose digest a resumed run compares."""
+    if config.store is not None:
+        store = os.path.realpath(config.store)
+        if os.path.commonpath([store, os.path.realpath(path)]) == store:
+            raise UsageError(f"{name} {path} lies in the store, {store}; put it elsewhere")
+    try:
+        model = os.path.realpath(locate_model(config.model))
+    except ModelError:
+        return  # said where the model is opened
+    folder = os.path.dirname(path)
+    if model in (os.path.realpath(folder), os.path.dirname(os.path.realpath(path))):
+        raise UsageError(f"{name} {path} lies beside the files of the model, in {model}; put it elsewhere")
+
+
+def _is_redirected_to(stream: object, path: str) -> bool:
+    """Whether one of the standard streams goes to this regular file."""
+    if path.startswith(STREAMS):
+        return False  # asked for by name
+    try:
+        return os.path.isfile(path) and os.path.samestat(os.fstat(stream.fileno()), os.stat(path))  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,48 @@
+// Threads and fork. A forked process has a copy of OpenMP's list of waiting threads, but not the threads: the
+// first parallel region would wait for them for ever. So a thread that is about to fork lets its own go; the
+// next region, in either process, makes new ones. Where the OpenMP library cannot (libgomp before GCC 9), the
+// new process uses one thread. Neither changes a bit of any result.
+#include "share.h"
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#include <pthread.h>
+#endif
+
+namespace apcbatch {
+namespace {
+
+std::atomic<bool> single{false};  // one thread from now on
+
+#if defined(__unix__) || defined(__APPLE__)
+
+thread_local bool released = false;  // by this thread, which is about to fork
+
+// Found by name, as the OpenMP library that is loaded (torch brings its own) may be older than the
+// compiler's.
+using PauseAll = int (*)(int);
+constexpr int kHard = 2;  // omp_pause_hard
+PauseAll pause_all = nullptr;
+
+void before_fork() { released = pause_all != nullptr && pause_all(kHard) == 0; }
+
+void in_child() {
+    if (!released) single = true;
+}
+
+const bool watching = [] {
+    pause_all = reinterpret_cast<PauseAll>(dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
+    return pthread_atfork(&before_fork, nullptr, &in_child) == 0;
+}();
+
+#endif
+
+}  // namespace
+
+int usable_threads(std::int64_t wanted) {
+    constexpr std::int64_t kMost = 1 << 16;
+    if (wanted < 1 || single.load(std::memory_order_relaxed)) return 1;
+    return int(wanted < kMost ? wanted : kMost);
+}
+
+}  // namespace apcbatch

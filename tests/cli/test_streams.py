@@ -1,0 +1,86 @@
+"""Standard streams that are closed, full or left by their reader."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+RUN = f"{sys.executable} -m tests.job.fake_main run in.jsonl --max-tokens 1 --policy all"
+PLAN = f"{sys.executable} -m apcbatch plan in.jsonl --block-sizes 64"
+LINE = '{"messages":[{"role":"user","content":"Hi %d"}]}\n'
+
+
+def in_bash(command, folder):
+    """(exit code, stdout, stderr) of a command with redirections."""
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], cwd=folder, capture_output=True, text=True, timeout=120,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr
+    assert "Exception ignored" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "sentence"),
+    [
+        (f"{RUN} -o - >&-", 2, "standard output is closed; give -o a file"),
+        (f"{RUN} -o out.jsonl >&-", 0, "40 ok"),
+        (f"{RUN} -o out.jsonl 2>&-", 0, ""),
+        (f"{RUN} -o out.jsonl >&- 2>&- <&-", 0, ""),
+        (f"{RUN} -o out.jsonl --progress bar >/dev/full", 0, "standard output cannot be written: No space left"),
+        (f"{RUN} -o out.jsonl --progress bar 2>/dev/full", 0, ""),
+        (f"{RUN} -o /dev/full", 1, "output /dev/full cannot be written: No space left"),
+        (f"{RUN} -o - >/dev/full", 1, "standard output cannot be written: No space left"),
+        (f"{RUN} -o out.jsonl --summary /dev/full", 0, "--summary /dev/full was not written: No space left"),
+        (f"{PLAN} | head -1", 1, ""),
+        (f"{PLAN} >/dev/full", 1, "No space left"),
+        (f"{PLAN} --json /dev/full", 2, "--json /dev/full cannot be written: No space left"),
+        (f"{PLAN} >&-", 0, ""),
+    ],
+)  # fmt: skip
+def test_a_stream_that_takes_nothing_ends_in_a_sentence(tmp_path, command, code, sentence):
+    """Fault: a traceback, an `internal error`, or OUT gets the descriptor of a closed stream and what is printed."""
+    (tmp_path / "in.jsonl").write_text("".join(LINE % number for number in range(40)))
+    found, _, said = in_bash(command, tmp_path)
+    assert sentence in said
+    assert found == code or ("head" in command and found == 0), said
+    if "out.jsonl" in command:
+        lines = (tmp_path / "out.jsonl").read_text().splitlines()
+        assert len(lines) == 40 and all(line.startswith('{"id":"apc-') for line in lines)
+
+
+PROGRAM = """
+import atexit, os, signal, sys
+from apcbatch.cli import main
+from apcbatch.job import opening
+from tests.job.fakes import FakeEngine
+
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+opening.make_engine = FakeEngine
+place = sys.argv.pop(1)
+if place != "at_exit":
+    setattr(FakeEngine, place, stop)
+atexit.register(stop)
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["flush", "close", "at_exit"])
+@pytest.mark.parametrize(("line", "code"), [(LINE % 1, 0), ("{", 3)])
+def test_an_interrupt_while_the_run_ends_changes_nothing(tmp_path, place, line, code):
+    """Fault: Ctrl-C in the last moment is a traceback, or takes the command that continues along."""
+    (tmp_path / "in.jsonl").write_text(line)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, place, "run", "in.jsonl", "-o", "out.jsonl", "--policy", "all"],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and "KeyboardInterrupt" not in done.stderr
+    assert code == 0 or done.stderr.splitlines()[-1].endswith("--resume")

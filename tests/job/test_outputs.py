@@ -1,0 +1,221 @@
+"""What a run may write over, and what happens to OUT under its hands."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+
+import pytest
+
+from apcbatch.job.disk import Disk
+from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.job.fakes import FakeEngine
+
+RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)
+
+
+@pytest.fixture(autouse=True)
+def chats(tmp_path):
+    """An input of four conversations with two turns each, and a configuration file."""
+    (tmp_path / "c.yaml").write_text("progress: none\n")
+    return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "a report of mine\n", '{"config": {}, "input": {}}', ""])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path, content, overwrite):
+    """Fault: --overwrite of OUT, or a fresh OUT, replaces a file that is called OUT.run.json by chance."""
+    mine = tmp_path / "out.jsonl.run.json"
+    mine.write_text(content)
+    if overwrite:
+        (tmp_path / "out.jsonl").write_text("old\n")
+    done = apcbatch(*RUN, *["--overwrite"] * overwrite)
+    assert done.code == 2 and "is not a run file of this program" in done.stderr
+    assert mine.read_text() == content
+    assert (tmp_path / "out.jsonl").exists() == overwrite
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("-o", "c.yaml", "--overwrite"), "--config and OUT are the same file"),
+        (("--summary", "c.yaml"), "--config and --summary are the same file"),
+        (("--summary", "in.jsonl"), "INPUT and --summary are the same file"),
+        (("--summary", "states/s.json"), "lies in the store"),
+        (("-o", "states/out.jsonl"), "lies in the store"),
+        (("-o", "states"), "lies in the store"),
+        (("--summary", "model/s.json"), "lies beside the files of the model"),
+        (("-o", "model/config.json", "--overwrite"), "lies beside the files of the model"),
+        (("--summary", "sub"), "--summary sub is a folder"),
+        (("-o", "sub", "--overwrite"), "OUT sub is a folder"),
+        (("--summary", "missing/s.json"), "its folder does not exist; mkdir -p"),
+        (("-o", "missing/o.jsonl"), "its folder does not exist; mkdir -p"),
+        (("--summary", "-"), "--summary needs a file"),
+        (("-o", "x" * 300), "File name too long"),
+        (("-o", "loop"), "symbolic links"),
+        (("-o", "a\0b"), "NUL"),
+        (("--store", "a\0b"), "NUL"),
+        (("--summary", "a\0b"), "NUL"),
+        (("--config", "a\0b"), "NUL"),
+    ],
+)
+def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, options, sentence):
+    """Fault: an output replaces INPUT, the configuration, a file of the model or of the store; or ends the run late."""
+    from apcbatch.model.locate import DEMO_DIR
+
+    shutil.copytree(DEMO_DIR, tmp_path / "model")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    flags = dict(zip(options[::2], options[1::2], strict=False))
+    base = {"-o": "out.jsonl", "--config": "c.yaml", "--model": "model"}
+    if flags.get("--store") is None:
+        base["--store"] = "states"
+    words = [word for pair in (base | flags).items() for word in pair if word != "--overwrite"]
+    done = apcbatch("run", "in.jsonl", *words, "--max-tokens", 2, *options[2:])
+    assert done.code == 2 and sentence in done.stderr and "internal error" not in done.stderr, done.stderr
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_nul_in_the_configuration_is_a_sentence(apcbatch, tmp_path):
+    """Fault: a path that no file can have ends in `internal error`."""
+    (tmp_path / "c.yaml").write_text('store: "a\\0b"\n')
+    done = apcbatch(*RUN, "--config", "c.yaml")
+    assert done.code == 2 and "without a NUL character" in done.stderr
+
+
+def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monkeypatch):
+    """Fault: half a summary after a full disk, a link replaced by a file, or a temporary file left behind."""
+    (tmp_path / "real.json").write_text("earlier")
+    (tmp_path / "s.json").symlink_to("real.json")
+    names = {path.name for path in tmp_path.iterdir()} | {"out.jsonl", "out.jsonl.run.json"}
+    write = Disk.write
+
+    def full(self, fd, data):
+        if b"hit_rate" in bytes(data):
+            write(self, fd, data[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, fd, data)
+
+    monkeypatch.setattr(Disk, "write", full)
+    done = apcbatch(*RUN, "--summary", "s.json")
+    assert done.code == 0 and "--summary s.json was not written: No space left" in done.stderr
+    assert (tmp_path / "real.json").read_text() == "earlier"
+    monkeypatch.setattr(Disk, "write", write)
+    done = apcbatch(*RUN, "--summary", "s.json", "--overwrite")
+    assert json.loads((tmp_path / "real.json").read_text()) == done.summary
+    assert (tmp_path / "s.json").is_symlink() and {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_a_summary_goes_into_a_pipe(apcbatch, tmp_path):
+    """Fault: a named pipe is replaced by a file, and its reader waits for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    done = apcbatch(*RUN, "--summary", "pipe")
+    reader.join(10)
+    assert json.loads(read[0]) == done.summary
+
+
+def test_a_summary_whose_folder_vanishes_is_a_warning(apcbatch, tmp_path, monkeypatch):
+    """Fault: a finished run ends in a traceback because of its summary."""
+    (tmp_path / "sub").mkdir()
+    monkeypatch.setattr(FakeEngine, "flush", lambda self: shutil.rmtree(tmp_path / "sub"))
+    done = apcbatch(*RUN, "--summary", "sub/s.json")
+    assert done.code == 0 and "warning: --summary sub/s.json was not written: No such file" in done.stderr
+
+
+def removed(folder):
+    (folder / "out.jsonl").unlink()
+
+
+def replaced(folder):
+    (folder / "other").write_text("")
+    os.replace(folder / "other", folder / "out.jsonl")
+
+
+def folder_renamed(folder):
+    folder.rename(folder.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("happens", [removed, replaced, folder_renamed])
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_an_out_that_is_gone_is_noticed(apcbatch, tmp_path, monkeypatch, happens, at_the_end):
+    """Fault: `8 ok; results in out.jsonl`, and there is no out.jsonl."""
+    (tmp_path / "sub").mkdir()
+    from apcbatch.job import sink
+
+    monkeypatch.setattr(sink, "SYNC_EVERY_S", 1e9 if at_the_end else 0.0)
+    step, steps = FakeEngine.step, []
+
+    def stepped(self):
+        steps.append(1)
+        if len(steps) == 2:
+            happens(tmp_path / "sub")
+        return step(self)
+
+    monkeypatch.setattr(FakeEngine, "step", stepped)
+    options = ("--max-tokens", 1, "--max-running", 1)
+    done = apcbatch("run", "in.jsonl", "-o", "sub/out.jsonl", *options, "--progress", "none")
+    assert done.code == 1 and "was removed, renamed or replaced while this run wrote it" in done.stderr
+    assert "results in" not in done.stderr and done.last_words.endswith("--resume")
+    assert len(steps) == (8 if at_the_end else 2)
+
+
+def test_a_full_disk_stops_and_resumes(apcbatch, tmp_path, monkeypatch):
+    """Fault: a line that was not written counts, or what is half written is in the way."""
+    write, room = Disk.write, [3000]
+
+    def limited(self, fd, data):
+        if len(data) > room[0] and b"apc-0" in bytes(data):
+            write(self, fd, data[: room[0]])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= len(data) * (b"apc-0" in bytes(data))
+        write(self, fd, data)
+
+    monkeypatch.setattr(Disk, "write", limited)
+    done = apcbatch(*RUN)
+    assert done.code == 1 and "cannot be written: No space left" in done.stderr
+    monkeypatch.setattr(Disk, "write", write)
+    assert apcbatch(*RUN, "--resume").code == 0
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) == 8
+
+
+EDITS = [
+    "[]", "3", '"x"', "null", "", "\r", "[" * 5000, '{"a":' * 3000, "\ufeff{}",
+    *(('"line":1', f'"line":{value}') for value in ("0", "-1", "true", "1e3", '"1"', "null", "9" * 40, "[]")),
+    *(('"turn":1', f'"turn":{value}') for value in ("0", "{}", "9" * 19, "1.5", "false")),
+    *(('"error":null', f'"error":{value}') for value in ("1", "{}", '{"code":"internal"}', "[]", '"x"')),
+    *(('"response":{', f'"response":{value},"x":{{') for value in ("null", "3", "[]", '{"body":null}')),
+    *(('"apcbatch":{', f'"apcbatch":{value},"x":{{') for value in ("null", "[]", "7")),
+    *(('"completion_token_ids":[', f'"completion_token_ids":[{value},') for value in (-1, 1e9, '"a"', 9999999999)),
+    ('"finish_reason":"', '"finish_reason":["'), ('"id":"apc-', '"id":7,"x":"apc-'),
+    ('"choices":[', '"choices":[],"y":['),
+    ('"custom_id":"c-0#1"', '"custom_id":"c-0#9"'), ('"id":"apc-000000"', '"id":"apc-000007"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("turns", ["each", "rollout"])
+def test_a_hand_edited_out_is_refused_in_a_sentence(apcbatch, tmp_path, turns):
+    """Fault: a value that no run writes ends in `internal error`, or counts as an answer."""
+    assert apcbatch(*RUN, "--turns", turns, "--ordered").code == 0
+    out = tmp_path / "out.jsonl"
+    first, *rest = out.read_text().splitlines(keepends=True)
+    for edit in EDITS:
+        line = edit + "\n" if isinstance(edit, str) else first.replace(*edit, 1)
+        assert line != first, edit
+        out.write_text(line + "".join(rest))
+        before = out.read_bytes()
+        done = apcbatch(*RUN, "--turns", turns, "--resume")
+        assert done.code == 2 and "line 1" in done.stderr, (edit, done.stderr)
+        assert "internal error" not in done.stderr and out.read_bytes() == before, edit
+    for data in (b"\xff\xfe{}\n", first.encode() * 2):
+        out.write_bytes(data + "".join(rest).encode())
+        done = apcbatch(*RUN, "--turns", turns, "--resume")
+        assert done.code == 2 and "out.jsonl, line " in done.stderr
+    out.write_text(first.replace("\n", "\r\n") + "".join(rest), newline="")
+    assert apcbatch(*RUN, "--turns", turns, "--resume").code == 0, "a foreign line end is no other answer"

@@ -1,0 +1,238 @@
+"""Resuming belongs to one input: each answer is bound to what its request was made of."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from apcbatch.job import opening
+from tests.job.conftest import answers, conversation, read_records, write_lines
+
+OPTIONS = ("--max-tokens", 3)
+END = 1 << 20
+
+
+@pytest.fixture
+def piped(apcbatch, tmp_path, monkeypatch):
+    """A run with in.jsonl on standard input."""
+
+    def run(*options):
+        stdin = io.TextIOWrapper(io.BytesIO((tmp_path / "in.jsonl").read_bytes()))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        return apcbatch("run", "-", "-o", "out.jsonl", *OPTIONS, *options)
+
+    return run
+
+
+def changed(tmp_path, old, new, count=-1):
+    """Put other words of the same length into the input."""
+    assert len(old) == len(new)
+    path = tmp_path / "in.jsonl"
+    path.write_text(path.read_text().replace(old, new, count))
+
+
+def padded(number):
+    """A long line that costs few tokens: the digests of the file's ends do not reach the middle."""
+    return conversation(number, turns=1) | {"note": "x" * (END // 2)}
+
+
+def test_a_file_changed_in_its_middle_is_refused_with_the_line(apcbatch, tmp_path):
+    """Fault: a change between the first and the last MiB, at the same size, is accepted."""
+    write_lines(tmp_path / "in.jsonl", [padded(number) for number in range(9)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 6)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    changed(tmp_path, "Question 0 of conversation 4", "Question 0 of conversation X")
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "line 5 (turn 1) of the input is not the one that" in done.stderr
+    assert (tmp_path / "out.jsonl").read_bytes() == before, "refused before anything is written"
+    changed(tmp_path, "Question 0 of conversation X", "Question 0 of conversation 4")
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").summary["requests"] == 3
+
+
+def test_another_content_on_stdin_is_refused_at_its_line(piped, tmp_path):
+    """Fault: --resume takes whatever comes on standard input for the rest of the same."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(6)])
+    assert piped("--limit", 4).code == 0
+    changed(tmp_path, "conversation 3", "conversation X")
+    done = piped("--resume")
+    assert done.code == 2 and "line 4 (turn 1) of the input" in done.stderr, done.stderr
+    changed(tmp_path, "conversation X", "conversation 3")
+    assert piped("--resume").code == 0
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) == 12
+
+
+def body_line(**body):
+    messages = [{"role": "user", "content": "Hi"}]
+    return {
+        "custom_id": "b",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": messages} | body,
+    }
+
+
+SETTINGS = [
+    (body_line(max_tokens=2), body_line(max_tokens=3)),
+    (body_line(temperature=0.5), body_line(temperature=0.6)),
+    (body_line(temperature=0.5, seed=1), body_line(temperature=0.5, seed=2)),
+    (body_line(top_p=0.5), body_line(top_p=0.6)),
+    (body_line(logprobs=True), body_line(logprobs=False)),
+    (body_line(), body_line() | {"custom_id": "c"}),
+    (conversation(1), conversation(1) | {"id": "c-2"}),
+]
+SHAPES = [
+    (conversation(1, turns=3), conversation(1, turns=2)),
+    (conversation(1), "{"),
+    ("{", conversation(1)),
+    ('{"a', '{"b'),
+    ({"id": "e", "messages": []}, {"id": "f", "messages": []}),
+]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "source"),
+    [(*pair, "in.jsonl") for pair in SETTINGS + SHAPES] + [(*pair, "-") for pair in SHAPES],
+)
+def test_whatever_makes_another_request_is_refused(apcbatch, piped, tmp_path, monkeypatch, then, now, source):
+    """Fault: an answer stands for a request with other settings, another name or another number of turns."""
+
+    monkeypatch.setattr(opening, "input_identity", lambda name: {"name": "in", "size_bytes": 1})
+
+    def run(line, *options):
+        write_lines(tmp_path / "in.jsonl", [line, conversation(5)])
+        if source == "-":
+            return piped(*options)
+        return apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *options)
+
+    run(then)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    done = run(now, "--resume")
+    assert done.code == 2 and "line 1 " in done.stderr, done.stderr
+    assert source == "-" or (tmp_path / "out.jsonl").read_bytes() == before
+    assert run(then, "--resume").code in (0, 3), "what was there can still be resumed"
+
+
+def test_another_spelling_of_the_same_requests_is_the_same(piped, tmp_path):
+    """Fault: a space in the line, or a turn that was added behind, makes the answered requests others."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    piped()
+    line = json.dumps(conversation(1, turns=3), indent=1).replace("\n", " ")
+    write_lines(tmp_path / "in.jsonl", [line])
+    done = piped("--resume")
+    assert done.code == 0 and (done.summary["requests"], done.summary["already_done"]) == (1, 2)
+
+
+def test_another_version_compares_the_prompts(apcbatch, tmp_path, monkeypatch):
+    """Fault: a version that renders differently takes the answers of the one before for its own."""
+    from apcbatch.data.tokenizer import Tokenizer
+
+    write_lines(tmp_path / "in.jsonl", [conversation(1), "{"])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    run_file = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(run_file.read_text())
+    run_file.write_text(json.dumps(facts | {"version": "0.0.0"}))
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 3, "the same prompts"
+    run_file.write_text(json.dumps(facts | {"version": "0.0.0"}))
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encode(self, text.replace("short", "brief")))
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 2 and "line 1 (turn 1) of the input" in done.stderr
+
+
+def test_an_answered_conversation_is_not_rendered_again(apcbatch, tmp_path, monkeypatch):
+    """Fault: going on with the end of a long run renders all of its beginning."""
+    from apcbatch.data.render import Renderer
+
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 3)
+    rendered, render = [], Renderer.render
+
+    def watched(self, conversation, turns="each"):
+        rendered.append(conversation.id)
+        return render(self, conversation, turns)
+
+    monkeypatch.setattr(Renderer, "render", watched)
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").summary["requests"] == 2
+    assert rendered == ["c-3"]
+
+
+def test_an_input_that_ends_earlier_is_refused(piped, tmp_path):
+    """Fault: answers to lines that the input does not have pass for a part of the run."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    piped()
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(2)])
+    done = piped("--resume")
+    assert done.code == 2 and "line 3 (turn 1) of the input" in done.stderr
+    assert piped("--resume", "--limit", 2).code == 0, "a smaller limit asks for less"
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_rollout_is_bound_to_its_own_answers(apcbatch, tmp_path, turn):
+    """Fault: a later turn stands on an answer that OUT does not have, after OUT or INPUT was changed."""
+    rollout = ("--turns", "rollout", *OPTIONS)
+    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(2)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout, "--ordered")
+    out = tmp_path / "out.jsonl"
+    whole = out.read_bytes()
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout, "--resume").summary["requests"] == 0
+    records = read_records(out)
+    token_ids = records[turn - 1]["apcbatch"]["completion_token_ids"]
+    token_ids[0] = token_ids[0] % 4000 + 1
+    write_lines(out, records)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout, "--resume")
+    assert done.code == 2 and f"line 1 (turn {turn + 1}) of the input" in done.stderr
+    out.write_bytes(whole)
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout, "--resume").code == 0
+
+
+def test_a_long_rollout_is_resumed(apcbatch, tmp_path):
+    """Fault: hundreds of answered turns of one conversation end in a RecursionError."""
+    rollout = ("--turns", "rollout", "--max-tokens", 1)
+    messages = [{"role": role, "content": "x"} for _ in range(600) for role in ("user", "assistant")]
+    write_lines(tmp_path / "in.jsonl", [{"id": "long", "messages": messages}])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout)
+    out = tmp_path / "out.jsonl"
+    answered = len([record for record in read_records(out) if not record["error"]])
+    assert answered > 400
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[: answered - 1]))
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout, "--resume")
+    assert done.summary["already_done"] == answered - 1 and done.summary["ok"] == 1, done.stderr
+
+
+def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):
+    """Fault: an OUT of an earlier version cannot be resumed, or is without a word."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 2)
+    records = read_records(tmp_path / "out.jsonl")
+    for record in records:
+        del record["apcbatch"]["request_digest"], record["apcbatch"]["line_digest"]
+    write_lines(tmp_path / "out.jsonl", records)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 0 and "4 lines of" in done.stderr and "of a version that did not note" in done.stderr
+    assert len(answers(read_records(tmp_path / "out.jsonl"))) == 6
+
+
+@pytest.mark.parametrize("turns", ["each", "rollout"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_name_belongs_to_one_request_of_the_run(apcbatch, tmp_path, turns, reverse):
+    """Fault: turn 2 of `x` and a batch line `x#2` make two answers of one name."""
+    lines = [conversation(1, turns=3) | {"id": "x"}, body_line(max_tokens=1) | {"custom_id": "x#2"}]
+    write_lines(tmp_path / "in.jsonl", lines[::-1] if reverse else lines)
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--turns", turns).code == 3
+    records = read_records(tmp_path / "out.jsonl")
+    ok = [record["custom_id"] for record in records if not record["error"]]
+    doubled = [record for record in records if record["error"]]
+    assert len(set(ok)) == len(ok) and len(records) == 4
+    assert {record["error"]["code"] for record in doubled} == {"duplicate_id"}
+    assert doubled[0]["custom_id"] == "x#2"
+    assert "id 'x#2' was used by line 1" in doubled[0]["error"]["message"]
+    if turns == "rollout" and reverse:
+        assert sorted(ok) == ["x#1", "x#2"] and "no history" in doubled[1]["error"]["message"]
+    else:
+        assert sorted(ok) == ["x#1", "x#2", "x#3"]
+    before = (tmp_path / "out.jsonl").read_bytes()
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--turns", turns, "--resume").code == 3
+    assert (tmp_path / "out.jsonl").read_bytes() == before

@@ -1,0 +1,112 @@
+"""Windows: what is read ahead is bounded in conversations and in tokens, and forecasts know where they end."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.config import Config
+from apcbatch.engine.planner import Planner
+from apcbatch.job.feed import Tag
+from apcbatch.job.record import Ticket
+from apcbatch.job.survey import survey
+from apcbatch.job.window import REQUEST_TOKENS, Window
+from apcbatch.types import Request
+from tests.job.conftest import answers, conversation, read_records, write_lines
+
+
+def requests(*conversations: tuple[int, ...]) -> list[Request]:
+    """A line for each tuple of prompt lengths, whose prompts are views of one array."""
+    made = []
+    for line, lengths in enumerate(conversations, start=1):
+        whole = np.zeros(max(lengths), np.int32)
+        for turn, length in enumerate(lengths, start=1):
+            ticket = Ticket(len(made), line, turn, f"c-{line}#{turn}", f"c-{line}")
+            made.append(Request(str(len(made)), whole[:length], tag=Tag(ticket, None)))
+    return made
+
+
+def lines_by_window(config: Config, work: list[Request]) -> list[list[int]]:
+    """The input lines of each window."""
+    window, windows = Window(config), [[]]
+    for request in work:
+        if not window.takes(request):
+            window = Window(config)
+            assert window.takes(request), "a window takes its first request whatever it weighs"
+            windows.append([])
+        windows[-1].append(request.tag.ticket.line)
+    return [[line for line, _ in groupby(lines)] for lines in windows]
+
+
+def test_a_window_closes_at_either_bound() -> None:
+    """Catches a bound that is off by one, a history that counts once for each of its turns, and a conversation that
+    is cut in two."""
+    work = requests((10, 20, 1000), (5,), (5, 5), (7,))
+    assert lines_by_window(Config(window=2), work) == [[1, 2], [3, 4]]
+    assert lines_by_window(Config(window=3), work) == [[1, 2, 3], [4]]
+    first, second = 1000 + 3 * REQUEST_TOKENS, 5 + REQUEST_TOKENS
+    for tokens, expected in (
+        (1, [[1], [2], [3], [4]]),
+        (first, [[1], [2, 3, 4]]),
+        (first + 1, [[1, 2], [3, 4]]),
+        (first + second, [[1, 2], [3, 4]]),
+        (first + second + 1, [[1, 2, 3], [4]]),
+    ):
+        assert lines_by_window(Config(window_tokens=tokens), work) == expected, tokens
+
+
+@pytest.mark.parametrize("bound", [("--window", "2"), ("--window-tokens", "1"), ("--window-tokens", "1500")])
+def test_forecasts_see_the_windows_of_the_run(
+    bound: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Catches a window by conversations alone, which took memory without a bound (614 MiB for 135 MB), and a
+    forecast that counts others than the run plans."""
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "in.jsonl", [conversation(number, turns=3) for number in range(5)])
+    planned = []
+    plan = Planner.plan
+    monkeypatch.setattr(Planner, "plan", lambda self, tree, held: planned.append(1) or plan(self, tree, held))
+    options = ("-q", "--max-tokens", "3", "--policy", "planned")
+    assert main(["run", "in.jsonl", "-o", "whole.jsonl", *options]) == 0
+    assert len(planned) == 1
+    assert main(["run", "in.jsonl", "-o", "parts.jsonl", *options, *bound]) == 0
+    num_windows = len(planned) - 1
+    assert num_windows > 1
+    assert answers(read_records(tmp_path / "whole.jsonl")) == answers(read_records(tmp_path / "parts.jsonl"))
+    config = Config(**{bound[0][2:].replace("-", "_"): int(bound[1])})
+    assert survey(config, "in.jsonl", lambda sentence: None).num_windows == num_windows
+    capsys.readouterr()
+    assert main(["plan", "in.jsonl", *bound]) == 0
+    assert f"`run` plans this input in {num_windows} windows" in capsys.readouterr().out
+
+
+def test_a_request_beyond_the_ceiling_is_an_error_record_and_the_others_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Catches one line whose max_tokens takes all memory, and a plan that counts it."""
+    monkeypatch.chdir(tmp_path)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000}
+    lines = [conversation(number, turns=2) for number in range(3)]
+    lines.insert(1, {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    write_lines(tmp_path / "in.jsonl", lines)
+    for policy in ("planned", "all"):
+        options = ["-q", "--max-tokens", "2", "--policy", policy, "--overwrite"]
+        assert main(["run", "in.jsonl", "-o", "out.jsonl", *options, "--max-request-tokens", "2000"]) == 3
+        failed = [record for record in read_records(tmp_path / "out.jsonl") if record["error"] is not None]
+        assert [record["line"] for record in failed] == [2]
+        error = failed[0]["error"]
+        assert error["code"] == "context_length_exceeded" and error["retryable"] is False
+        assert "max_tokens is 4000; together at most 2000 are served" in error["message"]
+        assert "--max-request-tokens" in error["message"]
+    capsys.readouterr()
+    options = ["--max-tokens", "2", "--max-request-tokens", "2000", "--json", "-"]
+    assert main(["plan", "in.jsonl", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["dataset"]["requests"] == 6

@@ -1,0 +1,363 @@
+// Runs the kernels, without Python or torch, over random ragged and odd sizes, for a build with sanitizers:
+// driver SECONDS SEED. Every array has exactly the size that the kernel was told. Each result is held to
+// simple loops in double, and has the same bits on every instruction set of this processor and any number of
+// threads. Ends with 1 and a sentence where one does not.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "dispatch.h"
+#include "linear.h"
+#include "partition.h"
+#include "rowwise.h"
+#include "scan.h"
+
+namespace {
+
+using namespace apcbatch;
+using Integers = std::vector<int64_t>;
+
+std::mt19937_64 generator;
+int64_t comparisons = 0;
+
+int64_t pick(int64_t low, int64_t high) { return low + int64_t(generator() % uint64_t(high - low + 1)); }
+bool coin() { return pick(0, 1) == 1; }
+
+// Values of one type in memory of exactly their size, and what they are worth.
+struct Array {
+    DType dtype;
+    int64_t size;
+    std::unique_ptr<char[]> memory;
+
+    Array(DType type, int64_t count, double scale = 1.0)
+        : dtype(type), size(count), memory(new char[size_t(count * bytes_of(type))]) {
+        std::normal_distribution<float> normal;
+        for (int64_t i = 0; i < size; ++i) set(i, float(scale) * normal(generator));
+    }
+    void* data() const { return memory.get(); }
+    float* floats() const { return reinterpret_cast<float*>(memory.get()); }
+    int64_t bytes() const { return size * bytes_of(dtype); }
+    void set(int64_t i, float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, 4);
+        const uint16_t half = uint16_t(bits >> 16);
+        if (dtype == DType::float32) std::memcpy(memory.get() + 4 * i, &bits, 4);
+        if (dtype == DType::bfloat16) std::memcpy(memory.get() + 2 * i, &half, 2);
+    }
+    double at(int64_t i) const {
+        uint32_t bits = 0;
+        if (dtype == DType::float32) std::memcpy(&bits, memory.get() + 4 * i, 4);
+        if (dtype == DType::bfloat16)
+            std::memcpy(reinterpret_cast<char*>(&bits) + 2, memory.get() + 2 * i, 2);
+        float value;
+        std::memcpy(&value, &bits, 4);
+        return double(value);
+    }
+};
+
+DType any_dtype() { return coin() ? DType::float32 : DType::bfloat16; }
+
+[[noreturn]] void fail(const std::string& what) {
+    std::fprintf(stderr, "%s\n", what.c_str());
+    std::exit(1);
+}
+
+// Runs the kernel on every instruction set with 1 and 3 threads: `output` must always get the same bytes,
+// from the same beginning, and be close to `expected`. `exact_from`: sets before it in `Isa` agree with
+// plain.
+void check(const std::string& name, Array& output, const std::vector<double>& expected, double tolerance,
+           bool widened, const std::function<void(int)>& kernel) {
+    const std::string begin(output.memory.get(), size_t(output.bytes()));
+    std::string first;
+    for (const Isa isa : {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16}) {
+        if (!set_isa(isa)) continue;
+        for (const int threads : {1, 3}) {
+            std::memcpy(output.data(), begin.data(), begin.size());
+            kernel(threads);
+            const std::string bytes(output.memory.get(), size_t(output.bytes()));
+            if (first.empty()) first = bytes;
+            const bool own = widened && isa == Isa::avx512bf16;  // whose dot product rounds differently
+            if (!own && bytes != first) fail(name + ": other bits on " + isa_name(isa));
+            for (int64_t i = 0; i < output.size; ++i) {
+                const double want = expected[size_t(i)], got = output.at(i);
+                const double room = output.dtype == DType::bfloat16 ? 2e-2 : tolerance;
+                if (!(std::fabs(got - want) <= room * (1.0 + std::fabs(want)))) {
+                    fail(name + " on " + isa_name(isa) + ": " + std::to_string(got) + " for " +
+                         std::to_string(want) + " at " + std::to_string(i));
+                }
+            }
+            ++comparisons;
+        }
+    }
+}
+
+std::vector<double> worth(const Array& array) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < array.size; ++i) values.push_back(array.at(i));
+    return values;
+}
+
+double silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+void try_linear() {
+    const int64_t t = pick(0, 40), in = pick(1, 530), out = pick(1, 90), gap = pick(0, 3);
+    const DType type = any_dtype();
+    Array x(any_dtype(), t * (in + gap)), w(type, out * in, 0.1), bias(DType::float32, out);
+    Array packed(type, packed_bytes(out, in, type) / bytes_of(type)), y(any_dtype(), t * out);
+    pack_linear(w.data(), in, out, in, type, packed.data(), 2);
+    const bool biased = coin();
+    std::vector<double> expected;
+    for (int64_t r = 0; r < t; ++r) {
+        for (int64_t o = 0; o < out; ++o) {
+            double sum = biased ? bias.at(o) : 0.0;
+            for (int64_t k = 0; k < in; ++k) sum += x.at(r * (in + gap) + k) * w.at(o * in + k);
+            expected.push_back(sum);
+        }
+    }
+    const double tolerance = type == DType::bfloat16 ? 3e-2 : 1e-4;
+    check("linear", y, expected, tolerance, type == DType::bfloat16, [&](int threads) {
+        linear({t, in, out, x.data(), in + gap, nullptr, x.dtype, packed.data(), type,
+                biased ? bias.floats() : nullptr, y.data(), out, y.dtype},
+               threads);
+    });
+    const Integers row = {pick(0, out - 1)};
+    Array back(type, in);
+    unpack_rows(packed.data(), out, in, type, row.data(), 1, back.data(), 2);
+    const char* from = w.memory.get() + row[0] * in * bytes_of(type);
+    if (std::memcmp(back.data(), from, size_t(back.bytes())) != 0) fail("unpacked weights differ");
+}
+
+void try_rows() {
+    const int64_t t = pick(0, 9), h = pick(1, 200);
+    Array x(any_dtype(), t * h), weight(DType::float32, h), y(any_dtype(), t * h), up(x.dtype, t * h);
+    Array gated(x.dtype, t * h), logits(DType::float32, t * h), chances(DType::float32, t);
+    std::vector<double> normed, product, likeliest;
+    Integers tokens(static_cast<size_t>(t)), best(static_cast<size_t>(t));
+    for (int64_t r = 0; r < t; ++r) {
+        double squares = 0.0, highest = -1e30, sum = 0.0;
+        for (int64_t i = r * h; i < (r + 1) * h; ++i) {
+            squares += x.at(i) * x.at(i);
+            highest = std::fmax(highest, logits.at(i));
+        }
+        for (int64_t i = 0; i < h; ++i) {
+            normed.push_back(x.at(r * h + i) / std::sqrt(squares / double(h) + 1e-5) * weight.at(i));
+            product.push_back(silu(x.at(r * h + i)) * up.at(r * h + i));
+            sum += std::exp(logits.at(r * h + i) - highest);
+        }
+        likeliest.push_back(1.0 / sum);
+    }
+    check("rms_norm", y, normed, 1e-5, false, [&](int threads) {
+        rms_norm({t, h, x.data(), h, x.dtype, nullptr, 0, DType::float32, weight.floats(), 1e-5f, y.data(),
+                  y.dtype},
+                 threads);
+    });
+    check("silu_mul", gated, product, 1e-5, false, [&](int threads) {
+        silu_mul({t, h, x.data(), h, up.data(), h, gated.data(), h, x.dtype}, threads);
+    });
+    check("softmax_topk", chances, likeliest, 1e-5, false, [&](int threads) {
+        softmax_topk({t, h, 1, logits.floats(), h, chances.floats(), best.data()}, threads);
+    });
+    for (double& chance : likeliest) chance = std::log(chance);
+    check("logprob", chances, likeliest, 1e-5, false, [&](int threads) {
+        logprob({t, h, logits.floats(), h, true, tokens.data(), chances.floats()}, threads);
+    });
+    if (tokens != best) fail("the likeliest token is not the first of the likeliest");
+}
+
+// A batch in which each sequence begins with zeros or its own slot, keeps a state midway, and its last.
+struct Batch {
+    Integers cu = {0}, initial, final, cuts = {0}, positions, slots;
+    int64_t num_slots = 0;
+    explicit Batch(int64_t longest) {
+        for (int64_t s = pick(0, 5); s > 0; --s) {
+            const int64_t length = pick(1, longest);
+            initial.push_back(coin() ? num_slots++ : -1);
+            if (coin()) {
+                positions.push_back(pick(1, length));
+                slots.push_back(num_slots++);
+            }
+            final.push_back(coin() ? num_slots++ : -1);
+            cu.push_back(cu.back() + length);
+            cuts.push_back(int64_t(positions.size()));
+        }
+    }
+    int64_t sequences() const { return int64_t(initial.size()); }
+    RaggedParams params() const {
+        return {sequences(), cu.data(),        initial.data(), final.data(),
+                cuts.data(), positions.data(), slots.data()};
+    }
+    // Calls keep(slot) where the state after token i of sequence s is kept.
+    template <class Keep>
+    void kept(int64_t s, int64_t i, const Keep& keep) const {
+        for (int64_t c = cuts[size_t(s)]; c < cuts[size_t(s) + 1]; ++c) {
+            if (positions[size_t(c)] == i + 1 - cu[size_t(s)]) keep(slots[size_t(c)]);
+        }
+        if (i + 1 == cu[size_t(s) + 1] && final[size_t(s)] >= 0) keep(final[size_t(s)]);
+    }
+};
+
+void try_conv() {
+    const Batch batch(90);
+    const int64_t t = batch.cu.back(), d = pick(1, 150), w = pick(1, 8), past = w - 1;
+    const DType type = any_dtype();
+    Array x(type, t * d), weight(DType::float32, d * w), state(type, batch.num_slots * past * d),
+        out(type, t * d);
+    const std::string begin(state.memory.get(), size_t(state.bytes()));
+    std::vector<double> expected;
+    for (int64_t s = 0; s < batch.sequences(); ++s) {
+        for (int64_t i = batch.cu[size_t(s)]; i < batch.cu[size_t(s) + 1]; ++i) {
+            for (int64_t c = 0; c < d; ++c) {
+                double sum = 0.0;
+                for (int64_t k = 0; k < w; ++k) {
+                    const int64_t token = i - past + k, before = token - batch.cu[size_t(s)] + past;
+                    const int64_t slot = batch.initial[size_t(s)];
+                    if (token >= batch.cu[size_t(s)]) {
+                        sum += weight.at(c * w + k) * x.at(token * d + c);
+                    } else if (slot >= 0) {
+                        sum += weight.at(c * w + k) * state.at((slot * past + before) * d + c);
+                    }
+                }
+                expected.push_back(silu(sum));
+            }
+        }
+    }
+    check("causal_conv", out, expected, 1e-4, false, [&](int threads) {
+        std::memcpy(state.data(), begin.data(), begin.size());
+        causal_conv({batch.params(), type, d, w, x.data(), d, weight.data(), DType::float32, nullptr,
+                     state.data(), past * d, out.data(), d},
+                    threads);
+    });
+}
+
+void try_scan() {
+    const Batch batch(80);
+    const int64_t t = batch.cu.back(), d = pick(1, 90), n = pick(1, 20);
+    const DType type = any_dtype();
+    Array x(type, t * d), dt(type, t * d, coin() ? 1.0 : 40.0), z(type, t * d), B(type, t * n),
+        C(type, t * n);
+    Array A(DType::float32, n * d), D(DType::float32, d), bias(DType::float32, d), out(type, t * d);
+    Array state(DType::float32, batch.num_slots * n * d);
+    for (int64_t i = 0; i < n * d; ++i) A.set(i, -std::fabs(float(A.at(i))));
+    const std::string begin(state.memory.get(), size_t(state.bytes()));
+    std::vector<double> expected(size_t(t * d)), after = worth(state), h(static_cast<size_t>(n));
+    for (int64_t s = 0; s < batch.sequences(); ++s) {
+        for (int64_t c = 0; c < d; ++c) {
+            const int64_t slot = batch.initial[size_t(s)];
+            for (int64_t j = 0; j < n; ++j) h[size_t(j)] = slot < 0 ? 0.0 : state.at((slot * n + j) * d + c);
+            for (int64_t i = batch.cu[size_t(s)]; i < batch.cu[size_t(s) + 1]; ++i) {
+                const double raw = dt.at(i * d + c) + bias.at(c);
+                const double step = std::fmax(raw, 0.0) + std::log1p(std::exp(-std::fabs(raw)));
+                double y = D.at(c) * x.at(i * d + c);
+                for (int64_t j = 0; j < n; ++j) {
+                    double& value = h[size_t(j)];
+                    value =
+                        std::exp(step * A.at(j * d + c)) * value + step * x.at(i * d + c) * B.at(i * n + j);
+                    y += C.at(i * n + j) * value;
+                }
+                expected[size_t(i * d + c)] = y * silu(z.at(i * d + c));
+                batch.kept(s, i, [&](int64_t to) {
+                    for (int64_t j = 0; j < n; ++j) after[size_t((to * n + j) * d + c)] = h[size_t(j)];
+                });
+            }
+        }
+    }
+    const auto run = [&](int threads) {
+        std::memcpy(state.data(), begin.data(), begin.size());
+        selective_scan({batch.params(), type,           d,     n,          x.data(), d,          dt.data(), d,
+                        A.floats(),     B.data(),       n,     C.data(),   n,        D.floats(), z.data(),  d,
+                        bias.floats(),  state.floats(), n * d, out.data(), d},
+                       threads);
+    };
+    check("selective_scan", out, expected, 2e-2, false, run);
+    check("the states of selective_scan", state, after, 2e-2, false, run);
+}
+
+void try_attention() {
+    const int64_t b = pick(0, 4), kv_heads = pick(1, 3), group = pick(1, 4), heads = kv_heads * group;
+    const int64_t dim = pick(1, 70), columns = 3, pages = b * columns, row = kv_heads * dim;
+    const DType cached = any_dtype(), type = any_dtype();
+    Integers cu = {0}, context, table, slots;
+    for (int64_t page = 0; page < pages; ++page) table.push_back(pages - 1 - page);
+    for (int64_t s = 0; s < b; ++s) {
+        cu.push_back(cu.back() + pick(0, 60));
+        context.push_back(pick(0, columns * kPageTokens - 60));
+    }
+    const int64_t t = cu.back();
+    Array q(type, t * heads * dim), k(cached, pages * kPageTokens * row), v(cached, k.size),
+        out(type, q.size);
+    Array new_k(cached, t * row), new_v(cached, t * row);
+    const auto slot_of = [&](int64_t s, int64_t key) {
+        return table[size_t(s * columns + key / kPageTokens)] * kPageTokens + key % kPageTokens;
+    };
+    for (int64_t s = 0; s < b; ++s) {
+        for (int64_t i = 0; i < cu[size_t(s) + 1] - cu[size_t(s)]; ++i)
+            slots.push_back(slot_of(s, context[size_t(s)] + i));
+    }
+    write_kv({t, row, new_k.data(), row, new_v.data(), row, cached, k.data(), v.data(), cached, slots.data()},
+             2);
+    std::vector<double> expected;
+    for (int64_t s = 0; s < b; ++s) {
+        for (int64_t i = cu[size_t(s)]; i < cu[size_t(s) + 1]; ++i) {
+            const int64_t seen = context[size_t(s)] + i - cu[size_t(s)] + 1;
+            for (int64_t head = 0; head < heads; ++head) {
+                std::vector<double> sums(size_t(dim), 0.0);
+                double total = 0.0;
+                for (int64_t key = 0; key < seen; ++key) {
+                    const int64_t at = slot_of(s, key) * row + head / group * dim;
+                    double score = 0.0;
+                    for (int64_t c = 0; c < dim; ++c)
+                        score += q.at((i * heads + head) * dim + c) * k.at(at + c);
+                    const double weight = std::exp(0.1 * score);
+                    total += weight;
+                    for (int64_t c = 0; c < dim; ++c) sums[size_t(c)] += weight * v.at(at + c);
+                }
+                for (const double sum : sums) expected.push_back(sum / total);
+            }
+        }
+    }
+    AttentionParams p{b,           heads,     kv_heads,       dim,       0.1f,   q.data(),
+                      heads * dim, type,      k.data(),       v.data(),  cached, table.data(),
+                      columns,     cu.data(), context.data(), out.data()};
+    if (check_sequences(p, t, pages, columns) != SequenceFault::none) fail("good sequences are refused");
+    check("paged_attention", out, expected, 1e-4, false, [&](int threads) { paged_attention(p, threads); });
+}
+
+// No tokens, and sequences without any: nothing may be divided by their number.
+void try_nothing() {
+    const Integers none = {0, 0, 0}, no_slots = {-1, -1};
+    const RaggedParams ragged{2,           none.data(), no_slots.data(), no_slots.data(),
+                              none.data(), nullptr,     nullptr};
+    for (const int threads : {1, 4}) {
+        int64_t channels = 0;
+        for (const Unit& unit : partition(ragged, 100, 64, threads)) {
+            channels += unit.channels * (unit.sequence_end - unit.sequence_begin);
+        }
+        if (channels != 200) fail("empty sequences are not cut into units");
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count != 3) fail("driver SECONDS SEED");
+    const auto begin = std::chrono::steady_clock::now();
+    const std::chrono::duration<double> limit(std::atof(arguments[1]));
+    generator.seed(std::strtoull(arguments[2], nullptr, 10));
+    try_nothing();
+    do {
+        try_linear();
+        try_rows();
+        try_conv();
+        try_scan();
+        try_attention();
+    } while (std::chrono::steady_clock::now() - begin < limit);
+    std::printf("%lld comparisons\n", static_cast<long long>(comparisons));
+}

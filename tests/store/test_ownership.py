@@ -1,0 +1,324 @@
+"""The store touches only what it made: other people's folders, files, links and pipes stay as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apcbatch.errors import UsageError
+from apcbatch.store import Store
+from apcbatch.store.format import INDEX_NAME, LOCK_NAME, MARKER, MARKER_NAME
+from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
+from tests.store.faults import FaultyFiles, bad_sector, disk_full
+
+SESSION = "0123456789abcdef" * 2
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Every path below a folder with what is there: bytes, where a link leads, or a word."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = path.read_bytes() if path.is_file() else "folder" if path.is_dir() else "special"
+    return found
+
+
+def tmp_of_a_user(folder: Path) -> None:
+    (folder / "tmp").mkdir()
+    (folder / "tmp" / "thesis.txt").write_text("x")
+
+
+def photo_library(folder: Path) -> None:
+    with sqlite3.connect(folder / INDEX_NAME) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE photos (name TEXT)")
+    db.close()
+
+
+def objects_of_a_user(folder: Path) -> None:
+    path = path_of(folder, key_of("a", 16))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"my own tensors")
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "a tmp folder": tmp_of_a_user,
+    "a file": lambda folder: (folder / "notes.txt").write_text("x"),
+    "a hidden file": lambda folder: (folder / ".git").mkdir(),
+    "a database": photo_library,
+    "an empty file named as the index": lambda folder: (folder / INDEX_NAME).touch(),
+    "a file named as a snapshot": objects_of_a_user,
+    "a file named as the marker": lambda folder: (folder / MARKER_NAME).write_text("our shop in town"),
+    "a link named as the marker": lambda folder: (folder / MARKER_NAME).symlink_to("/etc/hostname"),
+    "a cut marker beside a file": lambda folder: [
+        (folder / MARKER_NAME).write_bytes(MARKER[:5]),
+        (folder / "notes.txt").write_text("x"),
+    ],
+}
+
+
+@pytest.mark.parametrize("how", ["run", "read_only", "maintenance"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_folder_that_is_no_store_is_refused_untouched(
+    folder: Path, warnings: list[str], name: str, how: str
+) -> None:
+    """Fault: `store check p`, `doctor --store p` and `run --store p` deleted p/tmp/thesis.txt."""
+    folder.mkdir()
+    FOREIGN[name](folder)
+    before = contents(folder)
+    with pytest.raises(UsageError, match="not a snapshot store and not empty"):
+        Store.open(folder, warn=warnings.append, **({} if how == "run" else {how: True}))
+    assert contents(folder) == before and warnings == []
+
+
+@pytest.mark.parametrize("options", [{"read_only": True}, {"maintenance": True}])
+def test_an_empty_folder_is_made_a_store_only_by_a_run(
+    folder: Path, warnings: list[str], options: dict[str, bool]
+) -> None:
+    """Fault: `store check` of a mistyped folder made a store in it."""
+    folder.mkdir()
+    with pytest.raises(UsageError, match="there is no store"):
+        Store.open(folder, warn=warnings.append, **options)
+    assert contents(folder) == {}
+    Store.open(folder, warn=warnings.append).close()
+    assert (folder / MARKER_NAME).read_bytes() == MARKER
+    Store.open(folder, warn=warnings.append, **options).close()
+
+
+def test_the_marker_is_on_the_disk_before_anything_else(folder: Path, warnings: list[str]) -> None:
+    """Fault: a store that was killed or cut off while it was made is not known as one, or refuses the next
+    run."""
+    calls: list[tuple[str, str]] = []
+    files = FaultyFiles(lambda call, path: calls.append((call, Path(path).name)))
+    Store.open(folder, warn=warnings.append, files=files).close()
+    changes = [call for call in calls if call[0] in ("make_folders", "write_durably", "lock", "write")]
+    assert changes[:2] == [("make_folders", "store"), ("write_durably", MARKER_NAME)]
+    for left in (b"", MARKER[:7], MARKER):
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / MARKER_NAME).write_bytes(left)
+        with Store.open(folder, warn=warnings.append) as store:
+            assert not store.is_read_only
+        assert (folder / MARKER_NAME).read_bytes() == MARKER
+    assert warnings == []
+
+
+@pytest.mark.parametrize("lost", [[], ["index"], ["objects"]])
+def test_a_store_of_an_earlier_version_has_no_marker_and_is_known(
+    folder: Path, warnings: list[str], lost: list[str]
+) -> None:
+    """Fault: stores made before there were markers are refused, whole or with only their index or their files
+    left."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    (folder / MARKER_NAME).unlink()
+    if "index" in lost:
+        (folder / INDEX_NAME).write_bytes(b"nothing of use")
+    if "objects" in lost:
+        shutil.rmtree(folder / "objects")
+    with Store.open(folder, warn=warnings.append, read_only=True) as store:
+        assert (store.get(keys[2], FINGERPRINT) is None) == ("objects" in lost)
+    assert not (folder / MARKER_NAME).exists()
+    with Store.open(folder, warn=warnings.append) as store:
+        assert not store.is_read_only
+    assert (folder / MARKER_NAME).read_bytes() == MARKER
+
+
+def test_a_store_whose_marker_says_it_is_newer_is_refused(folder: Path, warnings: list[str]) -> None:
+    """Fault: an old program makes a newer store's damaged index anew and removes its files as bad."""
+    with Store.open(folder, warn=warnings.append) as store:
+        put_chain(store, "a", 3)
+    (folder / MARKER_NAME).write_text("apcbatch snapshot store 2\n")
+    (folder / INDEX_NAME).write_bytes(b"x" * 5000)
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"store format 2.*newer apcbatch"):
+        Store.open(folder, warn=warnings.append)
+    assert contents(folder) == before
+
+
+def test_a_folder_that_cannot_be_looked_into_costs_the_snapshots(folder: Path, warnings: list[str]) -> None:
+    """Fault: a disk that fails at the first look ends the run, or a new store is made over an old one."""
+    folder.mkdir()
+    files = FaultyFiles(lambda call, path: bad_sector(path) if call in ("names", "open") else None)
+    with Store.open(folder, warn=warnings.append, files=files) as store:
+        assert store.is_read_only
+    assert len(warnings) == 1 and contents(folder) == {}
+
+
+def test_sweeps_remove_only_the_names_that_a_session_writes(folder: Path, warnings: list[str]) -> None:
+    """Fault: whatever lay in tmp was removed, by its being there."""
+    Store.open(folder, warn=warnings.append).close()
+    outside = folder.parent / "outside.txt"
+    outside.write_text("mine")
+    ours = [f"{SESSION}-0.tmp", f"{SESSION}-123.tmp", f"{SESSION}.lock"]
+    others = [
+        "thesis.txt",
+        f"{SESSION}.tmp",
+        f"{SESSION}-x.tmp",
+        f"{SESSION}-1.tmp.bak",
+        f"{SESSION.upper()}-1.tmp",
+        f"{SESSION[1:]}-1.tmp",
+        "x.lock",
+    ]
+    for name in [*ours, *others]:
+        (folder / "tmp" / name).write_text("x")
+    (folder / "tmp" / f"{SESSION}-7.tmp").symlink_to(outside)
+    (folder / "tmp" / f"{SESSION}-8.tmp").mkdir()
+    os.mkfifo(folder / "tmp" / f"{SESSION}-9.tmp")
+    os.mkfifo(folder / "tmp" / f"{'a' * 32}.lock")
+    with Store.open(folder, warn=warnings.append) as store:
+        assert not store.is_read_only and store.check().faults == []
+    left = {f"{SESSION}-7.tmp", f"{SESSION}-8.tmp", f"{SESSION}-9.tmp", f"{'a' * 32}.lock", *others}
+    assert {path.name for path in (folder / "tmp").iterdir()} == left
+    assert outside.read_text() == "mine" and warnings == []
+
+
+@pytest.mark.parametrize("name", ["tmp", "objects"])
+def test_a_folder_of_the_store_that_is_a_link_is_not_followed(
+    folder: Path, warnings: list[str], name: str
+) -> None:
+    """Fault: `tmp` was followed where it is a link, and what it leads to was swept."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 2)
+    elsewhere = folder.parent / "elsewhere"
+    (folder / name).rename(elsewhere)
+    (elsewhere / f"{SESSION}-0.tmp").write_text("x")
+    (folder / name).symlink_to(elsewhere)
+    before = contents(elsewhere)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.is_read_only
+        assert (store.get(keys[0], FINGERPRINT) is not None) == (name == "tmp")
+    assert contents(elsewhere) == before
+    assert len(warnings) <= 2 and "not a plain folder" in warnings[0]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_linked_folder_of_snapshots_is_not_followed(folder: Path, warnings: list[str], depth: int) -> None:
+    """Fault: snapshots are read, written or removed through a link below `objects`."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 1)
+    linked = path_of(folder, keys[0]).parents[2 - depth]
+    elsewhere = folder.parent / "elsewhere"
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.get(keys[0], FINGERPRINT) is None
+        assert any(str(linked) in fault and "left alone" in fault for fault in store.check().faults)
+        assert store.prune(size_bytes=0).num_left == 0
+        done: list[bool] = []
+        store.put(keys[0], 16, None, FINGERPRINT, arrays_of(keys[0]), lambda _, ok: done.append(ok))
+        store.flush()
+        assert done == [False]
+    assert contents(elsewhere) == before and linked.is_symlink()
+
+
+def make_socket(path: Path) -> None:
+    """Bound by a short name: a socket's path has 107 bytes at most."""
+    here = os.getcwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "folder": lambda path: path.mkdir(),
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "dangling link": lambda path: path.symlink_to(path.parent / "nowhere"),
+    "socket": make_socket,
+}
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_something_else_in_the_place_of_a_snapshot(folder: Path, warnings: list[str], kind: str) -> None:
+    """Fault: a pipe in the place of a snapshot hangs the run; a link or a folder there is removed, or ends
+    eviction for good. It is a miss with one line, and stays."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    path = path_of(folder, keys[2])
+    path.unlink()
+    SPECIAL[kind](path)
+    before = os.lstat(path)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.get(keys[2], FINGERPRINT) is None
+        assert_is(store.get(keys[1], FINGERPRINT), keys[1])
+        assert any(str(path) in fault for fault in store.check().faults)
+        assert store.prune(size_bytes=0).num_left == 0
+        assert [other for other in object_files(folder) if other != path] == []
+        done: list[bool] = []
+        store.put(keys[2], 16, None, FINGERPRINT, arrays_of(keys[2]), lambda _, ok: done.append(ok))
+        store.flush()
+        assert done == [False]
+    assert os.path.samestat(os.lstat(path), before)
+    assert 1 <= len(warnings) <= 2
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", [INDEX_NAME, f"{INDEX_NAME}-wal", LOCK_NAME, MARKER_NAME])
+def test_something_else_in_the_place_of_a_file_of_the_store(
+    folder: Path, warnings: list[str], name: str, kind: str
+) -> None:
+    """Fault: a pipe in the place of the index hangs the run; a link there is written through. The run goes on
+    with one line, and what is there stays."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    (folder / name).unlink(missing_ok=True)
+    SPECIAL[kind](folder / name)
+    before = os.lstat(folder / name)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.is_read_only
+        assert_is(store.get(keys[2], FINGERPRINT), keys[2])
+    assert len(warnings) == 1
+    assert os.path.samestat(os.lstat(folder / name), before)
+    assert not (folder / "nowhere").exists()
+
+
+def test_descriptors_do_not_grow_with_what_is_read(folder: Path, warnings: list[str]) -> None:
+    """Fault: a descriptor is leaked at every snapshot that is read, bad, missing or no file at all."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 8)
+        store.flush()
+        path_of(folder, keys[5]).write_bytes(b"x" * 900)
+        path_of(folder, keys[6]).unlink()
+        path_of(folder, keys[6]).mkdir()
+        before = descriptors()
+        for _ in range(20):
+            store._reading._hidden.clear()
+            for key in [*keys, key_of("missing", 16)]:
+                store.get(key, FINGERPRINT)
+            store.get_chain(keys[4], FINGERPRINT)
+        assert store.counters.read >= 100
+        store.check()
+        store.flush()
+        assert descriptors() == before
+
+
+def test_a_disk_that_is_full_at_the_first_opening(folder: Path, warnings: list[str]) -> None:
+    """Fault: not even the marker has room, and the run is refused, or the folder is refused ever after."""
+    files = FaultyFiles(lambda call, path: disk_full(path) if call == "write_durably" else None)
+    with Store.open(folder, warn=warnings.append, files=files) as store:
+        assert store.is_read_only
+    assert len(warnings) == 1
+    with Store.open(folder, warn=warnings.append) as store:
+        put_chain(store, "a", 1)
+        store.flush()
+    assert len(object_files(folder)) == 1

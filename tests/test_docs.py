@@ -1,0 +1,49 @@
+"""What the pages promise is there: each test that they name, each file that they link to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def functions(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
+    """Fault: a test is renamed or dropped, and a page goes on promising what nothing checks."""
+    missing = []
+    for file, name in TEST.findall(page.read_text()):
+        path = ROOT / file
+        if not path.is_file() or (name and name not in functions(path)):
+            missing.append(f"{file}::{name}" if name else file)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_files_that_a_page_links_to_are_there(page: Path) -> None:
+    """Fault: a page is renamed, and the links to it lead nowhere."""
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_each_row_of_the_faults_names_its_test() -> None:
+    """Fault: a promise about a fault without the test that keeps it, or a row that lost a column."""
+    rows = [
+        line for line in (ROOT / "docs" / "reliability.md").read_text().splitlines() if line.startswith("|")
+    ]
+    head, rule, *faults = ([cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows)
+    assert head == ["fault", "how many tried", "what is promised", "the test"]
+    assert set(rule) == {"---"}
+    assert faults
+    bad = [cells for cells in faults if len(cells) != 4 or not all(cells) or not re.search(r"::\w", cells[3])]
+    assert not bad

@@ -1,0 +1,68 @@
+"""What is installed: every file of the package is in the wheel, and all that its build reads is in the archive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from apcbatch.version import VERSION
+
+ROOT = Path(__file__).resolve().parent.parent
+# setup.py only adds the compiled modules to what pyproject.toml says.
+BUILD = """
+import sys
+from setuptools import setup
+out = sys.argv[1]
+build = ["egg_info", "--egg-base", out, "build", "--build-base", out + "/build"]
+setup(script_args=["-q", *build, "bdist_wheel", "-d", out, "sdist", "-d", out])
+"""
+
+
+def tracked(*folders: str) -> set[str]:
+    """The files of the tree below some folders, those that are new included."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *folders]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("this tree is not a git checkout")
+    return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel, without its compiled modules, and with the source archive."""
+    folder = tmp_path_factory.mktemp("packages")
+    subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+def test_the_wheel_holds_the_whole_package(built: Path) -> None:
+    """Fault: packages and data are listed by hand, and a wheel lacks the one that was added last: `apcbatch bench`
+    ended in ModuleNotFoundError once installed."""
+    (wheel,) = built.glob("*.whl")
+    names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == tracked("apcbatch")
+
+
+def test_the_source_archive_can_be_built(built: Path) -> None:
+    """Fault: headers and CUDA sources are in the tree and not in the archive, which then does not compile."""
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {member.name.partition("/")[2] for member in opened.getmembers() if member.isfile()}
+    needed = tracked("apcbatch", "csrc", "pyproject.toml", "README.md", "LICENSE")
+    assert needed <= names, sorted(needed - names)
+    assert {name.partition("/")[0] for name in names - needed} <= {
+        "PKG-INFO", "MANIFEST.in", "setup.cfg", "setup.py", "constraints.txt",
+    }  # fmt: skip
+
+
+def test_the_package_says_its_version(built: Path) -> None:
+    """Fault: the archive's name and `apcbatch --version` are two versions."""
+    assert sorted(path.name for path in built.iterdir() if path.suffix in (".whl", ".gz")) == [
+        f"apcbatch-{VERSION}-py3-none-any.whl",
+        f"apcbatch-{VERSION}.tar.gz",
+    ]
