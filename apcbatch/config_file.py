@@ -62,8 +62,8 @@ def _check(events: Iterator[Any], path: str) -> None:
     is_key = True
     for event in events:
         if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1
-            raise UsageError(f"configuration file {path}, line {line}: an alias is not read; write the value out")
+            line = f", line {event.start_mark.line + 1}" if event.start_mark else ""
+            raise UsageError(f"configuration file {path}{line}: an alias is not read; write the value out")
         if depth == 0 and isinstance(event, yaml.MappingStartEvent):
             keys = set()
         elif depth == 1 and keys is not None:  # keys and values take turns

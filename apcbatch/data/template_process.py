@@ -141,7 +141,7 @@ def too_long(num_characters: int) -> RequestError:
     return RequestError("context_length_exceeded", message)
 
 
-def _framed(value: object) -> bytes:
+def _framed(value: tuple[Any, ...]) -> bytes:
     """A request as the child reads it. Raises RequestError for values that are no JSON or nested too deeply."""
     try:
         data = marshal.dumps(value)

@@ -104,14 +104,15 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     _check_files(folder)
     config = _read_json(folder / "config.json")
     vocab_size = config.get("vocab_size")
-    known = isinstance(vocab_size, int) and not isinstance(vocab_size, bool) and 0 < vocab_size <= _MOST_IDS
+    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 0 < vocab_size <= _MOST_IDS:
+        vocab_size = None
     source = _guarded(folder, lambda: _load_source(folder))
     eos_token_ids = _eos_token_ids(folder, config, source.eos_token_id)
     return _guarded(
         folder,
         lambda: Tokenizer(
             source,
-            vocab_size if known else source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
+            vocab_size or source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
             eos_token_ids,
         ),
     )

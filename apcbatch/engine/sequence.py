@@ -20,7 +20,8 @@ from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
 
-LARGEST_NUMBER = (1 << 63) - 1  # of tokens, and for a seed
+LARGEST_NUMBER = (1 << 63) - 1  # of tokens
+SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +165,7 @@ def check_request(
         raise invalid(f"temperature is {_shown(request.temperature)}; expected a number of at least 0")
     if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
         raise invalid(f"top_p is {_shown(request.top_p)}; expected more than 0 and at most 1")
-    if not _is_whole(request.seed) or abs(request.seed) > LARGEST_NUMBER:
+    if not _is_whole(request.seed) or int(request.seed) not in SEEDS:
         raise invalid(f"seed is {_shown(request.seed)}; expected a whole number of 64 bits")
     return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
 

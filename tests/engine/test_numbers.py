@@ -141,7 +141,7 @@ def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: obje
 
 @pytest.mark.parametrize("field, value", [
     ("max_tokens", 1), ("temperature", 5e-324), ("temperature", 1.7e308), ("temperature", 3), ("top_p", 5e-324),
-    ("top_p", 1), ("seed", -1), ("seed", (1 << 63) - 1),
+    ("top_p", 1), ("seed", -(1 << 63)), ("seed", (1 << 64) - 1),
 ])  # fmt: skip
 def test_a_number_at_the_edge_is_taken(field: str, value: object) -> None:
     """Fault: a bound that is one too narrow."""
