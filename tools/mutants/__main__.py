@@ -69,7 +69,7 @@ class Bench:
 
     def learn(self) -> Touched:
         """Which tests touch which line; from the last time, if nothing has changed since."""
-        digest = touched.digest(ROOT, [path for path in self.files if path.startswith(("apcbatch/", "tests/"))])
+        digest = touched.digest(ROOT, [path for path in self.files if path.startswith(("apcbatch/", "tests/", "tools/mutants/"))])
         known = touched.load(digest, self.work)
         if known is not None:
             return known
