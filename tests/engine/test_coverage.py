@@ -54,8 +54,8 @@ def test_matches_are_those_of_a_plain_search(covered: list[Prompt], asked: list[
 def test_what_was_dropped_is_never_taken_for_new(
     covered: list[Prompt], asked: list[Prompt], bounds: tuple[int, int]
 ) -> None:
-    """Fault: where a branch had been dropped and another history came along its beginning, the answer was called exact
-    although the dropped one had gone further. Catches counters that drift from the nodes when leaves are dropped, too."""
+    """Fault: where a branch had been dropped and another history came along its beginning, the answer was called
+    exact although the dropped one had gone further. Catches counters that drift from the nodes, too."""
     tree = CoverageTree(*bounds)
     for prompt in covered:
         tree.insert(array(prompt))
@@ -92,8 +92,8 @@ def test_the_least_recently_extended_go_first_and_no_more_than_needed() -> None:
 
 
 def test_what_goes_on_is_one_node() -> None:
-    """Catches a growing conversation that takes a node for each turn, so that the bound on nodes comes too soon, and one
-    whose growth does not keep it alive."""
+    """Catches a growing conversation that takes a node for each turn, so that the bound on nodes comes too soon, and
+    one whose growth does not keep it alive."""
     tree = CoverageTree(max_nodes=3)
     for end in (3, 6, 9):
         tree.insert(array(tuple(range(end))))

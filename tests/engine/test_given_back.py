@@ -64,7 +64,8 @@ def open_books(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Pa
 def conversations(max_tokens: int = 20) -> list[Request]:
     """Prompts that share stems, continue one another and repeat."""
     stem = tokens(70, 1)
-    prompts = [stem + tokens(30, 2), stem + tokens(50, 3), stem, stem + tokens(30, 2) + tokens(40, 4), tokens(90, 5), stem]
+    first = stem + tokens(30, 2)
+    prompts = [first, stem + tokens(50, 3), stem, first + tokens(40, 4), tokens(90, 5), stem]
     return [
         Request(str(number), prompt, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
         for number, prompt in enumerate(prompts)

@@ -9,8 +9,10 @@ import pytest
 from apcbatch.job import sink
 from apcbatch.job.sink import FileSink
 
-CONTENTS = [b"", b"\n", b"a", b"ab", b"a\n", b"\na", b"a\nb", b"abc\n", b"abcd\n", b"abcde", b"abcdefghi", b"a\nbcdefghijk"]
-CONTENTS += [b"ab\n" * 5, b"ab\n" * 5 + b"c", b"abcdefg\nhijklmno", b"\n" * 9, b"abcdefgh\n", b"\nabcdefgh", b"abc\nabcd"]
+CONTENTS = [
+    b"", b"\n", b"a", b"ab", b"a\n", b"\na", b"a\nb", b"abc\n", b"abcd\n", b"abcde", b"abcdefghi", b"a\nbcdefghijk",
+    b"ab\n" * 5, b"ab\n" * 5 + b"c", b"abcdefg\nhijklmno", b"\n" * 9, b"abcdefgh\n", b"\nabcdefgh", b"abc\nabcd",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [1, 4, 1 << 20])

@@ -14,7 +14,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-FOLDER = "MUTANTS_COVER"  # the environment variable that says where the records go
+FOLDER = "MUTANTS_COVER"  # the environment variable that says where the records go; see touched.settings
 TEST = "MUTANTS_TEST"
 
 
@@ -25,12 +25,8 @@ class Contexts:
         self.file = folder / f"tests-{os.getpid()}.json"
         self.seconds: dict[str, float] = defaultdict(float)
         self.bad: set[str] = set()
-        os.environ["COVERAGE_PROCESS_START"] = str(Path(__file__).with_name("cover.rc"))
-        os.environ["COVERAGE_FILE"] = str(folder / "coverage")
-        running = coverage.Coverage.current()  # started by its own hook where the variables were set before
-        self.coverage = running or coverage.Coverage(config_file=os.environ["COVERAGE_PROCESS_START"])
-        if running is None:
-            self.coverage.start()
+        self.coverage = coverage.Coverage(config_file=os.environ["COVERAGE_PROCESS_START"])
+        self.coverage.start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         os.environ[TEST] = nodeid

@@ -13,6 +13,7 @@ from coverage import CoverageData
 from tools.mutants.sites import Mutant
 
 RECORD = "touched.json"
+PLUGIN = "tools.mutants.contexts"
 
 
 @dataclass
@@ -32,6 +33,16 @@ class Touched:
         found = {test for line in lines for test in by_line[line] if test in self.seconds}
         own = mutant.path.replace("apcbatch/", "tests/", 1).rpartition("/")[0] + "/"
         return sorted(found, key=lambda test: (not test.startswith(own), self.seconds[test], test))
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """The environment of a run under PLUGIN that records in a folder."""
+    rules = Path(__file__).with_name("cover.rc")
+    return {
+        "MUTANTS_COVER": str(folder),
+        "COVERAGE_FILE": str(folder / "coverage"),
+        "COVERAGE_PROCESS_START": str(rules),
+    }
 
 
 def digest(root: Path, files: list[str]) -> str:

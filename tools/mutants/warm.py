@@ -94,12 +94,12 @@ class Run:
         """What came of it: outcome (`passed`, `failed`; `timeout`: also where it took all memory) and the test.
 
         None while it runs."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         test = (self.folder / "test").read_text(encoding="utf-8")
-        if not pid and self._within_limits(test):
+        if ended is None and self._within_limits(test):
             return None
-        self._end(reaped=bool(pid))
-        if not pid:
+        status = self._end()
+        if ended is None:
             return {"outcome": "timeout", "test": test}
         if (self.folder / "result.json").exists():
             return dict(json.loads((self.folder / "result.json").read_text(encoding="utf-8")))
@@ -110,15 +110,12 @@ class Run:
         took = time.time() - (self.folder / "test").stat().st_mtime
         return took <= allowed and psutil.Process(self.pid).memory_info().rss <= MOST_MEMORY
 
-    def _end(self, reaped: bool) -> None:
-        """End what the run has left behind: its process group is its own."""
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        if not reaped:
-            os.waitpid(self.pid, 0)
+    def _end(self) -> int:
+        """End what the run has left behind, in a process group of its own; its status."""
+        os.killpg(self.pid, signal.SIGKILL)  # it is there until its first process is waited for
+        _, status = os.waitpid(self.pid, 0)
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
+        return status
 
     def _work(self) -> None:
         os.setsid()
