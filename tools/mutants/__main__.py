@@ -1,6 +1,6 @@
 """Changes the code in small ways, one at a time, and tells which changes the tests do not notice: `make mutants`.
 
-    python -m tools.mutants [--sample 300] [--seed 1] [--jobs 2] [--only apcbatch/store] [--json FILE]
+    python -m tools.mutants [--sample 300] [--seed 1] [--jobs 2] [--only apcbatch/store]
 
 The changes are a fixed sample (sites.py) of those that cosmic-ray's operators, and the removal of a statement, can make
 in the folders of FOLDERS. One run of the suite learns which tests touch which line; a change is then tried on these
@@ -22,6 +22,7 @@ from tools.mutants.sites import sample
 from tools.mutants.warm import import_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "mutants"
 FOLDERS = ("engine", "store", "job", "data", "model", "prefix.py")
 NOT_HERE = {  # why
     "apcbatch/model/graphs.py": "runs on a CUDA device only",
@@ -52,10 +53,9 @@ def table(outcomes: list[Outcome]) -> str:
 @click.option("--seed", default=1, show_default=True, help="which ones")
 @click.option("--jobs", default=2, show_default=True, help="runs at a time")
 @click.option("--only", default="apcbatch/", help="of the sample, those in files whose path begins so")
-@click.option("--work", type=click.Path(path_type=Path), default=ROOT / "build" / "mutants", help="for the copies")
-@click.option("--json", "report", type=click.Path(path_type=Path), help="where to write all outcomes")
+@click.option("--work", type=click.Path(path_type=Path), default=WORK, help="for the copies, and for outcomes.json")
 @click.option("--least", default=92.0, show_default=True, help="percent that must be noticed")
-def main(size: int, seed: int, jobs: int, only: str, work: Path, report: Path | None, least: float) -> None:
+def main(size: int, seed: int, jobs: int, only: str, work: Path, least: float) -> None:
     bench = Bench(ROOT, work, jobs)
     mutants = [one for one in sample(ROOT, files_to_change(bench.files), size, seed) if one.path.startswith(only)]
     import_libraries()
@@ -67,9 +67,8 @@ def main(size: int, seed: int, jobs: int, only: str, work: Path, report: Path | 
         outcomes.append(one)
         place = f"{one.path}:{one.line} {one.operator}"
         click.echo(f"{len(outcomes)}/{len(mutants)} {one.outcome} {place} {one.by}", err=True)
-        if report is not None:
-            content = {"seed": seed, "sample": size, "mutants": [asdict(done) for done in outcomes]}
-            report.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        content = {"seed": seed, "sample": size, "mutants": [asdict(done) for done in outcomes]}
+        (work / "outcomes.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     for one in sorted(outcomes, key=lambda one: (one.path, one.line)):
         if one.outcome == "survived":
             click.echo(f"\n{one.path}:{one.line} {one.operator}, {one.tried} of {one.touching} tests\n{one.diff}")

@@ -124,9 +124,9 @@ class Run:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
+        sys.path[:] = [str(self.tree), *(entry for entry in sys.path if entry not in ("", os.getcwd()))]
         os.chdir(self.tree)
         os.environ.update(self.settings, PYTHONPATH=str(self.tree), TMPDIR=str(self.folder / "tmp"))
-        sys.path[:] = [str(self.tree), *(entry for entry in sys.path if entry not in ("", os.getcwd()))]
         sys.dont_write_bytecode, tempfile.tempdir = True, None
         random.seed(0)
         watcher = Watcher(self.folder / "test")
