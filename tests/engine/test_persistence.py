@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from apcbatch import Engine, Request
@@ -106,4 +108,22 @@ def test_an_array_of_numpy_integers_is_a_prompt(tiny_checkpoint: Callable[..., A
     prompts = [[1, 2, 3], np.array([1, 2, 3]), (1, 2, 3)]
     answers = [list(engine.run([Request("r", prompt, max_tokens=3, ignore_eos=True)])) for prompt in prompts]
     assert len({tuple(answer.token_ids) for [answer] in answers}) == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("policy", ["last", "planned"])
+def test_the_end_of_an_answer_outlives_the_engine(
+    policy: str, tiny_checkpoint: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Catches an answer whose last boundary, kept back until it has ended, never reaches the store; and one whose
+    boundaries all do."""
+    options = {"block_size": 16, "policy": policy, "store": tmp_path, "pool_size_bytes": 16 << 20}
+    engine = Engine(tiny_checkpoint("jamba"), **options)
+    prompt = [1 + k % 50 for k in range(20)]
+    [result] = engine.run([Request("r", prompt, max_tokens=40, ignore_eos=True)])
+    engine.close()
+    engine = Engine(tiny_checkpoint("jamba"), **options)
+    assert engine.boundaries(prompt + result.token_ids) == [16, 48]
+    [again] = engine.run([Request("r", prompt + result.token_ids, max_tokens=1)])
+    assert (again.cached_from, again.cached_tokens) == ("disk", 48)
     engine.close()
