@@ -152,12 +152,14 @@ def test_what_is_never_evicted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     assert math.isfinite(measured(engine, monkeypatch).restore_disk_s)
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_engine_is_one_of_its_own(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fails", "state_only"), [(False, True), (False, False), (True, False)])
+def test_the_engine_is_one_of_its_own(
+    fails: bool, state_only: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a measurement in the user's store, one that leaves something behind, and one with less room than what it
     keeps takes."""
     made: list[Any] = []
-    engine = KnownEngine(False)
+    engine = KnownEngine(state_only)
 
     def make(config: Any, warn: Any) -> KnownEngine:
         made.append(config)
@@ -176,8 +178,8 @@ def test_the_engine_is_one_of_its_own(fails: bool, tmp_path: Path, monkeypatch: 
         measure.measure(config, engine.footprint, pytest.fail)
     [own] = made
     assert (own.policy, own.block_size, own.max_running, own.model) == ("planned", 1, 32, config.model)
-    kept_at_once = 2048 // 16 + 1 + 32
-    assert own.pool_size >= kept_at_once * 100 + 4 * 2048 * 8 and own.store_size > own.pool_size
+    kept_bytes = (2048 // 16 + 1 + 32) * 100 + 4 * 2048 * engine.footprint.kv_token_bytes
+    assert own.store_size > own.pool_size >= kept_bytes
     assert engine.ended == ["abort", "close"]
     assert list(tmp_path.iterdir()) == []
 
