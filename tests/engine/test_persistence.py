@@ -94,8 +94,11 @@ def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable
     engine.close()
 
 
-def test_the_python_surface_has_the_options_and_defaults_of_the_command() -> None:
+def test_the_python_surface_has_the_defaults_of_the_command(tiny_checkpoint: Callable[..., Any]) -> None:
     """Catches a default that differs between `Engine` and `apcbatch run`."""
+    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
+    assert (engine.dtype, engine.block_size) == (Config().dtype, Config().block_size)
+    engine.close()
     options = {name: one.default for name, one in inspect.signature(Engine).parameters.items()}
     for name in ("dtype", "exact", "block_size", "max_batch_tokens", "max_running", "store"):
         assert options[name] == getattr(Config(), name), name
