@@ -13,7 +13,7 @@ from apcbatch.types import Result
 TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!"}
 RENDERER: Any = SimpleNamespace(
     decode=lambda ids: "".join(TEXTS[one] for one in ids),
-    tokenizer=SimpleNamespace(source=SimpleNamespace(decode=lambda ids, skip_special_tokens: TEXTS[ids[0]])),
+    tokenizer=SimpleNamespace(source=SimpleNamespace(decode=lambda ids, skip_special_tokens: "" if skip_special_tokens else TEXTS[ids[0]])),
 )
 RESULT = Result(
     "r", 40, [1, 2, 3, 4], [-0.1, -0.2, -0.3, -0.4], "stop", cached_tokens=30, computed_tokens=10, cached_from="disk",
