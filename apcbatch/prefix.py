@@ -18,8 +18,11 @@ TokenArray = npt.NDArray[np.int32]
 
 
 def as_token_array(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
-    """Token ids as a contiguous int32 array; raises OverflowError for ids outside int32."""
+    """Token ids as a contiguous int32 array; raises OverflowError for ids outside int32, and TypeError for anything
+    but one row of integers: 1.5 is not token 1."""
     array = np.asarray(token_ids)
+    if array.ndim != 1 or array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"token ids must be one row of integers, got {array.ndim} dimensions of {array.dtype}")
     if array.size and (array.min() < 0 or array.max() > np.iinfo(np.int32).max):
         raise OverflowError("token ids must lie in 0 .. 2147483647")
     return np.ascontiguousarray(array, dtype=np.int32)

@@ -2,8 +2,8 @@
 
 It answers one question: what is the longest prefix of this prompt that an earlier prefill has covered (the ideal), and
 did it end because the histories fork there. Must not know: snapshots, states.
-Invariant: an answer is exact or says that it is not: where branches were dropped to stay within bounds, a match that
-ends at the cut is reported as inexact.
+Invariant: an answer is exact or says that it is not: where a branch was dropped to stay within bounds, a match that
+ends at the cut, or on what has grown there since, is reported as inexact if that branch might have matched further.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _Node:
     parent: _Node | None
     children: dict[int, _Node] = field(default_factory=dict)
     last_use: int = 0
-    pruned: bool = False
+    dropped: set[int] = field(default_factory=set)  # the first tokens of branches that were below and are gone
+    regrown: bool = False  # begins as a dropped branch did, which may have gone along with it, and on from there
 
     @property
     def edge(self) -> TokenArray:
@@ -68,8 +69,9 @@ class CoverageTree:
         if length == len(tokens):
             return Match(length, False, True)
         if on_edge < len(node.edge):
-            return Match(length, True, True)
-        return Match(length, bool(node.children), not node.pruned)
+            return Match(length, True, not node.regrown)
+        forked = bool(node.children or node.dropped)
+        return Match(length, forked, not node.regrown and int(tokens[length]) not in node.dropped)
 
     def insert(self, tokens: TokenArray) -> None:
         """Mark `tokens` as covered, from the first one on."""
@@ -103,7 +105,7 @@ class CoverageTree:
         """Cut a node's edge in two and return the upper half."""
         parent = node.parent
         assert parent is not None, "the root has an empty edge and is never split"
-        upper = _Node(node.edge[:at].tobytes(), parent, last_use=node.last_use)
+        upper = _Node(node.edge[:at].tobytes(), parent, last_use=node.last_use, regrown=node.regrown)
         node.edge_bytes = node.edge[at:].tobytes()
         parent.children[int(upper.edge[0])] = upper
         upper.children[int(node.edge[0])] = node
@@ -112,10 +114,12 @@ class CoverageTree:
         return upper
 
     def _add(self, parent: _Node, edge: TokenArray) -> None:
-        if parent is not self._root and not parent.children and not parent.pruned:
+        if parent is not self._root and not parent.children and not parent.dropped:
             parent.edge_bytes += edge.tobytes()  # a leaf that goes on: no new node
         else:
-            parent.children[int(edge[0])] = _Node(edge.tobytes(), parent, last_use=self._clock)
+            first = int(edge[0])
+            regrown = parent.regrown or first in parent.dropped
+            parent.children[first] = _Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
             self._num_nodes += 1
         self.num_tokens += len(edge)
 
@@ -127,8 +131,9 @@ class CoverageTree:
             if self.num_tokens <= 0.9 * self._max_tokens and self._num_nodes <= 0.9 * self._max_nodes:
                 break
             assert leaf.parent is not None, "the root is not among the nodes that may be dropped"
-            del leaf.parent.children[int(leaf.edge[0])]
-            leaf.parent.pruned = True
+            first = int(leaf.edge[0])
+            del leaf.parent.children[first]
+            leaf.parent.dropped.add(first)
             self.num_tokens -= len(leaf.edge)
             self._num_nodes -= 1
 

@@ -153,7 +153,7 @@ def check_request(
         raise invalid(
             "token_ids hold something else than token ids; expected integers of the vocabulary"
         ) from None
-    if prompt.ndim != 1 or not len(prompt):
+    if not len(prompt):
         raise invalid("the prompt is empty; expected at least one token")
     if int(prompt.max()) >= vocab_size:
         raise invalid(

@@ -12,6 +12,7 @@ from apcbatch import Engine, Request
 from apcbatch.engine.forecast import Forecast, forecast
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.planner import Planner
+from apcbatch.types import RequestPlan
 from tests.engine.plan_oracle import Dataset, dataset, ideals, random_dataset, serve, within_vocabulary
 from tests.tiny import VOCAB
 
@@ -45,6 +46,10 @@ def test_all_and_last_are_what_the_engine_does(seed: int, order: str) -> None:
                 for prefix, owner in expected.owner.items()
             ), where
             assert found.floor_tokens == made.ideal_tokens - found.cached_tokens, where
+            assert found.store_bytes == found.peak_live_bytes == found.written_bytes, where
+            assert (found.peak_live_snapshots, found.snapshots_for_later) == (len(expected.owner), 0), where
+            assert (found.policy, found.prompt_tokens) == (policy, sum(map(len, data.prompts))), where
+            assert found.hit_rate == sum(expected.resume_at.values()) / found.prompt_tokens, where
 
 
 def _kept_above(prefix: tuple[int, ...], kept: set[tuple[int, ...]], policy: str, resume_at: int) -> int:
@@ -77,6 +82,13 @@ def test_planned_is_the_plan(seed: int, order: str) -> None:
             plan.peak_live_bytes,
         )
         assert found.store_bytes == plan.later_bytes <= 900, where
+        assert found.written_bytes == sum(_bytes_kept(todo) for todo in plan.requests), where
+        assert found.floor_tokens == plan.ideal_tokens - plan.cached_tokens, where
+
+
+def _bytes_kept(todo: RequestPlan) -> int:
+    """What one request writes for this run: a state each, and the KV of every token that it computes up to there."""
+    return 100 * len(todo.keep) + 3 * (max(todo.keep, default=todo.resume_at) - todo.resume_at)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -87,17 +87,22 @@ def test_for_later_the_gain_and_the_budget_hold(seed: int) -> None:
             assert all(gain >= min_gain for gain in gains.values()), where
             assert plan.later_bytes == sum(100 + 3 * gain for gain in gains.values()) <= max(budget, 0), where
             assert kept <= stems_and_ends(data, block_size), where
+            if budget == free.later_bytes:  # the last one that is left is worth all of its tokens
+                assert bool(kept) == any(len(p) >= min_gain for p in stems_and_ends(data, block_size)), where
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_for_later_what_the_store_has_is_not_written_again(seed: int) -> None:
+def test_for_later_what_the_store_has_is_not_written_again() -> None:
     """Catches a snapshot that is paid for twice, or kept beside a held one that is nearly as good."""
-    data = random_dataset(seed)
-    held = random_held(data, 2, seed)
-    plan = make_plan(data, Planner(2, "auto", STATE_ONLY, None, 5, None), held)
-    kept = set(kept_for_later(data, plan))
-    assert not kept & held, data.where
-    assert all(len(p) - nearest_above(p, kept | held) >= 5 for p in kept), data.where
+    num_kept = []
+    for seed in range(30):
+        data = random_dataset(seed)
+        held = random_held(data, 2, seed)
+        plan = make_plan(data, Planner(2, "auto", STATE_ONLY, None, 5, None), held)
+        kept = set(kept_for_later(data, plan))
+        assert not kept & held, data.where
+        assert all(len(p) - nearest_above(p, kept | held) >= 5 for p in kept), data.where
+        num_kept.append(len(kept))
+    assert sum(map(bool, num_kept)) > 20
 
 
 def test_for_later_the_stem_outlives_the_ends() -> None:

@@ -40,13 +40,13 @@ def follow(engine: Engine, data: Dataset, plan: Plan) -> None:
     assert counters.snapshots_evicted == 0, data.where
 
 
-@pytest.mark.parametrize("max_running", [1, 2, 32])
+@pytest.mark.parametrize(("max_running", "max_batch_tokens"), [(1, 4096), (1, 23), (2, 23), (32, 23)])
 @pytest.mark.parametrize("order", ["auto", "file"])
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_the_engine_follows_the_plan(
-    family: str, order: str, max_running: int, tiny_checkpoint: Callable[..., Path]
+    family: str, order: str, max_running: int, max_batch_tokens: int, tiny_checkpoint: Callable[..., Path]
 ) -> None:
-    """Catches a follower that does not wait for its leader, a snapshot released early, and one that nobody
+    """Catches a follower that does not wait for its leader, a snapshot released early or late, and one that nobody
     reads."""
     for seed in range(3):
         data = within_vocabulary(random_dataset(seed), VOCAB)
@@ -54,12 +54,14 @@ def test_the_engine_follows_the_plan(
             plan = make_plan(data, Planner(block_size, order))
             engine = Engine(
                 tiny_checkpoint(family), block_size=block_size, policy="planned", max_running=max_running,
-                max_batch_tokens=23, pool_size_bytes=PLENTY,
+                max_batch_tokens=max_batch_tokens, pool_size_bytes=PLENTY,
             )  # fmt: skip
             follow(engine, data, plan)
-            assert max_running > 1 or engine.counters.peak_live_snapshots <= plan.peak_live_snapshots, (
-                data.where
-            )
+            peak, planned = engine.counters.peak_live_snapshots, plan.peak_live_snapshots
+            if max_running == 1 and max_batch_tokens > 23:  # a prompt is one pass, as the plan takes it
+                assert peak == planned, data.where
+            elif max_running == 1:  # what was resumed from may be released before all of the prompt's own are there
+                assert (peak > 0) == (planned > 0) and peak <= planned, data.where
             engine.close()
 
 

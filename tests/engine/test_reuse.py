@@ -212,3 +212,12 @@ def test_boundaries_and_snapshots_are_what_the_contract_says(open_engine) -> Non
     assert snapshot["conv"].shape == (mamba_layers, d_inner, 3)
     if "kv" in snapshot:
         assert snapshot["kv"].shape == (1, 2, 32, 2, 10)
+
+
+def test_policy_planned_without_a_plan_keeps_where_prompts_were_seen_to_fork(open_engine) -> None:
+    """Catches a fork that is computed again by every prompt which leaves there: the second one keeps its boundary."""
+    engine = open_engine(policy="planned")
+    trunk = tokens(100, 20)
+    forks = [trunk[:50] + [seed] + tokens(60, 20 + seed) for seed in range(3)]
+    assert [serve(engine, prompt).cached_tokens for prompt in (trunk, *forks)] == [0, 0, 48, 48]
+    assert engine.boundaries(forks[0]) == [48, 96]

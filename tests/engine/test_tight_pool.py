@@ -85,10 +85,10 @@ def test_the_plans_own_peak_is_enough(
             plan = make_plan(data, Planner(block_size, order, footprint, int(share * free.peak_live_bytes)))
             for max_running in RUNNING:
                 where = (data.where, block_size, order, share, max_running)
+                capacity = pool_for(data, plan.peak_live_bytes, footprint.page_bytes)
                 engine = open_engine(
-                    folder, block_size=block_size, max_running=max_running,
-                    pool_size_bytes=pool_for(data, plan.peak_live_bytes, footprint.page_bytes),
-                )  # fmt: skip
+                    folder, block_size=block_size, max_running=max_running, pool_size_bytes=capacity
+                )
                 results = serve(engine, data, plan)
                 assert answers(results) == expected, where
                 cached = [results[index].cached_tokens for index in range(len(results))]
@@ -96,7 +96,10 @@ def test_the_plans_own_peak_is_enough(
                 counters = engine.counters
                 assert counters.snapshots_written == counters.snapshots_read <= plan.snapshots_written, where
                 assert counters.snapshots_evicted == 0, where
-                assert max_running > 1 or counters.peak_live_snapshots <= plan.peak_live_snapshots, where
+                assert (counters.peak_live_snapshots > 0) == (plan.peak_live_snapshots > 0), where
+                assert counters.peak_live_snapshots * footprint.state_bytes <= capacity, where
+                if max_running == 1:
+                    assert counters.peak_live_snapshots <= plan.peak_live_snapshots, where
                 engine.close()
 
 

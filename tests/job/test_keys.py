@@ -10,7 +10,8 @@ from apcbatch.job.keys import KeyTable, id_key, request_key
 def test_membership_and_values_are_exact_through_growth():
     """Fault: a key is lost or its value exchanged when the table grows or probes past the end."""
     draw = random.Random(1)
-    keys = [draw.getrandbits(96) or 1 for _ in range(20_000)]
+    halves = [half << shift for half in range(1, 50) for shift in (0, 64)]  # the other half is 0
+    keys = halves + [draw.getrandbits(96) or 1 for _ in range(20_000)]
     table = KeyTable()
     assert all(table.add(key, number) for number, key in enumerate(keys))
     assert not any(table.add(key, -1) for key in keys)

@@ -68,3 +68,23 @@ def test_a_second_run_starts_from_what_was_kept_for_later(chats, capsys, tmp_pat
     assert second["cached_by_source"]["disk"] > 0
     assert second["cached_tokens"] > first["cached_tokens"]
     assert answers(read_records(tmp_path / "first.jsonl")) == answers(read_records(tmp_path / "second.jsonl"))
+
+
+def test_the_order_is_the_one_that_was_asked_for(tmp_path, monkeypatch, capsys) -> None:
+    """Fault: --order file works in the order of the tree, or the default in that of the file; both give the same
+    answers. And the planning is a part of the time, where there is a plan."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("APCBATCH_POLICY", "planned")
+    mixed = [conversation(number % 2, turns=1) | {"id": f"{'ab'[number % 2]}{number}"} for number in range(4)]
+    for number, line in enumerate(mixed):
+        stem = "even numbers " if number % 2 == 0 else "odd numbers "
+        line["messages"][0]["content"] = 20 * stem
+    write_lines(tmp_path / "in.jsonl", mixed)
+    found = {}
+    for order in ("file", "auto"):
+        summary = run(capsys, f"{order}.jsonl", "--order", order, "--max-running", "1", "--block-size", "4")
+        assert summary["seconds"]["plan"] > 0
+        found[order] = [record["custom_id"][0] for record in read_records(tmp_path / f"{order}.jsonl")]
+    assert found["file"] == ["a", "b", "a", "b"]
+    assert found["auto"] in (["a", "a", "b", "b"], ["b", "b", "a", "a"])
+    assert run(capsys, "all.jsonl", "--policy", "all")["seconds"]["plan"] == 0

@@ -1,0 +1,103 @@
+"""The tree of covered prefixes against plain Python over lists of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from apcbatch.engine.coverage import CoverageTree, Match
+from tests.engine.plan_oracle import Prompt, common
+
+# Few tokens and short prompts, so that most of them share something, end inside one another or repeat.
+PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=9).map(tuple), max_size=14)
+ANY_BOUNDS = st.tuples(st.integers(1, 40), st.integers(1, 12))
+
+
+def array(prompt: Prompt) -> np.ndarray:
+    return np.array(prompt, np.int32)
+
+
+def expected(prompt: Prompt, covered: list[Prompt]) -> Match:
+    """What the tree should answer, by definition."""
+    length = max((common(prompt, other) for other in covered), default=0)
+    goes_on = any(len(other) > length for other in covered if common(prompt, other) == length)
+    return Match(length, length < len(prompt) and goes_on, True)
+
+
+def check_counts(tree: CoverageTree) -> None:
+    """The tree's counters against its nodes, and that each node hangs where its first token says."""
+    nodes = tree._nodes()
+    assert tree.num_tokens == sum(len(node.edge) for node in nodes)
+    assert tree._num_nodes == len(nodes)
+    for node in nodes:
+        assert len(node.edge) and node.parent.children[int(node.edge[0])] is node
+
+
+@given(PROMPTS, PROMPTS)
+@example([(0, 1, 2, 0), (0, 1), (0, 1, 2), (0, 1, 0)], [(0, 1), (0, 1, 2, 0, 0), (0, 1, 1), (1,)])
+def test_matches_are_those_of_a_plain_search(covered: list[Prompt], asked: list[Prompt]) -> None:
+    """Catches a tree that is put together wrong where an edge is cut in two: an ideal, a fork or the count of unique
+    tokens that is not what was computed."""
+    tree = CoverageTree()
+    for number, prompt in enumerate(covered):
+        tree.insert(array(prompt))
+        check_counts(tree)
+        for other in covered[: number + 1]:
+            assert tree.match(array(other)) == Match(len(other), False, True)
+    for prompt in asked:
+        assert tree.match(array(prompt)) == expected(prompt, covered), (covered, prompt)
+    assert tree.unique_tokens == tree.num_tokens == len({p[:n] for p in covered for n in range(1, len(p) + 1)})
+
+
+@given(PROMPTS, PROMPTS, ANY_BOUNDS)
+def test_what_was_dropped_is_never_taken_for_new(
+    covered: list[Prompt], asked: list[Prompt], bounds: tuple[int, int]
+) -> None:
+    """Fault: where a branch had been dropped and another history came along its beginning, the answer was called
+    exact although the dropped one had gone further. Catches counters that drift from the nodes, too."""
+    tree = CoverageTree(*bounds)
+    for prompt in covered:
+        tree.insert(array(prompt))
+        check_counts(tree)
+    for prompt in asked:
+        found, right = tree.match(array(prompt)), expected(prompt, covered)
+        assert found.length <= right.length
+        assert found == right or not found.exact, (covered, prompt, bounds)
+
+
+def rows(count: int) -> list[Prompt]:
+    """Prompts of ten tokens that share nothing."""
+    return [tuple(range(100 * number, 100 * number + 10)) for number in range(1, count + 1)]
+
+
+def lengths(tree: CoverageTree, prompts: list[Prompt]) -> list[int]:
+    return [tree.match(array(prompt)).length for prompt in prompts]
+
+
+def test_the_least_recently_extended_go_first_and_no_more_than_needed() -> None:
+    """Catches the wrong branches being dropped, too many or too few: at the bound nothing goes, above it a tenth of it
+    is made free, of tokens and of nodes."""
+    eleven = rows(11)
+    for tree in (CoverageTree(max_tokens=100), CoverageTree(max_nodes=10)):
+        for prompt in eleven[:10]:
+            tree.insert(array(prompt))
+        assert lengths(tree, eleven) == [10] * 10 + [0]
+        tree.insert(array(eleven[0]))  # covered already: now the last one that was asked for
+        tree.insert(array(eleven[10]))
+        assert lengths(tree, eleven) == [10, 0, 0] + [10] * 8
+        assert not tree.match(array(eleven[1])).exact
+        assert tree.match(array((99,))) == Match(0, True, True)  # nothing that began so was dropped
+        check_counts(tree)
+
+
+def test_what_goes_on_is_one_node() -> None:
+    """Catches a growing conversation that takes a node for each turn, so that the bound on nodes comes too soon, and
+    one whose growth does not keep it alive."""
+    tree = CoverageTree(max_nodes=3)
+    for end in (3, 6, 9):
+        tree.insert(array(tuple(range(end))))
+    assert tree._num_nodes == 1
+    for prompt in [(50,), (51,), tuple(range(10)), (52,)]:
+        tree.insert(array(prompt))
+    assert lengths(tree, [tuple(range(10)), (50,), (51,), (52,)]) == [10, 0, 0, 1]

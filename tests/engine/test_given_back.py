@@ -1,0 +1,196 @@
+"""What requests hold while they run is given back when they end, however they end: pins, slots, pages, promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch import Engine, Request, Result
+from apcbatch.engine import engine as engine_module
+from apcbatch.engine.planner import Planner
+from tests.engine.plan_oracle import dataset, make_plan
+from tests.engine.test_reuse import tokens
+from tests.engine.test_tight_pool import requests_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOMY = 16 << 20
+
+
+class Books:
+    """What an engine had before its first request, to compare with what it has when nothing runs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.pool, self.pages, self.scheduler = engine._pool, engine._snapshots._pages, engine._scheduler
+        self.slots, self.lanes, self.free_pages = self._free()
+
+    def _free(self) -> tuple[list[int], list[int], list[int]]:
+        return sorted(self.pool._free_slots), sorted(self.scheduler._free_slots), sorted(self.pages._free)
+
+    def balance(self) -> None:
+        """All that is not free is a snapshot's, no snapshot is pinned, nobody waits or is waited for."""
+        self.engine.flush()
+        held = list(self.pool._held.values())
+        assert [snapshot.pins for snapshot in held] == [0] * len(held)
+        assert (self.pool.num_reserved, self.pool._idle_slots) == (0, set())
+        slots, lanes, free_pages = self._free()
+        assert sorted(slots + [snapshot.slot for snapshot in held]) == self.slots
+        holders = [page for snapshot in held for page in snapshot.pages.tolist()]
+        assert sorted(free_pages + list(set(holders))) == self.free_pages
+        assert all(self.pages._refs[page] == holders.count(page) for page in self.free_pages)
+        assert (self.scheduler._pending, self.scheduler._owed_pages, lanes) == ({}, 0, self.lanes)
+        assert self.engine.num_unfinished == 0
+
+
+@pytest.fixture(params=["mamba", "jamba"])
+def open_books(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Books]]:
+    """make(**options) -> the books of an engine of a one-state or a hybrid model, which is closed at the end."""
+    opened: list[Engine] = []
+
+    def make(**options: Any) -> Books:
+        engine = Engine(tiny_checkpoint(request.param), **{"block_size": 16, "pool_size_bytes": ROOMY, **options})
+        opened.append(engine)
+        return Books(engine)
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def conversations(max_tokens: int = 20) -> list[Request]:
+    """Prompts that share stems, continue one another and repeat."""
+    stem = tokens(70, 1)
+    first = stem + tokens(30, 2)
+    prompts = [first, stem + tokens(50, 3), stem, first + tokens(40, 4), tokens(90, 5), stem]
+    return [
+        Request(str(number), prompt, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
+def by_id(results: list[Result]) -> dict[str, Result]:
+    return {result.id: result for result in results}
+
+
+@pytest.mark.parametrize("max_running", [1, 4])
+@pytest.mark.parametrize("policy", ["all", "last", "planned", "none"])
+def test_after_a_run(policy: str, max_running: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
+    """Catches a pin, a slot or a page that is lost with each request, with room for a few snapshots and a store."""
+    books = open_books(policy=policy, max_running=max_running, store=tmp_path, pool_size_bytes=1 << 20)
+    assert all(result.error is None for result in books.engine.run(conversations()))
+    books.balance()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_after_a_look_for_longer_ones_on_disk(
+    damaged: bool, open_books: Callable[..., Books], tmp_path: Path
+) -> None:
+    """Fault: the snapshot in memory that is kept safe while a longer one is read from disk stayed pinned for good,
+    whether the longer one could be read or not."""
+    prompt = tokens(100, 6)
+    first = open_books(store=tmp_path)
+    cold = list(first.engine.run([Request("cold", prompt, max_tokens=4, ignore_eos=True)]))
+    first.engine.close()
+    books = open_books(store=tmp_path)
+    list(books.engine.run([Request("short", prompt[:40], max_tokens=1)]))
+    if damaged:
+        for file in tmp_path.glob("objects/**/*.safetensors"):
+            file.write_bytes(file.read_bytes()[:-1])
+    (warm,) = books.engine.run([Request("long", prompt, max_tokens=4, ignore_eos=True)])
+    assert (warm.cached_tokens, warm.cached_from) == ((32, "memory") if damaged else (96, "disk"))
+    assert warm.token_ids == cold[0].token_ids
+    books.balance()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RuntimeError("the pass broke"), "internal"),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), "out_of_memory"),
+    ],
+)
+def test_after_a_pass_that_failed(
+    error: Exception, code: str, open_books: Callable[..., Books], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches slots, pages and promises lost with a pass that failed, and one that costs more than its own requests:
+    the others, and the same ones again, answer as ever."""
+    expected = by_id(list(open_books(policy="none").engine.run(conversations())))
+    books = open_books(max_running=3, max_batch_tokens=64)
+    run_pass, passes = engine_module.run_pass, []
+
+    def fails_once(*arguments: Any) -> Any:
+        passes.append(arguments)
+        if len(passes) == 4:
+            raise error
+        return run_pass(*arguments)
+
+    monkeypatch.setattr(engine_module, "run_pass", fails_once)
+    results = by_id(list(books.engine.run(conversations())))
+    failed = [result for result in results.values() if result.error is not None]
+    assert failed and len(results) == len(expected)
+    assert all(result.error.code == code and "run it again" in str(result.error) for result in failed)
+    books.balance()
+    results |= by_id(list(books.engine.run([one for one in conversations() if results[one.id].error is not None])))
+    for name, result in results.items():
+        assert (result.token_ids, result.logprobs) == (expected[name].token_ids, expected[name].logprobs)
+    books.balance()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_after_an_abort(steps: int, open_books: Callable[..., Books], tmp_path: Path) -> None:
+    """Catches what is lost when a run is given up midway, and an engine that cannot go on after that."""
+    books = open_books(max_running=3, max_batch_tokens=48, store=tmp_path)
+    for request in [*conversations(), Request("bad", [])]:
+        books.engine.submit(request)
+    for _ in range(steps):
+        books.engine.step()
+    books.engine.abort()
+    books.balance()
+    assert all(result.error is None for result in books.engine.run(conversations()))
+    books.balance()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_after_planned_requests_were_given_up(steps: int, open_books: Callable[..., Books]) -> None:
+    """Catches snapshots that are held for requests which will never come."""
+    stem = [1 + k % 50 for k in range(40)]
+    data = dataset(*([*stem, 60 + k, *stem[:20]] for k in range(4)), stem[:20])
+    plan = make_plan(data, Planner(4, "file"))
+    books = open_books(block_size=4, policy="planned", max_running=2, max_batch_tokens=30)
+    for request in requests_of(data, plan):
+        books.engine.submit(request)
+    for _ in range(steps):
+        books.engine.step()
+    books.engine.abort()
+    books.balance()
+    assert not len(books.pool)
+
+
+def test_what_can_never_run_keeps_nobody_waiting(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a planned request whose KV does not fit in the pool and whose followers then wait for its snapshots for
+    ever: they compute their own prefix."""
+    stem = [1 + k % 50 for k in range(40)]
+    data = dataset([*stem, 60], [*stem, 61, 62], [*stem, 63, 64, 65])
+    plan = make_plan(data, Planner(8, "file"))
+    probe = Engine(tiny_checkpoint("jamba"), policy="none", pool_size_bytes=ROOMY)
+    page_bytes, state_bytes = probe.footprint.page_bytes, probe.footprint.state_bytes
+    probe.close()
+    engine = Engine(
+        tiny_checkpoint("jamba"), block_size=8, policy="planned", max_running=2,
+        pool_size_bytes=4 * page_bytes + 2 * state_bytes,
+    )  # fmt: skip
+    books = Books(engine)
+    requests = requests_of(data, plan)
+    requests[0].max_tokens = 64 * (len(books.free_pages) + 1)
+    results = by_id(list(engine.run(requests)))
+    assert results["0"].error is not None and results["0"].error.code == "out_of_memory"
+    assert f"the KV of {41 + requests[0].max_tokens} tokens" in str(results["0"].error)
+    assert [results[name].error for name in "12"] == [None, None]
+    assert sum(results[name].computed_tokens for name in "12") <= 42 + 43
+    books.balance()
+    engine.close()

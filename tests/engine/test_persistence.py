@@ -1,0 +1,132 @@
+"""Between the pool and the store: pins while something is written, and what the store is told."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from apcbatch import Engine, Request
+from apcbatch.config import Config
+from apcbatch.engine.engine import Counters
+from apcbatch.engine.pages import NO_PAGES
+from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.pool import Snapshot
+
+
+class SlowStore:
+    """A store whose writes end when it is flushed, and that takes so many at a time."""
+
+    def __init__(self, takes: int = 10, stores: bool = True) -> None:
+        self.takes, self.stores = takes, stores
+        self.queued: list[tuple[bytes, Callable[[bytes, bool], None]]] = []
+        self.touched: list[bytes] = []
+
+    def register(self, fingerprint: bytes, name: str, layout: Any) -> None:
+        self.registered = (fingerprint, name, sorted(layout))
+
+    def put(self, key: bytes, position: int, parent: Any, fingerprint: bytes, arrays: Any, done: Any) -> bool:
+        if len(self.queued) == self.takes:
+            return False
+        self.queued.append((key, done))
+        return True
+
+    def flush(self) -> None:
+        while self.queued:
+            key, done = self.queued.pop(0)
+            done(key, self.stores)
+
+    def touch(self, key: bytes) -> None:
+        self.touched.append(key)
+
+
+def persistence(store: SlowStore) -> Persistence:
+    state = torch.zeros(2, 3)
+    arena: Any = SimpleNamespace(ssm=state, conv=state, host_slot=lambda slot, copied: (state, state))
+    return Persistence(store, arena, b"f", "m", has_kv=False)  # type: ignore[arg-type]
+
+
+def test_what_is_written_is_pinned_until_it_is() -> None:
+    """Catches a snapshot dropped while it is written, one pinned for good, and a wait that does not say whether it
+    waited."""
+    store = SlowStore()
+    kept, snapshot = persistence(store), Snapshot(b"a", 7, 0, NO_PAGES)
+    assert kept.wait() is False
+    assert kept.save(snapshot, None) is True and (snapshot.pins, snapshot.stored) == (1, True)
+    assert kept.save(snapshot, None) is True and (snapshot.pins, len(store.queued)) == (1, 1), "is under way"
+    kept.drain()
+    assert snapshot.pins == 1
+    assert kept.wait() is True and (snapshot.pins, snapshot.stored) == (0, True)
+    assert kept.wait() is False
+    kept.touch(snapshot)
+    assert store.touched == [b"a"] and store.registered == (b"f", "m", ["conv", "ssm"])
+
+
+def test_what_is_not_taken_or_fails_is_not_stored() -> None:
+    """Catches a snapshot that is taken for stored although the queue was full or the disk refused it."""
+    full, failing = SlowStore(takes=0), SlowStore(stores=False)
+    for store, taken in ((full, False), (failing, True)):
+        kept, snapshot = persistence(store), Snapshot(b"a", 7, 0, NO_PAGES)
+        assert kept.save(snapshot, None) is taken
+        kept.wait()
+        assert (snapshot.pins, snapshot.stored) == (0, False)
+        kept.touch(snapshot)
+        assert not store.touched
+        assert kept.save(snapshot, None) is taken, "it may be tried again"
+
+
+def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable[..., Any]) -> None:
+    """Catches counts of things that did not happen."""
+    engine = Engine(tiny_checkpoint("mamba"), policy="none", pool_size_bytes=1 << 20)
+    assert not any(value for name, value in asdict(engine.counters).items() if name != "seconds")
+    assert not any(engine.counters.seconds.values())
+    list(engine.run([Request("r", [1, 2, 3], max_tokens=2, ignore_eos=True)]))
+    seconds = engine.counters.seconds
+    assert asdict(engine.counters) == asdict(Counters(unique_tokens=4, seconds=seconds))
+    assert min(seconds["prefill"], seconds["decode"]) > 0
+    engine.close()
+
+
+def test_the_python_surface_has_the_defaults_of_the_command(tiny_checkpoint: Callable[..., Any]) -> None:
+    """Catches a default that differs between `Engine` and `apcbatch run`."""
+    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
+    assert (engine.dtype, engine.block_size) == (Config().dtype, Config().block_size)
+    engine.close()
+    options = {name: one.default for name, one in inspect.signature(Engine).parameters.items()}
+    for name in ("dtype", "exact", "block_size", "max_batch_tokens", "max_running", "store"):
+        assert options[name] == getattr(Config(), name), name
+    assert options["store_size_bytes"] == Config().store_size
+
+
+def test_an_array_of_numpy_integers_is_a_prompt(tiny_checkpoint: Callable[..., Any]) -> None:
+    """Catches a prompt that only lists can be."""
+    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
+    prompts = [[1, 2, 3], np.array([1, 2, 3]), (1, 2, 3)]
+    answers = [list(engine.run([Request("r", prompt, max_tokens=3, ignore_eos=True)])) for prompt in prompts]
+    assert len({tuple(answer.token_ids) for [answer] in answers}) == 1
+    engine.close()
+
+
+@pytest.mark.parametrize("policy", ["last", "planned"])
+def test_the_end_of_an_answer_outlives_the_engine(
+    policy: str, tiny_checkpoint: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Catches an answer whose last boundary, kept back until it has ended, never reaches the store; and one whose
+    boundaries all do."""
+    options = {"block_size": 16, "policy": policy, "store": tmp_path, "pool_size_bytes": 16 << 20}
+    engine = Engine(tiny_checkpoint("jamba"), **options)
+    prompt = [1 + k % 50 for k in range(20)]
+    [result] = engine.run([Request("r", prompt, max_tokens=40, ignore_eos=True)])
+    engine.close()
+    engine = Engine(tiny_checkpoint("jamba"), **options)
+    assert engine.boundaries(prompt + result.token_ids) == [16, 48]
+    [again] = engine.run([Request("r", prompt + result.token_ids, max_tokens=1)])
+    assert (again.cached_from, again.cached_tokens) == ("disk", 48)
+    engine.close()

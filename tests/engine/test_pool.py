@@ -1,0 +1,188 @@
+"""Which snapshot goes when room is needed, what that frees, and what is remembered of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from apcbatch.engine import pool as pool_module
+from apcbatch.engine.pages import NO_PAGES, PagePool
+from apcbatch.engine.pool import Snapshot, SnapshotPool
+
+SLOT, PAGE = 100, 10
+
+
+class Shelf:
+    """A pool with room for `slots` states and `pages` pages' bytes, and short ways to fill it."""
+
+    def __init__(
+        self, slots: int, pages: int = 0, num_slots: int = 20, finish_writes: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.pages = PagePool(20)
+        self.pool = SnapshotPool(
+            range(num_slots), self.pages, SLOT, PAGE, slots * SLOT + pages * PAGE, finish_writes
+        )
+
+    def put(self, name: str, pages: list[int] | None = None, reads: int = 0) -> Snapshot | None:
+        slot = self.pool.reserve(name.encode(), reads > 0)
+        if slot is None:
+            return None
+        own = np.array(pages, np.int64) if pages is not None else NO_PAGES
+        return self.pool.insert(name.encode(), 7, slot, own, reads, reads > 0)
+
+    @property
+    def names(self) -> str:
+        """What is held, the first to go first."""
+        return b"".join(self.pool._held).decode()
+
+
+def test_the_least_recently_consumed_goes_first_and_room_is_used_to_the_last_byte() -> None:
+    """Catches a pool that drops one too early or too late, or one that was just resumed from."""
+    shelf = Shelf(slots=3)
+    a, b, _ = (shelf.put(name) for name in "abc")
+    assert (shelf.names, shelf.pool.held_bytes, shelf.pool.evicted) == ("abc", 3 * SLOT, 0)
+    shelf.pool.consume(a)
+    assert a.restored and not b.restored
+    shelf.put("d")
+    assert (shelf.names, shelf.pool.evicted, shelf.pool.peak_held) == ("cad", 1, 3)
+    assert shelf.pool.was_dropped(b"b") and not shelf.pool.was_dropped(b"a") and not shelf.pool.was_dropped(b"x")
+    assert shelf.pool.peek(b"b") is None and not shelf.pool.holds(b) and shelf.pool.holds(a)
+    assert b"a" in shelf.pool and b"b" not in shelf.pool and len(shelf.pool) == 3
+    shelf.put("b")
+    assert not shelf.pool.was_dropped(b"b") and not shelf.pool.holds(b), "another snapshot of the same key"
+
+
+def test_slots_may_be_short_too() -> None:
+    """Catches a slot that is handed out twice, and an error where there are fewer slots than bytes for them."""
+    shelf = Shelf(slots=10, num_slots=2)
+    slots = [shelf.put(name).slot for name in "ab"]
+    assert sorted(slots) == [0, 1]
+    assert shelf.put("c").slot == slots[0]
+    assert shelf.names == "bc"
+
+
+def test_what_is_pinned_or_awaited_stays() -> None:
+    """Catches a snapshot dropped while it is read, one that a plan waits for dropped for one that nobody waits for, and
+    one dropped in place of another awaited one although an idle one is there."""
+    shelf = Shelf(slots=3)
+    a, _, _ = shelf.put("a"), shelf.put("b", reads=1), shelf.put("c", reads=2)
+    a.pins += 1
+    assert shelf.put("d") is None and shelf.pool.was_dropped(b"d")
+    assert (shelf.names, shelf.pool.evicted, shelf.pool.num_reserved) == ("abc", 0, 0)
+    assert shelf.put("e", reads=1) is not None
+    assert shelf.names == "ace" and shelf.pool.was_dropped(b"b")
+    a.pins -= 1
+    shelf.put("f", reads=1)
+    assert shelf.names == "cef"
+    for snapshot in shelf.pool._held.values():
+        snapshot.pins += 1
+    assert shelf.put("g", reads=1) is None and not shelf.pool.drop_one(True)
+    assert shelf.names == "cef"
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_writes_are_waited_for_before_an_awaited_one_goes(awaited: bool) -> None:
+    """Catches an awaited snapshot dropped, or nothing dropped, where only a write held back an idle one; and waiting
+    for writes while there is another idle one."""
+    waited = []
+
+    def finish_writes() -> bool:
+        waited.append(1)
+        shelf.pool.peek(b"b").pins = 0
+        return True
+
+    shelf = Shelf(slots=3, finish_writes=finish_writes)
+    shelf.put("a", reads=1)
+    shelf.put("b").pins += 1
+    shelf.put("c")
+    assert shelf.pool.drop_one(awaited) and shelf.names == "ab" and not waited
+    assert shelf.pool.drop_one(awaited) and shelf.names == "a" and len(waited) == 1
+
+
+def test_pages_are_counted_once_and_freed_by_the_last_holder() -> None:
+    """Catches a page that is counted for each snapshot, freed while one refers to it, or never."""
+    shelf = Shelf(slots=5, pages=5)
+    pages = [shelf.pages.allocate() for _ in range(3)]
+    shelf.put("a", pages[:2])
+    shelf.put("b", pages)
+    assert shelf.pages.release(np.array(pages)) == 0, "the pool holds its own references"
+    assert shelf.pool.held_bytes == 2 * SLOT + 3 * PAGE
+    shelf.pool.drop(shelf.pool.peek(b"b"))
+    assert (shelf.pool.held_bytes, shelf.pages.num_free) == (SLOT + 2 * PAGE, 18)
+    assert shelf.pool.evicted == 0 and not shelf.pool.was_dropped(b"b"), "let go of, not pushed out"
+    shelf.pool.drop(shelf.pool.peek(b"a"))
+    assert (shelf.pool.held_bytes, shelf.pages.num_free) == (0, 20)
+
+
+def test_a_snapshot_whose_pages_do_not_fit_pushes_others_out_or_is_refused() -> None:
+    """Catches bytes beyond the capacity, or a snapshot that pushes itself out."""
+    shelf = Shelf(slots=2, pages=3)
+    page = [shelf.pages.allocate() for _ in range(8)]
+    shelf.put("a", page[:2])
+    assert shelf.put("b", page[2:5]) is not None
+    assert (shelf.names, shelf.pool.held_bytes) == ("b", SLOT + 3 * PAGE)
+    shelf.pool.peek(b"b").pins += 1
+    assert shelf.put("c", page[5:]) is None
+    assert shelf.names == "b" and shelf.pool.was_dropped(b"c") and shelf.pool.evicted == 2
+    assert (shelf.pool.num_reserved, len(shelf.pool._free_slots), shelf.pool.peak_held) == (0, 19, 1)
+    exactly = Shelf(slots=1, pages=3)
+    page = [exactly.pages.allocate() for _ in range(4)]
+    assert exactly.put("a", page[:3]) is not None
+    assert exactly.put("b", page) is None
+
+
+def test_a_key_that_is_held_keeps_its_first_copy() -> None:
+    """Catches a second copy of a snapshot, a slot that is lost with it, and readers that are not added up."""
+    shelf = Shelf(slots=3)
+    first = shelf.put("a", reads=2)
+    slot = shelf.pool.reserve(b"a", True)
+    assert shelf.pool.held_bytes == 2 * SLOT, "what is reserved counts"
+    assert shelf.pool.insert(b"a", 7, slot, NO_PAGES, 3, True) is first
+    assert (first.reads_left, shelf.pool.held_bytes, shelf.pool.num_reserved) == (5, SLOT, 0)
+    assert len(shelf.pool._free_slots) == 19
+
+
+def test_what_is_cancelled_gives_its_room_back() -> None:
+    """Catches room lost with each pass that fails."""
+    shelf = Shelf(slots=1)
+    for awaited in (False, True):
+        shelf.pool.cancel(shelf.pool.reserve(b"a", awaited))
+    assert (shelf.pool.held_bytes, shelf.pool._idle_slots, len(shelf.pool._free_slots)) == (0, set(), 20)
+    assert shelf.put("a") is not None
+
+
+def test_an_awaited_one_does_not_give_way_to_what_is_not_published_yet() -> None:
+    """Catches an awaited snapshot refused for want of room that only slots for the idle take: they may go later."""
+    shelf = Shelf(slots=2, pages=1)
+    page = [shelf.pages.allocate() for _ in range(2)]
+    idle = shelf.pool.reserve(b"i", False)
+    slot = shelf.pool.reserve(b"a", True)
+    assert shelf.pool.insert(b"a", 7, slot, np.array(page), 1, True) is not None
+    assert shelf.pool.held_bytes == 2 * SLOT + 2 * PAGE
+    assert shelf.pool.insert(b"i", 7, idle, NO_PAGES) is None, "it is the idle one that finds no room"
+    assert shelf.names == "a" and shelf.pool.held_bytes <= shelf.pool.capacity_bytes
+
+
+def test_only_so_many_dropped_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a memory of dropped keys that grows with the run, or forgets the newest."""
+    monkeypatch.setattr(pool_module, "FORGOTTEN_KEYS", 3)
+    shelf = Shelf(slots=1)
+    for name in "abcdef":
+        shelf.put(name)
+    assert [shelf.pool.was_dropped(name.encode()) for name in "abcdef"] == [False, False, True, True, True, False]
+
+
+def test_pages_are_handed_out_once() -> None:
+    """Catches a page that two get, or one that is freed while it is shared."""
+    pages = PagePool(3)
+    own = np.array([pages.allocate() for _ in range(3)])
+    assert sorted(own.tolist()) == [0, 1, 2] and pages.num_free == 0
+    pages.share(own[:2])
+    assert pages.release(own) == 1 and pages.num_free == 1
+    assert pages.allocate() == own[2]
+    assert pages.release(own[:2]) == 2 and pages.num_free == 2
+    with pytest.raises(IndexError):
+        for _ in range(3):
+            pages.allocate()

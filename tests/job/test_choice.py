@@ -1,0 +1,145 @@
+"""What `tune-block-size` concludes from seconds that are made up: the choice, its reason, the notes, the picture."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apcbatch.config import Config, load
+from apcbatch.engine.forecast import PolicyForecast
+from apcbatch.job.measure import Measurement, Rate
+from apcbatch.job.plot import draw
+from apcbatch.job.runfile import model_files_digest
+from apcbatch.job.tune import Candidate, Tuning, Verified, conclude, predict
+
+COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
+SURVEY: Any = SimpleNamespace(num_lines=1500)
+MADE: Any = SimpleNamespace(ideal_hit_rate=0.75)
+
+
+def table(written: int = 100, store: int = 0, resume_at: tuple[int, ...] = (0, 60), peak: int = 0) -> PolicyForecast:
+    return PolicyForecast("planned", 200, list(resume_at), 3, 1, 2, written, store, 1, peak, 0)
+
+
+def candidate(size: int, total_s: float, real_s: float | None = None, **of_table: int) -> Candidate:
+    """One whose seconds are all prefill."""
+    verified = None if real_s is None else Verified(real_s / 2, real_s, 60)
+    return Candidate(size, table(**of_table), total_s, 0.0, 0.0, verified)
+
+
+def chosen(*candidates: Candidate, config: Config | None = None) -> Tuning:
+    return conclude(config or load({}, None, {}), SURVEY, MADE, COSTS, list(candidates))
+
+
+def test_within_a_hundredth_it_is_the_bytes_that_decide() -> None:
+    """Catches a tie that is none, one that is not seen, and bytes of the store, or the smaller block, left out."""
+    assert chosen(candidate(1, 1.0, written=9), candidate(2, 1.01, written=8)).recommended.block_size == 2
+    assert chosen(candidate(1, 1.0, written=9), candidate(2, 1.011, written=8)).recommended.block_size == 1
+    assert chosen(candidate(1, 1.0, written=9), candidate(2, 1.0, written=8, store=2)).recommended.block_size == 1
+    assert chosen(candidate(2, 1.0), candidate(1, 1.0)).recommended.block_size == 1
+
+
+def test_the_reason_names_the_numbers() -> None:
+    """Catches a share, a second or a block size in the sentence that is another's."""
+    only = "block size 16 is predicted to take 2.00 s and restores 30.0 % of the prompt tokens"
+    assert chosen(candidate(16, 2.0)).reason == only + "."
+    slower = chosen(candidate(16, 2.0), candidate(32, 5.0), candidate(64, 3.0))
+    assert slower.reason == only + "; the next best, 64, takes 50 % longer."
+    tie = chosen(candidate(16, 2.0), candidate(32, 2.02, written=200))
+    assert tie.reason == only + ", as fast as block size 32 within 1 %, and keeps less."
+    real = chosen(candidate(16, 9.0, real_s=2.0), candidate(32, 1.0), candidate(64, 8.0, real_s=4.0))
+    assert real.recommended.block_size == 16
+    assert real.reason == only.replace("predicted", "measured") + "; the next best, 64, takes 100 % longer."
+
+
+@pytest.mark.parametrize(("restore_s", "gain"), [(0.0105, 11), (0.010, 10), (0.0, 1), (0.0001, 1)])
+def test_the_least_gain_is_what_a_restore_costs(restore_s: float, gain: int) -> None:
+    """Catches a snapshot that costs more to read than to compute again, and a gain of no token."""
+    costs = replace(COSTS, restore_disk_s=restore_s)
+    assert conclude(load({}, None, {}), SURVEY, MADE, costs, [candidate(1, 1.0)]).min_gain_tokens == gain
+
+
+def test_what_makes_a_run_differ_is_said() -> None:
+    """Catches a note that is missing, or given where it does not hold: each at its bound."""
+
+    def notes(peak: int = 0, **flags: object) -> str:
+        config = load({"window": 1500, "pool_size": 1000, **flags}, None, {})
+        return "\n".join(chosen(candidate(8, 1.0, peak=peak), config=config).notes)
+
+    assert notes() == notes(peak=1000, policy="all") == notes(window=1499, policy="all") == ""
+    assert "the input has 1,500 conversations and `run` plans 1,499 at a time" in notes(window=1499)
+    assert "with --window 1500" in notes(window=1499)
+    assert "than --pool-size holds at block size 8: its real hit rate is lower" in notes(peak=1001, policy="all")
+    assert notes(peak=1001) == "", "a plan keeps within it"
+    assert notes(peak=1001, policy="all", store="s") == notes(store="s")
+    assert "the store is taken to be empty" in notes(store="s")
+
+
+@pytest.mark.parametrize(
+    ("flags", "peak", "restore_s", "write_s"),
+    [
+        ({}, 2000, 0.04, 0.0),
+        ({"store": "s"}, 1000, 0.04, 0.7),
+        ({"store": "s"}, 1001, 0.021, 0.7),
+        ({"store": "s", "store_size": 300}, 0, 0.04, 0.3),
+    ],
+)
+def test_restores_and_writes_are_charged_where_they_happen(
+    flags: dict[str, object], peak: int, restore_s: float, write_s: float
+) -> None:
+    """Catches a restore that is charged to the wrong place, a write beyond the store's size, and snapshots for later
+    runs that cost nothing."""
+    from tests.engine.plan_oracle import dataset
+
+    tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
+    config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
+    grids = {4: {"planned": table(store=700, resume_at=(0, 60, 60), peak=peak)}}
+    made: Any = SimpleNamespace(grids=grids)
+    [found] = predict(config, SimpleNamespace(tree=tree), made, COSTS)  # type: ignore[arg-type]
+    assert (found.block_size, found.restore_s, found.write_s) == pytest.approx((4, restore_s, write_s))
+    # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.
+    assert found.prefill_s == pytest.approx(0.5 + 0.3 + 1.5 + 5 * 0.25)
+    assert found.total_s == pytest.approx(found.prefill_s + restore_s + write_s)
+
+
+def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a curve of another number, or one in other units than its title says."""
+    figure_module = pytest.importorskip("matplotlib.figure")
+    figures: list[Any] = []
+    monkeypatch.setattr(figure_module.Figure, "savefig", lambda figure, *rest, **named: figures.append(figure))
+    candidates = [candidate(1, 2.0, real_s=3.0, written=1 << 20), candidate(16, 1.0, written=3 << 20)]
+    tuning = Tuning(MADE, COSTS, candidates, candidates[1], 1, "")
+    draw(tuning, io.BytesIO(), "png")
+    curves = {
+        axes.get_title(): [(list(line.get_xdata()), [float(y) for y in line.get_ydata()]) for line in axes.get_lines()]
+        for axes in figures[0].axes
+    }
+    assert list(curves) == ["hit rate, %", "kept in the run, MiB", "predicted seconds"]
+    recommended = ([16, 16], [0.0, 1.0])
+    assert curves["hit rate, %"] == [([1, 16], [30.0, 30.0]), recommended, ([0, 1], [75.0, 75.0])]
+    assert curves["kept in the run, MiB"] == [([1, 16], [1.0, 3.0]), recommended]
+    assert curves["predicted seconds"] == [([1, 16], [2.0, 1.0]), recommended, ([1], [3.0])]
+    assert all(axes.get_ylim()[0] == 0 and axes.get_xscale() == "log" for axes in figures[0].axes)
+
+
+def test_small_model_files_are_part_of_what_a_run_is(tmp_path: Path) -> None:
+    """Fault: a run goes on with another template or tokenizer than it began with."""
+    for name in ("tokenizer.json", "chat_template.jinja", "vocab.txt", "spiece.model", "model.safetensors"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    seen = {model_files_digest(tmp_path)}
+    for name in ("tokenizer.json", "chat_template.jinja", "vocab.txt", "spiece.model"):
+        (tmp_path / name).write_text("another")
+        seen.add(model_files_digest(tmp_path))
+    assert len(seen) == 5
+    (tmp_path / "vocab.txt").rename(tmp_path / "words.txt")
+    seen.add(model_files_digest(tmp_path))
+    assert len(seen) == 6
+    (tmp_path / "model.safetensors").write_text("weights are in the fingerprint")
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    assert model_files_digest(tmp_path) in seen

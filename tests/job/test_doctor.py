@@ -1,0 +1,121 @@
+"""The checks of `doctor`, one by one, on machines that lack what they look for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from apcbatch.config import load
+from apcbatch.engine.engine import Engine
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.job import doctor
+from apcbatch.kernels import cuda, ops
+from apcbatch.types import Result
+
+CHECKS = ("_python", "_torch", "_extension", "_kernels", "_cuda", "_model", "_template", "_store")
+
+
+def text_of(check: Callable[..., str], *arguments: Any) -> str:
+    """What a check found, or what is wrong with its fix."""
+    try:
+        return check(*arguments)
+    except doctor.Broken as broken:
+        return f"{broken}"
+
+
+@pytest.mark.parametrize(("version", "is_old"), [((3, 9, 20), True), ((3, 10, 0), False), ((4, 0, 0), False)])
+def test_an_old_python_is_named(version: tuple[int, ...], is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a Python that is too old passing, or the oldest one that will do being refused."""
+    monkeypatch.setattr(sys, "version_info", version)
+    found = text_of(doctor._python)
+    assert found.endswith("is too old; fix: use Python 3.10 or newer") == is_old
+    assert is_old or sys.executable in found
+
+
+@pytest.mark.parametrize(
+    ("version", "is_old"), [("2.10.1", True), ("2.11.0+cpu", False), ("2.9", True), ("3.0.0", False), ("1.13.0", True)]
+)
+def test_an_old_torch_is_named(version: str, is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches versions that are compared as text, and a torch that is too old passing."""
+    monkeypatch.setattr(torch, "__version__", version)
+    expected = f"torch {version} is too old; fix: pip install 'torch>=2.11'"
+    assert text_of(doctor._torch) == (expected if is_old else f"{version}, {torch.get_num_threads()} threads")
+
+
+@pytest.mark.parametrize(
+    ("there", "kernels", "device", "text"),
+    [
+        (False, False, "auto", "no device; the CPU is used"),
+        (False, False, "cuda", "torch finds no CUDA device; fix: give --device cpu, or see what nvidia-smi says"),
+        (True, False, "auto", "Card, without kernels in this build; the CPU is used"),
+        (True, False, "cuda", "no kernels; fix: build again with nvcc, or give --device cpu"),
+        (True, True, "cuda", "Card"),
+    ],
+)
+def test_a_device_is_said_to_be_there_or_not(
+    there: bool, kernels: bool, device: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a run on the CPU that was asked to use a device, and a device without kernels taken for one with."""
+
+    def extension() -> None:
+        if not kernels:
+            raise RuntimeError("no kernels")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Card")
+    monkeypatch.setattr(cuda, "extension", extension)
+    assert text_of(doctor._cuda, device) == text
+
+
+def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a model that loads and fails every request passing."""
+    error = RequestError("internal", "it broke")
+    monkeypatch.setattr(Engine, "run", lambda engine, requests: iter([Result("doctor", 1, error=error)]))
+    found = text_of(doctor._model, load({"device": "cpu"}, None, {}))
+    assert found.startswith("model demo does not answer: ") and "it broke" in found
+    assert found.endswith("; fix: check the checkpoint's files")
+
+
+@pytest.mark.parametrize("difference", [0.0, 1e-2, float("nan")])
+def test_a_scan_is_compared_with_the_reference(difference: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a scan that is off, or that gives no numbers, being called equal, and a state that is not compared."""
+    scan = ops.selective_scan
+
+    def off(*arguments: Any) -> torch.Tensor:
+        y = scan(*arguments)
+        arguments[8][2] += difference  # the snapshot
+        return y
+
+    monkeypatch.setattr(ops, "selective_scan", off)
+    found = text_of(doctor._kernels)
+    assert found.startswith("the scan of 17 tokens equals" if difference == 0 else "the compiled scan differs from")
+
+
+def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a check that ends the others, one that is left out, and a failure without a fix."""
+    errors = dict(zip(CHECKS, (None, doctor.Broken("a", "b"), UsageError("c"), OSError("d"), None, ValueError("e"),
+                               ImportError("f"), RuntimeError("g")), strict=True))  # fmt: skip
+
+    def check_of(error: Exception | None) -> Callable[..., str]:
+        def check(*arguments: Any) -> str:
+            if error is not None:
+                raise error
+            return "good"
+
+        return check
+
+    for name, error in errors.items():
+        monkeypatch.setattr(doctor, name, check_of(error))
+    config: Any = SimpleNamespace(device="cpu", store=None)
+    found = [(one.name, one.ok, one.text) for one in doctor.examine(config)]
+    again = f"; fix: {doctor.REINSTALL}"
+    assert found == [
+        ("python", True, "good"), ("torch", False, "a; fix: b"), ("extension", False, "c"),
+        ("kernels", False, "d" + again), ("cuda", True, "good"), ("model", False, "e" + again),
+        ("template", False, "f" + again), ("store", False, "g" + again),
+    ]  # fmt: skip

@@ -1,0 +1,77 @@
+"""The record of one request, number by number, from a result and a renderer that are made up."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from apcbatch.errors import RequestError
+from apcbatch.job.record import Ticket, error_line, result_line
+from apcbatch.types import Result
+
+TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!"}
+
+
+def decode_one(ids: list[int], skip_special_tokens: bool) -> str:
+    """One token, special ones by their names unless they are left out."""
+    return "" if skip_special_tokens else TEXTS[ids[0]]
+
+
+RENDERER: Any = SimpleNamespace(
+    decode=lambda ids: "".join(TEXTS[one] for one in ids),
+    tokenizer=SimpleNamespace(source=SimpleNamespace(decode=decode_one)),
+)
+RESULT = Result(
+    "r", 40, [1, 2, 3, 4], [-0.1, -0.2, -0.3, -0.4], "stop", cached_tokens=30, computed_tokens=10, cached_from="disk",
+    ideal_cached_tokens=35, boundary=30, miss_reason="below_grid", prefill_ms=1.23456, decode_ms=6.54321,
+)  # fmt: skip
+
+
+def read(line: bytes) -> dict[str, Any]:
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    record: dict[str, Any] = json.loads(line)
+    return record
+
+
+def test_each_number_of_a_chat_record_is_its_own() -> None:
+    """Catches a count of another field, a token without its bytes, and bytes that only a whole character would have."""
+    record = read(result_line(Ticket(17, 9, 3, "c-9#3", "c-9"), RESULT, RENDERER, "m"))
+    assert (record["id"], record["custom_id"], record["line"], record["turn"]) == ("apc-000017", "c-9#3", 9, 3)
+    body = record["response"]["body"]
+    [choice] = body["choices"]
+    assert choice["logprobs"]["content"] == [
+        {"token": "Hi", "logprob": -0.1, "bytes": [72, 105], "top_logprobs": []},
+        {"token": " \u00e9", "logprob": -0.2, "bytes": [32, 195, 169], "top_logprobs": []},
+        {"token": "\ufffd", "logprob": -0.3, "bytes": None, "top_logprobs": []},
+        {"token": "!", "logprob": -0.4, "bytes": [33], "top_logprobs": []},
+    ]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hi \u00e9\ufffd!", "stop")
+    assert body["usage"] == {
+        "prompt_tokens": 40, "completion_tokens": 4, "total_tokens": 44, "prompt_tokens_details": {"cached_tokens": 30}
+    }  # fmt: skip
+    reuse = record["apcbatch"]
+    assert (reuse["cached_tokens"], reuse["computed_tokens"], reuse["ideal_cached_tokens"]) == (30, 10, 35)
+    assert (reuse["cached_from"], reuse["boundary"], reuse["miss_reason"]) == ("disk", 30, "below_grid")
+    assert (reuse["prefill_ms"], reuse["decode_ms"], reuse["conversation"]) == (1.235, 6.543, "c-9")
+    assert reuse["completion_token_ids"] == [1, 2, 3, 4] and record["error"] is None
+
+
+def test_a_completion_says_where_each_token_begins() -> None:
+    """Catches offsets that are off by a token, or counted in bytes."""
+    record = read(result_line(Ticket(0, 1, None, "t", None, completion=True), RESULT, RENDERER, "m"))
+    [choice] = record["response"]["body"]["choices"]
+    assert choice["text"] == "Hi \u00e9\ufffd!"
+    assert choice["logprobs"] == {
+        "tokens": ["Hi", " \u00e9", "\ufffd", "!"], "token_logprobs": [-0.1, -0.2, -0.3, -0.4], "top_logprobs": None,
+        "text_offset": [0, 2, 4, 5],
+    }  # fmt: skip
+
+
+def test_an_error_names_its_own_line_first() -> None:
+    """Catches an error without its line, and a request that is called by nothing."""
+    ticket = Ticket(3, 7, None, None, None)
+    found = [read(error_line(ticket, RequestError("internal", "broke", line)))["error"] for line in (None, 12)]
+    assert [error["line"] for error in found] == [7, 12]
+    assert found[0]["code"] == "internal" and found[0]["retryable"] is RequestError("internal", "").retryable
+    assert (ticket.shown, ticket.request_id, Ticket(3, 7, 1, "c#1", "c").shown) == ("line-7", "apc-000003", "c#1")

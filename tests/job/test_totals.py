@@ -1,0 +1,95 @@
+"""The sums of a run, to the last number of the summary and of the last sentence."""
+
+from __future__ import annotations
+
+import resource
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apcbatch.config import Config
+from apcbatch.job.totals import COUNTED_BY_THE_ENGINE, Totals
+from apcbatch.types import Result
+from apcbatch.version import VERSION
+
+ENGINE: Any = SimpleNamespace(
+    counters=SimpleNamespace(
+        seconds={"prefill": 2.0, "decode": 0.5, "store": 0.25},
+        unique_tokens=77,
+        peak_device_bytes=5,
+        **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
+    ),
+    dtype="bfloat16",
+    device="cpu",
+)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock says, to be moved on by the test."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def result(prompt: int, cached: int, source: str, new: int, ideal: int | None, miss: str | None) -> Result:
+    return Result(
+        "r", prompt, [1] * new, cached_tokens=cached, computed_tokens=prompt - cached, cached_from=source,
+        ideal_cached_tokens=ideal, miss_reason=miss,
+    )  # fmt: skip
+
+
+def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a sum, a rate or a share of the summary that is taken from another number."""
+    monkeypatch.setattr(resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=3000))
+    totals = Totals()
+    clock[0] += 4
+    totals.begin_running(already_done=6)
+    clock[0] += 8
+    totals.add(result(100, 80, "memory", 5, 90, "below_grid"))
+    totals.add(result(60, 0, "none", 3, 0, "cold"))
+    totals.add(result(50, 40, "disk", 4, 40, None))
+    totals.add(result(40, 16, "memory", 1, 20, "below_grid"))
+    totals.errors += 2
+    totals.plan_s = 1.5
+    assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
+    assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
+        "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
+        "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
+        "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
+        "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
+        **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
+        "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
+        "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
+        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5,
+        "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu", "version": VERSION,
+    }  # fmt: skip
+    assert totals.sentence("out.jsonl") == (
+        "6 requests (6 more were answered before) in 12.0 s: 4 ok, 2 errors; 54.4 % of 250 prompt tokens restored; "
+        "results in out.jsonl"
+    )
+
+
+def test_nothing_adds_up_to_nothing(clock: list[float]) -> None:
+    """Catches a division by no tokens or no seconds, and a rate where nothing was measured."""
+    totals = Totals()
+    idle: Any = SimpleNamespace(**vars(ENGINE))
+    idle.counters = SimpleNamespace(**vars(ENGINE.counters))
+    idle.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
+    summary = totals.summary(Config(), idle)
+    assert (summary["requests"], summary["hit_rate"], summary["ideal_hit_rate"]) == (0, 0.0, 0.0)
+    assert summary["prefill_tokens_per_s"] is None and summary["decode_tokens_per_s"] is None
+    assert summary["cached_by_source"] == {"memory": 0, "disk": 0}
+    assert totals.sentence("-") == (
+        "0 requests in 0.0 s: 0 ok, 0 errors; 0.0 % of 0 prompt tokens restored; results in standard output"
+    )
+
+
+def test_an_ideal_that_is_not_known_for_one_is_not_known_for_all() -> None:
+    """Catches an ideal share of what is known alone."""
+    totals = Totals()
+    for ideal in (10, None, 10):
+        totals.add(result(20, 10, "memory", 1, ideal, None))
+    assert totals.summary(Config(), ENGINE)["ideal_hit_rate"] is None
