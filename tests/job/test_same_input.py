@@ -210,6 +210,10 @@ def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):
     for record in records:
         del record["apcbatch"]["request_digest"], record["apcbatch"]["line_digest"]
     write_lines(tmp_path / "out.jsonl", records)
+    run_file = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(run_file.read_text())
+    del facts["config"]["max_request_tokens"]  # that version did not have it
+    run_file.write_text(json.dumps(facts))
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 0 and "4 lines of" in done.stderr and "of a version that did not note" in done.stderr
     assert len(answers(read_records(tmp_path / "out.jsonl"))) == 6
