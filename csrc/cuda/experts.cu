@@ -1,0 +1,352 @@
+// The products of experts with the rows of few tokens: reading their weights once, at the memory's speed.
+//
+// Blocks, one a multiprocessor, go round the tiles (an expert, some of its rows of weights, some of its
+// tokens). The eight warps of a block share the inputs of a tile: warp w takes inputs 64 w to 64 w + 63 of
+// every 512. A lane copies what it will multiply into a ring of its own in shared memory, several stages ahead
+// and across the ends of tiles, so that no lane waits for another but where a tile's sums meet.
+//
+// Invariant: an element of y is made by one sequence of operations that depends on `in` alone: not on how many
+// rows come together, nor on which shape of tile was chosen for them. Must not know: what was chosen why.
+#include <stdexcept>
+
+#include "element.cuh"
+#include "experts.h"
+
+namespace apcbatch {
+namespace cuda {
+namespace {
+
+using Bf16 = __nv_bfloat16;
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kStepInputs = 64, kPieceInputs = 32;  // of a warp before the next warp's; that a lane group reads
+constexpr int kWeightRows = 16, kColumns = 8;       // of one matrix instruction
+
+// A tile has kMTiles x 16 rows of weights and kNTiles x 8 tokens, a stage kPieces x 32 inputs of them.
+template <int kMTiles_, int kNTiles_, int kPieces_, int kStages_>
+struct Tile {
+    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_, kPieces = kPieces_, kStages = kStages_;
+    static constexpr int kRows = kMTiles * kWeightRows, kTokens = kNTiles * kColumns;
+    static constexpr int kChunks = kPieces * (2 * kMTiles + kNTiles);  // of 16 bytes a lane and stage
+    static constexpr int kRingBytes = kThreads * kChunks * kStages * 16;
+    static constexpr int kPitch = kTokens == 8 ? 9 : kTokens + 9;  // few bank conflicts either way
+    static constexpr int kSums = kRows * kPitch;                   // floats of one warp
+    static constexpr int kBytes = kRingBytes + kWarps / 2 * kSums * int(sizeof(float));
+};
+using OneToEight = Tile<2, 1, 2, 5>;
+using ToSixteen = Tile<2, 2, 2, 4>;
+using More = Tile<4, 4, 1, 3>;  // 32 at a time
+
+// 16 bytes from global memory, or zeros.
+__device__ __forceinline__ void copy_weights(uint4* to, const void* from, bool there) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_inputs(uint4* to, const void* from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     unsigned(__cvta_generic_to_shared(to))),
+                 "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLater>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+}
+
+// 16 rows of weights times 8 tokens, 16 inputs: a lane's halves of two rows, and of a token. Which 16 they are
+// is the same for both, and nothing else matters.
+__device__ __forceinline__ void multiply(float (&sums)[4], unsigned low, unsigned high, unsigned low_next,
+                                         unsigned high_next, unsigned x, unsigned x_next) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(low), "r"(high), "r"(low_next), "r"(high_next), "r"(x), "r"(x_next));
+}
+
+// Where a block is among the tiles: those of one expert follow each other, and of one piece of weights those
+// of all its tokens.
+template <class T>
+struct Place {
+    int active = 0, before = 0;  // experts passed, and the tiles of these
+    int row_tile, first, count;  // first: of the tokens, by place
+
+    // Goes to this tile, which is not before the last; false past the end.
+    __device__ __forceinline__ bool seek(const Groups& groups, int tile, int row_tiles) {
+        for (; active < groups.experts; ++active) {
+            const int begin = groups.begins[active], tokens = groups.begins[active + 1] - begin;
+            const int parts = (tokens + T::kTokens - 1) / T::kTokens;
+            if (tile < before + parts * row_tiles) {
+                const int part = (tile - before) % parts;
+                row_tile = (tile - before) / parts;
+                first = begin + part * T::kTokens;
+                count = min(T::kTokens, tokens - part * T::kTokens);
+                return true;
+            }
+            before += parts * row_tiles;
+        }
+        return false;
+    }
+};
+
+// What a warp will copy next, and where its lane finds it.
+template <class T, bool kGated>
+struct Source {
+    static constexpr int kRowsEach = kGated ? T::kRows / 2 : T::kRows;  // of y
+
+    const ExpertProduct& p;
+    const Groups& groups;
+    const int row_tiles, group, quad;
+    Place<T> place;
+    int tile, step, piece = 0;
+    const Bf16* weights[2 * T::kMTiles];
+    const Bf16* tokens[T::kNTiles];
+    unsigned rows_there, tokens_there;
+    bool any;
+
+    __device__ __forceinline__ Source(const ExpertProduct& p, const Groups& groups, int row_tiles, int warp,
+                                      int lane)
+        : p(p), groups(groups), row_tiles(row_tiles), group(lane / 4), quad(lane % 4), tile(int(blockIdx.x)),
+          step(warp) {
+        any = warp * kStepInputs < p.in;
+        if (any) find();
+    }
+
+    __device__ __forceinline__ void find() {
+        any = place.seek(groups, tile, row_tiles);
+        if (!any) return;
+        const auto* base = static_cast<const Bf16*>(p.weights[p.groups ? groups.expert[place.active] : 0]);
+        rows_there = tokens_there = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * T::kMTiles; ++i) {
+            const int within = i / 2 * kWeightRows + i % 2 * 8 + group;  // the tile's row of weights
+            const bool up = kGated && i >= T::kMTiles;
+            const int row = place.row_tile * kRowsEach + (up ? within - kRowsEach : within);
+            rows_there |= unsigned(row < p.out) << i;
+            weights[i] = base + std::int64_t(min(row, p.out - 1) + (up ? p.out : 0)) * p.in + quad * 8;
+        }
+#pragma unroll
+        for (int j = 0; j < T::kNTiles; ++j) {
+            const int column = j * kColumns + group, at = place.first + min(column, place.count - 1);
+            const int row = !kGated ? at : p.groups ? groups.pairs[at] / p.per_token : at;
+            tokens_there |= unsigned(column < place.count) << j;
+            tokens[j] = static_cast<const Bf16*>(p.x) + std::int64_t(row) * p.in + quad * 8;
+        }
+    }
+
+    // Copies one stage into the lane's part of the ring, then goes on.
+    __device__ __forceinline__ void copy(uint4* ring) {
+        if (any) {
+            const int first = step * kStepInputs + piece * kPieceInputs;
+#pragma unroll
+            for (int h = 0; h < T::kPieces; ++h) {
+                const int input = first + h * kPieceInputs;
+                const bool there = input + quad * 8 < p.in;
+                const int at = there ? input : 0;
+#pragma unroll
+                for (int i = 0; i < 2 * T::kMTiles; ++i)
+                    copy_weights(ring + (h * 2 * T::kMTiles + i) * 32, weights[i] + at,
+                                 there && (rows_there >> i & 1));
+#pragma unroll
+                for (int j = 0; j < T::kNTiles; ++j) {
+                    if (j * kColumns < place.count)
+                        copy_inputs(ring + (T::kPieces * 2 * T::kMTiles + h * T::kNTiles + j) * 32,
+                                    tokens[j] + at, there && (tokens_there >> j & 1));
+                }
+            }
+            go_on();
+        }
+        commit_copies();
+    }
+
+    __device__ __forceinline__ void go_on() {
+        piece += T::kPieces;
+        if (piece * kPieceInputs < kStepInputs) return;
+        piece = 0;
+        step += kWarps;
+        if (step * kStepInputs < p.in) return;
+        step = threadIdx.x / 32;
+        tile += int(gridDim.x);
+        find();
+    }
+};
+
+__device__ __forceinline__ void clear(float (&sums)[4]) {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+}
+
+// Multiplies one stage of the lane's part of the ring.
+template <class T>
+__device__ __forceinline__ void add_stage(const uint4* ring, int count,
+                                          float (&sums)[T::kMTiles][T::kNTiles][4]) {
+#pragma unroll
+    for (int h = 0; h < T::kPieces; ++h) {
+        uint4 w[2 * T::kMTiles];
+#pragma unroll
+        for (int i = 0; i < 2 * T::kMTiles; ++i) w[i] = ring[(h * 2 * T::kMTiles + i) * 32];
+#pragma unroll
+        for (int j = 0; j < T::kNTiles; ++j) {
+            if (j * kColumns >= count) break;
+            const uint4 x = ring[(T::kPieces * 2 * T::kMTiles + h * T::kNTiles + j) * 32];
+#pragma unroll
+            for (int m = 0; m < T::kMTiles; ++m) {
+                const uint4 &low = w[2 * m], &high = w[2 * m + 1];
+                multiply(sums[m][j], low.x, high.x, low.y, high.y, x.x, x.y);
+                multiply(sums[m][j], low.z, high.z, low.w, high.w, x.z, x.w);
+            }
+        }
+    }
+}
+
+// Calls function(place in a warp's part of the sums, the lane's sum there) for each of them.
+template <class T, class Function>
+__device__ __forceinline__ void each_sum(float (&sums)[T::kMTiles][T::kNTiles][4], int lane,
+                                         Function function) {
+#pragma unroll
+    for (int m = 0; m < T::kMTiles; ++m) {
+#pragma unroll
+        for (int j = 0; j < T::kNTiles; ++j) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = m * kWeightRows + i / 2 * 8 + lane / 4, column = j * kColumns + lane % 4 * 2 + i % 2;
+                function(row * T::kPitch + column, sums[m][j][i]);
+            }
+        }
+    }
+}
+
+// The warps' sums meet: the later half joins the earlier one's, and then these, in ascending order.
+template <class T>
+__device__ __forceinline__ void gather(float (&sums)[T::kMTiles][T::kNTiles][4], float* shared, int warp,
+                                       int lane) {
+    float* mine = shared + warp % (kWarps / 2) * T::kSums;
+    if (warp >= kWarps / 2) each_sum<T>(sums, lane, [&](int at, float sum) { mine[at] = sum; });
+    __syncthreads();
+    if (warp < kWarps / 2)
+        each_sum<T>(sums, lane, [&](int at, float sum) { mine[at] = __fadd_rn(sum, mine[at]); });
+    __syncthreads();
+}
+
+template <class T>
+__device__ __forceinline__ float gathered(const float* shared, int row, int column) {
+    const float* at = shared + row * T::kPitch + column;
+    float sum = at[0];
+#pragma unroll
+    for (int warp = 1; warp < kWarps / 2; ++warp) sum = __fadd_rn(sum, at[warp * T::kSums]);
+    return sum;
+}
+
+template <class T, bool kGated>
+__device__ __forceinline__ void write(const ExpertProduct& p, const Groups& groups, const Place<T>& place,
+                                      const float* shared) {
+    constexpr int kRows = Source<T, kGated>::kRowsEach;
+    for (int i = threadIdx.x; i < kRows * place.count; i += kThreads) {
+        const int row = i % kRows, column = i / kRows, out = place.row_tile * kRows + row;
+        if (out >= p.out) continue;
+        const int at = place.first + column;
+        const float sum = gathered<T>(shared, row, column);
+        if constexpr (kGated) {
+            const float up = gathered<T>(shared, row + kRows, column);
+            static_cast<Bf16*>(p.y)[std::int64_t(at) * p.out + out] =
+                narrow<Bf16>(sum / (1.0f + expf(-sum)) * up);
+        } else {
+            const int to = p.groups ? groups.pairs[at] : at;
+            static_cast<float*>(p.y)[std::int64_t(to) * p.out + out] = sum;
+        }
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void fetch(const ExpertProduct& p, Groups& groups) {
+    if (p.groups) {
+        const int* from = reinterpret_cast<const int*>(p.groups);
+        for (int i = threadIdx.x; i < int(sizeof(Groups) / sizeof(int)); i += kThreads)
+            reinterpret_cast<int*>(&groups)[i] = from[i];
+    } else if (threadIdx.x == 0) {
+        groups.experts = 1;
+        groups.begins[0] = 0;
+        groups.begins[1] = p.rows;
+    }
+    __syncthreads();
+}
+
+template <class T, bool kGated>
+__global__ void __launch_bounds__(kThreads, 1) expert_product_kernel(const __grid_constant__ ExpertProduct p) {
+    extern __shared__ uint4 memory[];
+    __shared__ Groups groups;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    fetch(p, groups);
+    uint4* const ring = memory + warp * T::kStages * T::kChunks * 32 + lane;
+    float* const shared = reinterpret_cast<float*>(memory + T::kRingBytes / 16);
+    constexpr int kRows = Source<T, kGated>::kRowsEach;
+    const int row_tiles = (p.out + kRows - 1) / kRows;
+    Source<T, kGated> source(p, groups, row_tiles, warp, lane);
+#pragma unroll
+    for (int stage = 0; stage < T::kStages - 1; ++stage) source.copy(ring + stage * T::kChunks * 32);
+    int filled = T::kStages - 1, read = 0;  // the stage that is copied next, and the one multiplied next
+    Place<T> place;
+    for (int tile = int(blockIdx.x); place.seek(groups, tile, row_tiles); tile += int(gridDim.x)) {
+        float sums[T::kMTiles][T::kNTiles][4];
+#pragma unroll
+        for (int m = 0; m < T::kMTiles; ++m) {
+#pragma unroll
+            for (int j = 0; j < T::kNTiles; ++j) clear(sums[m][j]);
+        }
+        for (int step = warp; step * kStepInputs < p.in; step += kWarps) {
+#pragma unroll
+            for (int piece = 0; piece * kPieceInputs < kStepInputs; piece += T::kPieces) {
+                source.copy(ring + filled * T::kChunks * 32);
+                filled = filled + 1 == T::kStages ? 0 : filled + 1;
+                wait_for_copies<T::kStages - 1>();
+                add_stage<T>(ring + read * T::kChunks * 32, place.count, sums);
+                read = read + 1 == T::kStages ? 0 : read + 1;
+            }
+        }
+        gather<T>(sums, shared, warp, lane);
+        write<T, kGated>(p, groups, place, shared);
+    }
+}
+
+int attribute(cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&value, which, device);
+    return value;
+}
+
+template <class T, bool kGated>
+void launch(const ExpertProduct& p, cudaStream_t stream) {
+    const auto kernel = expert_product_kernel<T, kGated>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kBytes);
+    kernel<<<unsigned(attribute(cudaDevAttrMultiProcessorCount)), kThreads, T::kBytes, stream>>>(p);
+    check_launch("expert_product");
+}
+
+template <class T>
+void launch(const ExpertProduct& p, cudaStream_t stream) {
+    p.gated ? launch<T, true>(p, stream) : launch<T, false>(p, stream);
+}
+
+}  // namespace
+
+void expert_product(const ExpertProduct& p, cudaStream_t stream) {
+    if (p.rows == 0) return;
+    if (p.in % 8) throw std::invalid_argument("an expert's inputs must be a multiple of 8");
+    const int tokens = p.gated ? p.rows : p.rows / p.per_token;  // the most that one expert can have
+    if (tokens <= OneToEight::kTokens) return launch<OneToEight>(p, stream);
+    if (tokens <= ToSixteen::kTokens) return launch<ToSixteen>(p, stream);
+    launch<More>(p, stream);
+}
+
+bool takes_experts() {
+    constexpr int kBytes = OneToEight::kBytes > ToSixteen::kBytes ? OneToEight::kBytes : ToSixteen::kBytes;
+    return attribute(cudaDevAttrComputeCapabilityMajor) >= 9 &&
+           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
+               (kBytes > More::kBytes ? kBytes : More::kBytes) + int(sizeof(Groups));
+}
+
+}  // namespace cuda
+}  // namespace apcbatch
