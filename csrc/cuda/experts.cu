@@ -2,8 +2,8 @@
 //
 // Blocks, one a multiprocessor, go round the tiles (an expert, some of its rows of weights, some of its
 // tokens). The eight warps of a block share the inputs of a tile: warp w takes inputs 64 w to 64 w + 63 of
-// every 512. A lane copies what it will multiply into a ring of its own in shared memory, several stages ahead
-// and across the ends of tiles, so that no lane waits for another but where a tile's sums meet.
+// every 512. It copies them into a ring of its own in shared memory, whole cache lines at a time, several stages
+// ahead and across the ends of tiles, so that warps wait for each other only where a tile's sums meet.
 //
 // Invariant: an element of y is made by one sequence of operations that depends on `in` alone: not on how many
 // rows come together, nor on which shape of tile was chosen for them. Must not know: what was chosen why.
@@ -19,23 +19,30 @@ namespace {
 using Bf16 = __nv_bfloat16;
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kStepInputs = 64, kPieceInputs = 32;  // of a warp before the next warp's; that a lane group reads
-constexpr int kWeightRows = 16, kColumns = 8;       // of one matrix instruction
+constexpr int kStepInputs = 64;                // of a warp before the next warp's: a cache line of a row
+constexpr int kWeightRows = 16, kColumns = 8;  // of one matrix instruction
+constexpr int kLineChunks = 8;                 // a cache line has so many of 16 bytes
+constexpr int kCopiedRows = 32 / kLineChunks;  // by one instruction of a warp
 
-// A tile has kMTiles x 16 rows of weights and kNTiles x 8 tokens, a stage kPieces x 32 inputs of them.
-template <int kMTiles_, int kNTiles_, int kPieces_, int kStages_>
+// A tile has kMTiles x 16 rows of weights and kNTiles x 8 tokens; a stage is 64 inputs of each for every warp.
+template <int kMTiles_, int kNTiles_, int kStages_>
 struct Tile {
-    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_, kPieces = kPieces_, kStages = kStages_;
+    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_, kStages = kStages_;
     static constexpr int kRows = kMTiles * kWeightRows, kTokens = kNTiles * kColumns;
-    static constexpr int kChunks = kPieces * (2 * kMTiles + kNTiles);  // of 16 bytes a lane and stage
-    static constexpr int kRingBytes = kThreads * kChunks * kStages * 16;
+    static constexpr int kStage = (kRows + kTokens) * kLineChunks;  // chunks of a warp
+    static constexpr int kRingBytes = kWarps * kStage * kStages * 16;
     static constexpr int kPitch = kTokens == 8 ? 9 : kTokens + 9;  // few bank conflicts either way
     static constexpr int kSums = kRows * kPitch;                   // floats of one warp
     static constexpr int kBytes = kRingBytes + kWarps / 2 * kSums * int(sizeof(float));
 };
-using OneToEight = Tile<2, 1, 2, 5>;
-using ToSixteen = Tile<2, 2, 2, 4>;
-using More = Tile<4, 4, 1, 3>;  // 32 at a time
+using OneToEight = Tile<2, 1, 5>;
+using ToSixteen = Tile<2, 2, 4>;
+using More = Tile<2, 4, 3>;  // 32 at a time
+
+// Where a stage has this chunk of this row: eight lanes that read a row's half each, of two rows, meet no bank twice.
+__device__ __forceinline__ int chunk_of(int row, int chunk) {
+    return row * kLineChunks + (chunk ^ row % 2 * (kLineChunks / 2));
+}
 
 // 16 bytes from global memory, or zeros.
 __device__ __forceinline__ void copy_weights(uint4* to, const void* from, bool there) {
@@ -91,25 +98,25 @@ struct Place {
     }
 };
 
-// What a warp will copy next, and where its lane finds it.
+// What a warp will copy next, and where its lane finds it: chunk lane % 8 of every fourth row.
 template <class T, bool kGated>
 struct Source {
     static constexpr int kRowsEach = kGated ? T::kRows / 2 : T::kRows;  // of y
+    static constexpr int kWeightCopies = T::kRows / kCopiedRows, kTokenCopies = T::kTokens / kCopiedRows;
 
     const ExpertProduct& p;
     const Groups& groups;
-    const int row_tiles, group, quad;
+    const int row_tiles, row, chunk;
     Place<T> place;
-    int tile, step, piece = 0;
-    const Bf16* weights[2 * T::kMTiles];
-    const Bf16* tokens[T::kNTiles];
-    unsigned rows_there, tokens_there;
+    int tile, step;
+    const Bf16* weights;  // the lane's first row of the tile
+    const Bf16* tokens[kTokenCopies];
     bool any;
 
     __device__ __forceinline__ Source(const ExpertProduct& p, const Groups& groups, int row_tiles, int warp,
                                       int lane)
-        : p(p), groups(groups), row_tiles(row_tiles), group(lane / 4), quad(lane % 4), tile(int(blockIdx.x)),
-          step(warp) {
+        : p(p), groups(groups), row_tiles(row_tiles), row(lane / kLineChunks), chunk(lane % kLineChunks),
+          tile(int(blockIdx.x)), step(warp) {
         any = warp * kStepInputs < p.in;
         if (any) find();
     }
@@ -118,43 +125,34 @@ struct Source {
         any = place.seek(groups, tile, row_tiles);
         if (!any) return;
         const auto* base = static_cast<const Bf16*>(p.weights[p.groups ? groups.expert[place.active] : 0]);
-        rows_there = tokens_there = 0;
+        weights = base + (std::int64_t(place.row_tile) * kRowsEach + row) * p.in + chunk * 8;
 #pragma unroll
-        for (int i = 0; i < 2 * T::kMTiles; ++i) {
-            const int within = i / 2 * kWeightRows + i % 2 * 8 + group;  // the tile's row of weights
-            const bool up = kGated && i >= T::kMTiles;
-            const int row = place.row_tile * kRowsEach + (up ? within - kRowsEach : within);
-            rows_there |= unsigned(row < p.out) << i;
-            weights[i] = base + std::int64_t(min(row, p.out - 1) + (up ? p.out : 0)) * p.in + quad * 8;
-        }
-#pragma unroll
-        for (int j = 0; j < T::kNTiles; ++j) {
-            const int column = j * kColumns + group, at = place.first + min(column, place.count - 1);
-            const int row = !kGated ? at : p.groups ? groups.pairs[at] / p.per_token : at;
-            tokens_there |= unsigned(column < place.count) << j;
-            tokens[j] = static_cast<const Bf16*>(p.x) + std::int64_t(row) * p.in + quad * 8;
+        for (int j = 0; j < kTokenCopies; ++j) {
+            const int at = place.first + min(j * kCopiedRows + row, place.count - 1);
+            const int from = !kGated ? at : p.groups ? groups.pairs[at] / p.per_token : at;
+            tokens[j] = static_cast<const Bf16*>(p.x) + std::int64_t(from) * p.in + chunk * 8;
         }
     }
 
-    // Copies one stage into the lane's part of the ring, then goes on.
+    // Copies one stage into the warp's part of the ring, then goes on.
     __device__ __forceinline__ void copy(uint4* ring) {
         if (any) {
-            const int first = step * kStepInputs + piece * kPieceInputs;
+            const int input = step * kStepInputs;
+            const bool there = input + chunk * 8 < p.in;
 #pragma unroll
-            for (int h = 0; h < T::kPieces; ++h) {
-                const int input = first + h * kPieceInputs;
-                const bool there = input + quad * 8 < p.in;
-                const int at = there ? input : 0;
+            for (int i = 0; i < kWeightCopies; ++i) {
+                const int within = i * kCopiedRows % kRowsEach;  // the up's rows are `out` after the gate's
+                const bool is_row = place.row_tile * kRowsEach + within + row < p.out;
+                const std::int64_t before = within + (i * kCopiedRows < kRowsEach ? 0 : p.out);
+                copy_weights(ring + chunk_of(i * kCopiedRows + row, chunk),
+                             there && is_row ? weights + before * p.in + input : p.x, there && is_row);
+            }
 #pragma unroll
-                for (int i = 0; i < 2 * T::kMTiles; ++i)
-                    copy_weights(ring + (h * 2 * T::kMTiles + i) * 32, weights[i] + at,
-                                 there && (rows_there >> i & 1));
-#pragma unroll
-                for (int j = 0; j < T::kNTiles; ++j) {
-                    if (j * kColumns < place.count)
-                        copy_inputs(ring + (T::kPieces * 2 * T::kMTiles + h * T::kNTiles + j) * 32,
-                                    tokens[j] + at, there && (tokens_there >> j & 1));
-                }
+            for (int j = 0; j < kTokenCopies; ++j) {
+                if (j * kCopiedRows >= place.count) break;
+                const bool is_token = there && j * kCopiedRows + row < place.count;
+                copy_inputs(ring + chunk_of(T::kRows + j * kCopiedRows + row, chunk),
+                            is_token ? tokens[j] + input : p.x, is_token);
             }
             go_on();
         }
@@ -162,9 +160,6 @@ struct Source {
     }
 
     __device__ __forceinline__ void go_on() {
-        piece += T::kPieces;
-        if (piece * kPieceInputs < kStepInputs) return;
-        piece = 0;
         step += kWarps;
         if (step * kStepInputs < p.in) return;
         step = threadIdx.x / 32;
@@ -178,19 +173,22 @@ __device__ __forceinline__ void clear(float (&sums)[4]) {
     for (float& sum : sums) sum = 0.0f;
 }
 
-// Multiplies one stage of the lane's part of the ring.
+// Multiplies one stage of the warp's part of the ring. A lane reads the halves of a matrix instruction's two rows, and
+// of its token.
 template <class T>
-__device__ __forceinline__ void add_stage(const uint4* ring, int count,
+__device__ __forceinline__ void add_stage(const uint4* ring, int count, int lane,
                                           float (&sums)[T::kMTiles][T::kNTiles][4]) {
+    const int row = lane / 4;
 #pragma unroll
-    for (int h = 0; h < T::kPieces; ++h) {
+    for (int half = 0; half < 2; ++half) {
+        const int chunk = half * 4 + lane % 4;
         uint4 w[2 * T::kMTiles];
 #pragma unroll
-        for (int i = 0; i < 2 * T::kMTiles; ++i) w[i] = ring[(h * 2 * T::kMTiles + i) * 32];
+        for (int i = 0; i < 2 * T::kMTiles; ++i) w[i] = ring[chunk_of(i * 8 + row, chunk)];
 #pragma unroll
         for (int j = 0; j < T::kNTiles; ++j) {
             if (j * kColumns >= count) break;
-            const uint4 x = ring[(T::kPieces * 2 * T::kMTiles + h * T::kNTiles + j) * 32];
+            const uint4 x = ring[chunk_of(T::kRows + j * kColumns + row, chunk)];
 #pragma unroll
             for (int m = 0; m < T::kMTiles; ++m) {
                 const uint4 &low = w[2 * m], &high = w[2 * m + 1];
@@ -279,13 +277,13 @@ __global__ void __launch_bounds__(kThreads, 1) expert_product_kernel(const __gri
     __shared__ Groups groups;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     fetch(p, groups);
-    uint4* const ring = memory + warp * T::kStages * T::kChunks * 32 + lane;
+    uint4* const ring = memory + warp * T::kStages * T::kStage;
     float* const shared = reinterpret_cast<float*>(memory + T::kRingBytes / 16);
     constexpr int kRows = Source<T, kGated>::kRowsEach;
     const int row_tiles = (p.out + kRows - 1) / kRows;
     Source<T, kGated> source(p, groups, row_tiles, warp, lane);
 #pragma unroll
-    for (int stage = 0; stage < T::kStages - 1; ++stage) source.copy(ring + stage * T::kChunks * 32);
+    for (int stage = 0; stage < T::kStages - 1; ++stage) source.copy(ring + stage * T::kStage);
     int filled = T::kStages - 1, read = 0;  // the stage that is copied next, and the one multiplied next
     Place<T> place;
     for (int tile = int(blockIdx.x); place.seek(groups, tile, row_tiles); tile += int(gridDim.x)) {
@@ -296,14 +294,13 @@ __global__ void __launch_bounds__(kThreads, 1) expert_product_kernel(const __gri
             for (int j = 0; j < T::kNTiles; ++j) clear(sums[m][j]);
         }
         for (int step = warp; step * kStepInputs < p.in; step += kWarps) {
-#pragma unroll
-            for (int piece = 0; piece * kPieceInputs < kStepInputs; piece += T::kPieces) {
-                source.copy(ring + filled * T::kChunks * 32);
-                filled = filled + 1 == T::kStages ? 0 : filled + 1;
-                wait_for_copies<T::kStages - 1>();
-                add_stage<T>(ring + read * T::kChunks * 32, place.count, sums);
-                read = read + 1 == T::kStages ? 0 : read + 1;
-            }
+            __syncwarp();  // all lanes have read the stage that is written now
+            source.copy(ring + filled * T::kStage);
+            filled = filled + 1 == T::kStages ? 0 : filled + 1;
+            wait_for_copies<T::kStages - 1>();
+            __syncwarp();
+            add_stage<T>(ring + read * T::kStage, place.count, lane, sums);
+            read = read + 1 == T::kStages ? 0 : read + 1;
         }
         gather<T>(sums, shared, warp, lane);
         write<T, kGated>(p, groups, place, shared);
