@@ -66,12 +66,6 @@ class FewTokens:
             )
         return y
 
-    def alone(self, x: torch.Tensor) -> torch.Tensor:
-        """(t, h) float32 of the only expert. x: (t, h), t at most most_pairs."""
-        self._require(x, x.shape[0])
-        with torch.cuda.device(x.device):
-            return self._products(x, x.shape[0], 1, 0)
-
     def _products(self, x: torch.Tensor, t: int, k: int, groups: int) -> torch.Tensor:
         """(t k, h) float32 by pair; rows of pairs that are not there are not written."""
         inner = torch.empty((t * k, self._inner), dtype=x.dtype, device=x.device)
@@ -81,7 +75,7 @@ class FewTokens:
             groups, t, k, self._hidden, self._inner, True, gate_ups, x.data_ptr(), inner.data_ptr(), _stream()
         )
         extension().expert_product(
-            groups, t * k, k, self._inner, self._hidden, False, downs, inner.data_ptr(), rows.data_ptr(), _stream()
+            groups, t, k, self._inner, self._hidden, False, downs, inner.data_ptr(), rows.data_ptr(), _stream()
         )
         return rows
 

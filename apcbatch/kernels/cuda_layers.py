@@ -26,8 +26,6 @@ from apcbatch.kernels.mixer import MixerWeights
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.kernels.residual import PreNorm, Residual
 
-MOST_ALONE = 32  # tokens for which the experts' kernels are faster than the library's products
-
 
 class DeviceNorm(PreNorm):
     """The norm at the beginning of a part. weight: (h) float32."""
@@ -97,12 +95,9 @@ class DeviceMlp:
 
     def __init__(self, norm: PreNorm, expert: DeviceExpert) -> None:
         self._norm, self._expert = norm, expert
-        self._few = FewTokens([expert.gate_up], [expert.down])
 
     def __call__(self, residual: Residual) -> None:
-        x = residual.normed(self._norm, self._expert.down.dtype)
-        few = x.shape[0] <= min(MOST_ALONE, self._few.most_pairs)
-        residual.leave(self._few.alone(x) if few else self._expert(x))
+        residual.leave(self._expert(residual.normed(self._norm, self._expert.down.dtype)))
 
 
 class DeviceMixture:

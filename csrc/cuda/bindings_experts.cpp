@@ -14,9 +14,9 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
-void bound_expert_product(Address groups, int rows, int per_token, int in, int out, bool gated, Address weights,
+void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated, Address weights,
                           Address x, Address y, Address stream) {
-    expert_product({static_cast<const Groups*>(pointer(groups)), rows, per_token, in, out, gated,
+    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
                     static_cast<const void* const*>(pointer(weights)), pointer(x), pointer(y)},
                    stream_of(stream));
 }

@@ -33,8 +33,8 @@ void group(const Grouping& params, cudaStream_t stream);
 // with the gate's rows before the up's. A gated product reads the row of a pair's token and writes that of its
 // place, in bfloat16; a plain one reads that of its place and writes that of its pair, in float32.
 struct ExpertProduct {
-    const Groups* groups;        // null: one expert has `rows` rows, a token's one pair each
-    int rows, per_token;         // rows: of x, or without gating of y, or more than there can be
+    const Groups* groups;
+    int tokens, per_token;
     int in, out;                 // in: a multiple of 8; out: columns of y
     bool gated;
     const void* const* weights;  // (experts), each (out or 2 out, in) contiguous, aligned to 16 bytes
