@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from apcbatch.config import settle_thread_waiting
+from apcbatch.process import settle_thread_waiting
 from apcbatch.types import Request, Result
 from apcbatch.version import VERSION as __version__
 

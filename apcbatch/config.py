@@ -7,17 +7,16 @@ a key that does not exist, a value out of range or two options that exclude each
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import Kind, Spec, nearest, parse_switch, parse_value
+from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value, brief
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
@@ -25,6 +24,9 @@ ENV_CONFIG = "APCBATCH_CONFIG"
 
 POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
+MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
+MOST_RUNNING = 1 << 16
+MOST_BYTES = 1 << 60
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
@@ -87,16 +89,34 @@ class Config:
         "with the generated answers fed back.",
         choices=("each", "last", "rollout"),
     )
-    limit: int | None = option(None, "Input", "Stop after N conversations.", "integer", minimum=0)
+    limit: int | None = option(
+        None, "Input", "Stop after N conversations.", "integer", minimum=0, maximum=MOST_CONVERSATIONS
+    )
     window: int = option(
-        512, "Input", "Conversations that are read ahead and planned together (policy planned).", minimum=1
+        512,
+        "Input",
+        "Conversations that are read ahead and planned together (policy planned).",
+        minimum=1,
+        maximum=MOST_CONVERSATIONS,
     )
     order: str = option(
         "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")
     )
 
     max_tokens: int = option(
-        128, "Generation", "New tokens of a request at most; a batch body's own value wins.", minimum=1
+        128,
+        "Generation",
+        "New tokens of a request at most; a batch body's own value wins.",
+        minimum=1,
+        maximum=MOST_TOKENS,
+    )
+    max_request_tokens: int = option(
+        1 << 20,
+        "Generation",
+        "Prompt and new tokens of a request at most, where the model's context does not end it before; a request "
+        "beyond is an error record.",
+        minimum=2,
+        maximum=MOST_TOKENS,
     )
     temperature: float = option(0.0, "Generation", "0 is greedy.", minimum=0)
     top_p: float = option(
@@ -109,7 +129,11 @@ class Config:
     logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")
 
     block_size: int = option(
-        64, "Reuse", "Snapshots lie on multiples of N tokens; 1 is every position.", minimum=1
+        64,
+        "Reuse",
+        "Snapshots lie on multiples of N tokens; 1 is every position.",
+        minimum=1,
+        maximum=MOST_TOKENS,
     )
     policy: Policy = option(
         DEFAULT_POLICY,
@@ -122,19 +146,27 @@ class Config:
         "Reuse",
         "Keep a snapshot for later runs only where it saves so many tokens over the one before it (policy planned).",
         minimum=1,
+        maximum=MOST_TOKENS,
     )
     store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
-    store_size: int = option(20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0)
+    store_size: int = option(
+        20 << 30, "Reuse", "The store's size on disk at most.", "size", minimum=0, maximum=MOST_BYTES
+    )
     pool_size: int = option(
         default_pool_size(),
         "Reuse",
         "Snapshots in RAM at most; a quarter of the memory, but not over 4GiB, by default.",
         "size",
         minimum=0,
+        maximum=MOST_BYTES,
     )
 
-    max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1)
-    max_running: int = option(32, "Batch", "Requests that run together at most.", minimum=1)
+    max_batch_tokens: int = option(
+        2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS
+    )
+    max_running: int = option(
+        32, "Batch", "Requests that run together at most.", minimum=1, maximum=MOST_RUNNING
+    )
 
     resume: bool = option(False, "Output", "Do only the requests that OUT does not answer yet.")
     overwrite: bool = option(False, "Output", "Replace OUT.")
@@ -183,10 +215,7 @@ def resolve(
                 f"environment variable {key} is not an option of apcbatch{nearest(key, env_names.values())}"
             )
     layers = [
-        _layer(
-            {str(key).replace("-", "_"): value for key, value in file.items()},
-            lambda name: f"{file_name}: {name}",
-        ),
+        _layer(file, lambda name: f"{file_name}: {name}"),
         _layer({name: given[key] for name, key in env_names.items() if key in given}, env_name),
         _layer(flags, flag_name),
     ]
@@ -217,7 +246,9 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
-            raise UsageError(f"{where(name)} is not an option{nearest(name, [*OPTIONS, 'no_store'])}")
+            raise UsageError(
+                f"{where(name[:SHOWN_CHARACTERS])} is not an option{nearest(name, [*OPTIONS, 'no_store'])}"
+            )
         try:
             if name != "no_store":
                 layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
@@ -246,23 +277,6 @@ def _exclude(
             origins[other] = f"overruled by {layer[name][1]}"
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """The mapping in a YAML file; UsageError where the file cannot be read or is something else."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"configuration file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"configuration file {path} is not YAML: {error}") from None
-    if content is not None and not isinstance(content, dict):
-        raise UsageError(
-            f"configuration file {path} holds a {type(content).__name__}; expected `option: value` lines"
-        )
-    return content or {}
-
-
 def load(
     flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None
 ) -> Config:
@@ -275,25 +289,3 @@ def load(
 def debug_wanted() -> bool:
     """Whether APCBATCH_DEBUG asks for tracebacks."""
     return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
-
-
-def settle_thread_waiting() -> None:
-    """Have threads that wait for one another give up the processor after about 50 us; call it before torch is loaded.
-
-    The OpenMP runtime's own default is to spin for milliseconds, which on a machine with other work to do makes every
-    parallel step wait for a time slice (measured: 10 times slower with one busy neighbour). A user's own setting wins.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
-        os.environ["GOMP_SPINCOUNT"] = "10000"
-
-
-def settle_allocator() -> None:
-    """Have all threads of this process allocate from one arena; call it before there are threads.
-
-    The GNU C library gives each thread an arena of its own and keeps what others free there: over 20,000 requests that
-    grew by 150 MB (measured), although nothing was retained. Elsewhere there is nothing to settle.
-    """
-    m_arena_max = -8
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
-        mallopt(m_arena_max, 1)

@@ -13,6 +13,7 @@ ErrorCode = Literal[
     "duplicate_id",
     "context_length_exceeded",
     "out_of_memory",
+    "non_finite",
     "worker_lost",
     "internal",
 ]

@@ -20,6 +20,9 @@ SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**1
 
 Kind = Literal["text", "integer", "number", "size", "switch"]
 
+SHOWN_CHARACTERS = 60
+SHOWN_BITS = 128
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -60,17 +63,35 @@ def parse_value(spec: Spec, raw: Any, where: str) -> Any:
     low = spec.minimum is not None and value is not None and value < spec.minimum
     high = spec.maximum is not None and value is not None and value > spec.maximum
     if value is None or low or high or (spec.above is not None and value <= spec.above):
-        raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}")
+        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}")
     return value
+
+
+def brief(raw: object) -> str:
+    """A value that came as text or YAML as a sentence shows it: never long, and nothing inside a list or mapping."""
+    if isinstance(raw, (dict, list, tuple, set)):
+        return "a mapping" if isinstance(raw, dict) else "a list"
+    if isinstance(raw, int) and raw.bit_length() > SHOWN_BITS:
+        return f"a number of {raw.bit_length()} bits"
+    text = repr(raw[: 2 * SHOWN_CHARACTERS] if isinstance(raw, (str, bytes)) else raw)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
 def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     """A text that is not empty and, where there are choices, one of them."""
-    if not isinstance(raw, str) or not raw:
-        raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}")
+    if not isinstance(raw, str) or not raw or not _is_writable(raw):
+        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}")
     if spec.choices and raw not in spec.choices:
-        raise ValueError(f"{where} is {raw!r}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
+        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
     return raw
+
+
+def _is_writable(text: str) -> bool:
+    """Whether a text can be a file's name and stand in a file: no NUL, nothing that is no Unicode."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 def _parse_number(kind: Kind, raw: Any) -> float | int | None:
@@ -89,7 +110,8 @@ def parse_size(raw: Any) -> int | None:
     """Bytes of `20GiB`, `512M`, `1.5GB` or a plain number; None where the text is not a size."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", raw) if isinstance(raw, str) else None
+    pattern = r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]{0,3})\s*"  # longer ones are beyond every option
+    match = re.fullmatch(pattern, raw) if isinstance(raw, str) else None
     if match is None or match[2].upper() not in SIZE_UNITS:
         return None
     return int(Fraction(match[1]) * SIZE_UNITS[match[2].upper()])
@@ -115,12 +137,12 @@ def parse_switch(raw: Any, where: str) -> bool:
     """true and false as YAML, or their usual spellings in a variable."""
     if isinstance(raw, bool):
         return raw
-    word = str(raw).strip().lower()
+    word = raw.strip().lower() if isinstance(raw, str) else brief(raw)
     if word in ("1", "true", "yes", "on"):
         return True
     if word in ("0", "false", "no", "off"):
         return False
-    raise ValueError(f"{where} is {raw!r}; expected true or false")
+    raise ValueError(f"{where} is {brief(raw)}; expected true or false")
 
 
 def _expected(spec: Spec) -> str:
@@ -128,9 +150,10 @@ def _expected(spec: Spec) -> str:
     if spec.choices:
         return f"one of {', '.join(spec.choices)}"
     if spec.kind == "size":
-        return "a size such as 20GiB or 512MiB"
+        most = "" if spec.maximum is None else f", up to {format_size(int(spec.maximum))}"
+        return f"a size such as 20GiB or 512MiB{most}"
     if spec.kind == "text":
-        return "a text that is not empty"
+        return "a text that is not empty, in Unicode and without NUL"
     words = ["an integer" if spec.kind == "integer" else "a number"]
     if spec.above is not None:
         words.append(f"above {spec.above}")

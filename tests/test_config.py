@@ -14,7 +14,7 @@ def resolve(flags=None, environ=None, file=None):
 
 def test_flags_win_over_environment_over_file_over_defaults():
     """Fault: a weaker source overrules a stronger one, or the origin is not where the value came from."""
-    file = {"block_size": 16, "max-running": 4, "seed": 9}
+    file = {"block_size": 16, "max_running": 4, "seed": 9}
     resolved = resolve(
         {"block_size": "544"}, {"APCBATCH_BLOCK_SIZE": "32", "APCBATCH_SEED": "7", "HOME": "/"}, file
     )

@@ -19,9 +19,11 @@ from apcbatch.cli.options import (
 )
 from apcbatch.cli.terminal import json_document, survey_with_bar
 from apcbatch.errors import UsageError
+from apcbatch.values import brief
 
 OPTION_NAMES = (
-    "model", "dtype", "format", "turns", "limit", "order", "block_size", "min_gain_tokens", "store_size", "pool_size",
+    "model", "dtype", "format", "turns", "limit", "order", "max_tokens", "max_request_tokens", "block_size",
+    "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = ("all", "last", "planned")
 
@@ -83,9 +85,9 @@ def parse_block_sizes(text: str | None, chosen: int) -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = [0]
-    if min(sizes) < 1:
+    if not 1 <= min(sizes) <= max(sizes) <= config.MOST_TOKENS:
         raise UsageError(
-            f"--block-sizes is {text!r}; expected integers from 1 with commas between, such as 1,64,544"
+            f"--block-sizes is {brief(text)}; expected integers from 1 with commas between, such as 1,64,544"
         )
     return sorted({*sizes, chosen})
 

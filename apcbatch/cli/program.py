@@ -19,6 +19,7 @@ from apcbatch.cli.store import store
 from apcbatch.cli.tune import tune_block_size
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, ApcbatchError
 from apcbatch.job.signals import Interrupted
+from apcbatch.process import settle_allocator
 from apcbatch.version import VERSION
 
 EPILOG = """\b
@@ -52,7 +53,7 @@ for command in (run, plan, tune_block_size, store, doctor, bench):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the process's own arguments by default."""
-    config.settle_allocator()
+    settle_allocator()
     session = Session()
     code = _run(arguments, session)
     if code not in (EXIT_OK, EXIT_USAGE) and session.continue_command is not None:

@@ -21,10 +21,11 @@ from apcbatch.cli.options import (
 )
 from apcbatch.cli.terminal import json_document, survey_with_bar, warn
 from apcbatch.errors import UsageError
+from apcbatch.values import brief
 
 OPTION_NAMES = (
-    "model", "dtype", "device", "format", "turns", "limit", "order", "policy", "min_gain_tokens", "store",
-    "store_size", "pool_size", "max_batch_tokens", "max_running",
+    "model", "dtype", "device", "format", "turns", "limit", "order", "max_request_tokens", "policy",
+    "min_gain_tokens", "store", "store_size", "pool_size", "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDOUT = "-"
 
@@ -109,9 +110,9 @@ def parse_candidates(texts: tuple[str, ...]) -> list[int]:
         given = [int(part) for text in texts for part in text.split(",")]
     except ValueError:
         given = [0]
-    if given and min(given) < 1:
+    if given and not 1 <= min(given) <= max(given) <= config.MOST_TOKENS:
         raise UsageError(
-            f"--candidates is {','.join(texts)!r}; expected integers from 1 with commas between, such as 96,544"
+            f"--candidates is {brief(','.join(texts))}; expected integers from 1 with commas between, such as 96,544"
         )
     return sorted({*BLOCK_SIZES, *given})
 

@@ -14,14 +14,14 @@ from apcbatch.data.messages import Message
 from apcbatch.data.records import Conversation
 from apcbatch.data.sharing import SharedText, common_length
 from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.template_frames import MAX_CHARACTERS
+from apcbatch.data.template_process import too_long
 from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
 from apcbatch.data.turns import Turn, choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
 
-# A longer text is refused before it is tokenised: that takes up to 200 bytes a character.
-MAX_PROMPT_CHARACTERS = 16 * 2**20
 _SNIPPET_CHARACTERS = 24
 
 
@@ -121,9 +121,7 @@ class Renderer:
 
     def render_text(self, conversation: Conversation, messages: Sequence[Message]) -> str:
         """The text of the prompt after these messages, with the conversation's tools; raises RequestError."""
-        text = self.template.render(messages, conversation.tools)
-        check_length(text)
-        return text
+        return self.template.render(messages, conversation.tools)
 
     def check_tokens(self, token_ids: TokenArray) -> TokenArray:
         """The same ids, if there are any and the model knows them all; raises RequestError."""
@@ -159,10 +157,13 @@ class Renderer:
         """Longest history first: its tokens are the base that the others are cut from."""
         rendered = Rendered([])
         base: SharedText | None = None
-        for turn in reversed(chosen):
+        counts = [turn.num_messages for turn in reversed(chosen)]
+        texts = self.template.texts(conversation.messages, conversation.tools, counts)
+        for turn, text in zip(reversed(chosen), texts, strict=True):
             custom_id = conversation.request_id(turn.number)
             try:
-                text = self.render_text(conversation, conversation.messages[: turn.num_messages])
+                if isinstance(text, RequestError):
+                    raise text
                 if base is None:
                     base = SharedText(self.tokenizer, text)
                 common = common_length(text, base.text)
@@ -190,8 +191,5 @@ class Renderer:
 
 def check_length(text: str) -> None:
     """Raise RequestError for a text that is too long to be tokenised."""
-    if len(text) > MAX_PROMPT_CHARACTERS:
-        message = (
-            f"the prompt holds {len(text):,} characters; at most {MAX_PROMPT_CHARACTERS:,} are tokenised"
-        )
-        raise RequestError("context_length_exceeded", message)
+    if len(text) > MAX_CHARACTERS:
+        raise too_long(len(text))

@@ -1,20 +1,24 @@
 """Chat templates: messages and tools become the text of a prompt.
 
-Must not know: tokens, turns, files of conversations. A template is untrusted: it runs in the sandbox of
-`transformers`, sees plain data only, and whatever it raises becomes a RequestError of the one conversation.
+Must not know: tokens, turns, files of conversations. A template is untrusted: it runs in a sandbox in a process of
+its own (data/template_process.py), and whatever it does becomes a RequestError of the one conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from apcbatch.data.messages import Message, Tool
+from apcbatch.data.template_process import BeyondBounds, InvalidTemplate, Outcome, TemplateProcess
 from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
+from apcbatch.regular_files import read_regular_file
 
 FALLBACK_NAME = "chat_template.jinja"
+MAX_TEMPLATE_BYTES = 4 << 20
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 
 
@@ -22,7 +26,8 @@ class ChatTemplate:
     """The chat template of a tokenizer, or the fallback where it has none.
 
     fallback: the text of the template for models without one. warn: told once, at the first conversation,
-    when the fallback is used. Raises ModelError for a template that is not valid Jinja.
+    when the fallback is used. Raises ModelError for a template that cannot be compiled, or that takes more time or
+    memory than it gets for a short conversation.
     """
 
     def __init__(self, tokenizer: Tokenizer, fallback: str, warn: Callable[[str], None]) -> None:
@@ -33,67 +38,83 @@ class ChatTemplate:
         self._variables: dict[str, Any] = dict(self._source.special_tokens_map)
         if not self._own:
             self._variables["add_bos"] = tokenizer.begins_with_bos
-        self._check_syntax()
+        self._processes: dict[str, TemplateProcess] = {}
+        self._probe()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
         """The prompt's text: the messages and the generation prompt.
 
-        Raises RequestError invalid_request with the template's own words where it refuses the conversation.
+        Raises RequestError invalid_request with the template's own words where it refuses the conversation, or with
+        the bound that it does not keep to.
         """
-        import jinja2
+        [outcome] = self.texts(messages, tools, [len(messages)])
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
 
+    def texts(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
+    ) -> Iterator[str | RequestError]:
+        """The prompt's text after the first so many messages, or the error of it, for each of the counts."""
         if not self._own and self._warn is not None:
             self._warn(
                 "the model has no chat template; conversations are rendered with apcbatch's plain one "
                 f"({FALLBACK_NAME}): give the model folder a {FALLBACK_NAME} to use another"
             )
             self._warn = None
+        for count, outcome in zip(counts, self._outcomes(messages, tools, counts), strict=True):
+            if isinstance(outcome, str) or (
+                isinstance(outcome, RequestError) and outcome.code != "invalid_request"
+            ):
+                yield outcome
+            else:
+                message = f"the chat template refuses messages[0:{count}]: {outcome}"
+                yield RequestError("invalid_request", message)
+
+    def _outcomes(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
+    ) -> Iterator[Outcome]:
+        """Passes of the template; unlike `apply_chat_template` it takes an empty history too."""
         try:
-            return self._apply(messages, tools)
-        except (jinja2.TemplateError, RecursionError, ArithmeticError, AttributeError, LookupError, TypeError,
-                ValueError) as error:  # fmt: skip
-            reason = str(error).strip() or type(error).__name__
-            if isinstance(error, RecursionError):
-                reason = "the messages or tools are nested too deeply"
-            message = f"the chat template refuses messages[0:{len(messages)}]: {reason[:500]}"
-            raise RequestError("invalid_request", message) from None
+            process = self._process(bool(tools))
+            yield from process.texts(messages, list(tools) if tools else None, counts)
+        except (RequestError, InvalidTemplate) as error:  # before the first of them
+            yield from repeat(error, len(counts))
 
-    def _apply(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> str:
-        """One pass of the template; unlike `apply_chat_template` it takes an empty history too."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+    def _process(self, has_tools: bool) -> TemplateProcess:
+        """The process of the template for conversations with or without tools."""
+        source = self._fallback
+        if self._own:
+            try:
+                source = self._source.get_chat_template(None, [] if has_tools else None)
+            except ValueError as error:
+                raise InvalidTemplate(str(error)) from None
+        if not isinstance(source, str):
+            raise InvalidTemplate(f"it is a {type(source).__name__}; expected a text")
+        process = self._processes.get(source)
+        if process is None:
+            process = self._processes[source] = TemplateProcess(source, self._variables)
+        return process
 
-        schemas: list[Any] | None = list(tools) if tools else None
-        rendered: Any = render_jinja_template(
-            conversations=[list(messages)],
-            tools=schemas,
-            chat_template=self._source.get_chat_template(None, schemas) if self._own else self._fallback,
-            add_generation_prompt=True,
-            **self._variables,
-        )
-        return str(rendered[0][0])
-
-    def _check_syntax(self) -> None:
-        """Compile the template, so that a broken one is told at once and not for every conversation."""
-        import jinja2
-
-        try:
-            self._apply(_PROBE, None)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(
-                f"the model's chat template is not valid Jinja: line {error.lineno}: {error.message}; "
-                "restore the file as the model was published"
-            ) from None
-        except (jinja2.TemplateError, RecursionError, ArithmeticError, AttributeError, LookupError, TypeError,
-                ValueError):  # fmt: skip
-            return  # it refuses the probe, which is its right: real conversations will tell
+    def _probe(self) -> None:
+        """Try the template, so that a broken one is told at once and not for every conversation."""
+        where = f"the model's chat template, in {self._source.name_or_path},"
+        [outcome] = self._outcomes(_PROBE, None, [len(_PROBE)])
+        if isinstance(outcome, InvalidTemplate):
+            raise ModelError(f"{where} is not valid Jinja: {outcome}; restore the file as the model was published")
+        if isinstance(outcome, BeyondBounds):
+            raise ModelError(f"{where} cannot be used: {outcome} for one short message; give the model another one")
+        # Where it refuses the probe, which is its right, real conversations will tell.
 
 
 def read_fallback(path: str | Path | None) -> str:
     """The fallback template at path, or the one that comes with apcbatch; raises UsageError."""
     chosen = Path(path) if path is not None else _shipped_fallback()
     try:
-        return chosen.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return read_regular_file(chosen, MAX_TEMPLATE_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"the chat template {chosen} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise UsageError(f"the chat template {chosen} cannot be read: {error}") from None
 
 

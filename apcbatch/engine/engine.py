@@ -8,22 +8,26 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from apcbatch.engine.arguments import DTYPES, check_arguments
+from apcbatch.engine.counters import Counters
+from apcbatch.engine.failures import failed_pass, no_room, not_finite
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
+from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, run_pass
-from apcbatch.engine.sampler import greedy, sample
+from apcbatch.engine.sampler import NOT_FINITE, greedy, sample
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.snapshots import Snapshots
-from apcbatch.errors import RequestError, UsageError
+from apcbatch.errors import RequestError
 from apcbatch.kernels import ops
+from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.place import choose_device, load_model, make_arena
@@ -32,28 +36,9 @@ from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-POLICIES = ("all", "last", "planned", "none")
 DEFAULT_POOL_BYTES = 4 << 30
 DEFAULT_STORE_BYTES = 20 << 30
 MAX_SNAPSHOT_SLOTS = 1 << 20
-
-
-@dataclass
-class Counters:
-    """What the engine has done so far. snapshots_read counts distinct ones that were restored."""
-
-    snapshots_written: int = 0
-    snapshots_read: int = 0
-    snapshots_for_later: int = 0
-    snapshots_evicted: int = 0
-    peak_live_snapshots: int = 0
-    unique_tokens: int = 0
-    store_bytes_written: int = 0
-    store_bytes_read: int = 0
-    store_skipped: int = 0
-    peak_device_bytes: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
 
 
 class Engine:
@@ -65,7 +50,7 @@ class Engine:
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder that
     outlives the process, or None. pool_size_bytes: snapshots in RAM, or in the memory of the CUDA device.
-    max_batch_tokens: tokens a pass.
+    max_batch_tokens: tokens a pass. max_request_tokens: of a prompt and its answer; a request beyond fails.
     Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
@@ -83,15 +68,26 @@ class Engine:
         pool_size_bytes: int = DEFAULT_POOL_BYTES,
         max_batch_tokens: int = 2048,
         max_running: int = 32,
+        max_request_tokens: int = MAX_REQUEST_TOKENS,
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        _check(dtype, block_size, policy, max_batch_tokens, max_running)
+        check_arguments(
+            dtype=dtype,
+            policy=policy,
+            block_size=block_size,
+            max_batch_tokens=max_batch_tokens,
+            max_running=max_running,
+            max_request_tokens=max_request_tokens,
+            pool_size_bytes=pool_size_bytes,
+            store_size_bytes=store_size_bytes,
+        )
         place = choose_device(device)
         ops.set_exact(exact)
         self.dtype, self.device, self.block_size, self.policy = dtype, place.type, block_size, policy
         folder = locate_model(str(model))
         self.model_name = str(model)
         config = load_model_config(folder)
+        check_sizes(folder, config)
         torch_dtype = DTYPES[dtype]
         per_slot, per_page = slot_bytes(config, torch_dtype), page_bytes(config, torch_dtype)
         num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if policy != "none" else 0
@@ -129,6 +125,7 @@ class Engine:
             capacity_bytes=pool_size_bytes,
         )
         self._look_ahead = 4 * max_running
+        self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
         self.fingerprint = fingerprint.hex()
@@ -163,7 +160,7 @@ class Engine:
     def can_run(self, request: Request) -> bool:
         """Whether a request is one that `submit` would take: its prompt and its settings are checked."""
         try:
-            check_request(request, self.vocab_size, self.context_length)
+            check_request(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError:
             return False
         return True
@@ -176,7 +173,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request; one that cannot run comes back from the next step as a failure."""
         try:
-            sequence = make_sequence(request, self.vocab_size, self.context_length)
+            sequence = make_sequence(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError as error:
             self._failed.append(failed(request, error))
             return
@@ -192,17 +189,21 @@ class Engine:
         self._failed.clear()
         chunks, impossible = self._scheduler.schedule()
         self._counters.seconds["store"] += time.perf_counter() - begin
-        results += [sequence.failure(_no_room(sequence)) for sequence in impossible]
+        results += [sequence.failure(no_room(sequence)) for sequence in impossible]
         if not chunks:
             return results
         begin = time.perf_counter()
         try:
             logits = run_pass(self._model, chunks)
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
-            return results + self._fail_pass(chunks, error)
+            return results + self._fail(chunks, failed_pass(error))
+        broken = self._broken(chunks, self._sample([chunk for chunk in chunks if chunk.samples], logits))
+        results += self._fail(broken, not_finite())
+        chunks = [chunk for chunk in chunks if chunk not in broken]
+        if not chunks:
+            return results
         for chunk in chunks:
             self._snapshots.publish(chunk)
-        self._sample([chunk.sequence for chunk in chunks if chunk.samples], logits)
         self._account(chunks, time.perf_counter() - begin)
         for chunk in chunks:
             self._scheduler.advance(chunk)
@@ -271,12 +272,16 @@ class Engine:
             self._store.close()
             self._store = None
 
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
-        """Give each sequence that is due one its next token."""
-        tokens, logprobs = greedy(logits, any(sequence.request.logprobs for sequence in sequences))
-        for row, sequence in enumerate(sequences):
+    def _sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Chunk]:
+        """Give the sequence of each chunk its next token; returns the chunks whose logits are not all finite."""
+        tokens, logprobs = greedy(logits, any(chunk.sequence.request.logprobs for chunk in chunks))
+        broken = []
+        for row, chunk in enumerate(chunks):
+            sequence, token, logprob = chunk.sequence, tokens[row], logprobs[row]
             request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
-            token, logprob = tokens[row], logprobs[row]
+            if token == NOT_FINITE:
+                broken.append(chunk)
+                continue
             if request.temperature > 0:
                 token, logprob = sample(
                     logits[row], request.temperature, request.top_p, sequence.sampler_key, step
@@ -284,8 +289,15 @@ class Engine:
             sequence.append(token, logprob)
             if token in self.eos_token_ids and not request.ignore_eos:
                 sequence.finish_reason = "stop"
-            elif sequence.num_tokens == len(sequence.tokens):
+            elif sequence.num_tokens == sequence.limit:
                 sequence.finish_reason = "length"
+        return broken
+
+    def _broken(self, chunks: list[Chunk], broken: list[Chunk]) -> list[Chunk]:
+        """Those chunks, and those that keep a state which is not finite and have no logits yet that would tell. What is
+        not finite stays so: the last state that a chunk keeps stands for all."""
+        silent = (chunk for chunk in chunks if chunk.keep and not chunk.samples)
+        return broken + [chunk for chunk in silent if not self._arena.is_finite(chunk.keep[-1].slot)]
 
     def _account(self, chunks: list[Chunk], seconds: float) -> None:
         """Share a pass's time among its sequences and between prefill and decode, by tokens."""
@@ -304,39 +316,9 @@ class Engine:
         self._scheduler.finish(sequence)
         return sequence.result()
 
-    def _fail_pass(self, chunks: list[Chunk], error: Exception) -> list[Result]:
-        """Give back what a failed pass held; its requests become error records."""
-        out_of_memory = (
-            isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "not enough memory" in str(error)
-        )
-        failure = RequestError("internal", f"{error!r} in a pass with this request; run it again")
-        if out_of_memory:
-            failure = RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
-        failures = []
+    def _fail(self, chunks: list[Chunk], failure: RequestError) -> list[Result]:
+        """Give back what chunks held, without a word to the pool or the store; their requests become error records."""
         for chunk in chunks:
             self._snapshots.cancel(chunk)
             self._scheduler.finish(chunk.sequence)
-            failures.append(chunk.sequence.failure(failure))
-        return failures
-
-
-def _no_room(sequence: Sequence) -> RequestError:
-    return RequestError(
-        "out_of_memory",
-        f"the KV of {len(sequence.tokens)} tokens ({-(-len(sequence.tokens) // PAGE_TOKENS)} pages) does not fit; "
-        "raise --pool-size",
-    )
-
-
-def _check(dtype: str, block_size: int, policy: str, max_batch_tokens: int, max_running: int) -> None:
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
-    if policy not in POLICIES:
-        raise UsageError(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
-    for name, value in (
-        ("block_size", block_size),
-        ("max_batch_tokens", max_batch_tokens),
-        ("max_running", max_running),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name} is {value!r}; expected an integer of at least 1")
+        return [chunk.sequence.failure(failure) for chunk in chunks]

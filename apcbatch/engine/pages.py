@@ -13,20 +13,27 @@ NO_PAGES: PageArray = np.empty(0, np.int64)
 
 
 class PagePool:
-    """Reference counts of `num_pages` pages."""
+    """Reference counts of `num_pages` pages; what was never used costs no memory."""
 
     def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
         self._refs = np.zeros(num_pages, np.int32)
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._freed: list[int] = []
+        self._num_used = 0  # pages from here on were never allocated
 
     @property
     def num_free(self) -> int:
         """Pages that nobody refers to."""
-        return len(self._free)
+        return len(self._freed) + self.num_pages - self._num_used
 
     def allocate(self) -> int:
         """A free page with one reference; IndexError where there is none (callers reserve first)."""
-        page = self._free.pop()
+        if self._freed:
+            page = self._freed.pop()
+        elif self._num_used < self.num_pages:
+            page, self._num_used = self._num_used, self._num_used + 1
+        else:
+            raise IndexError("no page is free")
         self._refs[page] = 1
         return page
 
@@ -38,5 +45,5 @@ class PagePool:
         """Drop one reference to each page; returns how many became free."""
         self._refs[pages] -= 1
         freed = pages[self._refs[pages] == 0]
-        self._free.extend(freed.tolist())
+        self._freed.extend(freed.tolist())
         return len(freed)

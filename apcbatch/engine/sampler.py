@@ -13,6 +13,11 @@ import numpy as np
 import torch
 
 from apcbatch.kernels import ops
+from apcbatch.model.finite import finite_rows
+
+NOT_FINITE = -1
+# Two float32 logits that differ are 2**-149 apart or more: from here down, all weight is on the largest.
+_COLDEST = 1e-200
 
 
 def request_key(seed: int, request_id: str) -> int:
@@ -23,21 +28,24 @@ def request_key(seed: int, request_id: str) -> int:
 
 def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[float]]:
     """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
-    (r, vocabulary) float32. Without log-probabilities, which take a second look at every logit, they are NaN."""
+    (r, vocabulary) float32. The token is NOT_FINITE where a logit is NaN or infinite. Without log-probabilities, which
+    take a second look at every logit, they are NaN."""
+    finite = finite_rows(logits)
     if not with_logprobs:
-        return ops.argmax(logits).tolist(), [math.nan] * logits.shape[0]
+        return ops.argmax(logits).where(finite, NOT_FINITE).tolist(), [math.nan] * logits.shape[0]
     tokens, logprobs = ops.greedy(logits)
-    return tokens.tolist(), logprobs.tolist()
+    return tokens.where(finite, NOT_FINITE).tolist(), logprobs.tolist()
 
 
 def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:
     """One token drawn from a row of logits (vocabulary,) float32, and its float32 log-probability before temperature.
 
     The draw is the inverse of the cumulative distribution over descending probability, cut at top_p (Holtzman et al.,
-    "nucleus sampling", arXiv 1904.09751, section 3.1), at one Philox number keyed by the request and the step.
+    "nucleus sampling", arXiv 1904.09751, section 3.1), at one Philox number keyed by the request and the step. Any
+    temperature above 0 will do: a very low one draws among the largest logits alone, a very high one among all alike.
     """
     row = row.cpu()
-    scaled = row.numpy().astype(np.float64) / temperature
+    scaled = row.numpy().astype(np.float64) / max(temperature, _COLDEST)
     probabilities = np.exp(scaled - scaled.max())
     order = np.argsort(-probabilities, kind="stable")
     cumulative = np.cumsum(probabilities[order])

@@ -5,21 +5,28 @@ Must not know: tensors, kernels, the batch it runs in.
 
 from __future__ import annotations
 
+import reprlib
+import sys
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.pool import Snapshot
+from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
 
+LARGEST_NUMBER = (1 << 63) - 1  # of tokens, and for a seed
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """computed: tokens whose state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
+    """limit: tokens at most, the prompt and its answer; their memory grows as they come. computed: tokens whose
+    state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
 
     number: its place in the order of submission. start: the snapshot that the next pass reads its state from, pinned
     until then. held_back: the key of a boundary that another sequence is about to publish and that this one waits for;
@@ -31,9 +38,10 @@ class Sequence:
     """
 
     request: Request
-    tokens: TokenArray  # (prompt + max_tokens,), the first num_tokens are known
+    tokens: TokenArray  # (num_tokens or more,), the first num_tokens are known
     num_prompt: int
     num_tokens: int
+    limit: int
     number: int = 0
     keys: dict[int, bytes] = field(default_factory=dict)
     computed: int = 0
@@ -71,6 +79,10 @@ class Sequence:
 
     def append(self, token: int, logprob: float) -> None:
         """Take a sampled token."""
+        if self.num_tokens == len(self.tokens):
+            # Twice the room, so that a token costs the same however many come.
+            room = min(len(self.tokens), self.limit - len(self.tokens))
+            self.tokens = np.concatenate([self.tokens, np.empty(room, np.int32)])
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
         if self.request.logprobs:
@@ -106,17 +118,15 @@ def failed(request: Request, error: RequestError) -> Result:
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=error, tag=request.tag)
 
 
-def make_sequence(request: Request, vocab_size: int, context_length: int | None) -> Sequence:
+def make_sequence(
+    request: Request,
+    vocab_size: int,
+    context_length: int | None,
+    max_request_tokens: int = MAX_REQUEST_TOKENS,
+) -> Sequence:
     """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
-    prompt = check_request(request, vocab_size, context_length)
-    room = (
-        request.max_tokens
-        if context_length is None
-        else min(request.max_tokens, context_length - len(prompt))
-    )
-    tokens = np.empty(len(prompt) + room, np.int32)
-    tokens[: len(prompt)] = prompt
-    sequence = Sequence(request, tokens, len(prompt), len(prompt))
+    prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
+    sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
     if request.plan is not None:
@@ -127,8 +137,11 @@ def make_sequence(request: Request, vocab_size: int, context_length: int | None)
     return sequence
 
 
-def check_request(request: Request, vocab_size: int, context_length: int | None) -> TokenArray:
-    """The prompt of a request that can run; RequestError says what is wrong with one that cannot."""
+def check_request(
+    request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
+) -> tuple[TokenArray, int]:
+    """The prompt of a request that can run, and its new tokens at most; RequestError says what is wrong with one
+    that cannot."""
 
     def invalid(message: str) -> RequestError:
         return RequestError("invalid_request", message)
@@ -145,16 +158,27 @@ def check_request(request: Request, vocab_size: int, context_length: int | None)
         raise invalid(
             f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}"
         )
-    if request.max_tokens < 1:
-        raise invalid(f"max_tokens is {request.max_tokens}; expected at least 1")
-    if not 0 <= request.temperature < float("inf"):
-        raise invalid(f"temperature is {request.temperature}; expected a number of at least 0")
-    if not 0 < request.top_p <= 1:
-        raise invalid(f"top_p is {request.top_p}; expected more than 0 and at most 1")
-    if context_length is not None and len(prompt) + 1 > context_length:
-        raise RequestError(
-            "context_length_exceeded",
-            f"the prompt has {len(prompt)} tokens and the model's context holds {context_length}, one of them for the "
-            "answer; shorten the conversation",
-        )
-    return prompt
+    if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
+        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
+    if not _is_number(request.temperature) or not 0 <= request.temperature <= sys.float_info.max:
+        raise invalid(f"temperature is {_shown(request.temperature)}; expected a number of at least 0")
+    if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
+        raise invalid(f"top_p is {_shown(request.top_p)}; expected more than 0 and at most 1")
+    if not _is_whole(request.seed) or abs(request.seed) > LARGEST_NUMBER:
+        raise invalid(f"seed is {_shown(request.seed)}; expected a whole number of 64 bits")
+    return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """A value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return reprlib.repr(value)

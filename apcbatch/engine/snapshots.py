@@ -160,14 +160,17 @@ class Snapshots:
 
     def pages_of_life(self, sequence: Sequence) -> int:
         """Pages that a sequence needs until its last token."""
-        return -(-len(sequence.tokens) // PAGE_TOKENS) if self._has_kv else 0
+        return -(-sequence.limit // PAGE_TOKENS) if self._has_kv else 0
 
     def pages_to_start(self, sequence: Sequence) -> int:
         """Pages that must be free to admit a sequence: those of its life, and a copy of a restored partial page."""
         return self.pages_of_life(sequence) + self._has_kv
 
     def free_pages(self, needed: int, awaited: bool) -> bool:
-        """Drop snapshots, of awaited ones only if `awaited`, until `needed` pages are free; False for no way."""
+        """Drop snapshots, of awaited ones only if `awaited`, until `needed` pages are free; False for no way, and
+        nothing is dropped where all pages together are not as many."""
+        if needed > self._pages.num_pages:
+            return False
         while self._pages.num_free < needed:
             if not self._pool.drop_one(awaited):
                 return False

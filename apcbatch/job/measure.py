@@ -19,6 +19,7 @@ import numpy as np
 
 from apcbatch.config import Config
 from apcbatch.engine.ledger import Footprint
+from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.job.passes import Workload
 from apcbatch.types import Request, RequestPlan
 
@@ -100,6 +101,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
             store_size=4 * pool_size,
             pool_size=pool_size,
             max_running=max(BATCH, config.max_running),
+            max_request_tokens=MAX_REQUEST_TOKENS,
         )
         engine = make_engine(own, warn)
         try:

@@ -105,6 +105,7 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
         pool_size_bytes=config.pool_size,
         max_batch_tokens=config.max_batch_tokens,
         max_running=config.max_running,
+        max_request_tokens=config.max_request_tokens,
         warn=warn,
     )
 

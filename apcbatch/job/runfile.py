@@ -24,6 +24,7 @@ CHANGES_ANSWERS = (
     "format",
     "turns",
     "max_tokens",
+    "max_request_tokens",
     "temperature",
     "top_p",
     "seed",

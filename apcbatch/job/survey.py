@@ -7,7 +7,7 @@ same options, in the same order; what `run` would answer with an error is counte
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
@@ -17,7 +17,8 @@ from apcbatch.data.source import open_source
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.engine.ledger import Footprint
 from apcbatch.engine.prefix_tree import PrefixTree
-from apcbatch.errors import UsageError
+from apcbatch.engine.room import room_for_answer
+from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.answered import Answered
 from apcbatch.job.feed import Failure, Feeder
@@ -76,8 +77,12 @@ def survey(
         if isinstance(work, Failure):
             found.errors[work.error.code] += 1
         elif work is not None:
-            if not _fits(work.token_ids, model.context_length):
-                found.errors["context_length_exceeded"] += 1
+            try:
+                room_for_answer(
+                    len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens
+                )
+            except RequestError as error:
+                found.errors[error.code] += 1
                 continue
             ticket = work.tag.ticket
             found.tree.add(as_token_array(work.token_ids), ticket.line)
@@ -87,8 +92,3 @@ def survey(
                 advance()
     found.num_unstable = renderer.num_unstable
     return found
-
-
-def _fits(token_ids: Sequence[int], context_length: int | None) -> bool:
-    """Whether the prompt and one token of an answer fit the model's context."""
-    return context_length is None or len(token_ids) < context_length

@@ -45,6 +45,21 @@ _NAMES = {
 }
 
 
+def check_sizes(model_dir: Path, config: ModelConfig) -> None:
+    """ModelError where the weights' headers do not have the sizes of config.json that a state and a row of logits are
+    made of; nothing is allocated for what the weights would contradict."""
+    names, h, d = _NAMES[config.family], config.hidden_size, config.d_inner
+    with Checkpoint(model_dir, torch.device("cpu")) as checkpoint:
+        checkpoint.require(f"{names.embedding}.weight", (config.vocab_size, h))
+        checkpoint.require(f"{names.layer}.{len(config.mixers) - 1}.{names.norm}.weight", (h,))
+        mixer = f"{names.layer}.{config.mixers.index('mamba')}.{names.mamba}"
+        checkpoint.require(f"{mixer}.A_log", (d, config.d_state))
+        checkpoint.require(f"{mixer}.conv1d.weight", (d, 1, config.d_conv))
+        if config.num_attention_layers:
+            mixer = f"{names.layer}.{config.mixers.index('attention')}.self_attn"
+            checkpoint.require(f"{mixer}.k_proj.weight", (config.num_key_value_heads * config.head_dim, h))
+
+
 @dataclass
 class _Layer:
     mixer: MambaMixer | AttentionMixer

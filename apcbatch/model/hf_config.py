@@ -1,17 +1,22 @@
 """The architecture of a checkpoint, read from its Hugging Face config.json.
 
 Must not know: weights, requests. One dataclass covers the three families; what a family lacks is 0, None or empty.
+Invariant: every size is an integer within its bounds, so that sums and products of them are harmless; whether the
+weights have these sizes is for who loads them to see.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import reprlib
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from apcbatch.errors import ModelError
+from apcbatch.regular_files import read_regular_file
 
 Mixer = Literal["mamba", "attention"]
 FeedForward = Literal["none", "mlp", "moe"]
@@ -22,6 +27,9 @@ FAMILIES = {
     "FalconMambaForCausalLM": "falcon_mamba",
     "JambaForCausalLM": "jamba",
 }
+LARGEST_SIZE = (1 << 31) - 1
+MOST_LAYERS = 1 << 14
+MOST_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -80,22 +88,37 @@ class _Reader:
         self.path = path
         self.values = values
 
-    def integer(self, key: str, default: int, minimum: int = 1) -> int:
+    def wrong(self, key: str, value: Any, expected: str) -> ModelError:
+        """The error of a value, which is shown in short however long it is."""
+        return ModelError(f"{self.path}: {key} is {reprlib.repr(value)}; expected {expected}")
+
+    def integer(self, key: str, default: int, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise ModelError(f"{self.path}: {key} is {value!r}; expected an integer of at least {minimum}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.wrong(key, value, f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ModelError(f"{self.path}: {key} is {value!r}; expected a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.wrong(key, value, "a number")
+        if not abs(value) <= sys.float_info.max:  # NaN, infinity, or an integer that no float holds
+            raise self.wrong(key, value, "a finite number")
         return float(value)
+
+    def expanded(self, key: str, hidden_size: int) -> int:
+        """The hidden size times a factor, as an integer."""
+        factor = self.number(key, 2)
+        if not 1 <= factor * hidden_size <= LARGEST_SIZE:
+            raise self.wrong(
+                key, factor, f"a factor that takes hidden_size {hidden_size} to 1 .. {LARGEST_SIZE}"
+            )
+        return int(factor * hidden_size)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.values.get(key, default)
         if not isinstance(value, bool):
-            raise ModelError(f"{self.path}: {key} is {value!r}; expected true or false")
+            raise self.wrong(key, value, "true or false")
         return value
 
     def dt_rank(self, key: str, hidden_size: int) -> int:
@@ -106,28 +129,27 @@ class _Reader:
     def activation(self) -> None:
         value = self.values.get("hidden_act", "silu")
         if value not in ("silu", "swish"):
-            raise ModelError(f"{self.path}: hidden_act is {value!r}; expected 'silu', the only one supported")
+            raise self.wrong("hidden_act", value, "'silu', the only one supported")
 
     def eos_token_ids(self) -> tuple[int, ...]:
         value = self.values.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ModelError(
-                f"{self.path}: eos_token_id is {value!r}; expected an integer or a list of integers"
-            )
+            raise self.wrong("eos_token_id", value, "an integer or a list of integers")
         return tuple(ids)
 
 
 def load_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of the checkpoint; ModelError where it is missing, damaged or something else."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular_file(path, MOST_JSON_BYTES))
     except OSError as error:
         raise ModelError(
             f"{path} cannot be read ({error.strerror}); expected a Hugging Face model folder"
         ) from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON ({error}); copy the checkpoint again") from None
+    except (ValueError, RecursionError) as error:
+        what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ModelError(f"{path} is not valid JSON ({what}); copy the checkpoint again") from None
     if not isinstance(values, dict):
         raise ModelError(f"{path} holds a {type(values).__name__}; expected a JSON object")
     return values
@@ -146,7 +168,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     family = FAMILIES.get(str(name)) or (name if name in FAMILIES.values() else None)
     if family is None:
         raise ModelError(
-            f"{path}: architecture {name!r} is not supported; expected one of {', '.join(FAMILIES)}"
+            f"{path}: architecture {reprlib.repr(name)} is not supported; expected one of {', '.join(FAMILIES)}"
         )
     reader.activation()
     config = _jamba(reader) if family == "jamba" else _mamba(reader, str(family))
@@ -160,8 +182,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 
 def _mamba(reader: _Reader, family: str) -> ModelConfig:
     hidden_size = reader.integer("hidden_size", 768)
-    layers = reader.integer("num_hidden_layers", 32)
-    d_inner = int(reader.number("expand", 2) * hidden_size)
+    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     falcon = family == "falcon_mamba"
     mixer: Mixer = "mamba"
     feed_forward: FeedForward = "none"
@@ -171,7 +192,7 @@ def _mamba(reader: _Reader, family: str) -> ModelConfig:
         hidden_size=hidden_size,
         mixers=(mixer,) * layers,
         feed_forwards=(feed_forward,) * layers,
-        d_inner=reader.integer("intermediate_size", d_inner),
+        d_inner=reader.integer("intermediate_size", reader.expanded("expand", hidden_size)),
         d_state=reader.integer("state_size", 16),
         d_conv=reader.integer("conv_kernel", 4, minimum=2),
         dt_rank=reader.dt_rank("time_step_rank", hidden_size),
@@ -187,7 +208,7 @@ def _mamba(reader: _Reader, family: str) -> ModelConfig:
 
 def _jamba(reader: _Reader) -> ModelConfig:
     hidden_size = reader.integer("hidden_size", 4096)
-    layers = range(reader.integer("num_hidden_layers", 32))
+    layers = range(reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS))
     heads = reader.integer("num_attention_heads", 32)
     kv_heads = reader.integer("num_key_value_heads", heads)
     if hidden_size % heads or heads % kv_heads:
@@ -203,7 +224,14 @@ def _jamba(reader: _Reader) -> ModelConfig:
         raise ModelError(
             f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts"
         )
-    mixers: list[Mixer] = ["attention" if i % attention_period == attention_offset else "mamba" for i in layers]
+    mixers: list[Mixer] = [
+        "attention" if i % attention_period == attention_offset else "mamba" for i in layers
+    ]
+    if "mamba" not in mixers:
+        raise ModelError(
+            f"{reader.path}: attn_layer_period {attention_period} and attn_layer_offset {attention_offset} make all of "
+            f"{len(mixers)} layers attention; expected a Mamba layer, whose state can be kept"
+        )
     feed_forwards: list[FeedForward] = [
         "moe" if experts > 1 and i % expert_period == expert_offset else "mlp" for i in layers
     ]
@@ -213,7 +241,7 @@ def _jamba(reader: _Reader) -> ModelConfig:
         hidden_size=hidden_size,
         mixers=tuple(mixers),
         feed_forwards=tuple(feed_forwards),
-        d_inner=int(reader.number("mamba_expand", 2) * hidden_size),
+        d_inner=reader.expanded("mamba_expand", hidden_size),
         d_state=reader.integer("mamba_d_state", 16),
         d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
         dt_rank=reader.dt_rank("mamba_dt_rank", hidden_size),

@@ -5,6 +5,7 @@ Must not know: what is in the folder. Nothing is ever downloaded.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from apcbatch.errors import ModelError
@@ -17,9 +18,9 @@ def locate_model(name: str) -> Path:
     """The folder of a model given as `demo`, a local path or a Hugging Face id (`org/name`) in the local cache."""
     if name == DEMO:
         return DEMO_DIR
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        return Path(path)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ModelError(
             f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)"

@@ -5,6 +5,9 @@ Must not know: requests, snapshots.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -41,19 +44,17 @@ def make_arena(
 ) -> StateArena:
     """The arena; UsageError where the memory is too small for it."""
     needed = num_slots * slot_bytes(config, dtype) + num_pages * page_bytes(config, dtype)
+    states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
+    remedy = "give a smaller --pool-size or --max-running"
     try:
+        if needed > sys.maxsize:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return StateArena(config, num_slots, num_pages, dtype, device)
     except OSError as error:
-        raise UsageError(
-            f"the states and snapshots need {needed / 2**30:.1f} GiB, which the system does not give "
-            f"({error.strerror}); give a smaller --pool-size"
-        ) from None
+        raise UsageError(f"{states}, which the system does not give ({error.strerror}); {remedy}") from None
     except torch.OutOfMemoryError:
         free, _ = torch.cuda.mem_get_info(device)
-        raise UsageError(
-            f"the states and snapshots need {needed / 2**30:.1f} GiB on the device and {free / 2**30:.1f} GiB are "
-            "free; give a smaller --pool-size"
-        ) from None
+        raise UsageError(f"{states} on the device and {free / 2**30:.1f} GiB are free; {remedy}") from None
 
 
 def load_model(

@@ -12,6 +12,7 @@ import mmap
 
 import torch
 
+from apcbatch.model.finite import finite_rows
 from apcbatch.model.hf_config import ModelConfig
 
 PAGE_TOKENS = 64
@@ -32,6 +33,10 @@ class StateArena:
         heads, head_dim = config.num_key_value_heads, config.head_dim
         pages = (config.num_attention_layers, 2, num_pages, PAGE_TOKENS, heads, head_dim)
         self.kv = _reserved(pages, dtype, device)
+
+    def is_finite(self, slot: int) -> bool:
+        """Whether a slot's state holds neither NaN nor infinity."""
+        return all(bool(finite_rows(part[slot].view(1, -1))) for part in (self.ssm, self.conv))
 
     def host_slot(self, slot: int, *, copied: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """(ssm, conv) of a slot where the host can reach them: the slot itself or, for an arena on a CUDA device,

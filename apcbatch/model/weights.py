@@ -1,11 +1,15 @@
 """The tensors of a checkpoint: safetensors, single or sharded with an index.
 
 Must not know: what the tensors mean. Invariants: every tensor is asked for exactly once, with its shape; a missing, a
-surplus or a mis-shaped tensor is an error that names the tensor and its file; pickle formats are never opened.
+surplus or a mis-shaped tensor is an error that names the tensor and its file, before its numbers are read; pickle
+formats are never opened, nor is anything but a regular file of a plain name in the folder.
 """
 
 from __future__ import annotations
 
+import math
+import re
+import reprlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,10 +19,14 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from apcbatch.errors import ModelError
+from apcbatch.model.finite import finite_rows
 from apcbatch.model.hf_config import load_json
+from apcbatch.regular_files import open_regular_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
+_FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 class Checkpoint:
@@ -42,26 +50,39 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype."""
+    def require(self, name: str, shape: tuple[int, ...]) -> Path:
+        """The file of the tensor `name`, whose header must give exactly `shape` and a floating-point dtype."""
         path = self._where.get(name)
         if path is None:
             raise ModelError(
                 f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}"
             )
+        found = self._files[path].get_slice(name)
+        if tuple(found.get_shape()) != shape:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {found.get_shape()}; expected {list(shape)} by config.json"
+            )
+        if found.get_dtype() not in _FLOATING:
+            raise ModelError(
+                f"{path}: tensor {name} has dtype {found.get_dtype()}; expected one of {', '.join(_FLOATING)}"
+            )
+        return path
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite number
+        becomes NaN, which no function swallows: what uses it never looks like an answer."""
+        path = self.require(name, shape)
         try:
             tensor: torch.Tensor = self._files[path].get_tensor(name)
         except SafetensorError as error:
             raise ModelError(
                 f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again"
             ) from None
-        if tuple(tensor.shape) != shape:
-            raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}; expected {list(shape)}")
-        if not tensor.dtype.is_floating_point:
-            raise ModelError(f"{path}: tensor {name} has dtype {tensor.dtype}; expected a floating-point one")
         label = f"{name} {tensor.dtype} {list(shape)}".encode()
-        content = tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        self._digests[name] = xxhash.xxh3_128_digest(content) + label
+        flat = tensor.reshape(-1)
+        self._digests[name] = xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy().data) + label
+        if not finite_rows(flat.unsqueeze(0)):
+            tensor = tensor.where(tensor.isfinite(), math.nan)
         return tensor.to(self._device)
 
     def finish(self) -> bytes:
@@ -70,7 +91,7 @@ class Checkpoint:
         if surplus:
             more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""
             raise ModelError(
-                f"{self._where[surplus[0]]}: tensor {surplus[0]}{more} is not part of this architecture; "
+                f"{self._where[surplus[0]]}: tensor {surplus[0]!r:.120}{more} is not part of this architecture; "
                 "check architectures and the layer sizes in config.json"
             )
         digest = xxhash.xxh3_128()
@@ -91,9 +112,10 @@ class Checkpoint:
             )
         where: dict[str, Path] = {}
         for file_name in sorted(set(weight_map.values())):
-            if Path(file_name).name != file_name:
+            if not _PLAIN_NAME.fullmatch(file_name):
                 raise ModelError(
-                    f"{index}: file {file_name!r} is outside the model folder; expected a plain file name"
+                    f"{index}: weight_map names {reprlib.repr(file_name)}; expected plain file names such as "
+                    "model-00001-of-00002.safetensors"
                 )
             path = self.model_dir / file_name
             where.update(dict.fromkeys(self._open(path).keys(), path))
@@ -106,6 +128,7 @@ class Checkpoint:
 
     def _open(self, path: Path) -> Any:
         try:
+            open_regular_file(path).close()  # safe_open would wait for a named pipe
             self._files[path] = safe_open(path, framework="pt")
         except FileNotFoundError:
             found = (
@@ -117,5 +140,6 @@ class Checkpoint:
                 f"{path} does not exist; the folder holds {found}; expected safetensors"
             ) from None
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path} is not a whole safetensors file ({error}); copy it again") from None
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise ModelError(f"{path} is not a whole safetensors file ({why:.200}); copy it again") from None
         return self._files[path]

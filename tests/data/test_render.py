@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from apcbatch.data import render
 from apcbatch.data.records import Conversation, parse_record
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
+from apcbatch.data.template_frames import MAX_CHARACTERS
 from apcbatch.errors import RequestError
 from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
 
@@ -176,21 +178,18 @@ def test_a_tokenizer_larger_than_the_model_is_told(make_renderer: Callable[..., 
 
 
 def test_a_text_over_the_limit_is_refused_before_it_is_tokenised(
-    make_renderer: Callable[..., Renderer], monkeypatch: pytest.MonkeyPatch
+    make_renderer: Callable[..., Renderer],
 ) -> None:
     """Tokenising a line of 50 MB takes gigabytes."""
-    monkeypatch.setattr(render, "MAX_PROMPT_CHARACTERS", 200)
-    renderer = make_renderer()
-    long = conversation("user: a", "assistant: b", f"user: {'x' * 300}")
-    rendered = renderer.render(long)
+    renderer, text = make_renderer(), "x" * (MAX_CHARACTERS + 1)
+    rendered = renderer.render(conversation("user: a", "assistant: b", f"user: {text}"))
     assert [prompt.custom_id for prompt in rendered.prompts] == ["c#1"]
     (failure,) = rendered.failures
     assert (failure.turn, failure.custom_id, failure.error.code) == (2, "c#2", "context_length_exceeded")
-    assert "characters; at most 200 are tokenised" in failure.error.message
-    for record in (conversation(f"user: {'x' * 300}"), completion("x" * 300)):
-        with pytest.raises(RequestError) as caught:
-            renderer.render(record)
-        assert caught.value.code == "context_length_exceeded"
+    assert re.search(r"holds 16,777,\d+ characters; at most 16,777,216 are tokenised", failure.error.message)
+    with pytest.raises(RequestError) as caught:
+        renderer.render(completion(text))
+    assert caught.value.code == "context_length_exceeded"
 
 
 ALTERNATING = (

@@ -1,0 +1,84 @@
+"""The YAML file of `--config`: one mapping of option names to plain values.
+
+Must not know: which options there are. Invariants: what is read takes bounded time and memory whatever the file holds;
+nothing in it is dropped: a key that comes twice is refused. Every failure is a UsageError with the file's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from apcbatch.errors import UsageError
+from apcbatch.values import brief
+
+MAX_FILE_BYTES = 1 << 20
+MAX_NESTING = 16
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """The values by option name, with `_` for `-` in it."""
+    import yaml
+
+    try:
+        with open(path, "rb") as file:  # a pipe too: --config <(make-config)
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise UsageError(f"configuration file {path} holds more than {MAX_FILE_BYTES:,} bytes")
+        text = data.decode("utf-8-sig")
+        _check(yaml.parse(text, Loader=yaml.SafeLoader), path)
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise UsageError(f"configuration file {path} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"configuration file {path} is not YAML: {error}") from None
+    except ValueError as error:  # no UTF-8, or a number or a date that Python cannot hold
+        raise UsageError(f"configuration file {path} cannot be read: {error}") from None
+    if content is not None and not isinstance(content, dict):
+        raise UsageError(
+            f"configuration file {path} holds a {type(content).__name__}; expected `option: value` lines"
+        )
+    return _by_name(content or {}, path)
+
+
+def _by_name(content: dict[Any, Any], path: str) -> dict[str, Any]:
+    """The entries by option name; a key that comes twice, in either spelling, is refused."""
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = key.replace("-", "_") if isinstance(key, str) else brief(key)
+        if name in values:
+            raise _twice(name, path)
+        values[name] = value
+    return values
+
+
+def _check(events: Iterator[Any], path: str) -> None:
+    """Refuse what no option needs and what would take a parser for ever, or be dropped by it: aliases, deep nesting, a
+    key of the mapping that comes twice."""
+    import yaml
+
+    depth = 0
+    keys: set[str] | None = None  # of the mapping, where the file is one
+    is_key = True
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            line = event.start_mark.line + 1
+            raise UsageError(f"configuration file {path}, line {line}: an alias is not read; write the value out")
+        if depth == 0 and isinstance(event, yaml.MappingStartEvent):
+            keys = set()
+        elif depth == 1 and keys is not None:  # keys and values take turns
+            if is_key and isinstance(event, yaml.ScalarEvent):
+                if event.value in keys:
+                    raise _twice(event.value, path)
+                keys.add(event.value)
+            is_key = not is_key
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_NESTING:
+            raise UsageError(
+                f"configuration file {path} is nested deeper than {MAX_NESTING} levels; "
+                "expected `option: value` lines"
+            )
+
+
+def _twice(name: str, path: str) -> UsageError:
+    return UsageError(f"configuration file {path} has {brief(name)} twice; expected each option once")

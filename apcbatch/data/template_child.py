@@ -1,0 +1,207 @@
+"""The process in which a model's chat template runs: nothing but jinja2, messages in, text out.
+
+Must not know: models, tokens, files, what asks for a text. A template is untrusted: its environment is the sandbox
+that `transformers` gives chat templates, rebuilt here so that this process starts fast and small.
+Invariants: the system ends this process where one text takes more than its processor time; memory beyond the bound
+is a MemoryError. What comes in is from the parent and trusted; what goes out are a letter, a length and UTF-8.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.utils
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from apcbatch.data.template_frames import (
+    ANSWER_HEAD,
+    DONE,
+    INVALID,
+    MAX_CHARACTERS,
+    MEMORY_BYTES,
+    NO_MEMORY,
+    REASON_CHARACTERS,
+    REFUSED,
+    REQUEST_HEAD,
+    TOO_LONG,
+)
+
+# Names under which a message's reasoning comes; the first is what most templates read, `thinking` what some do.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """What `apply_chat_template` of transformers gives to a template."""
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = _tojson
+    made.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return made
+
+
+class Template:
+    """One compiled template; `failure` is an answer for every request where it cannot be compiled."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        self._variables = dict(variables)
+        self.failure: tuple[bytes, str] | None = None
+        try:
+            self._template = environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            self.failure = (INVALID, f"line {error.lineno}: {error.message}")
+        except Exception as error:  # Python's compiler has bounds of its own, with exceptions of many kinds
+            self.failure = (INVALID, str(error).strip() or type(error).__name__)
+
+    def answers(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: Sequence[int]
+    ) -> Iterator[tuple[bytes, str]]:
+        """The letter and the text for the first so many messages each, whatever the template does."""
+        messages = [_with_reasoning(message) for message in messages]
+        for count in counts:
+            yield self.failure or self._answer(messages[:count], tools)
+
+    def _answer(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[bytes, str]:
+        try:
+            text = self._template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._variables,
+            )
+            text.encode()
+        except MemoryError:
+            return NO_MEMORY, ""
+        except RecursionError:
+            return REFUSED, "the messages or tools are nested too deeply"
+        except UnicodeEncodeError:
+            return REFUSED, "its text holds half of a surrogate pair; expected Unicode"
+        except Exception as error:  # the template's own words, or Python's about what it tried
+            return REFUSED, str(error).strip() or type(error).__name__
+        return (DONE, text) if len(text) <= MAX_CHARACTERS else (TOO_LONG, str(len(text)))
+
+
+def main() -> None:
+    """Answer requests from standard input until it ends."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    _bound_this_process()
+    source, variables, seconds = marshal.loads(_read_request(requests))
+    _begin_clock(seconds)
+    template = Template(source, variables)
+    while request := _read_request(requests):
+        _begin_clock(seconds)
+        for letter, text in template.answers(*marshal.loads(request)):
+            text = text if letter == DONE else text[:REASON_CHARACTERS]
+            data = text.encode(errors="replace")
+            answers.write(ANSWER_HEAD.pack(letter, len(data)) + data)
+            _begin_clock(seconds)
+        answers.flush()
+
+
+def _bound_this_process() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+
+def _begin_clock(seconds: float) -> None:
+    """Have the system end this process after so many seconds of processor time from now."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _read_request(requests: BinaryIO) -> bytes:
+    head = requests.read(REQUEST_HEAD.size)
+    return requests.read(REQUEST_HEAD.unpack(head)[0]) if len(head) == REQUEST_HEAD.size else b""
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning under the names that templates read it by, where it has one."""
+    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models are trained on it; jinja's own filter escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Dict:
+    """`dict` without the attributes of a type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """As dict.fromkeys."""
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace` without names that begin with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # so that `namespace(self=...)` works too
+        attributes = dict(*rest, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: it begins with an underscore")
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it only lets its body through."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The body as a block of its own scope, as transformers makes it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()

@@ -1,0 +1,11 @@
+"""Whether numbers are finite. Must not know: what they mean."""
+
+from __future__ import annotations
+
+import torch
+
+
+def finite_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Whether each row of (r, n) holds neither NaN nor infinity: (r,) bool on the same device. A maximum and a minimum
+    tell: both are NaN where one number is, and they are read several times faster than `isfinite` looks at each."""
+    return rows.amax(1).isfinite() & rows.amin(1).isfinite()

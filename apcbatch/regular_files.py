@@ -1,0 +1,52 @@
+"""Regular files of a bounded size, read whole or opened: what lies beside the weights of a checkpoint, a configuration.
+
+Must not know: what a file holds. Invariants: nothing but a regular file is read (a named pipe would wait for ever, a
+device has no end); no more than the bound is held. Every failure is an OSError whose `strerror` ends a sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def kind_of(mode: int) -> str:
+    """What a path leads to, by the mode that `stat` gives: `a folder`, `a named pipe`, .. or `a regular file`."""
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file")
+
+
+def open_regular_file(path: str | Path) -> BinaryIO:
+    """The file opened for reading, links followed; OSError where it is absent, not permitted or not a regular file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError:  # a NUL character
+        raise _error(errno.EINVAL, "it is not a file name", path) from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _error(errno.EINVAL, f"it is {kind_of(mode)}; expected a regular file", path)
+    return open(descriptor, "rb")
+
+
+def read_regular_file(path: str | Path, max_bytes: int) -> bytes:
+    """The bytes of the file; OSError where it cannot be opened, is not a regular file or holds more than max_bytes."""
+    with open_regular_file(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise _error(errno.EFBIG, f"it holds more than {max_bytes:,} bytes; at most that many are read", path)
+    return data
+
+
+def _error(number: int, sentence: str, path: str | Path) -> OSError:
+    return OSError(number, sentence, str(path))

@@ -1,0 +1,202 @@
+"""A template comes with a checkpoint: whatever is in it, it takes bounded time and memory and is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apcbatch.data import template_process
+from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.template_process import BeyondBounds, TemplateProcess
+from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.errors import ModelError, RequestError
+from tests.data.conftest import build_tokenizer, save_model
+
+USER = {"role": "user", "content": "hi"}
+
+
+def template_of(folder: Path) -> ChatTemplate:
+    """The template of a model folder."""
+    return ChatTemplate(load_tokenizer(folder), read_fallback(None), lambda sentence: None)
+
+
+@pytest.fixture
+def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second of processor time for a text."""
+    monkeypatch.setattr(template_process, "CPU_SECONDS", 1)
+
+
+LOOPS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 10 ** 10 ** 8 % 7 }}",
+    "{% set n = namespace(v=1) %}{% for i in range(60) %}{% set n.v = [n.v, n.v] %}{% endfor %}{{ n.v == n.v }}",
+    "{% macro m(n) %}{% for i in range(9) %}{{ m(n + 1) if n < 90 }}{% endfor %}{% endmacro %}{{ m(0) }}",
+]
+
+
+@pytest.mark.usefixtures("one_second")
+@pytest.mark.parametrize("source", LOOPS)
+def test_a_template_gets_bounded_time(model_dir: Callable[..., Path], source: str) -> None:
+    """Catches two nested loops of 99,999, and other ways to compute for ever: the job hung at its start."""
+    begin = time.monotonic()
+    folder = model_dir("gpt2", source)
+    try:
+        template = template_of(folder)
+    except ModelError as error:
+        assert str(folder) in str(error)
+        assert "cannot be used: it takes more than 1 seconds of processor time" in str(error)
+    else:  # what Python folds away
+        template.render([USER])
+    assert time.monotonic() - begin < 20
+
+
+SIZES = [
+    "{{ 'a' * 10**12 }}",
+    "{{ 'a' * 10**10 }}",
+    "{{ ('a' * 10**9) ~ messages[0].content }}",
+    "{{ '%1000000000d' % 1 }}{{ '%1000000000d' % 1 }}",
+    "{{ messages[0].content | center(10**10) }}",
+    "{{ messages[0].content.ljust(10**10) }}",
+    "{{ messages[0].content | indent(10**10, true) }}",
+    "{{ '{:>9999999999}'.format(messages[0].content) }}",
+    "{% set n = namespace(v='ab') %}{% for i in range(60) %}{% set n.v = n.v ~ n.v %}{% endfor %}{{ n.v }}",
+    "{% set n = namespace(v=[1]) %}{% for i in range(60) %}{% set n.v = [n.v, n.v] %}{% endfor %}{{ n.v }}",
+    "{{ lipsum(100000) }}{{ lipsum(100000) }}{{ lipsum(100000) }}",
+    "{{ range(10**9) | list }}",
+    "{{ [0] * 10**9 }}",
+    "{{ cycler() }}",
+    "{{ cycler().next() }}",
+    "{{ joiner() }}",
+    "{{ 2 ** 100000 }}",
+    "{{ '9' * 5000 | int }}",
+]
+
+
+@pytest.mark.usefixtures("one_second")
+@pytest.mark.parametrize("source", SIZES)
+def test_a_template_gets_bounded_memory(model_dir: Callable[..., Path], source: str) -> None:
+    """Catches one expression that takes all memory: a template of 20 characters ended the process."""
+    try:
+        text = template_of(model_dir("gpt2", source)).render([USER])
+    except ModelError as error:
+        assert "the model's chat template, in " in str(error) and "cannot be used: it " in str(error)
+    except RequestError as error:
+        assert error.code in ("invalid_request", "context_length_exceeded")
+    else:
+        assert len(text) <= 16 * 2**20
+
+
+NO_TEMPLATES = {
+    "{% for a in [1] %}" * 25 + "{% endfor %}" * 25: "too many statically nested blocks",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "",
+    "{{ 1" + " + 1" * 20000 + " }}": "",
+    "{% if a %}" * 300 + "{% endif %}" * 300: "",
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), NO_TEMPLATES.items())
+def test_what_python_cannot_compile_is_told_at_once(
+    model_dir: Callable[..., Path], source: str, reason: str
+) -> None:
+    """Catches 25 nested `for`, and nesting that the parser cannot follow: internal errors before."""
+    with pytest.raises(ModelError, match="the model's chat template, in .*, (is not valid|cannot be)") as caught:
+        template_of(model_dir("gpt2", source))
+    assert reason in str(caught.value)
+
+
+def test_a_template_that_is_no_text_is_told_at_once(tmp_path: Path) -> None:
+    """Catches a number or an unknown name where the template should be."""
+    folder = save_model(tmp_path, build_tokenizer("chatml"), chat_template=[{"name": "rag", "template": "x"}])
+    with pytest.raises(ModelError, match="no default specified"):
+        template_of(folder)
+    save_model(tmp_path, build_tokenizer("chatml"), chat_template=5)
+    with pytest.raises(ModelError, match="it is a int; expected a text"):
+        template_of(folder)
+
+
+@pytest.mark.usefixtures("one_second")
+def test_one_conversation_beyond_the_bounds_leaves_the_next_one_whole() -> None:
+    """Catches a renderer that is of no more use after the child was ended, and turns behind it that are lost."""
+    process = TemplateProcess("{{ messages[-1].content * messages | length ** 60 }}", {})
+    assert list(process.texts([USER], None, [1])) == ["hi"]
+    loop = TemplateProcess(
+        "{% if messages | length == 2 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endif %}{{ messages | length }}",
+        {},
+    )
+    first, *others = loop.texts([USER] * 3, None, [3, 2, 1])
+    assert first == "3" and [type(other) for other in others] == [BeyondBounds] * 2
+    assert list(loop.texts([USER] * 3, None, [3, 1])) == ["3", "1"]
+
+
+def test_answers_that_nobody_took_are_not_taken_for_others() -> None:
+    """Catches a conversation that is answered with the texts of one that was left midway."""
+    process = TemplateProcess("{{ messages | length }}", {})
+    left = process.texts([USER] * 50, None, range(50))
+    assert next(left) == "0"
+    left.close()
+    assert list(process.texts([USER] * 3, None, [3, 2])) == ["3", "2"]
+
+
+def test_the_child_ends_with_its_template() -> None:
+    """Catches processes that stay: one a model that was opened."""
+    process = TemplateProcess("x", {})
+    assert list(process.texts([USER], None, [1])) == ["x"]
+    child = process._child
+    assert child is not None and child.poll() is None
+    del process
+    assert child.poll() == 0
+
+
+def test_a_child_that_is_killed_is_begun_anew() -> None:
+    """Catches a run that fails every conversation after something ended the child."""
+    process = TemplateProcess("x", {})
+    assert list(process.texts([USER], None, [1])) == ["x"]
+    assert process._child is not None
+    os.kill(process._child.pid, signal.SIGKILL)
+    (outcome,) = process.texts([USER], None, [1])
+    assert isinstance(outcome, BeyondBounds) and str(outcome) == "its process ended with status -9"
+    assert list(process.texts([USER], None, [1])) == ["x"]
+
+
+SAME = [
+    "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ tools | tojson(sort_keys=true) }}",
+    "{{ tools | tojson(separators=(',', ':')) }}{{ 'é<&' | tojson }}{{ 'é' | tojson(ensure_ascii=true) }}",
+    "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.role }}{% break %}{% endfor %}",
+    "{% set n = namespace(seen=false, self=1) %}{% set n.seen = true %}{{ n.seen }}{{ n.self }}",
+    "{% for m in messages %}\n  {% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}\n",
+    "{{ messages[2].thinking }}{{ messages[2].reasoning_content }}{{ messages[2].reasoning }}{{ messages[2] }}",
+    "{{ dict(a=1) }}{{ dict.fromkeys('ab') }}{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}",
+    "{{ strftime_now('%Y') }}{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}",
+    "{% set ns = namespace() %}{% macro m(x) -%} <{{ x }}> {%- endmacro %}{{ m(1) }}{{ cycler(1, 2).next() }}",
+    "{{ messages | map(attribute='role') | join(',') }}{{ messages[::-1] | length }}{{ 'a' * 3 }}",
+    "{%- if messages[0]['role'] == 'system' %}\n    {{- messages[0]['content'].strip() }}\n{%- endif %}",
+    "{{ messages[0].content is string }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+]
+
+
+@pytest.mark.parametrize("source", SAME)
+@pytest.mark.parametrize("has_tools", [False, True])
+def test_the_texts_are_those_of_transformers(
+    model_dir: Callable[..., Path], source: str, has_tools: bool
+) -> None:
+    """Catches an environment that differs from the one that published templates are written for."""
+    folder = model_dir("chatml", source)
+    messages = [
+        {"role": "system", "content": " s\n"},
+        {"role": "user", "content": "é 🙂 <&>"},
+        {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": {"z": 1.5, "a": [None, True, "ü"]}}}
+        ]},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "f", "b": 1, "a": 2}}] if has_tools else None
+    expected = load_tokenizer(folder).source.apply_chat_template(
+        json.loads(json.dumps(messages)), tools=tools, add_generation_prompt=True, tokenize=False
+    )
+    assert template_of(folder).render(messages, tools) == expected

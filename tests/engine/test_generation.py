@@ -1,0 +1,223 @@
+"""Where answers end and how tokens are drawn, against `transformers` and exact probabilities."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TemperatureLogitsWarper, TopPLogitsWarper
+
+from apcbatch import Engine, Request, Result
+from apcbatch.engine.sampler import request_key, sample
+from tests.tiny import VOCAB
+
+PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
+NEW_TOKENS = 48
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def answer(folder: Path, **options: object) -> Result:
+    """The engine's answer to PROMPT."""
+    engine = Engine(folder, pool_size_bytes=16 << 20)
+    (result,) = engine.run([Request("r", PROMPT, **{"max_tokens": NEW_TOKENS, **options})])
+    engine.close()
+    assert result.error is None
+    return result
+
+
+def with_eos(folder: Path, target: Path, in_config: object, in_generation_config: object = None) -> Path:
+    """A copy of a checkpoint that ends its answers with these ids; None: the file says nothing."""
+    shutil.copytree(folder, target)
+    for name, eos in (("config.json", in_config), ("generation_config.json", in_generation_config)):
+        values = json.loads((target / name).read_text())
+        values.pop("eos_token_id", None)
+        (target / name).write_text(json.dumps(values if eos is None else {**values, "eos_token_id": eos}))
+    return target
+
+
+def generated(folder: Path) -> list[int]:
+    """What `generate` of transformers answers to PROMPT, greedily; where it stops is what the files say."""
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = torch.tensor([PROMPT])
+    with torch.no_grad():
+        tokens = oracle.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW_TOKENS,
+            pad_token_id=0,
+        )  # fmt: skip
+    return tokens[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+@pytest.mark.parametrize("place", ["generation_config.json", "both", "several"])
+def test_answers_end_where_those_of_transformers_do(
+    family: str, place: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Fault: an answer that runs on behind the end of sequence, stops before it, or at the wrong file's ids."""
+    folder = tiny_checkpoint(family, tie_word_embeddings=False)
+    whole = answer(folder, ignore_eos=True).token_ids
+    end = next(token for token in dict.fromkeys(whole) if whole.index(token) >= 3)
+    never = next(token for token in range(2, VOCAB) if token not in whole)
+    eos: tuple[object, object] = {
+        "generation_config.json": (None, end),
+        "both": (whole[0], end),  # generation_config.json goes before config.json
+        "several": (None, [never, end, whole[-1]]),
+    }[place]
+    stopping = with_eos(folder, tmp_path / "model", *eos)
+    expected = generated(stopping)
+    assert expected == whole[: len(expected)] and len(expected) < NEW_TOKENS, "the oracle did not stop"
+    result = answer(stopping)
+    assert (result.token_ids, result.finish_reason) == (expected, "stop")
+    assert answer(stopping, ignore_eos=True).token_ids == whole
+
+
+def test_config_json_ends_answers_where_it_is_alone(tiny_checkpoint, tmp_path: Path) -> None:
+    """Fault: `eos_token_id` of config.json is not read, one id or a list of them."""
+    whole = answer(tiny_checkpoint("jamba"), ignore_eos=True).token_ids
+    for number, eos in enumerate((whole[5], [whole[5], whole[9]])):
+        folder = with_eos(tiny_checkpoint("jamba"), tmp_path / str(number), eos)
+        (folder / "generation_config.json").unlink()
+        result = answer(folder)
+        assert result.finish_reason == "stop"
+        assert result.token_ids == whole[: whole.index(whole[5]) + 1]
+
+
+def test_the_last_token_may_be_the_end(tiny_checkpoint, tmp_path: Path) -> None:
+    """Fault: `length` for an answer that ended by itself with its last token, or a token more than was asked for."""
+    whole = answer(tiny_checkpoint("jamba"), ignore_eos=True).token_ids
+    end = next(token for token in whole if whole.index(token) >= 2)
+    at = whole.index(end)
+    folder = with_eos(tiny_checkpoint("jamba"), tmp_path / "model", None, end)
+    assert answer(folder, max_tokens=at + 1).finish_reason == "stop"
+    assert answer(folder, max_tokens=at).finish_reason == "length"
+    assert answer(folder, max_tokens=at + 1, ignore_eos=True).finish_reason == "length"
+
+
+# Drawing
+
+
+def warped(logits: torch.Tensor, temperature: float, top_p: float) -> np.ndarray:
+    """The distribution that transformers' processors give, in float64."""
+    row = logits.double().unsqueeze(0)
+    row = TemperatureLogitsWarper(temperature)(None, row)
+    if top_p < 1:
+        row = TopPLogitsWarper(top_p)(None, row)
+    return row.softmax(-1)[0].numpy()
+
+
+def drawn(logits: torch.Tensor, temperature: float, top_p: float, count: int) -> Counter[int]:
+    """How often each token comes in draws of as many requests."""
+    keys = (request_key(seed, f"r{seed % 7}") for seed in range(count))
+    return Counter(sample(logits, temperature, top_p, key, step=3)[0] for key in keys)
+
+
+def assert_likely(frequencies: Counter[int], expected: np.ndarray, count: int) -> None:
+    """Pearson's chi-square, rare tokens together, below what chance exceeds once in 10,000 times (Wilson and Hilferty
+    1931). The seeds are fixed: a test passes or fails for good."""
+    common = count * expected >= 5
+    seen = np.array([frequencies[token] for token in range(len(expected))], np.float64)
+    cells = [*zip(seen[common], count * expected[common], strict=True)]
+    rest = (count - seen[common].sum(), count * expected[~common].sum())
+    cells += [rest] if rest[1] >= 5 else []
+    degrees = max(1, len(cells) - 1)
+    spread = 2 / (9 * degrees)
+    bound = degrees * (1 - spread + 3.719 * math.sqrt(spread)) ** 3
+    statistic = sum((found - due) ** 2 / due for found, due in cells)
+    assert statistic <= bound, (
+        f"chi-square {statistic:.1f} of {degrees} degrees; expected at most {bound:.1f}"
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 2.5, 50.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.6, 0.1])
+def test_tokens_come_as_often_as_transformers_says(temperature: float, top_p: float) -> None:
+    """Fault: a temperature that multiplies, a top_p that is ignored or cuts one token too many or too few, a draw
+    that leans to one side."""
+    logits = torch.randn(23, generator=torch.Generator().manual_seed(11)) * 2
+    expected = warped(logits, temperature, top_p)
+    frequencies = drawn(logits, temperature, top_p, 6000)
+    assert all(expected[token] > 0 for token in frequencies), "a token came that is cut away"
+    assert_likely(frequencies, expected, 6000)
+
+
+def kept_tokens(logits: Sequence[float], temperature: float, top_p: float) -> set[int]:
+    return set(drawn(torch.tensor(logits), temperature, top_p, 400))
+
+
+@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.8, 0.9, 0.97])
+@pytest.mark.parametrize("seed", range(4))
+def test_top_p_keeps_what_transformers_keeps(top_p: float, seed: int) -> None:
+    """Fault: a cut by another rule than the fewest likeliest tokens that have the probability together."""
+    logits = torch.randn(9, generator=torch.Generator().manual_seed(seed))
+    expected = warped(logits, 1.0, top_p)
+    assert kept_tokens(logits.tolist(), 1.0, top_p) == {token for token in range(9) if expected[token] > 0}
+
+
+def test_the_ends_of_top_p() -> None:
+    """Fault: a tiny top_p that keeps nothing, 1.0 that drops something, a tie cut by anything but the lower id."""
+    assert kept_tokens([0.0, 1.0, 0.5], 1.0, 5e-324) == {1}
+    assert kept_tokens([0.0, 1.0, 0.5], 1.0, 1.0) == {0, 1, 2}
+    assert kept_tokens([1.0, 1.0, 1.0, 1.0], 1.0, 0.5) == {0, 1}  # just the half
+    assert kept_tokens([1.0, 1.0, 1.0, 1.0], 1.0, 0.51) == {0, 1, 2}
+    assert kept_tokens([0.0, 2.0, 2.0], 1.0, 1e-9) == {1}
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-307, 1e-200, 1e-100])
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1.0, 1e38])
+def test_a_temperature_near_zero_is_greedy(temperature: float, scale: float) -> None:
+    """Fault: logits divided by 1e-307 became infinite, their differences NaN, and any token an answer. All weight is
+    on the largest logit; among equal ones it is shared."""
+    smaller = torch.tensor(1.5 * scale).nextafter(torch.tensor(0.0)).item()
+    for top_p in (1.0, 0.3):
+        assert kept_tokens([-1.5 * scale, smaller, 1.5 * scale, smaller], temperature, top_p) == {2}
+    tied = drawn(torch.tensor([0.5 * scale, 1.5 * scale, smaller, 1.5 * scale]), temperature, 1.0, 400)
+    assert set(tied) == {1, 3} and 150 < tied[1] < 250
+
+
+@pytest.mark.parametrize("temperature", [1e300, 1.7e308])
+def test_a_huge_temperature_draws_among_all_alike(temperature: float) -> None:
+    """Fault: a temperature beyond float32 that overflows instead of levelling the distribution."""
+    frequencies = drawn(torch.tensor([-3e38, 0.0, 5.0, 3e38]), temperature, 1.0, 4000)
+    assert all(880 < frequencies[token] < 1120 for token in range(4)), frequencies
+
+
+def test_temperature_and_top_p_reach_the_engine(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: a request's temperature or top_p stays behind: first tokens of many requests come as often as
+    transformers says, from the model's own logits."""
+    folder = tiny_checkpoint("falcon_mamba")
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = oracle(torch.tensor([PROMPT])).logits[0, -1]
+    engine = Engine(folder, pool_size_bytes=16 << 20, block_size=5)
+    count = 1500
+    for temperature, top_p in ((0.8, 1.0), (2.0, 0.7)):
+        requests = (
+            Request(f"r{i}", PROMPT, max_tokens=1, temperature=temperature, top_p=top_p, seed=3)
+            for i in range(count)
+        )
+        frequencies = Counter(result.token_ids[0] for result in engine.run(requests))
+        expected = warped(logits, temperature, top_p)
+        assert_likely(frequencies, expected, count)
+        assert (
+            sum(frequencies[token] for token in range(VOCAB) if expected[token] == 0) <= 2
+        )  # at the very edge
+    engine.close()
+
+
+def test_a_logprob_is_the_models_own_whatever_the_temperature(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: log-probabilities after temperature and top_p, or of another token than the one that was drawn."""
+    folder = tiny_checkpoint("falcon_mamba")
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    result = answer(folder, max_tokens=12, temperature=3.0, top_p=0.9, seed=2, logprobs=True, ignore_eos=True)
+    tokens = PROMPT + result.token_ids
+    with torch.no_grad():
+        expected = oracle(torch.tensor([tokens])).logits[0, len(PROMPT) - 1 : -1].double().log_softmax(-1)
+    chosen = expected.gather(1, torch.tensor(result.token_ids).unsqueeze(1)).squeeze(1)
+    assert torch.allclose(torch.tensor(result.logprobs).double(), chosen, atol=2e-4)

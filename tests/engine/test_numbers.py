@@ -1,0 +1,282 @@
+"""Numbers that a request, an engine or a checkpoint may hold, however far out: an answer, an error record or a
+sentence."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from apcbatch import Engine, Request, Result
+from apcbatch.engine.pages import PagePool
+from apcbatch.engine.sequence import make_sequence
+from apcbatch.errors import ERROR_CODES, RETRYABLE, RequestError, UsageError
+from tests.tiny import VOCAB
+
+PROMPT = [1 + i * 7 % 90 for i in range(40)]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def serve(folder: Path, *requests: Request, **options: object) -> dict[str, Result]:
+    """The results by id, of an engine that was closed since."""
+    engine = Engine(folder, **{"pool_size_bytes": 4 << 20, "block_size": 8, **options})
+    results = {result.id: result for result in engine.run(requests)}
+    engine.close()
+    return results
+
+
+def ending(folder: Path, target: Path, eos: int) -> Path:
+    """A copy of a checkpoint whose answers end with this token."""
+    shutil.copytree(folder, target)
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    return target
+
+
+# One request
+
+
+def test_memory_grows_as_tokens_come(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Fault: the room for all the new tokens that a request may have was taken before its first one: for 10^10 of them
+    a MemoryError that ended the whole job. With a ceiling so high, the request is served; with the usual one it is an
+    error record; either way the others are answered."""
+    folder = tiny_checkpoint("mamba", tie_word_embeddings=False)
+    whole = serve(folder, Request("r", PROMPT, max_tokens=200, ignore_eos=True))["r"].token_ids
+    last = max(set(whole), key=whole.index)
+    folder = ending(folder, tmp_path / "model", last)
+    requests = [
+        Request("huge", PROMPT, max_tokens=(1 << 31) - 100),
+        Request("small", PROMPT[:9], max_tokens=3),
+    ]
+    tracemalloc.start()
+    results = serve(folder, *requests, max_request_tokens=(1 << 31) - 1)
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    tracemalloc.stop()
+    assert results["huge"].token_ids == whole[: whole.index(last) + 1]
+    assert results["huge"].finish_reason == "stop" and len(results["huge"].token_ids) > 2
+    assert results["small"].error is None
+    requests[0].max_tokens = 10**10
+    results = serve(folder, *requests)
+    assert results["huge"].error is not None and results["huge"].error.code == "context_length_exceeded"
+    assert results["small"].error is None
+
+
+def test_a_token_costs_the_same_however_many_come() -> None:
+    """Fault: room for tokens that is made anew for each of them, or all at once."""
+    sequence = make_sequence(Request("r", [1, 2, 3], max_tokens=10**12), VOCAB, None, 10**13)
+    rooms = set()
+    tracemalloc.start()
+    for token in range(100_000):
+        sequence.append(token % VOCAB, 0.0)
+        rooms.add(len(sequence.tokens))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(rooms) <= 18 and peak < 2_000_000
+    assert sequence.tokens[:5].tolist() == [1, 2, 3, 0, 1] and sequence.num_tokens == 100_003
+
+
+def test_the_room_for_tokens_ends_at_the_limit() -> None:
+    """Fault: a token beyond max_tokens, or beyond the context, finds room; the caller's prompt is written to."""
+    prompt = torch.tensor([1, 2, 3], dtype=torch.int32).numpy()
+    for most, context, limit in ((4, None, 7), (10**12, 9, 9)):
+        sequence = make_sequence(Request("r", prompt, max_tokens=most), VOCAB, context)
+        assert sequence.limit == limit
+        for token in range(limit - 3):
+            sequence.append(token, 0.0)
+        assert len(sequence.tokens) == limit
+        with pytest.raises(IndexError):
+            sequence.append(1, 0.0)
+    assert prompt.tolist() == [1, 2, 3]
+
+
+def test_kv_that_can_never_fit_costs_nobody_else(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: for a request whose KV is larger than all pages together, every snapshot of the others was dropped
+    before it was refused."""
+    folder = tiny_checkpoint("jamba", max_position_embeddings=10**9)
+    engine = Engine(folder, pool_size_bytes=1 << 20, block_size=8, max_request_tokens=1 << 30)
+    list(engine.run([Request("a", PROMPT, max_tokens=2, ignore_eos=True)]))
+    held = engine.boundaries(PROMPT)
+    results = {
+        result.id: result
+        for result in engine.run(
+            [Request("huge", PROMPT, max_tokens=10**10), Request("b", PROMPT, max_tokens=2)]
+        )
+    }
+    assert held and engine.boundaries(PROMPT) == held
+    assert results["huge"].error and results["huge"].error.code == "out_of_memory"
+    assert (
+        "1000000000 tokens" in results["huge"].error.message
+        and "--pool-size" in results["huge"].error.message
+    )
+    assert results["b"].error is None and results["b"].cached_tokens > 0
+    engine.close()
+
+
+def kind(value: object) -> str:
+    """A name for a test's value, however many digits it has."""
+    return value if isinstance(value, str) else type(value).__name__
+
+
+@pytest.mark.parametrize("field, value", [
+    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "9"), ("max_tokens", None),
+    ("max_tokens", True), ("max_tokens", math.nan), ("max_tokens", 1 << 63), ("max_tokens", 10**5000),
+    ("temperature", -1e-9), ("temperature", math.nan), ("temperature", math.inf), ("temperature", 10**400),
+    ("temperature", 10**5000), ("temperature", "1"), ("temperature", None), ("temperature", True),
+    ("top_p", 0), ("top_p", -0.1), ("top_p", 1.0001), ("top_p", math.nan), ("top_p", 10**400), ("top_p", "1"),
+    ("top_p", None), ("seed", 1.5), ("seed", "x"), ("seed", 1 << 64), ("seed", 10**5000), ("seed", None),
+], ids=kind)  # fmt: skip
+def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: object) -> None:
+    """Fault: a TypeError, OverflowError or ValueError out of the engine, which ends the job, for one request."""
+    with pytest.raises(RequestError, match=f"{field} is .*; expected") as caught:
+        make_sequence(Request("r", PROMPT, **{field: value}), VOCAB, None)
+    assert caught.value.code == "invalid_request" and len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("field, value", [
+    ("max_tokens", 1), ("temperature", 5e-324), ("temperature", 1.7e308), ("temperature", 3), ("top_p", 5e-324),
+    ("top_p", 1), ("seed", -1), ("seed", (1 << 63) - 1),
+])  # fmt: skip
+def test_a_number_at_the_edge_is_taken(field: str, value: object) -> None:
+    """Fault: a bound that is one too narrow."""
+    assert make_sequence(Request("r", PROMPT, **{field: value}), VOCAB, None).num_prompt == len(PROMPT)
+
+
+# The engine's arguments
+
+
+@pytest.mark.parametrize("name, value", [
+    ("block_size", 1 << 62), ("block_size", 0), ("block_size", 2.0), ("max_batch_tokens", 1 << 62),
+    ("max_batch_tokens", True), ("max_running", 1 << 62), ("max_running", 0), ("pool_size_bytes", -1),
+    ("max_request_tokens", 1 << 62), ("max_request_tokens", 1),
+    ("pool_size_bytes", 1 << 80), ("pool_size_bytes", "1"), ("store_size_bytes", -1), ("dtype", "float8"),
+    ("policy", "some"),
+])  # fmt: skip
+def test_an_argument_that_cannot_be_used_is_a_sentence(
+    name: str, value: object, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Fault: a MemoryError, a ZeroDivisionError or an endless allocation instead of the name and what is expected."""
+    with pytest.raises(UsageError, match=f"{name} is .*; expected (an integer from \\d+ to \\d+|one of)"):
+        Engine(tiny_checkpoint("mamba"), **{name: value})
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_memory_that_is_not_there_is_a_sentence(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Fault: mmap's own OverflowError, or a list of every page, before anybody asked whether the memory is there."""
+    with pytest.raises(
+        UsageError, match=r"\d+ states and snapshots .* need [\d.]+ GiB.*--pool-size or --max-running"
+    ):
+        Engine(tiny_checkpoint(family, state_size=1 << 12) if family == "mamba" else tiny_checkpoint(family),
+               pool_size_bytes=1 << 60, max_running=1 << 16)  # fmt: skip
+
+
+def test_pages_cost_memory_when_they_are_used() -> None:
+    """Fault: a list with an entry for each of a billion pages. Pages are handed out once, and again when released."""
+    pool = PagePool(1 << 31)
+    first = [pool.allocate() for _ in range(5)]
+    assert first == [0, 1, 2, 3, 4] and pool.num_free == (1 << 31) - 5
+    small = PagePool(2)
+    pages = torch.tensor([small.allocate(), small.allocate()]).numpy()
+    assert small.num_free == 0
+    with pytest.raises(IndexError):
+        small.allocate()
+    assert small.release(pages) == 2 and small.num_free == 2
+    assert {small.allocate(), small.allocate()} == {0, 1}
+
+
+# Weights and logits that are not finite
+
+
+def poisoned(folder: Path, target: Path, name: str, at: int, value: float) -> Path:
+    """A copy of a checkpoint with one number replaced."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    weights[name].view(-1)[at] = value
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def names_of(folder: Path) -> list[str]:
+    """The tensors that every request uses: all but the rows and experts that it may pass by."""
+    return [name for name in load_file(folder / "model.safetensors") if "experts" not in name]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_weights_that_are_not_finite_give_no_answer(
+    family: str, value: float, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Fault: an answer out of NaN (token 0, again and again), or one that an infinite weight went into: for a number
+    of any tensor, in prefill and decoding alike."""
+    folder = tiny_checkpoint(family)
+    assert "non_finite" in ERROR_CODES and "non_finite" not in RETRYABLE
+    for number, name in enumerate(names_of(folder)):
+        broken = poisoned(folder, tmp_path / str(number), name, 0, value)
+        request = Request("r", [0, *PROMPT], max_tokens=3, logprobs=number % 2 == 0, temperature=number % 3)
+        result = serve(broken, request)["r"]
+        shutil.rmtree(broken)
+        assert result.error is not None and result.error.code == "non_finite", name
+        assert "NaN or infinite" in result.error.message and result.token_ids == []
+
+
+@pytest.mark.parametrize("policy", ["all", "last"])
+def test_only_the_request_that_meets_it_fails(
+    policy: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Fault: batch mates of a request that meets a NaN fail with it, or get other bits; its state is kept in memory or
+    on disk."""
+    folder = tiny_checkpoint("falcon_mamba")  # its head is not tied to the embedding
+    bad = 96
+    broken = poisoned(folder, tmp_path / "model", "backbone.embeddings.weight", bad * 36 + 5, math.nan)
+    prompts = {str(i): [1 + (i * 31 + j * 5) % 90 for j in range(25 + i)] for i in range(6)}
+    meets = {"early": [bad, *PROMPT], "late": [*PROMPT, bad], "middle": [*PROMPT[:20], bad, *PROMPT[20:]]}
+    requests = [Request(key, prompt, max_tokens=6, ignore_eos=True, logprobs=True) for key, prompt in
+                (prompts | meets).items()]  # fmt: skip
+    expected = serve(folder, *(request for request in requests if request.id in prompts))
+    engine = Engine(broken, policy=policy, store=tmp_path / "s", pool_size_bytes=4 << 20, block_size=8,
+                    max_batch_tokens=24)  # fmt: skip
+    results = {result.id: result for result in engine.run(requests)}
+    engine.flush()
+    for key in prompts:
+        assert results[key].error is None
+        assert (results[key].token_ids, results[key].logprobs) == (
+            expected[key].token_ids, expected[key].logprobs,
+        )  # fmt: skip
+    for key, prompt in meets.items():
+        assert results[key].error is not None and results[key].error.code == "non_finite"
+        assert all(position <= prompt.index(bad) for position in engine.boundaries(prompt)), key
+    assert not engine._scheduler.running and engine._pool.num_reserved == 0
+    engine.close()
+
+
+def test_an_answer_that_becomes_infinite_ends_there(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Fault: the tokens before the NaN are given as the answer, or the ones after it."""
+    folder = tiny_checkpoint("falcon_mamba")
+    whole = serve(folder, Request("r", PROMPT, max_tokens=20, ignore_eos=True))["r"].token_ids
+    met = next(token for token in whole if token not in PROMPT)
+    broken = poisoned(folder, tmp_path / "model", "backbone.embeddings.weight", met * 36, math.inf)
+    last = serve(broken, Request("r", PROMPT, max_tokens=whole.index(met) + 1, ignore_eos=True))["r"]
+    assert last.error is None and last.token_ids == whole[: whole.index(met) + 1]  # it was chosen, never read
+    result = serve(broken, Request("r", PROMPT, max_tokens=20, ignore_eos=True))["r"]
+    assert result.error is not None and result.error.code == "non_finite"
+
+
+@pytest.mark.parametrize("row", [
+    [0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [0.0, -math.inf, 1.0], [math.inf, -math.inf, 0.0],
+])  # fmt: skip
+def test_every_logit_counts(row: list[float]) -> None:
+    """Fault: a row with one number that is not finite, which the maximum passes over."""
+    from apcbatch.engine.sampler import NOT_FINITE, greedy
+
+    logits = torch.tensor([[1.0, 3e38, -3e38], row, [3e38, 3e38, 3e38]])
+    for with_logprobs in (False, True):
+        assert greedy(logits, with_logprobs)[0] == [1, NOT_FINITE, 0]
+    assert greedy(logits[:0], False) == ([], [])

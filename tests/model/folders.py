@@ -1,0 +1,80 @@
+"""Copies of a tiny checkpoint with something changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+REMOVED = object()
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    """The same checkpoint in another folder."""
+    return Path(shutil.copytree(folder, target))
+
+
+def with_config(folder: Path, target: Path, **changes: object) -> Path:
+    """A copy with other values in config.json; REMOVED takes a key out."""
+    path = copy_of(folder, target) / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not REMOVED}))
+    return target
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint in one file."""
+    return load_file(folder / SINGLE)
+
+
+def with_weights(folder: Path, target: Path, changes: Mapping[str, Any]) -> Path:
+    """A copy with other tensors; REMOVED takes one out."""
+    tensors = load_file(copy_of(folder, target) / SINGLE) | dict(changes)
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not REMOVED}
+    save_file(kept, target / SINGLE, metadata={"format": "pt"})
+    return target
+
+
+def sharded(folder: Path, target: Path, shards: int = 3) -> Path:
+    """A copy in several files with an index, tensor by tensor in turn."""
+    tensors = load_file(copy_of(folder, target) / SINGLE)
+    (target / SINGLE).unlink()
+    names = [f"model-{number + 1:05d}-of-{shards:05d}.safetensors" for number in range(shards)]
+    weight_map = {tensor: names[number % shards] for number, tensor in enumerate(sorted(tensors))}
+    for name in names:
+        part = {tensor: tensors[tensor] for tensor, file in weight_map.items() if file == name}
+        save_file(part, target / name, metadata={"format": "pt"})
+    write_index(target, weight_map)
+    return target
+
+
+def weight_map_of(folder: Path) -> dict[str, str]:
+    """What the index says."""
+    found: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    return found
+
+
+def write_index(folder: Path, weight_map: object) -> None:
+    """Write the index of a sharded checkpoint."""
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+
+
+def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    """(the header, the bytes behind it) of a safetensors file."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def write_safetensors(path: Path, header: Mapping[str, Any] | bytes, data: bytes, length: int = -1) -> None:
+    """A safetensors file with any header; length: what it says of the header's length, -1 for the truth."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw) if length < 0 else length) + raw + data)

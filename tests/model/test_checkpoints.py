@@ -1,0 +1,306 @@
+"""The weights' files: one or several, whole or broken, with the tensors that config.json asks for or others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from apcbatch import Engine, Request
+from apcbatch.errors import ModelError
+from tests.model.folders import (
+    REMOVED,
+    SINGLE,
+    copy_of,
+    header_of,
+    sharded,
+    weight_map_of,
+    weights_of,
+    with_config,
+    with_weights,
+    write_index,
+    write_safetensors,
+)
+from tests.tiny import VOCAB
+
+Checkpoints = Callable[..., Path]
+PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def answer(folder: Path) -> tuple[str, list[int], list[float] | None]:
+    """(the fingerprint, the tokens and their log-probabilities) of one greedy answer."""
+    engine = Engine(folder, pool_size_bytes=1 << 20, max_running=2)
+    (result,) = engine.run([Request("r", PROMPT, max_tokens=6, ignore_eos=True, logprobs=True)])
+    engine.close()
+    assert result.error is None
+    return engine.fingerprint, result.token_ids, result.logprobs
+
+
+def refused(folder: Path, sentence: str) -> None:
+    """The folder is refused in a sentence of sane length."""
+    with pytest.raises(ModelError, match=sentence) as caught:
+        Engine(folder, pool_size_bytes=1 << 20, max_running=2)
+    assert len(str(caught.value)) < 700
+
+
+# Several files
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_several_files_are_the_same_model(
+    family: str, shards: int, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a sharded checkpoint is not found, loses a file, or has another fingerprint, so that no snapshot hits."""
+    single = tiny_checkpoint(family)
+    assert answer(sharded(single, tmp_path / "ours", shards)) == answer(single)
+
+
+def test_files_that_transformers_has_cut_are_read(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: an index as transformers writes it is not understood."""
+    single = tiny_checkpoint("jamba")
+    oracle = AutoModelForCausalLM.from_pretrained(single, dtype=torch.float32)
+    oracle.save_pretrained(tmp_path / "m", max_shard_size="40KB")
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 3
+    assert answer(tmp_path / "m") == answer(single)
+
+
+def test_a_file_beside_the_index_is_not_opened(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: with an index, model.safetensors of another model is read, or pickled weights are."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
+    (folder / SINGLE).write_bytes(b"not weights")
+    (folder / "pytorch_model.bin").write_bytes(b"not weights either")
+    assert answer(folder) == answer(tiny_checkpoint("mamba"))
+
+
+@pytest.mark.parametrize("name", [
+    "../../etc/passwd", "/etc/passwd", "..", ".", "", "sub/model.safetensors", "../model.safetensors",
+    "a\0b.safetensors",
+    "model.bin", ".hidden.safetensors", "x" * 300 + ".safetensors", "\ud800.safetensors", "a\nb.safetensors",
+    "model.safetensors\n",
+])  # fmt: skip
+def test_the_index_names_plain_files_alone(name: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a checkpoint's index leads to a file outside its folder, or to a name that no file system takes."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
+    weight_map = weight_map_of(folder)
+    write_index(folder, weight_map | {sorted(weight_map)[0]: name})
+    refused(folder, "weight_map names .*; expected plain file names such as model-00001-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("weight_map", [None, [], "x", 3, {"a": 1}, {"a": None}])
+def test_an_index_without_files_is_refused(
+    weight_map: object, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: an AttributeError or TypeError for an index of another shape."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
+    write_index(folder, weight_map)
+    refused(folder, "weight_map is missing; expected an object of tensor names and file names")
+
+
+def test_an_index_that_names_nothing_is_refused(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: no file, no error."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
+    write_index(folder, {})
+    refused(folder, "tensor backbone.embeddings.weight is missing")
+
+
+def test_a_missing_shard_is_named(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: an incomplete download runs on what is there."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    refused(folder, "model-00002-of-00003.safetensors does not exist; .* expected safetensors")
+
+
+def test_a_tensor_is_where_the_index_says(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a tensor of one file in the place of the one of the same name that the index means."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
+    weight_map = weight_map_of(folder)
+    name = next(name for name, file in sorted(weight_map.items()) if file.startswith("model-00001"))
+    write_index(folder, weight_map | {name: "model-00003-of-00003.safetensors"})
+    refused(
+        folder, f"model-00003-of-00003.safetensors: tensor {name} is missing; .*index.json lists it there"
+    )
+    write_index(folder, weight_map | {"of.nothing": "model-00003-of-00003.safetensors"})
+    refused(folder, "model-00003-of-00003.safetensors: tensor of.nothing is missing")
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_each_tensor_must_be_there(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a missing tensor is taken as zeros or as whatever the memory holds."""
+    single = tiny_checkpoint(family)
+    for number, name in enumerate(weights_of(single)):
+        folder = with_weights(single, tmp_path / str(number), {name: REMOVED})
+        refused(folder, rf"tensor {name} is missing; expected one of shape \[\d+")
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_each_tensor_has_its_shape(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a tensor of another shape is read as if it had the right one."""
+    single = tiny_checkpoint(family)
+    for number, (name, tensor) in enumerate(weights_of(single).items()):
+        for wrong in (torch.cat([tensor, tensor[:1]]), tensor.unsqueeze(0)):
+            folder = with_weights(single, tmp_path / f"{number}-{wrong.dim()}", {name: wrong})
+            refused(folder, rf"tensor {name} has shape \[.*\]; expected \[.*\] by config.json")
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
+)
+def test_weights_are_floating_point(dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: quantised weights without their scales are taken for the weights themselves."""
+    single = tiny_checkpoint("mamba")
+    for number, name in enumerate(("backbone.embeddings.weight", "backbone.layers.1.mixer.dt_proj.weight")):
+        folder = with_weights(single, tmp_path / str(number), {name: weights_of(single)[name].to(dtype)})
+        refused(folder, f"tensor {name} has dtype .*; expected one of F64, F32, F16, BF16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_every_float_is_read(dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: weights in the files' dtype are misread: they answer as the same numbers in float32 do, under another
+    fingerprint."""
+    single = tiny_checkpoint("jamba")
+    weights = weights_of(single)
+    stored = with_weights(single, tmp_path / "a", {name: weights[name].to(dtype) for name in weights})
+    same = with_weights(single, tmp_path / "b", {name: weights[name].to(dtype).float() for name in weights})
+    assert answer(stored)[1:] == answer(same)[1:]
+    assert answer(stored)[0] != answer(same)[0]
+
+
+@pytest.mark.parametrize("name", ["backbone.layers.2.norm.weight", "extra", "x" * 10_000])
+def test_a_surplus_tensor_is_refused(name: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a layer that config.json does not count is left out in silence."""
+    folder = with_weights(tiny_checkpoint("mamba"), tmp_path / "m", {name: torch.zeros(36)})
+    refused(
+        folder,
+        f"tensor '{name:.50}.* is not part of this architecture; check architectures and the layer sizes",
+    )
+
+
+def test_several_surplus_tensors_are_counted(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: only the first is told, as if the others were in use."""
+    folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", num_hidden_layers=1)
+    refused(folder, r"tensor 'backbone\.layers\.1\.\S+' \(and 9 more\) is not part of this architecture")
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_tied_weights_are_one_tensor(family: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a tied head that is stored as well is refused, one that differs is passed over, an untied one that is
+    missing is made up."""
+    tied = tiny_checkpoint(family, tie_word_embeddings=True)
+    key = "backbone.embeddings.weight" if family == "mamba" else "model.embed_tokens.weight"
+    embedding = weights_of(tied)[key]
+    twice = with_weights(tied, tmp_path / "twice", {"lm_head.weight": embedding})
+    assert answer(twice)[1:] == answer(tied)[1:]
+    other = with_weights(tied, tmp_path / "other", {"lm_head.weight": embedding + 1})
+    refused(other, "lm_head.weight differs from the embedding although config.json ties them")
+    untied = with_config(tied, tmp_path / "untied", tie_word_embeddings=False)
+    refused(untied, "tensor lm_head.weight is missing")
+
+
+def test_another_number_is_another_fingerprint(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: snapshots of other weights under the same path hit: each tensor counts, and so does its name."""
+    single = tiny_checkpoint("mamba")
+    fingerprints = {answer(single)[0]}
+    weights = weights_of(single)
+    for number, (name, tensor) in enumerate(weights.items()):
+        changed = with_weights(
+            single,
+            tmp_path / str(number),
+            {name: tensor.nextafter(torch.tensor(9.0))},
+        )
+        fingerprints.add(answer(changed)[0])
+    first, second = "backbone.layers.0.mixer.D", "backbone.layers.1.mixer.D"
+    swapped = {first: weights[second], second: weights[first]}
+    fingerprints.add(answer(with_weights(single, tmp_path / "swapped", swapped))[0])
+    assert len(fingerprints) == len(weights) + 2
+
+
+@pytest.mark.parametrize("family, key, value", [
+    ("mamba", "vocab_size", 10**9), ("mamba", "hidden_size", 1 << 29), ("mamba", "state_size", 1 << 30),
+    ("mamba", "conv_kernel", 1 << 30), ("mamba", "intermediate_size", 1 << 30), ("mamba", "time_step_rank", 1 << 30),
+    ("jamba", "num_experts", 1 << 30), ("jamba", "intermediate_size", 1 << 30), ("jamba", "mamba_expand", 10**7),
+    ("jamba", "mamba_d_state", 1 << 30), ("jamba", "num_hidden_layers", 10_000), ("jamba", "vocab_size", 1 << 30),
+])  # fmt: skip
+def test_sizes_that_the_weights_do_not_have_allocate_nothing(
+    family: str, key: str, value: int, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: config.json alone decides what is allocated: the answer was that the states need so many TiB, and a
+    smaller --pool-size, or no answer at all. The tensor that contradicts it is named."""
+    refused(with_config(tiny_checkpoint(family), tmp_path / "m", **{key: value}),
+            r"tensor \S+ (has shape .*; expected .* by config.json|is missing)")  # fmt: skip
+
+
+# Headers
+
+
+def test_a_folder_without_weights_is_a_sentence(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: pickled weights are opened, or nothing says why nothing is."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    (folder / SINGLE).unlink()
+    refused(folder, "does not exist; the folder holds no weights; expected safetensors")
+    (folder / "pytorch_model.bin").write_bytes(b"x")
+    refused(folder, "the folder holds pickle weights, which are never opened; expected safetensors")
+
+
+def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize("header, length", [
+    (b"{}", 1 << 60), (b"{}", 1 << 63), (b"{}", 3), (b"{}", 0), (b"", -1), (b"{", -1), (b"[1]", -1), (b"\xff", -1),
+    (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", -1),
+    (b'{"__metadata__":{"a":1}}', -1),
+    (b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"a":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}}',
+     -1),
+], ids=str)  # fmt: skip
+def test_a_broken_header_is_a_sentence(
+    header: bytes, length: int, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a length that is allocated, a recursion, an error without the file's name."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    write_safetensors(folder / SINGLE, header, b"\0" * 32, length)
+    refused(folder, r"model.safetensors is not a whole safetensors file \(.*\); copy it again")
+
+
+@pytest.mark.parametrize("broken", [
+    entry("F32", [97, 36], 0, 1), entry("F32", [97, 36], 0, 1 << 60), entry("F32", [97, 36], 1 << 60, 1 << 61),
+    entry("F32", [97, 36], 16, 0), entry("F32", [-97, 36], 0, 13968), entry("X9", [97, 36], 0, 13968),
+    entry("F32", [1 << 62, 1 << 62], 0, 13968), entry("F32", [1 << 62], 0, 0), entry("F16", [97, 36], 0, 13968),
+    {"dtype": "F32"}, 3,
+], ids=str)  # fmt: skip
+def test_a_tensors_place_is_inside_the_file(
+    broken: object, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a tensor beyond the file, over another one, of negative or overflowing size is read."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    header, data = header_of(folder / SINGLE)
+    write_safetensors(folder / SINGLE, header | {"backbone.embeddings.weight": broken}, data)
+    refused(folder, r"model.safetensors is not a whole safetensors file \(.*\); copy it again")
+
+
+def test_a_file_cut_anywhere_is_a_sentence(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: half a download is read as if the rest were zeros; so is one with something behind its end."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    data = (folder / SINGLE).read_bytes()
+    for end in (0, 7, 8, 9, 500, len(data) // 2, len(data) - 1):
+        (folder / SINGLE).write_bytes(data[:end])
+        refused(folder, "model.safetensors is not a whole safetensors file")
+    (folder / SINGLE).write_bytes(data + b"x")
+    refused(folder, "model.safetensors is not a whole safetensors file")
+
+
+def test_a_scalar_is_no_vector(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a tensor without dimensions breaks the reader instead of being refused by its shape."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    tensors = weights_of(folder) | {"backbone.norm_f.weight": torch.tensor(1.0)}
+    save_file(tensors, folder / SINGLE)
+    refused(folder, r"tensor backbone.norm_f.weight has shape \[\]; expected \[36\]")

@@ -1,0 +1,249 @@
+"""config.json and generation_config.json: what is read, and a sentence for everything that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from apcbatch import Engine
+from apcbatch.errors import ModelError
+from apcbatch.model.hf_config import load_model_config
+from tests.model.folders import REMOVED, copy_of, with_config
+
+Checkpoints = Callable[..., Path]
+
+MAMBA_SIZES = ["vocab_size", "hidden_size", "num_hidden_layers", "state_size", "conv_kernel", "time_step_rank",
+               "intermediate_size"]  # fmt: skip
+JAMBA_SIZES = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+               "num_key_value_heads", "num_experts", "num_experts_per_tok", "attn_layer_period", "attn_layer_offset",
+               "expert_layer_period", "expert_layer_offset", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank",
+               "max_position_embeddings"]  # fmt: skip
+NO_SIZES = [-1, 1.0, "8", True, None, [], {}, float("nan"), float("inf"), 10**12, 10**400, 1e308]
+NO_NUMBERS = ["1", True, None, [], {}, float("nan"), float("inf"), 10**400]
+
+
+def refused(folder: Path, pattern: str) -> None:
+    """The folder is refused in a sentence of sane length, fast and without an allocation for its numbers."""
+    begin = time.perf_counter()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelError, match=pattern) as caught:
+            Engine(folder, pool_size_bytes=1 << 20)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 600 and time.perf_counter() - begin < 5
+
+
+@pytest.mark.parametrize("family, key", [
+    *(("mamba", key) for key in MAMBA_SIZES), *(("falcon_mamba", key) for key in MAMBA_SIZES[:1]),
+    *(("jamba", key) for key in JAMBA_SIZES),
+])  # fmt: skip
+def test_a_size_that_is_none_is_refused(
+    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a negative, fractional or absurd size, a text, null or NaN goes on into products, loops and
+    allocations."""
+    for number, value in enumerate(NO_SIZES):
+        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
+        refused(folder, f"config.json: {key} is .*; expected an integer from [012] to [0-9]+$")
+
+
+@pytest.mark.parametrize("family, key", [
+    *((family, key) for family, keys in (
+        ("mamba", [*MAMBA_SIZES[:4], "time_step_rank", "intermediate_size"]),
+        ("jamba", [key for key in JAMBA_SIZES if not key.endswith("offset")]),
+    ) for key in keys),
+    ("mamba", "conv_kernel"),
+])  # fmt: skip
+def test_nothing_has_a_size_of_zero(
+    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a size of zero is divided by."""
+    refused(
+        with_config(tiny_checkpoint(family), tmp_path / "m", **{key: 0}), f"{key} is 0; expected an integer"
+    )
+
+
+@pytest.mark.parametrize("layers", [10**9, 10**12, (1 << 14) + 1, 1 << 14])
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_a_billion_layers_cost_nothing(
+    family: str, layers: int, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: `num_hidden_layers` of 10^9 took the machine's memory, 10^12 ended in an internal error. A number within
+    the bounds is held against the weights before anything is made for each layer."""
+    folder = with_config(tiny_checkpoint(family), tmp_path / "m", num_hidden_layers=layers)
+    refused(
+        folder,
+        "num_hidden_layers is" if layers > 1 << 14 else r"layers\.16383\.\w*norm\w*\.weight is missing",
+    )
+
+
+@pytest.mark.parametrize("family, key", [("mamba", "expand"), ("jamba", "mamba_expand")])
+def test_a_factor_that_leads_nowhere_is_refused(
+    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: `expand` 1e308 was an OverflowError, 0 and negative ones a state of no size."""
+    for number, value in enumerate([1e308, 10**300, 1e-9, 0, -2, *NO_NUMBERS]):
+        changes = {key: value, "intermediate_size": 44 if family == "jamba" else REMOVED}
+        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **changes)
+        refused(folder, f"config.json: {key} is .*; expected a (finite )?(number|factor)")
+
+
+@pytest.mark.parametrize("family, key", [
+    ("mamba", "layer_norm_epsilon"), ("falcon_mamba", "mixer_rms_eps"), ("jamba", "rms_norm_eps"),
+])  # fmt: skip
+def test_a_number_that_is_none_is_refused(
+    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: NaN, infinity, a text or an integer beyond every float as an epsilon."""
+    for number, value in enumerate(NO_NUMBERS):
+        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
+        refused(folder, f"config.json: {key} is .*; expected a (finite )?number")
+
+
+@pytest.mark.parametrize("family, key", [
+    ("mamba", "use_conv_bias"), ("mamba", "use_bias"), ("mamba", "tie_word_embeddings"),
+    ("jamba", "mamba_conv_bias"), ("jamba", "mamba_proj_bias"), ("jamba", "tie_word_embeddings"),
+])  # fmt: skip
+def test_a_switch_is_true_or_false(
+    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: "false" taken for true."""
+    for number, value in enumerate(["false", 0, 1, None, []]):
+        folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
+        refused(folder, f"config.json: {key} is .*; expected true or false")
+
+
+@pytest.mark.parametrize("family, changes, sentence", [
+    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "architecture 'LlamaForCausalLM' is not supported"),
+    ("mamba", {"architectures": [["x" * 10_000]]}, "architecture .* is not supported; expected one of Mamba"),
+    ("mamba", {"architectures": None, "model_type": None}, "architecture None is not supported"),
+    ("mamba", {"architectures": "MambaForCausalLM", "model_type": 3}, "architecture 3 is not supported"),
+    ("mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
+    ("mamba", {"hidden_act": ["silu"]}, "hidden_act is .*; expected 'silu'"),
+    ("jamba", {"num_attention_heads": 3, "num_key_value_heads": 3}, "hidden_size 40, num_attention_heads 3,"),
+    ("jamba", {"num_key_value_heads": 3}, "num_key_value_heads 3; expected each to be a multiple of the next"),
+    ("jamba", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5; expected at most 4 experts"),
+    ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset is 3; expected less than the period, 3"),
+    ("jamba", {"expert_layer_offset": 2}, "expert_layer_offset is 2; expected less than the period, 2"),
+    ("jamba", {"attn_layer_period": 1, "attn_layer_offset": 0}, "make all of 4 layers attention; expected a Mamba"),
+    ("mamba", {"eos_token_id": "</s>"}, "eos_token_id is '</s>'; expected an integer or a list of integers"),
+    ("mamba", {"eos_token_id": [1, True]}, "eos_token_id is .*; expected an integer or a list"),
+    ("mamba", {"eos_token_id": [1, 2.0]}, "eos_token_id is .*; expected an integer or a list"),
+    ("mamba", {"hidden_size": "x" * 10**6}, "hidden_size is 'x.*; expected an integer"),
+])  # fmt: skip
+def test_an_architecture_that_cannot_be_used_is_refused(
+    family: str, changes: dict[str, object], sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: another model's config, or one that contradicts itself, goes on to the weights."""
+    refused(with_config(tiny_checkpoint(family), tmp_path / "m", **changes), sentence)
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_the_sizes_are_those_of_transformers(family: str, tiny_checkpoint: Checkpoints) -> None:
+    """Fault: a size read from another key, or a default in the place of what the file says."""
+    folder = tiny_checkpoint(family)
+    config, oracle = load_model_config(folder), AutoConfig.from_pretrained(folder)
+    assert (config.vocab_size, config.hidden_size) == (oracle.vocab_size, oracle.hidden_size)
+    assert len(config.mixers) == len(config.feed_forwards) == oracle.num_hidden_layers
+    if family == "jamba":
+        assert list(config.mixers) == oracle.layers_block_type
+        assert [kind == "moe" for kind in config.feed_forwards] == [
+            count > 1 for count in oracle.layers_num_experts
+        ]
+        assert config.d_inner == oracle.mamba_expand * oracle.hidden_size
+        assert (config.d_state, config.dt_rank) == (oracle.mamba_d_state, oracle.mamba_dt_rank)
+        assert config.context_length == oracle.max_position_embeddings
+    else:
+        assert (config.d_inner, config.d_state) == (oracle.intermediate_size, oracle.state_size)
+        assert (config.dt_rank, config.context_length) == (oracle.time_step_rank, None)
+
+
+def test_what_the_file_does_not_say_is_the_familys_default(
+    tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a default that is not the one of transformers; "auto" that is not the sixteenth part, rounded up."""
+    keys = ["expand", "intermediate_size", "state_size", "conv_kernel", "layer_norm_epsilon", "use_bias"]
+    folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", **dict.fromkeys(keys, REMOVED),
+                         time_step_rank="auto")  # fmt: skip
+    config, oracle = load_model_config(folder), AutoConfig.from_pretrained(folder)
+    assert (config.d_inner, config.d_state, config.d_conv) == (72, oracle.state_size, oracle.conv_kernel)
+    assert (config.norm_eps, config.proj_bias) == (oracle.layer_norm_epsilon, oracle.use_bias)
+    assert config.dt_rank == 3 == -(-36 // 16)
+
+
+# The files themselves
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content, sentence", [
+    (b"[" * 100_000 + b"]" * 100_000, r"is not valid JSON \(it is nested too deeply\)"),
+    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, r"is not valid JSON \(it is nested too deeply\)"),
+    (b"", "is not valid JSON"),
+    (b'{"hidden_size": ', "is not valid JSON"),
+    (b'\xff\xfe{"a": 1}', "is not valid JSON"),
+    (b"[1, 2]", "holds a list; expected a JSON object"),
+    (b"3", "holds a int; expected a JSON object"),
+    (b'{"vocab_size": 1' + b"0" * 5000 + b"}", "is not valid JSON"),
+    (b" " * (17 << 20), "holds more than 16,777,216 bytes"),
+])  # fmt: skip
+def test_a_file_that_is_no_json_object_is_refused(
+    name: str, content: bytes, sentence: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a RecursionError for deep nesting, a ValueError for long digits, a file of any size read whole."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    (folder / name).write_bytes(content)
+    refused(folder, f"{name} .*{sentence}" if "holds more" in sentence else f"{name} {sentence}")
+
+
+@pytest.mark.parametrize("name", [
+    "config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors",
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "loop"])
+def test_only_regular_files_are_read(
+    name: str, kind: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a named pipe in the place of a file hangs the run for ever; a device never ends."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    if kind == "loop" and name in ("generation_config.json", "model.safetensors.index.json"):
+        load_model_config(folder)  # a link to nothing: the file is not there
+    else:
+        refused(folder, f"{name} (cannot be read|is not a whole safetensors file) .*")
+
+
+def test_a_config_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    """Fault: a traceback for an empty folder."""
+    refused(tmp_path, "config.json cannot be read .*expected a Hugging Face model folder")
+
+
+@pytest.mark.parametrize(
+    "model", ["a\0b", "~nobody-of-this-name/x", "x" * 5000, "a/b/c", "/no/such/folder", ""]
+)
+def test_a_model_that_is_no_folder_is_a_sentence(model: str) -> None:
+    """Fault: a ValueError, OSError or RuntimeError for a name that no file system takes."""
+    with pytest.raises(ModelError, match="is not a folder; expected 'demo', a model folder or a hub id"):
+        Engine(model)
+
+
+def test_links_of_a_hub_cache_are_followed(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a checkpoint in the hub's cache, where every file is a link, is refused."""
+    for path in tiny_checkpoint("mamba").iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    Engine(tmp_path, pool_size_bytes=1 << 20).close()
+    assert json.loads((tmp_path / "config.json").read_text())
