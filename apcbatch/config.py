@@ -16,7 +16,7 @@ from typing import Any, Literal
 from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value, brief
+from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
