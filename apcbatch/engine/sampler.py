@@ -30,11 +30,13 @@ def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[f
     """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
     (r, vocabulary) float32. The token is NOT_FINITE where a logit is NaN or infinite. Without log-probabilities, which
     take a second look at every logit, they are NaN."""
-    finite = finite_rows(logits)
-    if not with_logprobs:
-        return ops.argmax(logits).where(finite, NOT_FINITE).tolist(), [math.nan] * logits.shape[0]
-    tokens, logprobs = ops.greedy(logits)
-    return tokens.where(finite, NOT_FINITE).tolist(), logprobs.tolist()
+    if with_logprobs:
+        tokens, logprobs = ops.greedy(logits)
+    else:
+        tokens, logprobs = ops.argmax(logits), None
+    if not logits.is_cuda:  # a device's ops look at each number anyway, and say so themselves
+        tokens = tokens.where(finite_rows(logits), NOT_FINITE)
+    return tokens.tolist(), [math.nan] * logits.shape[0] if logprobs is None else logprobs.tolist()
 
 
 def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:

@@ -197,7 +197,7 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See apcbatch.kernels.choose; the sum is float32."""
+    """See apcbatch.kernels.choose; the sum is float32. The token is -1 where a logit is NaN or infinite."""
     _require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
@@ -216,7 +216,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """See apcbatch.kernels.choose."""
+    """See apcbatch.kernels.choose. -1 where a logit is NaN or infinite."""
     _require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64, device=logits.device)

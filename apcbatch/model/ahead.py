@@ -1,7 +1,7 @@
 """Things that are made ahead of the asking, by several threads, in bounded memory.
 
-Must not know: what is made. Invariant: at most `most_bytes`, and one thing for each thread and each asking, are made and
-not yet taken.
+Must not know: what is made. Invariant: at most `most_bytes`, and one thing for each thread and each asking, are made
+and not yet taken.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
     """Catches sequences that fill a batch up and write a state or a page, tables that are too narrow, and lists that
     are left from the pass before: sequences of uneven contexts in a larger graph, against the same op by op."""
     folder = checkpoint("jamba whole")
-    config, device = load_model_config(folder), torch.device("cuda")
+    config, device = load_model_config(folder), torch.device("cuda", 0)
     arena = StateArena(config, 16, 64, torch.bfloat16, device)
     model = CausalLM(folder, config, torch.bfloat16, arena)
     graphed = graphs.GraphedLM(model, device)
