@@ -1,5 +1,5 @@
-// apcbatch._CUDA: the experts of decode passes for Python (pybind11). The Python side checks shapes, and keeps
-// alive what the addresses point at until the stream has passed.
+// apcbatch._CUDA: the experts of decode passes for Python (pybind11). The Python side checks shapes, and
+// keeps alive what the addresses point at until the stream has passed.
 #include "addresses.h"
 #include "experts.h"
 
@@ -14,17 +14,17 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
-void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated, Address weights,
-                          Address x, Address y, Address stream) {
+void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated,
+                          Address weights, Address x, Address y, Address stream) {
     expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
                     static_cast<const void* const*>(pointer(weights)), pointer(x), pointer(y)},
                    stream_of(stream));
 }
 
-void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present, Address weights,
-                      Address rows, Address y, Address stream) {
-    expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(weights), floats(rows),
-                static_cast<float*>(pointer(y))},
+void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present,
+                      Address weights, Address rows, Address y, Address stream) {
+    expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(weights),
+                floats(rows), static_cast<float*>(pointer(y))},
                stream_of(stream));
 }
 

@@ -1,8 +1,8 @@
 // What is chosen from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
 //
 // Invariant: a row's result depends on that row alone: sums are fixed trees over its columns, and the lower
-// index wins a tie; a row with a number that is not finite has no likeliest token, but -1. Must not know: what
-// the rows mean.
+// index wins a tie; a row with a number that is not finite has no likeliest token, but -1. Must not know:
+// what the rows mean.
 #include <climits>
 
 #include "quads.cuh"

@@ -2,69 +2,22 @@
 //
 // Blocks, one a multiprocessor, go round the tiles (an expert, some of its rows of weights, some of its
 // tokens). The eight warps of a block share the inputs of a tile: warp w takes inputs 64 w to 64 w + 63 of
-// every 512. It copies them into a ring of its own in shared memory, whole cache lines at a time, several stages
-// ahead and across the ends of tiles, so that warps wait for each other only where a tile's sums meet.
+// every 512. It copies them into a ring of its own in shared memory, whole cache lines at a time, several
+// stages ahead and across the ends of tiles, so that warps wait for each other only where a tile's sums meet.
 //
-// Invariant: an element of y is made by one sequence of operations that depends on `in` alone: not on how many
-// rows come together, nor on which shape of tile was chosen for them. Must not know: what was chosen why.
+// Invariant: an element of y is made by one sequence of operations that depends on `in` alone: not on how
+// many rows come together, nor on which shape of tile was chosen for them. Must not know: what was chosen
+// why.
 #include <stdexcept>
 
-#include "element.cuh"
-#include "experts.h"
+#include "expert_source.cuh"
 
 namespace apcbatch {
 namespace cuda {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
-constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kStepInputs = 64;                // of a warp before the next warp's: a cache line of a row
-constexpr int kWeightRows = 16, kColumns = 8;  // of one matrix instruction
-constexpr int kLineChunks = 8;                 // a cache line has so many of 16 bytes
-constexpr int kCopiedRows = 32 / kLineChunks;  // by one instruction of a warp
-
-// A tile has kMTiles x 16 rows of weights and kNTiles x 8 tokens; a stage is 64 inputs of each for every warp.
-template <int kMTiles_, int kNTiles_, int kStages_>
-struct Tile {
-    static constexpr int kMTiles = kMTiles_, kNTiles = kNTiles_, kStages = kStages_;
-    static constexpr int kRows = kMTiles * kWeightRows, kTokens = kNTiles * kColumns;
-    static constexpr int kStage = (kRows + kTokens) * kLineChunks;  // chunks of a warp
-    static constexpr int kRingBytes = kWarps * kStage * kStages * 16;
-    static constexpr int kPitch = kTokens == 8 ? 9 : kTokens + 9;  // few bank conflicts either way
-    static constexpr int kSums = kRows * kPitch;                   // floats of one warp
-    static constexpr int kBytes = kRingBytes + kWarps / 2 * kSums * int(sizeof(float));
-};
-using OneToEight = Tile<2, 1, 5>;
-using ToSixteen = Tile<2, 2, 4>;
-using More = Tile<4, 3, 2>;  // 24 at a time
-
-// Where a stage has this chunk of this row: eight lanes that read a row's half each, of two rows, meet no bank twice.
-__device__ __forceinline__ int chunk_of(int row, int chunk) {
-    return row * kLineChunks + (chunk ^ row % 2 * (kLineChunks / 2));
-}
-
-// 16 bytes from global memory, or zeros.
-__device__ __forceinline__ void copy_weights(uint4* to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                     unsigned(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void copy_inputs(uint4* to, const void* from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     unsigned(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLater>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-}
-
-// 16 rows of weights times 8 tokens, 16 inputs: a lane's halves of two rows, and of a token. Which 16 they are
-// is the same for both, and nothing else matters.
+// 16 rows of weights times 8 tokens, 16 inputs: a lane's halves of two rows, and of a token. Which 16 they
+// are is the same for both, and nothing else matters.
 __device__ __forceinline__ void multiply(float (&sums)[4], unsigned low, unsigned high, unsigned low_next,
                                          unsigned high_next, unsigned x, unsigned x_next) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -73,108 +26,13 @@ __device__ __forceinline__ void multiply(float (&sums)[4], unsigned low, unsigne
         : "r"(low), "r"(high), "r"(low_next), "r"(high_next), "r"(x), "r"(x_next));
 }
 
-// Where a block is among the tiles: those of one expert follow each other, and of one piece of weights those
-// of all its tokens.
-template <class T>
-struct Place {
-    int active = 0, before = 0;  // experts passed, and the tiles of these
-    int row_tile, first, count;  // first: of the tokens, by place
-
-    // Goes to this tile, which is not before the last; false past the end.
-    __device__ __forceinline__ bool seek(const Groups& groups, int tile, int row_tiles) {
-        for (; active < groups.experts; ++active) {
-            const int begin = groups.begins[active], tokens = groups.begins[active + 1] - begin;
-            const int parts = (tokens + T::kTokens - 1) / T::kTokens;
-            if (tile < before + parts * row_tiles) {
-                const int part = (tile - before) % parts;
-                row_tile = (tile - before) / parts;
-                first = begin + part * T::kTokens;
-                count = min(T::kTokens, tokens - part * T::kTokens);
-                return true;
-            }
-            before += parts * row_tiles;
-        }
-        return false;
-    }
-};
-
-// What a warp will copy next, and where its lane finds it: chunk lane % 8 of every fourth row.
-template <class T, bool kGated>
-struct Source {
-    static constexpr int kRowsEach = kGated ? T::kRows / 2 : T::kRows;  // of y
-    static constexpr int kWeightCopies = T::kRows / kCopiedRows, kTokenCopies = T::kTokens / kCopiedRows;
-
-    const ExpertProduct& p;
-    const Groups& groups;
-    const int row_tiles, row, chunk;
-    Place<T> place;
-    int tile, step;
-    const Bf16* weights;  // the lane's first row of the tile
-    const Bf16* tokens[kTokenCopies];
-    bool any;
-
-    __device__ __forceinline__ Source(const ExpertProduct& p, const Groups& groups, int row_tiles, int warp,
-                                      int lane)
-        : p(p), groups(groups), row_tiles(row_tiles), row(lane / kLineChunks), chunk(lane % kLineChunks),
-          tile(int(blockIdx.x)), step(warp) {
-        any = warp * kStepInputs < p.in;
-        if (any) find();
-    }
-
-    __device__ __forceinline__ void find() {
-        any = place.seek(groups, tile, row_tiles);
-        if (!any) return;
-        const auto* base = static_cast<const Bf16*>(p.weights[groups.expert[place.active]]);
-        weights = base + (std::int64_t(place.row_tile) * kRowsEach + row) * p.in + chunk * 8;
-#pragma unroll
-        for (int j = 0; j < kTokenCopies; ++j) {
-            const int at = place.first + min(j * kCopiedRows + row, place.count - 1);
-            const int from = kGated ? groups.pairs[at] / p.per_token : at;
-            tokens[j] = static_cast<const Bf16*>(p.x) + std::int64_t(from) * p.in + chunk * 8;
-        }
-    }
-
-    // Copies one stage into the warp's part of the ring, then goes on.
-    __device__ __forceinline__ void copy(uint4* ring) {
-        if (any) {
-            const int input = step * kStepInputs;
-            const bool there = input + chunk * 8 < p.in;
-#pragma unroll
-            for (int i = 0; i < kWeightCopies; ++i) {
-                const int within = i * kCopiedRows % kRowsEach;  // the up's rows are `out` after the gate's
-                const bool is_row = place.row_tile * kRowsEach + within + row < p.out;
-                const std::int64_t before = within + (i * kCopiedRows < kRowsEach ? 0 : p.out);
-                copy_weights(ring + chunk_of(i * kCopiedRows + row, chunk),
-                             there && is_row ? weights + before * p.in + input : p.x, there && is_row);
-            }
-#pragma unroll
-            for (int j = 0; j < kTokenCopies; ++j) {
-                if (j * kCopiedRows >= place.count) break;
-                const bool is_token = there && j * kCopiedRows + row < place.count;
-                copy_inputs(ring + chunk_of(T::kRows + j * kCopiedRows + row, chunk),
-                            is_token ? tokens[j] + input : p.x, is_token);
-            }
-            go_on();
-        }
-        commit_copies();
-    }
-
-    __device__ __forceinline__ void go_on() {
-        step += kWarps;
-        if (step * kStepInputs < p.in) return;
-        step = threadIdx.x / 32;
-        tile += int(gridDim.x);
-        find();
-    }
-};
-
 __device__ __forceinline__ void clear(float (&sums)[4]) {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
 }
 
-// Multiplies one stage of the warp's part of the ring. A lane reads the halves of a matrix instruction's two rows, and
-// of its token.
+// Multiplies one stage of the warp's part of the ring. A lane reads the halves of a matrix instruction's two
+// rows, and of its token.
 template <class T>
 __device__ __forceinline__ void add_stage(const uint4* ring, int count, int lane,
                                           float (&sums)[T::kMTiles][T::kNTiles][4]) {
@@ -209,7 +67,8 @@ __device__ __forceinline__ void each_sum(float (&sums)[T::kMTiles][T::kNTiles][4
         for (int j = 0; j < T::kNTiles; ++j) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int row = m * kWeightRows + i / 2 * 8 + lane / 4, column = j * kColumns + lane % 4 * 2 + i % 2;
+                const int row = m * kWeightRows + i / 2 * 8 + lane / 4,
+                          column = j * kColumns + lane % 4 * 2 + i % 2;
                 function(row * T::kPitch + column, sums[m][j][i]);
             }
         }
@@ -265,7 +124,8 @@ __device__ __forceinline__ void fetch(const Groups* groups, Groups& shared) {
 }
 
 template <class T, bool kGated>
-__global__ void __launch_bounds__(kThreads, 1) expert_product_kernel(const __grid_constant__ ExpertProduct p) {
+__global__ void __launch_bounds__(kThreads, 1)
+    expert_product_kernel(const __grid_constant__ ExpertProduct p) {
     extern __shared__ uint4 memory[];
     __shared__ Groups groups;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

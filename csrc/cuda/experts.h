@@ -13,10 +13,10 @@ constexpr int kMostTaken = 512;  // (token, choice) pairs of one pass
 
 // The pairs by their experts. A pair is token * per_token + choice; its place is its position in `pairs`.
 struct Groups {
-    int experts;                    // that were chosen at all
-    int expert[kMostExperts];       // which, ascending
-    int begins[kMostExperts + 1];   // the place of each one's first pair; then the number of pairs
-    int pairs[kMostTaken];          // each expert's ascending
+    int experts;                   // that were chosen at all
+    int expert[kMostExperts];      // which, ascending
+    int begins[kMostExperts + 1];  // the place of each one's first pair; then the number of pairs
+    int pairs[kMostTaken];         // each expert's ascending
 };
 
 // chosen (tokens, per_token). present: null, or how many tokens, the first ones, are there at all.
@@ -30,12 +30,12 @@ struct Grouping {
 void group(const Grouping& params, cudaStream_t stream);
 
 // One product of every expert with the rows of its pairs: y = x W^T, or, `gated`, silu(gate x) * up x for W
-// with the gate's rows before the up's. A gated product reads the row of a pair's token and writes that of its
-// place, in bfloat16; a plain one reads that of its place and writes that of its pair, in float32.
+// with the gate's rows before the up's. A gated product reads the row of a pair's token and writes that of
+// its place, in bfloat16; a plain one reads that of its place and writes that of its pair, in float32.
 struct ExpertProduct {
     const Groups* groups;
     int tokens, per_token;
-    int in, out;                 // in: a multiple of 8; out: columns of y
+    int in, out;  // in: a multiple of 8; out: columns of y
     bool gated;
     const void* const* weights;  // (experts), each (out or 2 out, in) contiguous, aligned to 16 bytes
     const void* x;               // rows of `in` bfloat16, contiguous, aligned to 16 bytes

@@ -1,6 +1,6 @@
 // The selective scan of sequences of one token, for decoding: a thread has one channel or two, all its loads
-// in flight at once. The arithmetic, and its order, are those of selective_scan, so the bits are the same. Must not
-// know: Python.
+// in flight at once. The arithmetic, and its order, are those of selective_scan, so the bits are the same.
+// Must not know: Python.
 #include <algorithm>
 
 #include "element.cuh"
@@ -144,8 +144,8 @@ __device__ __forceinline__ float step_channel(float (&h)[kStatesAtOnce], const f
     return __fmaf_rn(D, x, step_states(h, rate, step, __fmul_rn(step, x), B, C));
 }
 
-// Two channels a thread, and several sequences one after the other, the next one's inputs on their way while this one
-// is computed: for up to 16 states and channels that lie in pairs.
+// Two channels a thread, and several sequences one after the other, the next one's inputs on their way while
+// this one is computed: for up to 16 states and channels that lie in pairs.
 template <class T>
 __global__ void __launch_bounds__(kStepThreads, 6)
     selective_steps_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences, int count,
