@@ -5,10 +5,9 @@ Must not know: what the request holds, who gives it back.
 
 from __future__ import annotations
 
-import torch
-
 from apcbatch.engine.sequence import Sequence
 from apcbatch.errors import RequestError
+from apcbatch.model.place import ran_out_of_memory
 from apcbatch.model.state import PAGE_TOKENS
 
 
@@ -32,6 +31,6 @@ def not_finite() -> RequestError:
 
 def failed_pass(error: Exception) -> RequestError:
     """A pass with this request in it raised."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "not enough memory" in str(error):
+    if ran_out_of_memory(error):
         return RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
     return RequestError("internal", f"{error!r} in a pass with this request; run it again")

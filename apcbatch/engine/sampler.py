@@ -30,13 +30,19 @@ def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[f
     """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
     (r, vocabulary) float32. The token is NOT_FINITE where a logit is NaN or infinite. Without log-probabilities, which
     take a second look at every logit, they are NaN."""
-    if with_logprobs:
-        tokens, logprobs = ops.greedy(logits)
-    else:
-        tokens, logprobs = ops.argmax(logits), None
-    if not logits.is_cuda:  # a device's ops look at each number anyway, and say so themselves
+    if not with_logprobs:
+        return _checked(ops.argmax(logits), logits), [math.nan] * logits.shape[0]
+    tokens, logprobs = ops.greedy(logits)
+    return _checked(tokens, logits), logprobs.tolist()
+
+
+def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> list[int]:
+    """The tokens, NOT_FINITE where the row is not. One sum over all rows tells; where it is not finite, the rows are
+    looked at one by one. The ops of a device look at each number anyway, and say so themselves."""
+    if not logits.is_cuda and not math.isfinite(logits.sum().item()):
         tokens = tokens.where(finite_rows(logits), NOT_FINITE)
-    return tokens.tolist(), [math.nan] * logits.shape[0] if logprobs is None else logprobs.tolist()
+    chosen: list[int] = tokens.tolist()
+    return chosen
 
 
 def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:

@@ -39,6 +39,12 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the host or the device has no more memory; torch has no type of its own for the
+    host's."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
 def make_arena(
     config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> StateArena:
@@ -63,8 +69,11 @@ def load_model(
     """The model with its weights on the arena's device. ModelError, UsageError."""
     try:
         model = CausalLM(folder, config, dtype, arena)
-    except torch.OutOfMemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
+            raise
+        remedy = " or --device cpu" if arena.device.type == "cuda" else ", or run where there is more memory"
         raise UsageError(
-            "the model's weights do not fit the device beside the states; give a smaller --pool-size or --device cpu"
+            f"the model's weights do not fit the memory beside the states; give a smaller --pool-size{remedy}"
         ) from None
     return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)

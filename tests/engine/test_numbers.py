@@ -176,6 +176,25 @@ def test_memory_that_is_not_there_is_a_sentence(family: str, tiny_checkpoint: Ca
                pool_size_bytes=1 << 60, max_running=1 << 16)  # fmt: skip
 
 
+def test_the_hosts_memory_may_run_out(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: torch's error for the host, which has no type of its own, was told as an internal one."""
+
+    def greedy_for_memory(*_: object) -> torch.Tensor:
+        return torch.empty(1 << 60, dtype=torch.uint8)
+
+    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
+    monkeypatch.setattr(engine._model, "forward", greedy_for_memory)
+    (result,) = engine.run([Request("r", PROMPT)])
+    assert result.error is not None and result.error.code == "out_of_memory" and result.error.retryable
+    monkeypatch.setattr("apcbatch.model.place.CausalLM", greedy_for_memory)
+    with pytest.raises(
+        UsageError, match="weights do not fit the memory .* smaller --pool-size, or run where"
+    ):
+        Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
+
+
 def test_pages_cost_memory_when_they_are_used() -> None:
     """Fault: a list with an entry for each of a billion pages. Pages are handed out once, and again when released."""
     pool = PagePool(1 << 31)
