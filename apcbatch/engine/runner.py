@@ -58,8 +58,8 @@ def make_batch(chunks: list[Chunk]) -> Batch:
     computed = np.array([chunk.sequence.computed for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
     tokens = np.concatenate([c.sequence.tokens[c.sequence.computed : c.end] for c in chunks]).astype(np.int64)
-    positions = np.concatenate([np.arange(c.sequence.computed, c.end) for c in chunks])
     owner = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(ends[-1]) + (computed - ends + counts)[owner]
     page_table = _page_table(chunks)
     slots = page_table[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
     rows = ends[[i for i, chunk in enumerate(chunks) if chunk.samples]] - 1
@@ -77,8 +77,9 @@ def _page_table(chunks: list[Chunk]) -> np.ndarray:
     """(sequences, most pages of any) int64; zeros where a model has no attention."""
     width = max((-(-chunk.end // PAGE_TOKENS) for chunk in chunks), default=0)
     table = np.zeros((len(chunks), width), np.int64)
-    for row, chunk in zip(table, chunks, strict=True):
-        row[: len(chunk.sequence.pages)] = chunk.sequence.pages
+    for row, chunk in enumerate(chunks):
+        if len(chunk.sequence.pages):
+            table[row, : len(chunk.sequence.pages)] = chunk.sequence.pages
     return table
 
 
@@ -104,4 +105,4 @@ def _offsets(counts: np.ndarray) -> torch.Tensor:
 
 
 def _int64(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.from_numpy(np.array(values, np.int64))

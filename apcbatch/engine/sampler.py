@@ -37,12 +37,11 @@ def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[f
 
 
 def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> list[int]:
-    """The tokens, NOT_FINITE where the row is not. One sum over all rows tells, which a device adds up before anybody
-    waits for the tokens; where it is not finite, the rows are looked at one by one."""
-    total = logits.sum()
+    """The tokens, NOT_FINITE where the row is not. One sum over all rows tells; where it is not finite, the rows are
+    looked at one by one. The ops of a device look at each number anyway, and say so themselves."""
+    if not logits.is_cuda and not math.isfinite(logits.sum().item()):
+        tokens = tokens.where(finite_rows(logits), NOT_FINITE)
     chosen: list[int] = tokens.tolist()
-    if not math.isfinite(total.item()):
-        chosen = tokens.where(finite_rows(logits), NOT_FINITE).tolist()
     return chosen
 
 

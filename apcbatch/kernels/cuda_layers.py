@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from apcbatch.kernels.cuda import causal_conv, selective_scan
+from apcbatch.kernels.cuda_experts import FewTokens
 from apcbatch.kernels.cuda_rows import (
     DeviceLinear,
     add_rms_norm_,
@@ -34,10 +35,11 @@ class DeviceNorm(PreNorm):
 
 
 class DeviceResidual(Residual):
-    """The residual stream of a pass: see apcbatch.kernels.residual."""
+    """The residual stream of a pass: see apcbatch.kernels.residual. present: (1,) int64 on the device, how many of its
+    rows, the first ones, are there; None: all. Nothing is to be done for the others."""
 
-    def __init__(self, begin: torch.Tensor) -> None:
-        self.sum, self.delta, self.has_delta = begin, begin, False
+    def __init__(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> None:
+        self.sum, self.delta, self.has_delta, self.present = begin, begin, False, present
 
     def normed(self, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor:
         if self.has_delta:
@@ -101,8 +103,10 @@ class DeviceMlp:
 class DeviceMixture:
     """Some of the experts for each token, added in ascending order: see apcbatch.kernels.feed_forward.
 
-    One expert after the other takes its tokens; how many they are comes from the device, once a call, so that a pass
-    waits for it and no CUDA graph can hold it.
+    For few tokens nothing is asked of the device. For more, one expert after the other takes its tokens; how many they
+    are comes from the device, once a call, so that a pass waits for it and no CUDA graph can hold it.
+
+    most_captured: the most tokens of a call that a graph can hold.
     """
 
     def __init__(
@@ -111,20 +115,29 @@ class DeviceMixture:
         self._norm = norm
         self.router, self.experts, self.experts_per_token = router, list(experts), experts_per_token
         self._numbers = torch.arange(len(experts), device=router.weight.device)
+        self._few = FewTokens([expert.gate_up for expert in experts], [expert.down for expert in experts])
+        self.most_captured = self._few.most_pairs // experts_per_token
 
-    def __call__(self, residual: Residual) -> None:
+    def __call__(self, residual: DeviceResidual) -> None:
         x = residual.normed(self._norm, self.router.dtype)
         logits = linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         weights, chosen = softmax_topk(logits, self.experts_per_token)  # (t, k) each
+        few = x.shape[0] <= self.most_captured
+        make = self._few.mixture if few else self._one_by_one
+        residual.leave(make(x, weights, chosen, residual.present))
+
+    def _one_by_one(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, _: torch.Tensor | None
+    ) -> torch.Tensor:
         chosen, ascending = chosen.sort(dim=1)
         weights = weights.gather(1, ascending)
         order = chosen.flatten().argsort(stable=True)  # (t k): every choice, an expert's next to each other
         counts = (chosen.flatten() == self._numbers.unsqueeze(1)).sum(dim=1).tolist()
-        taken = x[order // self.experts_per_token].split(counts)
+        taken = torch.split(x[order // self.experts_per_token], counts)
         made = [expert(part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
         place = order.argsort().view_as(chosen)  # of every choice among the rows made
         rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
         y = rows[place[:, 0]] * weights[:, :1]
         for i in range(1, self.experts_per_token):
             y += rows[place[:, i]] * weights[:, i : i + 1]
-        residual.leave(y)
+        return y

@@ -16,7 +16,7 @@ from apcbatch.kernels.cuda import DTYPE_CODES, extension
 EXACT_ROWS = 128  # of every product, where products must not depend on how many rows come together
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
-CUDA_NUMERICS_VERSION = 2
+CUDA_NUMERICS_VERSION = 3
 
 _exact = False
 
@@ -197,7 +197,7 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """See apcbatch.kernels.choose; the sum is float32."""
+    """See apcbatch.kernels.choose; the sum is float32. The token is -1 where a logit is NaN or infinite."""
     _require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
@@ -216,7 +216,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """See apcbatch.kernels.choose."""
+    """See apcbatch.kernels.choose. -1 where a logit is NaN or infinite."""
     _require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64, device=logits.device)

@@ -116,9 +116,9 @@ def pre_norm(weight: torch.Tensor, eps: float) -> PreNorm:
     return (DeviceNorm if weight.is_cuda else PreNorm)(weight, eps)
 
 
-def residual(begin: torch.Tensor) -> Residual:
-    """The residual stream of a pass: see Residual."""
-    return (DeviceResidual if begin.is_cuda else Residual)(begin)
+def residual(begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
+    """The residual stream of a pass: see Residual, and DeviceResidual for `present`."""
+    return DeviceResidual(begin, present) if begin.is_cuda else Residual(begin)
 
 
 def mixer(
@@ -142,8 +142,8 @@ def mixture(
     norm: PreNorm, router: Any, experts: Sequence[Any], experts_per_token: int
 ) -> Callable[[Residual], None]:
     """Some of the experts for each token: see FusedMixture."""
-    make = DeviceMixture if isinstance(norm, DeviceNorm) else FusedMixture
-    return make(norm, router, experts, experts_per_token)
+    make: Any = DeviceMixture if isinstance(norm, DeviceNorm) else FusedMixture
+    return cast(Callable[[Residual], None], make(norm, router, experts, experts_per_token))
 
 
 def numerics(dtype: torch.dtype, device: torch.device | None = None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from apcbatch import _C
@@ -71,20 +72,43 @@ class Ragged:
 
     def __post_init__(self) -> None:
         _check_tensors(self)
+        highest = _highest_of_decode(self)
+        if highest is not None:
+            b = self.final_slots.numel()
+            self._settle(b, b, highest)
+            return
         lengths = _check_offsets(self.cu_seqlens.tolist(), "cu_seqlens", self.cu_seqlens[-1].item(), 1)
         cuts = self.snapshot_cu.tolist()
         _check_offsets(cuts, "snapshot_cu", self.snapshot_positions.numel(), 0)
         _check_positions(self.snapshot_positions.tolist(), cuts, lengths)
         slots = _check_slots(self)
+        self._settle(len(lengths), sum(lengths), max(slots, default=-1))
+
+    def _settle(self, num_sequences: int, num_tokens: int, max_slot: int) -> None:
         assign = object.__setattr__
-        assign(self, "num_sequences", len(lengths))
-        assign(self, "num_tokens", sum(lengths))
-        assign(self, "max_slot", max(slots, default=-1))
+        assign(self, "num_sequences", num_sequences)
+        assign(self, "num_tokens", num_tokens)
+        assign(self, "max_slot", max_slot)
         arrays = (
             self.cu_seqlens, self.initial_slots, self.final_slots, self.snapshot_cu, self.snapshot_positions,
             self.snapshot_slots,
         )
-        assign(self, "params", _C.RaggedParams(len(lengths), *(array.data_ptr() for array in arrays)))
+        assign(self, "params", _C.RaggedParams(num_sequences, *(array.data_ptr() for array in arrays)))
+
+
+def _highest_of_decode(ragged: Ragged) -> int | None:
+    """The highest slot of a decode pass, if all is well: one token each, no snapshots, each state goes on in its own
+    slot or begins. None: something else, to be looked at piece by piece. As arrays, since this is done every pass."""
+    offsets, initial, final = ragged.cu_seqlens.numpy(), ragged.initial_slots.numpy(), ragged.final_slots.numpy()
+    b = len(final)
+    if ragged.snapshot_slots.numel() or not b or ragged.snapshot_cu.numpy().any():
+        return None
+    if offsets[0] or (np.diff(offsets) != 1).any() or ((initial != final) & (initial != -1)).any():
+        return None
+    ascending = np.sort(final)
+    if ascending[0] < 0 or (ascending[1:] == ascending[:-1]).any():
+        return None
+    return int(ascending[-1])
 
 
 def _check_tensors(ragged: Ragged) -> None:

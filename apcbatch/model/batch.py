@@ -20,7 +20,8 @@ class Batch:
 
     token_ids (t,) int64. ragged: offsets, and the state slots read, written and kept. logits_rows (r,) int64: the
     tokens whose logits are wanted. For attention layers: page_table (b, pages) int64, context (b,) int64 tokens cached
-    before this piece, token_slots (t,) int64 = page x page_tokens + offset of each token.
+    before this piece, token_slots (t,) int64 = page x page_tokens + offset of each token; -1: it is not written.
+    present: (1,) int64, where only so many of the tokens, the first ones, are there, and the rest fill the batch up.
     """
 
     token_ids: torch.Tensor
@@ -29,6 +30,7 @@ class Batch:
     page_table: torch.Tensor
     context: torch.Tensor
     token_slots: torch.Tensor
+    present: torch.Tensor | None = None
 
     def on(self, device: torch.device) -> Batch:
         """A copy on a CUDA device, with a DeviceBatch as its ragged."""

@@ -5,6 +5,7 @@ Must not know: requests. Pre-norm residual layers; the residual stream is float3
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,18 +133,17 @@ class CausalLM:
         return embedding
 
     @property
-    def captures(self) -> bool:
-        """Whether a CUDA graph can hold a decode pass: it never waits for the device, and needs no pages."""
-        return all(
-            isinstance(layer.mixer, MambaMixer) and layer.feed_forward is None for layer in self.layers
-        )
+    def most_captured(self) -> int:
+        """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
+        mixtures = (part for part in (x.feed_forward for x in self.layers) if isinstance(part, ops.DeviceMixture))
+        return min((part.most_captured for part in mixtures), default=sys.maxsize)
 
     def _decode_stack(self) -> ops.DecodeStack | None:
         """On a CUDA device, what runs the decode passes of a few sequences; None where attention or experts stand
         between the mixers."""
         parts = [layer.mixer.part for layer in self.layers if isinstance(layer.mixer, MambaMixer)]
         mixers = [part for part in parts if isinstance(part, ops.DeviceMixer)]
-        if not self.captures or len(mixers) != len(self.layers):
+        if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
             return None
         assert isinstance(self.lm_head, ops.DeviceLinear)
         return ops.DecodeStack(mixers, self.final_norm, self.lm_head)
@@ -168,7 +168,7 @@ class CausalLM:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
-        residual = ops.residual(self._embed(batch.token_ids))
+        residual = ops.residual(self._embed(batch.token_ids), batch.present)
         for layer in self.layers:
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:

@@ -1,7 +1,7 @@
-"""A model on a CUDA device: decode passes of Mamba layers are replayed as CUDA graphs, others are launched op by op.
+"""A model on a CUDA device: decode passes are replayed as CUDA graphs, others are launched op by op.
 
-Must not know: requests. A graph is captured when a size of batch first comes up: sizes are powers of two, the rest of a
-batch is filled up with sequences that read and write no state.
+Must not know: requests. A graph is captured when a size of batch, or a width of its page table, first comes up: both
+are powers of two, the rest of a batch is filled up with sequences that read and write no state and no page.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 
 LARGEST_GRAPH = 256  # sequences
+NARROWEST_TABLE = 16  # pages a sequence, of a model with attention
+LARGEST_TABLE = 1 << 16  # pages of all sequences: what attention needs beside grows with it
 
 
 class GraphedLM:
@@ -24,33 +26,45 @@ class GraphedLM:
     def __init__(self, model: CausalLM, device: torch.device) -> None:
         self.fingerprint = model.fingerprint
         self._model, self._device = model, device
-        self._graphs: dict[int, _DecodeGraph] = {}
+        self._has_pages = model.config.num_attention_layers > 0
+        self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
         self._memory: Any = None  # shared by all graphs: only one runs at a time
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits (rows, vocabulary) float32 on the device."""
-        b = batch.ragged.num_sequences
-        if not (self._model.captures and _is_decode(batch) and b <= LARGEST_GRAPH):
+        size, columns = self._graph_of(batch)
+        if not _is_decode(batch) or size > self._most_captured or size * columns > LARGEST_TABLE:
             return self._model.forward(batch.on(self._device))
-        size = _power_of_two(b)
-        graph = self._graphs.get(size)
+        graph = self._graphs.get((size, columns))
         if graph is None:
-            graph = self._graphs[size] = _DecodeGraph(self._model, size, self._device, self._memory)
+            graph = _DecodeGraph(self._model, size, columns, self._device, self._memory)
+            self._graphs[size, columns] = graph
             self._memory = graph.memory
         return graph.replay(batch)
 
+    @property
+    def _most_captured(self) -> int:
+        return min(LARGEST_GRAPH, self._model.most_captured)
+
+    def _graph_of(self, batch: Batch) -> tuple[int, int]:
+        """How many sequences, and pages of each, the graph has that takes this decode pass."""
+        size = _power_of_two(batch.ragged.num_sequences)
+        if not self._has_pages:
+            return size, 0
+        return size, max(NARROWEST_TABLE, _power_of_two(batch.page_table.shape[1]))
+
 
 class _DecodeGraph:
-    """One token of each of `size` sequences; the graph begins by fetching the tokens and slots from pinned memory."""
+    """One token of each of `size` sequences of at most `columns` pages; the graph begins by fetching the tokens, slots
+    and pages from pinned memory."""
 
-    def __init__(self, model: CausalLM, size: int, device: torch.device, memory: Any) -> None:
-        self._batch = _empty_batch(size).on(device)
-        ragged: object = self._batch.ragged
-        assert isinstance(ragged, DeviceBatch)
-        self._slots = ragged.slots
-        self._staged = torch.full((3, size), -1, pin_memory=True)  # tokens, initial and final slots
-        self._staged[0] = 0
+    def __init__(
+        self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any
+    ) -> None:
+        self._staged = _Lists(size, columns, pin_memory=True)
+        self._lists = _Lists(size, columns, device=device)
+        self._batch = self._lists.batch(device)
         self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -64,20 +78,67 @@ class _DecodeGraph:
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
-        self._batch.token_ids.copy_(self._staged[0], non_blocking=True)
-        self._slots.copy_(self._staged[1:], non_blocking=True)
+        self._lists.memory.copy_(self._staged.memory, non_blocking=True)
+        ragged: object = self._batch.ragged
+        assert isinstance(ragged, DeviceBatch)
+        ragged.slots.copy_(self._lists.slots)
         return self._run(self._batch)
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """The batch's logits; they are overwritten by the next replay."""
-        b, ragged = batch.ragged.num_sequences, batch.ragged
         self._fetched.synchronize()  # by the replay before
-        self._staged[0, :b] = batch.token_ids
-        self._staged[1, :b], self._staged[2, :b] = ragged.initial_slots, ragged.final_slots
-        self._staged[1:, b:] = -1  # sequences without states
+        self._staged.fill(batch)
         self._graph.replay()
         self._fetched.record()
-        return self._logits[:b]
+        return self._logits[: batch.ragged.num_sequences]
+
+
+class _Lists:
+    """What changes from pass to pass, in one piece of memory: how many sequences are there, and of each the token, the
+    initial and the final slot, the tokens before, where the token's KV goes, the pages."""
+
+    def __init__(self, size: int, columns: int, **where: Any) -> None:
+        self.memory = torch.full((1 + (5 + columns) * size,), -1, dtype=torch.int64, **where)
+        self.present, rest = self.memory[:1], self.memory[1:]
+        self._each = each = rest[: 5 * size].view(5, size)
+        self.token_ids, self.slots, self.context, self.token_slots = each[0], each[1:3], each[3], each[4]
+        self.page_table = rest[5 * size :].view(size, columns)
+        for part in (self.present, self.token_ids, self.page_table):
+            part.zero_()
+
+    def fill(self, batch: Batch) -> None:
+        """Take a batch's lists, on the host; the sequences after its own have no state, no context, no page."""
+        b, ragged = batch.ragged.num_sequences, batch.ragged
+        each, table = self._each.numpy(), self.page_table.numpy()  # a tenth of the time that torch takes to assign
+        self.memory.numpy()[0] = b
+        each[0, :b] = batch.token_ids.numpy()
+        each[1, :b], each[2, :b] = ragged.initial_slots.numpy(), ragged.final_slots.numpy()
+        each[1:3, b:] = -1
+        if table.shape[1]:
+            each[3, :b], each[4, :b] = batch.context.numpy(), batch.token_slots.numpy()
+            each[3:, b:] = -1
+            table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
+
+    def batch(self, device: torch.device) -> Batch:
+        """The decode pass that these lists on the device are of."""
+        size = self.token_ids.numel()
+        on_host = Batch(
+            token_ids=torch.zeros(size, dtype=torch.int64),
+            ragged=Ragged.create(torch.arange(size + 1)),
+            logits_rows=torch.arange(size),
+            page_table=torch.zeros((size, 0), dtype=torch.int64),
+            context=torch.zeros(size, dtype=torch.int64),
+            token_slots=torch.full((size,), -1),
+        ).on(device)
+        return Batch(
+            token_ids=self.token_ids,
+            ragged=on_host.ragged,
+            logits_rows=on_host.logits_rows,
+            page_table=self.page_table,
+            context=self.context,
+            token_slots=self.token_slots,
+            present=self.present,
+        )
 
 
 def _is_decode(batch: Batch) -> bool:
@@ -85,18 +146,6 @@ def _is_decode(batch: Batch) -> bool:
     ragged = batch.ragged
     b = ragged.num_sequences
     return ragged.num_tokens == b == batch.logits_rows.numel() and not ragged.snapshot_slots.numel()
-
-
-def _empty_batch(size: int) -> Batch:
-    """One token of each of `size` sequences without states."""
-    return Batch(
-        token_ids=torch.zeros(size, dtype=torch.int64),
-        ragged=Ragged.create(torch.arange(size + 1)),
-        logits_rows=torch.arange(size),
-        page_table=torch.zeros((size, 0), dtype=torch.int64),
-        context=torch.zeros(size, dtype=torch.int64),
-        token_slots=torch.full((size,), -1),
-    )
 
 
 def _power_of_two(count: int) -> int:

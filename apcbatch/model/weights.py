@@ -1,13 +1,14 @@
 """The tensors of a checkpoint: safetensors, single or sharded with an index.
 
 Must not know: what the tensors mean. Invariants: every tensor is asked for exactly once, with its shape; a missing, a
-surplus or a mis-shaped tensor is an error that names the tensor and its file, before its numbers are read; pickle
-formats are never opened, nor is anything but a regular file of a plain name in the folder.
+surplus or a mis-shaped tensor is an error that names the tensor and its file; pickle formats are never opened, nor is
+anything but a regular file of a plain name in the folder.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import reprlib
 from pathlib import Path
@@ -19,6 +20,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from apcbatch.errors import ModelError
+from apcbatch.model.ahead import Ahead
 from apcbatch.model.finite import finite_rows
 from apcbatch.model.hf_config import load_json
 from apcbatch.regular_files import open_regular_file
@@ -26,7 +28,9 @@ from apcbatch.regular_files import open_regular_file
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
-_FLOATING = ("F64", "F32", "F16", "BF16")
+_FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # and their bytes
+MOST_THREADS = 8  # that read for a device
+AHEAD_BYTES = 1 << 30
 
 
 class Checkpoint:
@@ -38,6 +42,7 @@ class Checkpoint:
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
         self._digests: dict[str, bytes] = {}
+        self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # from the first tensor that is asked for
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -45,6 +50,8 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
         self._files.clear()
 
     def __contains__(self, name: str) -> bool:
@@ -72,18 +79,36 @@ class Checkpoint:
         """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite number
         becomes NaN, which no function swallows: what uses it never looks like an answer."""
         path = self.require(name, shape)
+        if self._ahead is None:
+            self._ahead = self._read_ahead()
         try:
-            tensor: torch.Tensor = self._files[path].get_tensor(name)
+            tensor, self._digests[name] = self._ahead.take(name)
         except SafetensorError as error:
             raise ModelError(
                 f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again"
             ) from None
-        label = f"{name} {tensor.dtype} {list(shape)}".encode()
-        flat = tensor.reshape(-1)
-        self._digests[name] = xxhash.xxh3_128_digest(flat.view(torch.uint8).numpy().data) + label
-        if not finite_rows(flat.unsqueeze(0)):
+        return tensor
+
+    def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
+        """What reads, digests and places the tensors: by layer, and last those of no layer."""
+        found = {name: self._files[path].get_slice(name) for name, path in self._where.items()}
+        sizes = {
+            name: math.prod(found[name].get_shape()) * _FLOATING[found[name].get_dtype()]
+            for name in sorted(found, key=_by_layer)
+            if found[name].get_dtype() in _FLOATING
+        }
+        threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
+        return Ahead(self._read, sizes, threads=threads, most_bytes=AHEAD_BYTES)
+
+    def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
+        """A tensor on the device, without infinite numbers, and its digest as it is in the file."""
+        tensor: torch.Tensor = self._files[self._where[name]].get_tensor(name)
+        label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+        digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
+        tensor = tensor.to(self._device)
+        if not finite_rows(tensor.reshape(1, -1)):
             tensor = tensor.where(tensor.isfinite(), math.nan)
-        return tensor.to(self._device)
+        return tensor, digest
 
     def finish(self) -> bytes:
         """Digest of all tensors by name, whatever their files; ModelError where a tensor was never asked for."""
@@ -143,3 +168,8 @@ class Checkpoint:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ModelError(f"{path} is not a whole safetensors file ({why:.200}); copy it again") from None
         return self._files[path]
+
+
+def _by_layer(name: str) -> tuple[bool, list[int], str]:
+    numbers = [int(part) for part in name.split(".") if part.isdecimal()]
+    return not numbers, numbers, name

@@ -32,6 +32,7 @@ struct Batch {
 
 void bind_rows(py::module_& module);
 void bind_decode(py::module_& module);
+void bind_experts(py::module_& module);
 
 }  // namespace cuda
 }  // namespace apcbatch

@@ -83,4 +83,5 @@ PYBIND11_MODULE(_CUDA, m) {
     m.def("selective_scan", &scan, ReleaseGil());
     bind_rows(m);
     bind_decode(m);
+    bind_experts(m);
 }

@@ -63,6 +63,7 @@ struct Channels {
         // Not through the read-only cache: this thread may write the slot later.
         const T* from =
             static_cast<const T*>(p.state) + slot * p.state_stride + (kWidth - 1 + t) * p.d_inner + c;
+        if (kPaired) return *reinterpret_cast<const Pair<T>*>(from);
         return join(from[0], both ? from[1] : T(0.0f));
     }
 
@@ -90,6 +91,10 @@ struct Channels {
         T* to = static_cast<T*>(p.state) + slot * p.state_stride + c;
 #pragma unroll
         for (int k = 0; k < kWidth - 1; ++k, to += p.d_inner) {
+            if (kPaired) {
+                *reinterpret_cast<Pair<T>*>(to) = tail[k];
+                continue;
+            }
             const T* pair = reinterpret_cast<const T*>(&tail[k]);
             to[0] = pair[0];
             if (both) to[1] = pair[1];
@@ -208,7 +213,7 @@ void launch_width(const ConvParams& p, std::int64_t num_tokens, std::int64_t lon
 
 template <class T>
 void launch_dtype(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
-    if (aligned<T>({{p.x, p.x_stride}, {p.out, p.out_stride}}, p.d_inner, 2)) {
+    if (aligned<T>({{p.x, p.x_stride}, {p.out, p.out_stride}, {p.state, p.state_stride}}, p.d_inner, 2)) {
         launch_width<T, true>(p, num_tokens, longest, stream);
     } else {
         launch_width<T, false>(p, num_tokens, longest, stream);

@@ -1,7 +1,8 @@
 // What is chosen from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
 //
 // Invariant: a row's result depends on that row alone: sums are fixed trees over its columns, and the lower
-// index wins a tie. Must not know: what the rows mean.
+// index wins a tie; a row with a number that is not finite has no likeliest token, but -1. Must not know:
+// what the rows mean.
 #include <climits>
 
 #include "quads.cuh"
@@ -78,16 +79,25 @@ __global__ void __launch_bounds__(kRowThreads) logprob_kernel(LogprobParams p) {
     const std::int64_t row = blockIdx.x;
     const float* logits = p.logits + row * p.stride;
     Best best = none();
+    bool finite = true;
 #pragma unroll 8
-    for (int at = threadIdx.x; at < p.n; at += kRowThreads) best = better(best, Best{logits[at], at});
+    for (int at = threadIdx.x; at < p.n; at += kRowThreads) {
+        const float logit = logits[at];
+        finite = finite && isfinite(logit);
+        best = better(best, Best{logit, at});
+    }
     best = block_best(best);
-    if (p.choose && threadIdx.x == 0) p.tokens[row] = best.index == INT_MAX ? 0 : best.index;
+    if (p.choose) {
+        finite = __syncthreads_and(finite);
+        if (threadIdx.x == 0) p.tokens[row] = finite ? best.index : -1;
+    }
     if (!p.logprobs) return;
     float sum = 0.0f;
 #pragma unroll 8
     for (int at = threadIdx.x; at < p.n; at += kRowThreads) sum += expf(logits[at] - best.value);
     sum = block_sum<kRowThreads>(sum);
-    if (threadIdx.x == 0) p.logprobs[row] = logits[p.tokens[row]] - best.value - logf(sum);
+    if (threadIdx.x == 0)
+        p.logprobs[row] = p.tokens[row] < 0 ? NAN : logits[p.tokens[row]] - best.value - logf(sum);
 }
 
 }  // namespace

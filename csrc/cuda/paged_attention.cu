@@ -233,7 +233,7 @@ __global__ void join_kernel(PagedAttention p) {
             total.join(part);
         }
         static_cast<T*>(p.out)[(begin * p.heads + head) * head_dim + column] =
-            narrow<T>(total.out[0] / total.sum);
+            narrow<T>(splits ? total.out[0] / total.sum : 0.0f);
     }
 }
 
@@ -259,6 +259,7 @@ void launch(PagedAttention p, cudaStream_t stream) {
 template <class T>
 __global__ void write_kv_kernel(KvParams p) {
     const std::int64_t token = blockIdx.x, slot = p.token_slots[token];
+    if (slot < 0) return;
     const T* k = static_cast<const T*>(p.k) + token * p.k_stride;
     const T* v = static_cast<const T*>(p.v) + token * p.v_stride;
     for (std::int64_t i = threadIdx.x; i < p.row; i += blockDim.x) {

@@ -10,19 +10,24 @@ import pytest
 import torch
 
 from apcbatch import Engine
+from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import graphs
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.state import StateArena
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
 AT_ONCE = {"hidden_size": 64, "time_step_rank": 8}  # a shape whose decode passes are one launch
+WHOLE = {"hidden_size": 64, "intermediate_size": 96}  # a shape whose decode passes a graph holds in bfloat16
 MODELS = {
     "mamba": ("mamba", {}),
     "falcon_mamba": ("falcon_mamba", {}),
     "jamba": ("jamba", {}),
     "mamba at once": ("mamba", AT_ONCE),
     "falcon_mamba at once": ("falcon_mamba", AT_ONCE),
+    "jamba whole": ("jamba", WHOLE),
 }
 COLD = {"policy": "none", "max_running": 1}
 
@@ -89,6 +94,75 @@ def test_replayed_passes_equal_launched_ones(
     replayed = serve(folder, seed, **options)
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
     assert serve(folder, seed, **options) == replayed, f"seed {seed}"
+
+
+def test_jamba_decodes_in_graphs(checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a decode pass of Jamba that goes op by op, and one whose answers are others in a graph: alone, where both
+    ways have the same products, bit for bit."""
+    replays, replay = [], graphs._DecodeGraph.replay
+
+    def noted(graph: graphs._DecodeGraph, batch: Batch) -> torch.Tensor:
+        replays.append(batch.ragged.num_sequences)
+        return replay(graph, batch)
+
+    folder, seed = checkpoint("jamba whole"), random.randrange(1 << 30)
+    monkeypatch.setattr(graphs._DecodeGraph, "replay", noted)
+    replayed = serve(folder, seed, dtype="bfloat16", **COLD)
+    assert len(replays) >= sum(len(answer[0]) - 1 for answer in replayed.values())
+    monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
+    assert serve(folder, seed, dtype="bfloat16", **COLD) == replayed, f"seed {seed}"
+    monkeypatch.setattr(graphs, "LARGEST_GRAPH", 256)
+    serve(folder, seed, dtype="bfloat16", policy="none", max_running=7)
+    assert max(replays) > 4
+
+
+def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
+    """Catches sequences that fill a batch up and write a state or a page, tables that are too narrow, and lists that
+    are left from the pass before: sequences of uneven contexts in a larger graph, against the same op by op."""
+    folder = checkpoint("jamba whole")
+    config, device = load_model_config(folder), torch.device("cuda", 0)
+    arena = StateArena(config, 16, 64, torch.bfloat16, device)
+    model = CausalLM(folder, config, torch.bfloat16, arena)
+    graphed = graphs.GraphedLM(model, device)
+    for contexts in ([3, 700, 64, 63, 129, 5, 9], [1, 90, 64, 128, 65], [1300, 7, 2]):
+        for part in (arena.ssm, arena.conv, arena.kv):
+            part.normal_()
+        before = [part.clone() for part in (arena.ssm, arena.conv, arena.kv)]
+        batch = _decode_batch(contexts, config.vocab_size)
+        logits = graphed.forward(batch).clone()
+        after = [part.clone() for part in (arena.ssm, arena.conv, arena.kv)]
+        for part, kept in zip((arena.ssm, arena.conv, arena.kv), before, strict=True):
+            part.copy_(kept)
+        launched = model.forward(batch.on(device))
+        apart = (logits - launched).norm(dim=1) / launched.norm(dim=1)
+        assert apart.median() <= 2e-2  # of one row, the products' last bits may choose another expert
+        for part, replayed, kept in zip((arena.ssm, arena.conv), after, before, strict=False):
+            assert torch.equal(_changed(replayed, kept), _changed(part, kept))
+        tokens = [part.flatten(2, 3).movedim(2, 0) for part in (after[2], arena.kv, before[2])]
+        assert torch.equal(_changed(tokens[0], tokens[2]), _changed(tokens[1], tokens[2]))
+
+
+def _changed(part: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Which rows are others than before."""
+    return (part != before).flatten(1).any(dim=1)
+
+
+def _decode_batch(contexts: list[int], vocab: int) -> Batch:
+    """One token of each sequence: slots from 0 on, pages in a random order."""
+    b, widths = len(contexts), [length // 64 + 1 for length in contexts]
+    pages = torch.randperm(64)[: sum(widths)].split(widths)
+    table = torch.zeros(b, max(widths), dtype=torch.int64)
+    for row, own in zip(table, pages, strict=True):
+        row[: len(own)] = own
+    context, slots = torch.tensor(contexts), torch.arange(b)
+    return Batch(
+        token_ids=torch.randint(vocab, (b,)),
+        ragged=Ragged.create(torch.arange(b + 1), initial_slots=slots, final_slots=slots),
+        logits_rows=torch.arange(b),
+        page_table=table,
+        context=context,
+        token_slots=table[slots, context // 64] * 64 + context % 64,
+    )
 
 
 @pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once"])

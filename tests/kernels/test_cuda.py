@@ -110,6 +110,23 @@ def test_rows_at_any_address(dtype, offset):
         assert same_bits(first, second)
 
 
+@pytest.mark.parametrize("d_state", [5, 16, 17])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_single_tokens_of_many_sequences(dtype, d_state):
+    """A sequence that goes on with the inputs of the one before it in its block, or other bits where channels do not
+    lie in pairs."""
+    generator = random.Random(fresh_seed())
+    inputs = Scan.random(401, 1026, d_state, dtype)
+    wide = torch.zeros(401, 1027, dtype=dtype)
+    wide[:, 1:] = inputs.x
+    batch = mixed_batch(generator, [1] * 401)
+    start = inputs.arena(4 * 401)
+    together, apart = start.clone(), start.clone()
+    y = inputs.run(together, batch)
+    assert same_bits(y, dataclasses.replace(inputs, x=wide[:, 1:]).run(apart, batch))
+    assert same_bits(together, apart)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_agrees_with_the_cpu_kernels(dtype):
     """CPU and CUDA that compute different functions: they may differ by roundings alone."""

@@ -77,6 +77,18 @@ def test_greedy(columns: int) -> None:
     assert one == pytest.approx(torch.log_softmax(logits[0].double(), 0)[token].item(), rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_numbers_that_are_not_finite_have_no_token(wrong: float) -> None:
+    """Catches a token that is drawn from them, and rows beside that lose theirs."""
+    logits = draw(9, 5000)
+    logits[4, random.randrange(5000)] = wrong
+    tokens, logprobs = ops.greedy(logits)
+    others = torch.arange(9) != 4
+    assert tokens[4] == ops.argmax(logits)[4] == -1
+    assert logprobs[4].isnan()
+    assert torch.equal(tokens.cpu()[others], logits.cpu().argmax(1)[others])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> None:
     """Catches a product whose bits change with how many rows come together, where exactness was asked for."""

@@ -1,0 +1,78 @@
+"""Things that are made ahead of the asking, by several threads, in bounded memory.
+
+Must not know: what is made. Invariant: at most `most_bytes`, and one thing for each thread and each asking, are made
+and not yet taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from threading import Condition, Thread
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """Makes things by their names. sizes: their bytes, in the order in which they will about be asked for."""
+
+    def __init__(
+        self, make: Callable[[str], T], sizes: Mapping[str, int], *, threads: int, most_bytes: int
+    ) -> None:
+        self._make, self._sizes, self._most_bytes = make, sizes, most_bytes
+        self._waiting = dict.fromkeys(sizes)  # names, as a set in order
+        self._begun: dict[str, Future[T]] = {}
+        self._held = 0  # bytes of what is begun and not yet taken
+        self._changed = Condition()
+        self._threads = [Thread(target=self._go_on, name="apcbatch-ahead", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, name: str) -> T:
+        """The thing of this name, once: made now where no thread has begun it. Raises what `make` raised."""
+        with self._changed:
+            future = self._begun.get(name)
+            mine = future is None
+            if future is None:
+                future = self._begin(name)
+        if mine:
+            self._finish(name, future)
+        try:
+            return future.result()
+        finally:
+            with self._changed:
+                del self._begun[name]
+                self._held -= self._sizes[name]
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let go of what was not taken, and wait for the threads."""
+        with self._changed:
+            self._waiting.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._begun.clear()
+
+    def _go_on(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._waiting or self._held < self._most_bytes)
+                name = next(iter(self._waiting), None)
+                if name is None:
+                    return
+                future = self._begin(name)
+            self._finish(name, future)
+
+    def _begin(self, name: str) -> Future[T]:
+        self._waiting.pop(name, None)
+        self._held += self._sizes[name]
+        future = self._begun[name] = Future()
+        return future
+
+    def _finish(self, name: str, future: Future[T]) -> None:
+        try:
+            future.set_result(self._make(name))
+        except BaseException as error:  # whoever takes it gets it
+            future.set_exception(error)

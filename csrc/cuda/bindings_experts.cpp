@@ -1,0 +1,44 @@
+// apcbatch._CUDA: the experts of decode passes for Python (pybind11). The Python side checks shapes, and
+// keeps alive what the addresses point at until the stream has passed.
+#include "addresses.h"
+#include "experts.h"
+
+namespace apcbatch {
+namespace cuda {
+namespace {
+
+void bound_group(int tokens, int per_token, int num_experts, Address chosen, Address present, Address groups,
+                 Address stream) {
+    group({tokens, per_token, num_experts, integers(chosen), integers(present),
+           static_cast<Groups*>(pointer(groups))},
+          stream_of(stream));
+}
+
+void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated,
+                          Address weights, Address x, Address y, Address stream) {
+    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
+                    static_cast<const void* const*>(pointer(weights)), pointer(x), pointer(y)},
+                   stream_of(stream));
+}
+
+void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present,
+                      Address weights, Address rows, Address y, Address stream) {
+    expert_sum({tokens, per_token, columns, integers(chosen), integers(present), floats(weights),
+                floats(rows), static_cast<float*>(pointer(y))},
+               stream_of(stream));
+}
+
+}  // namespace
+
+void bind_experts(py::module_& m) {
+    m.attr("MOST_EXPERTS") = kMostExperts;
+    m.attr("MOST_TAKEN") = kMostTaken;
+    m.attr("GROUPS_BYTES") = sizeof(Groups);
+    m.def("takes_experts", &takes_experts);
+    m.def("group", &bound_group, ReleaseGil());
+    m.def("expert_product", &bound_expert_product, ReleaseGil());
+    m.def("expert_sum", &bound_expert_sum, ReleaseGil());
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

@@ -1,0 +1,100 @@
+"""The experts of decode passes on a CUDA device: right against float64, and a token's bits its own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from apcbatch.kernels import ops
+from apcbatch.kernels.cuda_experts import FewTokens
+from apcbatch.kernels.cuda_rows import device_linear
+
+pytestmark = pytest.mark.cuda
+SHAPES = [(16, 8), (64, 96), (72, 1064), (512, 1032), (1536, 520), (4096, 128)]  # hidden, inner
+COUNTS = [1, 7, 8, 9, 16, 17, 33, 64, 256]  # tokens: every shape of tile, and several tiles of an expert
+
+
+def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).bfloat16()
+
+
+def make(experts: int, hidden: int, inner: int) -> tuple[FewTokens, torch.Tensor, torch.Tensor]:
+    gate_up, down = draw(experts, 2 * inner, hidden, scale=hidden**-0.5), draw(experts, hidden, inner)
+    few = FewTokens([device_linear(part) for part in gate_up], [device_linear(part) for part in down])
+    return few, gate_up, down
+
+
+def expected(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """One expert in float64, but for the rounding between its products."""
+    gate, up = (x.double() @ gate_up.double().t()).chunk(2, dim=1)
+    return (torch.nn.functional.silu(gate) * up).bfloat16().double() @ down.double().t()
+
+
+def close(actual: torch.Tensor, exact: torch.Tensor) -> bool:
+    return bool((actual.double() - exact).norm() <= 3e-3 * exact.norm() + 1e-6)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), SHAPES)
+@pytest.mark.parametrize("t", COUNTS)
+def test_one_expert(t: int, hidden: int, inner: int) -> None:
+    """Catches tails of rows, of inputs and of tokens that are left out, and a token that depends on its company."""
+    few, gate_up, down = make(1, hidden, inner)
+    x = draw(t, hidden)
+    ones, first = torch.ones(t, 1, device="cuda"), torch.zeros(t, 1, dtype=torch.int64, device="cuda")
+    y = few.mixture(x, ones, first, None)
+    assert close(y, expected(x, gate_up[0], down[0]))
+    one = random.randrange(t)
+    assert torch.equal(few.mixture(x[one : one + 1].clone(), ones[:1], first[:1], None), y[one : one + 1])
+
+
+@pytest.mark.parametrize(("experts", "k"), [(4, 2), (16, 2), (128, 2), (5, 1), (3, 3), (16, 4)])
+@pytest.mark.parametrize("t", COUNTS)
+def test_mixture(t: int, experts: int, k: int) -> None:
+    """Catches a token that goes to another expert or takes another's weight, experts added in the order of their
+    likelihood, tokens that are not there and are not zero, and a token that depends on its company."""
+    t, hidden, inner = min(t, 512 // k), 64, 96
+    few, gate_up, down = make(experts, hidden, inner)
+    x = draw(t, hidden)
+    weights, chosen = ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
+    there = random.randrange(1, t + 1)
+    y = few.mixture(x, weights, chosen, torch.tensor([there], device="cuda"))
+    exact = torch.zeros(t, hidden, dtype=torch.float64, device="cuda")
+    for expert in range(experts):
+        weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
+        exact += weight * expected(x, gate_up[expert], down[expert])
+    assert close(y[:there], exact[:there])
+    assert not y[there:].any()
+    assert torch.equal(few.mixture(x, weights, chosen, None)[:there], y[:there])
+    one = random.randrange(there)
+    alone = few.mixture(x[one : one + 1].clone(), weights[one : one + 1], chosen[one : one + 1], None)
+    assert torch.equal(alone, y[one : one + 1])
+
+
+def test_everyone_wants_the_same_experts() -> None:
+    """Catches an expert with more tokens than a tile has, and experts without any."""
+    few, gate_up, down = make(16, 64, 96)
+    x, weights = draw(200, 64), torch.rand(200, 2, device="cuda")
+    chosen = torch.tensor([[9, 3]], device="cuda").repeat(200, 1)
+    exact = sum(weights[:, i : i + 1].double() * expected(x, gate_up[e], down[e]) for i, e in ((0, 9), (1, 3)))
+    assert close(few.mixture(x, weights, chosen, None), exact)
+
+
+def test_a_row_of_nan_stays_alone() -> None:
+    """Catches a token without a sensible choice that spoils the others' or is counted twice where there is no room."""
+    few, _, _ = make(8, 64, 96)
+    x, logits = draw(8, 64), torch.randn(8, 8, device="cuda")
+    clean = few.mixture(x, *ops.softmax_topk(logits, 2), None)
+    logits[3] = torch.nan
+    x[3] = torch.nan
+    spoiled = few.mixture(x, *ops.softmax_topk(logits, 2), None)
+    others = torch.arange(8, device="cuda") != 3
+    assert torch.equal(spoiled[others], clean[others])
+
+
+@pytest.mark.parametrize(("hidden", "inner", "dtype"), [(36, 64, torch.bfloat16), (64, 64, torch.float32)])
+def test_what_the_kernels_do_not_take(hidden: int, inner: int, dtype: torch.dtype) -> None:
+    """Catches shapes and dtypes that would be read beyond their rows."""
+    gate_up, down = (torch.zeros(shape, dtype=dtype, device="cuda") for shape in ((2 * inner, hidden), (hidden, inner)))
+    assert FewTokens([device_linear(gate_up)], [device_linear(down)]).most_pairs == 0

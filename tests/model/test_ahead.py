@@ -1,0 +1,74 @@
+"""What is made ahead of the asking: the same things, in bounded memory, and no thread left."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from apcbatch.model.ahead import Ahead
+
+NAMES = [f"thing {i}" for i in range(200)]
+
+
+def things(threads: int, most_bytes: int, make=lambda name: name.upper()) -> Ahead[str]:
+    return Ahead(make, dict.fromkeys(NAMES, 10), threads=threads, most_bytes=most_bytes)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("most_bytes", [0, 25, 10_000])
+def test_any_order_of_asking(threads: int, most_bytes: int) -> None:
+    """Catches a thing that is made twice or never, and an asking that waits for ever: nothing fits, or what was made
+    first is asked for last."""
+    made: list[str] = []
+
+    def make(name: str) -> str:
+        made.append(name)
+        return name.upper()
+
+    ahead = things(threads, most_bytes, make)
+    order = random.sample(NAMES, len(NAMES))
+    assert [ahead.take(name) for name in order] == [name.upper() for name in order]
+    ahead.close()
+    assert sorted(made) == sorted(NAMES)
+
+
+def test_no_more_is_made_than_fits() -> None:
+    """Catches threads that read a whole checkpoint before any of it is taken."""
+    made: list[str] = []
+    ahead = things(3, 50, lambda name: made.append(name) or name)
+    for taken in range(5):
+        time.sleep(0.05)
+        assert len(made) <= taken + 5 + 3
+        ahead.take(NAMES[taken])
+    ahead.close()
+    assert len(made) < 20
+
+
+def test_what_fails_fails_where_it_is_asked_for() -> None:
+    """Catches a failure that is lost in a thread, that comes for another thing, or that ends the making."""
+
+    def make(name: str) -> str:
+        if name == NAMES[3]:
+            raise ValueError(name)
+        return name
+
+    ahead = things(2, 1000, make)
+    for name in NAMES[:10]:
+        if name == NAMES[3]:
+            with pytest.raises(ValueError, match=name):
+                ahead.take(name)
+        else:
+            assert ahead.take(name) == name
+    ahead.close()
+
+
+def test_no_thread_is_left() -> None:
+    """Catches threads that go on reading after a checkpoint was found to be damaged."""
+    before = threading.active_count()
+    ahead = things(4, 30)
+    ahead.take(NAMES[0])
+    ahead.close()
+    assert threading.active_count() == before

@@ -1,0 +1,42 @@
+"""What a captured decode pass reads: the lists of one batch after those of another."""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.model.batch import Batch
+from apcbatch.model.graphs import _Lists
+
+
+def batch(b: int, pages: int) -> Batch:
+    slots = torch.arange(b) + 5
+    return Batch(
+        token_ids=torch.arange(b) + 1,
+        ragged=Ragged.create(torch.arange(b + 1), initial_slots=slots, final_slots=slots),
+        logits_rows=torch.arange(b),
+        page_table=torch.arange(b * pages).view(b, pages),
+        context=torch.full((b,), 64 * pages - 1),
+        token_slots=torch.arange(b) * 64,
+    )
+
+
+def test_a_smaller_batch_leaves_nothing_of_the_larger_one() -> None:
+    """Catches sequences of an earlier pass that go on in the rows that fill a batch up, and write their states."""
+    lists = _Lists(8, 16)
+    lists.fill(batch(7, 9))
+    lists.fill(batch(3, 2))
+    assert lists.present.tolist() == [3]
+    assert lists.token_ids[:3].tolist() == [1, 2, 3]
+    assert lists.slots.tolist() == [[5, 6, 7, -1, -1, -1, -1, -1]] * 2
+    assert lists.context.tolist() == [127] * 3 + [-1] * 5
+    assert lists.token_slots.tolist() == [0, 64, 128] + [-1] * 5
+    assert lists.page_table[:3, :2].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_model_without_attention_has_no_pages() -> None:
+    """Catches a table of pages that is copied to the device for nothing."""
+    lists = _Lists(4, 0)
+    lists.fill(batch(4, 3))
+    assert lists.memory.numel() == 1 + 5 * 4
+    assert lists.slots.tolist() == [[5, 6, 7, 8]] * 2
