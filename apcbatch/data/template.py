@@ -104,6 +104,8 @@ class ChatTemplate:
             raise ModelError(f"{where} is not valid Jinja: {outcome}; restore the file as the model was published")
         if isinstance(outcome, BeyondBounds):
             raise ModelError(f"{where} cannot be used: {outcome} for one short message; give the model another one")
+        if isinstance(outcome, RequestError) and outcome.code == "context_length_exceeded":
+            raise ModelError(f"{where} cannot be used for one short message: {outcome}; give the model another one")
         # Where it refuses the probe, which is its right, real conversations will tell.
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from apcbatch.data import template_process
 from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.template_frames import CPU_SECONDS, MAX_CHARACTERS, MEMORY_BYTES
 from apcbatch.data.template_process import BeyondBounds, TemplateProcess
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
@@ -210,3 +211,18 @@ def test_a_value_that_json_does_not_have_is_an_error_of_the_conversation() -> No
     with pytest.raises(RequestError, match="the messages or tools hold a value that JSON does not have"):
         list(process.texts([USER], [{"day": datetime(2026, 1, 1)}], [1]))
     assert list(process.texts([USER], [float("nan")], [1])) == ["[nan]"]
+
+
+def test_a_template_that_makes_a_long_text_of_a_short_message_is_refused(model_dir: Callable[..., Path]) -> None:
+    """Catches a template that is taken though no prompt of it can be, and that takes its time for every request."""
+    with pytest.raises(ModelError, match="for one short message: the prompt holds 20,000,000 characters"):
+        template_of(model_dir("gpt2", "{{ 'x' * 20000000 }}"))
+
+
+def test_the_pages_name_the_bounds() -> None:
+    """Catches a page that is older than the bound it names."""
+    pages = Path(__file__).resolve().parents[2] / "docs"
+    security, commands = (pages / "security.md").read_text(), (pages / "cli.md").read_text()
+    assert f"{CPU_SECONDS} s of processor time for one text, {MEMORY_BYTES >> 30} GiB of memory" in security
+    assert f"a text of {MAX_CHARACTERS:,} characters" in security
+    assert f"{CPU_SECONDS} s of processor time, {MEMORY_BYTES >> 30} GiB of memory" in commands
