@@ -58,7 +58,7 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h csrc/cuda/*
 
-soak: $(VENV)/.installed
+soak: $(VENV)/.installed sanitize
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 

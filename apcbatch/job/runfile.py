@@ -143,14 +143,16 @@ def _as_json(facts: dict[str, Any]) -> bytes:
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(field, then, now) of each field that changes answers and is not the same; unknown fields are equal."""
+    """(field, then, now) of each field that changes answers and is not the same; an option that the version of
+    then did not have is equal."""
     pairs = [
         (f"input.{key}", then["input"].get(key), now["input"].get(key))
         for key in ("size_bytes", "xxh3_of_ends")
     ]
     if now["input"]["size_bytes"] is None:
         pairs.append(("input.name", then["input"].get("name"), now["input"]["name"]))
-    pairs += [(name, then["config"].get(name), now["config"][name]) for name in CHANGES_ANSWERS]
+    earlier = then["config"]
+    pairs += [(name, earlier[name], now["config"][name]) for name in CHANGES_ANSWERS if name in earlier]
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))
     if now["model_fingerprint"] is not None:
         pairs.append(("model_fingerprint", then.get("model_fingerprint"), now["model_fingerprint"]))

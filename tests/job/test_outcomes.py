@@ -202,14 +202,14 @@ def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, t
     from apcbatch.data.template import ChatTemplate
     from apcbatch.errors import RequestError
 
-    render = ChatTemplate.render
+    texts = ChatTemplate.texts
 
-    def strict(self, messages, tools=None):
+    def strict(self, messages, tools, counts):
         if "conversation 1:" in messages[1]["content"]:
-            raise RequestError("invalid_request", "the template refuses it")
-        return render(self, messages, tools)
+            return iter([RequestError("invalid_request", "the template refuses it")] * len(counts))
+        return texts(self, messages, tools, counts)
 
-    monkeypatch.setattr(ChatTemplate, "render", strict)
+    monkeypatch.setattr(ChatTemplate, "texts", strict)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
     assert done.code == 3 and done.last_words.endswith("--resume")

@@ -84,7 +84,7 @@ def test_a_nul_in_the_configuration_is_a_sentence(apcbatch, tmp_path):
     """Fault: a path that no file can have ends in `internal error`."""
     (tmp_path / "c.yaml").write_text('store: "a\\0b"\n')
     done = apcbatch(*RUN, "--config", "c.yaml")
-    assert done.code == 2 and "without a NUL character" in done.stderr
+    assert done.code == 2 and "in Unicode and without NUL" in done.stderr
 
 
 def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monkeypatch):

@@ -210,7 +210,7 @@ def test_a_rollout_is_bound_to_its_own_answers(apcbatch, tmp_path, turn):
 def test_a_long_rollout_is_resumed(apcbatch, tmp_path):
     """Fault: hundreds of answered turns of one conversation end in a RecursionError."""
     rollout = ("--turns", "rollout", "--max-tokens", 1)
-    messages = [{"role": role, "content": "x"} for _ in range(600) for role in ("user", "assistant")]
+    messages = [{"role": role, "content": "x"} for _ in range(430) for role in ("user", "assistant")]
     write_lines(tmp_path / "in.jsonl", [{"id": "long", "messages": messages}])
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout)
     out = tmp_path / "out.jsonl"
@@ -229,6 +229,10 @@ def test_an_out_without_digests_is_taken_with_a_warning(apcbatch, tmp_path):
     for record in records:
         del record["apcbatch"]["request_digest"], record["apcbatch"]["line_digest"]
     write_lines(tmp_path / "out.jsonl", records)
+    run_file = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(run_file.read_text())
+    del facts["config"]["max_request_tokens"]  # that version did not have it
+    run_file.write_text(json.dumps(facts))
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 0 and "4 lines of" in done.stderr and "of a version that did not note" in done.stderr
     assert len(answers(read_records(tmp_path / "out.jsonl"))) == 6
