@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.data import template_process
+from apcbatch.data import template_frames, template_process
 from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.template_child import Template
+from apcbatch.data.template_frames import DONE, TOO_LONG
 from apcbatch.data.template_process import BeyondBounds, TemplateProcess
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
@@ -210,3 +212,19 @@ def test_a_value_that_json_does_not_have_is_an_error_of_the_conversation() -> No
     with pytest.raises(RequestError, match="the messages or tools hold a value that JSON does not have"):
         list(process.texts([USER], [{"day": datetime(2026, 1, 1)}], [1]))
     assert list(process.texts([USER], [float("nan")], [1])) == ["[nan]"]
+
+
+def test_the_bounds_are_those_of_the_documentation() -> None:
+    """Catches a bound that is not the one which users are told."""
+    bounds = (template_frames.CPU_SECONDS, template_frames.MEMORY_BYTES, template_frames.MAX_CHARACTERS)
+    assert bounds == (10, 1 << 30, 16_777_216)
+    told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert "| a prompt's text | 16,777,216 characters |" in told
+    assert "| the chat template, for one text | 10 s of processor time, 1 GiB of memory |" in told
+
+
+@pytest.mark.parametrize(("length", "answer"), [(16_777_216, DONE), (16_777_217, TOO_LONG)])
+def test_the_longest_text_is_one(length: int, answer: bytes) -> None:
+    """Catches a text of just so many characters that is refused, and one more that is not."""
+    [(letter, text)] = Template("{{ 'a' * length }}", {"length": length}).answers([], None, [0])
+    assert (letter, len(text) if letter == DONE else int(text)) == (answer, length)
