@@ -146,3 +146,12 @@ def test_small_model_files_are_part_of_what_a_run_is(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("weights are in the fingerprint")
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     assert model_files_digest(tmp_path) in seen
+
+
+def test_the_block_sizes_are_those_of_the_documentation() -> None:
+    """Catches a grid that is compared by one command and not by the other, or by none."""
+    from apcbatch.job import plan, tune
+
+    told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert plan.BLOCK_SIZES == tune.BLOCK_SIZES
+    assert f"besides {','.join(map(str, tune.BLOCK_SIZES))};" in told

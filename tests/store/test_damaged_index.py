@@ -21,6 +21,7 @@ from tests.store.conftest import (
     assert_is,
     key_of,
     object_files,
+    path_of,
     put_chain,
 )
 
@@ -229,6 +230,18 @@ def test_a_damaged_index_is_put_aside_once_and_not_destroyed(folder: Path, warni
             assert store.stats().entries == 3
         assert (folder / f"{INDEX_NAME}.damaged").read_bytes() == noise
     assert len(list(folder.glob("*.damaged"))) == 1 and len(warnings) == 2
+
+
+def test_a_new_index_says_what_is_in_it(folder: Path, warnings: list[str]) -> None:
+    """Catches a count of snapshots that could not be used which leaves some out, or names a whole one."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 5)
+    for key in keys[3:]:
+        path_of(folder, key).write_bytes(b"nonsense")
+    (folder / INDEX_NAME).write_bytes(b"noise" * 2000)
+    Store.open(folder, warn=warnings.append).close()
+    assert len(warnings) == 1
+    assert warnings[0].endswith("from the snapshot files: 3 snapshots are in it, 2 could not be used")
 
 
 def test_damage_that_a_run_finds_is_mended_by_the_next(folder: Path, warnings: list[str]) -> None:
