@@ -74,7 +74,7 @@ def test_the_least_valuable_goes_first(room: int) -> None:
 
 @pytest.mark.parametrize("room", [1, FIRST_ROWS - 1, FIRST_ROWS, FIRST_ROWS + 5, 4 * FIRST_ROWS])
 def test_many_live_snapshots(room: int) -> None:
-    """Catches a table of values that does not grow, or loses what is in it: alike stems go in the order of their use."""
+    """Catches a table of values that does not grow, or loses what is in it: equal stems go by their next use."""
     count = 4 * FIRST_ROWS + 1
     stems = [(number, 1000) for number in range(count)]
     data = dataset(*[(*stem, 1) for stem in stems], *[(*stem, 2) for stem in stems])

@@ -199,7 +199,9 @@ def test_prune_by_any_age(store: Store, age_s: float) -> None:
     assert store.prune(older_than_s=age_s).num_left == (0 if age_s <= 0 else 3)
 
 
-def test_a_bad_file_that_cannot_be_read_again_stays(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_file_that_cannot_be_read_again_stays(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a check that ends in an OSError, or removes what it could not read: a disk may fail for a moment."""
     key = put_chain(store, "a", 1)[0]
     store.flush()
