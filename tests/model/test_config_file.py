@@ -211,6 +211,16 @@ def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Pa
         assert config.mixer_norm_eps == getattr(oracle, "mixer_rms_eps", config.mixer_norm_eps)
 
 
+def test_the_first_architecture_is_the_one(tmp_path: Path) -> None:
+    """Fault: where a file names several, another one is taken than `transformers` takes."""
+    names = ["JambaForCausalLM", "JambaModel"]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names}))
+    assert load_model_config(tmp_path).family == "jamba"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names[::-1]}))
+    with pytest.raises(ModelError, match="architecture 'JambaModel' is not supported"):
+        load_model_config(tmp_path)
+
+
 # The files themselves
 
 

@@ -244,6 +244,18 @@ def test_a_new_index_says_what_is_in_it(folder: Path, warnings: list[str]) -> No
     assert warnings[0].endswith("from the snapshot files: 3 snapshots are in it, 2 could not be used")
 
 
+def test_an_index_of_a_newer_sqlite_is_made_anew(folder: Path, warnings: list[str]) -> None:
+    """Catches the byte that says so being looked for beside its place: SQLite calls such an index read-only."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 2)
+    with open(folder / INDEX_NAME, "r+b") as file:
+        file.seek(18)  # the write version; the next byte is the version to read, which stays
+        file.write(b"\x09")
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.present(keys) == set(keys)
+    assert len(warnings) == 1 and "it claims to be of a newer SQLite" in warnings[0]
+
+
 def test_damage_that_a_run_finds_is_mended_by_the_next(folder: Path, warnings: list[str]) -> None:
     """Fault: what only a later call notices is never mended, and the store is of no use for good."""
     with Store.open(folder, LIMIT, warn=warnings.append) as store:

@@ -216,3 +216,12 @@ def test_a_bad_file_that_cannot_be_read_again_stays(
     assert [fault.endswith("it is nonsense") for fault in report.faults] == [True]
     assert (report.num_files_removed, next(faults, None)) == (0, None)
     assert path_of(folder, key).read_bytes() == b"nonsense" and store.present([key]) == {key}
+
+
+def test_prune_to_nothing_takes_the_last_one_too(store: Store, folder: Path) -> None:
+    """Catches a single snapshot that no limit removes."""
+    put_chain(store, "a", 1)
+    store.flush()
+    report = store.prune(size_bytes=0)
+    assert (report.num_removed, report.num_left, report.num_bytes_left) == (1, 0, 0)
+    assert object_files(folder) == []
