@@ -13,7 +13,7 @@ import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
-from apcbatch.store.format import INDEX_NAME, MARKER_NAME, SUSPECT_NAME
+from apcbatch.store.format import INDEX_NAME, MARKER_NAME, MAX_PRIORITY, SUSPECT_NAME
 from tests.store.conftest import (
     FINGERPRINT,
     LAYOUT,
@@ -230,6 +230,28 @@ def test_a_damaged_index_is_put_aside_once_and_not_destroyed(folder: Path, warni
             assert store.stats().entries == 3
         assert (folder / f"{INDEX_NAME}.damaged").read_bytes() == noise
     assert len(list(folder.glob("*.damaged"))) == 1 and len(warnings) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "damaged"),
+    [
+        ("UPDATE totals SET entries = entries + 1", True),
+        ("UPDATE totals SET bytes = bytes - 1", True),
+        ("UPDATE totals SET clock = -1.0", True),
+        (f"UPDATE totals SET clock = {2 * MAX_PRIORITY!r}", True),
+        ("UPDATE snapshots SET children = children + 1 WHERE parent IS NULL", True),
+        ("UPDATE totals SET clock = 0.0", False),
+        (f"UPDATE totals SET clock = {MAX_PRIORITY!r}", False),
+    ],
+)
+def test_each_total_is_compared_by_itself(folder: Path, warnings: list[str], change: str, damaged: bool) -> None:
+    """Catches a total that is only looked at where another one is wrong too: eviction goes by each of them."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    execute(folder, change)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.present(keys) == set(keys)
+    assert ["its totals are not those of its rows" in line for line in warnings] == [True] * damaged
 
 
 def test_a_new_index_says_what_is_in_it(folder: Path, warnings: list[str]) -> None:
