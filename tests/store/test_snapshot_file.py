@@ -247,7 +247,7 @@ def test_attacks_are_refused_before_memory_is_taken(name: str) -> None:
         data = forged(change, bytes(130), metadata)
     reader = MemoryReader(data)
     with pytest.raises(BadSnapshot, match="its format is" if name == "newer format" else None):
-        read_tensors(reader, read_header(reader))
+        read_header(reader)  # not the tensors: their checksums do not match either
     assert reader.largest_read <= 16 * 1024
 
 
