@@ -317,3 +317,10 @@ def test_a_device_without_kernels_is_left_alone_or_told(name: str, monkeypatch: 
     else:
         with pytest.raises(UsageError, match="--device cuda: the kernels are not built"):
             choose_device(name)
+
+
+def test_times_are_told_in_milliseconds() -> None:
+    """Catches a time in another unit, or of the other phase."""
+    sequence = make_sequence(Request("r", [1, 2, 3]), VOCAB, None)
+    sequence.prefill_s, sequence.decode_s = 2.0, 0.5
+    assert (sequence.result().prefill_ms, sequence.result().decode_ms) == (2000.0, 500.0)
