@@ -100,3 +100,17 @@ def test_common_length_of_any_texts(beginning: str, one: str, other: str) -> Non
         min(len(one), len(other)),
     )
     assert common_length(one, other) == plain
+
+
+def test_only_what_follows_the_last_marker_is_tokenised_again(
+    model_dir: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches markers that are never cut at: the tokens are the same, but some hundred characters more are encoded."""
+    tokenizer = load_tokenizer(model_dir("chatml"))
+    text = "<|im_start|>" + "flight reservations " * 100 + "<|im_end|><|im_start|>user"
+    base = SharedText(tokenizer, text)
+    lengths = encoded_characters(tokenizer, monkeypatch)
+    for other, ending in ((text[:-2], "<|im_start|>us"), (text + " 1", "<|im_start|>user 1")):
+        assert base.tokenise(other, common_length(other, text)).tolist() == tokenizer.encode(other).ids
+        assert lengths == [len(ending), len(other)]
+        lengths.clear()

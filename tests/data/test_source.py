@@ -9,12 +9,14 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
 
+from apcbatch.data import source
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
@@ -223,3 +225,17 @@ def test_real_conversations_are_all_read(
         counts["conversations"] += 1
         counts["messages"] += len(record.messages)
     assert counts == {"conversations": conversations, "messages": messages}
+
+
+def test_rows_that_end_in_a_fault_name_the_next_one() -> None:
+    """Catches a record whose line is not the one that its error names: rows count from 1, as lines do."""
+
+    def rows() -> Iterator[Any]:
+        yield from ROWS[:2]
+        raise OSError("the disk is away")
+
+    told: list[str] = []
+    *read, broken = source._read_rows("rows.parquet", rows(), None, told.append)
+    assert len(read) == 2 and isinstance(broken, BadLine)
+    assert (broken.line, broken.error.line, broken.error.code) == (3, 3, "invalid_request")
+    assert told == [str(broken.error)] == ["rows.parquet cannot be read further after row 2: the disk is away"]

@@ -179,3 +179,11 @@ def test_deep_nesting_ends_one_conversation(model_dir: Callable[..., Path]) -> N
         deep = {"a": deep}
     with pytest.raises(RequestError, match="nested too deeply"):
         template_of(model_dir("gpt2")).render([USER], [deep])
+
+
+def test_a_fallback_that_is_no_text_is_told(tmp_path: Path) -> None:
+    """Catches a UnicodeDecodeError for a file that is no text in UTF-8."""
+    path = tmp_path / "chat.jinja"
+    path.write_bytes(b"{{ messages }}\xff")
+    with pytest.raises(UsageError, match=r"the chat template .*chat.jinja cannot be read: .* can't decode byte 0xff"):
+        read_fallback(path)

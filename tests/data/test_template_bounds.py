@@ -14,7 +14,8 @@ import pytest
 
 from apcbatch.data import template_process
 from apcbatch.data.template import ChatTemplate, read_fallback
-from apcbatch.data.template_frames import CPU_SECONDS, MAX_CHARACTERS, MEMORY_BYTES
+from apcbatch.data.template_child import Template
+from apcbatch.data.template_frames import CPU_SECONDS, DONE, MAX_CHARACTERS, MEMORY_BYTES, TOO_LONG
 from apcbatch.data.template_process import BeyondBounds, TemplateProcess
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
@@ -220,9 +221,17 @@ def test_a_template_that_makes_a_long_text_of_a_short_message_is_refused(model_d
 
 
 def test_the_pages_name_the_bounds() -> None:
-    """Catches a page that is older than the bound it names."""
+    """Catches a bound that is not the one which users are told."""
+    assert (CPU_SECONDS, MEMORY_BYTES, MAX_CHARACTERS) == (4, 1 << 30, 16_777_216)
     pages = Path(__file__).resolve().parents[2] / "docs"
     security, commands = (pages / "security.md").read_text(), (pages / "cli.md").read_text()
     assert f"{CPU_SECONDS} s of processor time for one text, {MEMORY_BYTES >> 30} GiB of memory" in security
     assert f"a text of {MAX_CHARACTERS:,} characters" in security
     assert f"{CPU_SECONDS} s of processor time, {MEMORY_BYTES >> 30} GiB of memory" in commands
+
+
+@pytest.mark.parametrize(("length", "answer"), [(16_777_216, DONE), (16_777_217, TOO_LONG)])
+def test_the_longest_text_is_one(length: int, answer: bytes) -> None:
+    """Catches a text of just so many characters that is refused, and one more that is not."""
+    [(letter, text)] = Template("{{ 'a' * length }}", {"length": length}).answers([], None, [0])
+    assert (letter, len(text) if letter == DONE else int(text)) == (answer, length)

@@ -148,3 +148,25 @@ def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatc
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
     with pytest.raises(ModelError, match=r"has no tokenizer.json; convert the tokenizer to one and put it there"):
         load_tokenizer(tmp_path)
+
+
+def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
+    """Catches `trust_remote_code` turned on: the Python files of a checkpoint would run with the user's rights."""
+    ran = tmp_path / "ran"
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "own.py").write_text(
+        "import pathlib\n"
+        f"pathlib.Path({str(ran)!r}).touch()\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class Own(PreTrainedTokenizerFast): pass\n"
+    )
+    own = {"auto_map": {"AutoTokenizer": [None, "own.Own"]}, "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "vocab_size": 600}))
+    build_tokenizer("gpt2").model.save(str(folder))
+    with pytest.raises(ModelError, match="the tokenizer in .* cannot be loaded"):
+        load_tokenizer(folder)
+    assert not ran.exists()
+    build_tokenizer("gpt2").save(str(folder / "tokenizer.json"))
+    assert load_tokenizer(folder).vocab_size == 600 and not ran.exists()

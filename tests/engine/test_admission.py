@@ -110,21 +110,21 @@ NO_TOKENS = "token_ids hold something else than token ids"
 def test_a_prompt_of_anything_but_token_ids_is_refused(token_ids: Any, sentence: str) -> None:
     """Fault: token ids 1.5 and 2.0 were answered as 1 and 2."""
     with pytest.raises(RequestError, match=sentence) as caught:
-        check_request(Request("r", token_ids), 97, None)
+        check_request(Request("r", token_ids), 97, None, 1000)
     assert caught.value.code == "invalid_request"
 
 
 @pytest.mark.parametrize("token_ids", [[96, 0], (96, 0), np.array([96, 0], np.uint64), np.array([96, 0], np.int8)])
 def test_integers_of_any_kind_are_token_ids(token_ids: Any) -> None:
     """Catches a sequence of integers that is refused, and one that is not made int32."""
-    prompt = check_request(Request("r", token_ids), 97, None)
+    prompt, _ = check_request(Request("r", token_ids), 97, None, 1000)
     assert (prompt.tolist(), prompt.dtype) == ([96, 0], np.int32)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"max_tokens": 0}, "max_tokens is 0; expected at least 1"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected a whole number of at least 1"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": float("inf")}, "temperature is inf"),
         ({"temperature": float("nan")}, "temperature is nan"),
@@ -135,13 +135,14 @@ def test_integers_of_any_kind_are_token_ids(token_ids: Any) -> None:
 def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], sentence: str) -> None:
     """Catches a bound of a setting that is off, in the Python surface, where no line was checked before."""
     with pytest.raises(RequestError, match=sentence) as caught:
-        check_request(Request("r", [1], **options), 97, None)
+        check_request(Request("r", [1], **options), 97, None, 1000)
     assert caught.value.code == "invalid_request"
 
 
 def test_the_bounds_themselves_are_settings() -> None:
     """Catches the largest top_p, the smallest max_tokens or a prompt that just fits being refused."""
-    check_request(Request("r", [1, 2, 3], max_tokens=1, temperature=0.0, top_p=1.0), 4, 4)
+    _, room = check_request(Request("r", [1, 2, 3], max_tokens=1, temperature=0.0, top_p=1.0), 4, 4, 1000)
+    assert room == 1
     with pytest.raises(RequestError) as caught:
-        check_request(Request("r", [1, 2, 3, 3]), 4, 4)
+        check_request(Request("r", [1, 2, 3, 3]), 4, 4, 1000)
     assert caught.value.code == "context_length_exceeded"

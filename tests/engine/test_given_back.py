@@ -29,7 +29,8 @@ class Books:
         self.slots, self.lanes, self.free_pages = self._free()
 
     def _free(self) -> tuple[list[int], list[int], list[int]]:
-        return sorted(self.pool._free_slots), sorted(self.scheduler._free_slots), sorted(self.pages._free)
+        pages = [*self.pages._freed, *range(self.pages._num_used, self.pages.num_pages)]
+        return sorted(self.pool._free_slots), sorted(self.scheduler._free_slots), sorted(pages)
 
     def balance(self) -> None:
         """All that is not free is a snapshot's, no snapshot is pinned, nobody waits or is waited for."""

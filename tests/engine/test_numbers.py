@@ -299,3 +299,28 @@ def test_every_logit_counts(row: list[float]) -> None:
     for with_logprobs in (False, True):
         assert greedy(logits, with_logprobs)[0] == [1, NOT_FINITE, 0]
     assert greedy(logits[:0], False) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_a_device_without_kernels_is_left_alone_or_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches `auto` that ends where the kernels are not built, and `cuda` that goes on with the CPU."""
+    from apcbatch.kernels import cuda
+    from apcbatch.model.place import choose_device
+
+    def missing() -> None:
+        raise RuntimeError("the kernels are not built")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "extension", missing)
+    if name == "auto":
+        assert choose_device(name) == torch.device("cpu")
+    else:
+        with pytest.raises(UsageError, match="--device cuda: the kernels are not built"):
+            choose_device(name)
+
+
+def test_times_are_told_in_milliseconds() -> None:
+    """Catches a time in another unit, or of the other phase."""
+    sequence = make_sequence(Request("r", [1, 2, 3]), VOCAB, None)
+    sequence.prefill_s, sequence.decode_s = 2.0, 0.5
+    assert (sequence.result().prefill_ms, sequence.result().decode_ms) == (2000.0, 500.0)

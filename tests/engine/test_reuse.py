@@ -76,6 +76,14 @@ def test_case_10_forks_in_the_middle(open_engine) -> None:
     assert [fork.cached_tokens for fork in forks] == [1488] * 4
 
 
+def test_without_a_plan_the_place_of_a_fork_is_kept(open_engine) -> None:
+    """Catches a fork that every later request computes again under `planned`, where none of them has a plan."""
+    engine = open_engine(policy="planned")
+    trunk = tokens(400, 11)
+    forks = [serve(engine, trunk[:300] + [k] + tokens(99, 60 + k)) for k in range(4)]
+    assert [fork.cached_tokens for fork in forks] == [0, 0, 288, 288]
+
+
 @pytest.mark.parametrize(
     ("block_size", "expected"),
     [(16, [0, 1184, 1456, 1712, 1968, 2224]), (1, [0, 1199, 1459, 1719, 1979, 2239])],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from apcbatch.job.runfile import model_files_digest
 from apcbatch.job.tune import Candidate, Tuning, Verified, conclude, predict
 
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
-SURVEY: Any = SimpleNamespace(num_lines=1500)
+SURVEY: Any = SimpleNamespace(num_windows=1)
 MADE: Any = SimpleNamespace(ideal_hit_rate=0.75)
 
 
@@ -67,13 +66,14 @@ def test_the_least_gain_is_what_a_restore_costs(restore_s: float, gain: int) -> 
 def test_what_makes_a_run_differ_is_said() -> None:
     """Catches a note that is missing, or given where it does not hold: each at its bound."""
 
-    def notes(peak: int = 0, **flags: object) -> str:
-        config = load({"window": 1500, "pool_size": 1000, **flags}, None, {})
-        return "\n".join(chosen(candidate(8, 1.0, peak=peak), config=config).notes)
+    def notes(peak: int = 0, windows: int = 1, **flags: object) -> str:
+        config = load({"pool_size": 1000, **flags}, None, {})
+        surveyed: Any = SimpleNamespace(num_windows=windows)
+        return "\n".join(conclude(config, surveyed, MADE, COSTS, [candidate(8, 1.0, peak=peak)]).notes)
 
-    assert notes() == notes(peak=1000, policy="all") == notes(window=1499, policy="all") == ""
-    assert "the input has 1,500 conversations and `run` plans 1,499 at a time" in notes(window=1499)
-    assert "with --window 1500" in notes(window=1499)
+    assert notes() == notes(peak=1000, policy="all") == notes(windows=2, policy="all") == ""
+    windows = "in 2 windows, each of at most --window 1,499 conversations and --window-tokens 9,000; it finds"
+    assert windows in notes(windows=2, window=1499, window_tokens=9000)
     assert "than --pool-size holds at block size 8: its real hit rate is lower" in notes(peak=1001, policy="all")
     assert notes(peak=1001) == "", "a plan keeps within it"
     assert notes(peak=1001, policy="all", store="s") == notes(store="s")
@@ -111,10 +111,13 @@ def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a curve of another number, or one in other units than its title says."""
     figure_module = pytest.importorskip("matplotlib.figure")
     figures: list[Any] = []
-    monkeypatch.setattr(figure_module.Figure, "savefig", lambda figure, *rest, **named: figures.append(figure))
+    save = figure_module.Figure.savefig
+    monkeypatch.setattr(
+        figure_module.Figure, "savefig", lambda figure, *to, **how: (figures.append(figure), save(figure, *to, **how))
+    )
     candidates = [candidate(1, 2.0, real_s=3.0, written=1 << 20), candidate(16, 1.0, written=3 << 20)]
     tuning = Tuning(MADE, COSTS, candidates, candidates[1], 1, "")
-    draw(tuning, io.BytesIO(), "png")
+    assert draw(tuning, "png").startswith(b"\x89PNG")
     curves = {
         axes.get_title(): [(list(line.get_xdata()), [float(y) for y in line.get_ydata()]) for line in axes.get_lines()]
         for axes in figures[0].axes
@@ -143,3 +146,12 @@ def test_small_model_files_are_part_of_what_a_run_is(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("weights are in the fingerprint")
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     assert model_files_digest(tmp_path) in seen
+
+
+def test_the_block_sizes_are_those_of_the_documentation() -> None:
+    """Catches a grid that is compared by one command and not by the other, or by none."""
+    from apcbatch.job import plan, tune
+
+    told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert plan.BLOCK_SIZES == tune.BLOCK_SIZES
+    assert f"besides {','.join(map(str, tune.BLOCK_SIZES))};" in told

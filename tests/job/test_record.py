@@ -6,8 +6,10 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from apcbatch.errors import RequestError
-from apcbatch.job.record import Ticket, error_line, result_line
+from apcbatch.job.record import Ticket, error_line, read_record, result_line
 from apcbatch.types import Result
 
 TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!"}
@@ -75,3 +77,12 @@ def test_an_error_names_its_own_line_first() -> None:
     assert [error["line"] for error in found] == [7, 12]
     assert found[0]["code"] == "internal" and found[0]["retryable"] is RequestError("internal", "").retryable
     assert (ticket.shown, ticket.request_id, Ticket(3, 7, 1, "c#1", "c").shown) == ("line-7", "apc-000003", "c#1")
+
+
+@pytest.mark.parametrize("token_id", [0, 2**31 - 1, 2**31, -1, 1.0, True, "1", None])
+def test_an_answer_is_read_back_if_it_holds_token_ids(token_id: Any) -> None:
+    """Fault: a hand-edited OUT feeds what is no token id back into a rollout."""
+    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m"))
+    record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
+    found = read_record(json.dumps(record).encode())
+    assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)

@@ -203,6 +203,19 @@ def test_a_stream_cannot_be_resumed(apcbatch, twelve, tmp_path):
     assert apcbatch("run", "in.jsonl", "-o", "/dev/null", "--max-tokens", 1).summary["ok"] == 12
 
 
+def test_lines_that_a_power_cut_tore_are_told_and_run_again(apcbatch, twelve, tmp_path):
+    """Fault: requests are run a second time, and the user is not told why."""
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
+    path = tmp_path / "out.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3], lines[5] = b"\0" * (len(lines[3]) - 1) + b"\n", b"\0" * 40 + b"\n"
+    path.write_bytes(b"".join(lines))
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert (done.code, done.summary["requests"]) == (0, 2)
+    told = f"2 lines of {path} are torn, as a power cut leaves them; they are run again"
+    assert done.stderr.count(told) == 1, done.stderr
+
+
 def test_a_torn_line_of_any_length_is_cut(tmp_path):
     """Fault: a torn line longer than the window that is searched is not found."""
     path = tmp_path / "out.jsonl"

@@ -64,6 +64,25 @@ def test_another_content_on_stdin_is_refused_at_its_line(piped, tmp_path):
     assert len(answers(read_records(tmp_path / "out.jsonl"))) == 12
 
 
+def test_a_file_that_was_moved_is_the_same_input(apcbatch, tmp_path):
+    """Fault: an input is known by its name, although its content is at hand: moved, it cannot be resumed."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--limit", 2)
+    (tmp_path / "in.jsonl").rename(tmp_path / "moved.jsonl")
+    done = apcbatch("run", "moved.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert done.code == 0 and len(answers(read_records(tmp_path / "out.jsonl"))) == 6
+
+
+def test_a_stream_is_known_by_its_name(piped, apcbatch, tmp_path):
+    """Fault: what comes from one pipe is taken for the rest of what came from another."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
+    assert piped("--limit", 2).code == 0
+    run_file = tmp_path / "out.jsonl.run.json"
+    run_file.write_text(run_file.read_text().replace('"name": "-"', '"name": "/dev/fd/63"'))
+    done = piped("--resume")
+    assert done.code == 2 and "input.name  then '/dev/fd/63', now '-'" in done.stderr, done.stderr
+
+
 def body_line(**body):
     messages = [{"role": "user", "content": "Hi"}]
     return {

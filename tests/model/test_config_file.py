@@ -180,6 +180,47 @@ def test_what_the_file_does_not_say_is_the_familys_default(
     assert config.dt_rank == 3 == -(-36 // 16)
 
 
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_a_file_that_says_nothing_is_the_family_itself(family: str, tmp_path: Path) -> None:
+    """Fault: one default, of a key that checkpoints seldom leave out, is not the one of transformers."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    config, oracle = load_model_config(tmp_path), AutoConfig.for_model(family)
+    assert (config.vocab_size, config.hidden_size) == (oracle.vocab_size, oracle.hidden_size)
+    assert config.tie_word_embeddings == oracle.tie_word_embeddings
+    assert len(config.mixers) == len(config.feed_forwards) == oracle.num_hidden_layers
+    sizes = (config.d_inner, config.d_state, config.d_conv, config.dt_rank, config.conv_bias, config.proj_bias)
+    if family == "jamba":
+        assert list(config.mixers) == oracle.layers_block_type
+        assert [kind == "moe" for kind in config.feed_forwards] == [count > 1 for count in oracle.layers_num_experts]
+        assert sizes == (
+            oracle.mamba_expand * oracle.hidden_size, oracle.mamba_d_state, oracle.mamba_d_conv, oracle.mamba_dt_rank,
+            oracle.mamba_conv_bias, oracle.mamba_proj_bias,
+        )  # fmt: skip
+        assert (config.norm_eps, config.mixer_norm_eps) == (oracle.rms_norm_eps, oracle.rms_norm_eps)
+        assert (config.num_attention_heads, config.intermediate_size) == (
+            oracle.num_attention_heads, oracle.intermediate_size,
+        )  # fmt: skip
+        assert (config.num_experts, config.num_experts_per_tok) == (oracle.num_experts, oracle.num_experts_per_tok)
+        assert config.context_length == oracle.max_position_embeddings
+    else:
+        assert sizes == (
+            oracle.expand * oracle.hidden_size, oracle.state_size, oracle.conv_kernel, oracle.time_step_rank,
+            oracle.use_conv_bias, oracle.use_bias,
+        )  # fmt: skip
+        assert config.norm_eps == oracle.layer_norm_epsilon
+        assert config.mixer_norm_eps == getattr(oracle, "mixer_rms_eps", config.mixer_norm_eps)
+
+
+def test_the_first_architecture_is_the_one(tmp_path: Path) -> None:
+    """Fault: where a file names several, another one is taken than `transformers` takes."""
+    names = ["JambaForCausalLM", "JambaModel"]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names}))
+    assert load_model_config(tmp_path).family == "jamba"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names[::-1]}))
+    with pytest.raises(ModelError, match="architecture 'JambaModel' is not supported"):
+        load_model_config(tmp_path)
+
+
 # The files themselves
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
-from apcbatch.store.format import INDEX_NAME, MARKER_NAME, SUSPECT_NAME
+from apcbatch.store.format import INDEX_NAME, MARKER_NAME, MAX_PRIORITY, SUSPECT_NAME
 from tests.store.conftest import (
     FINGERPRINT,
     LAYOUT,
@@ -21,6 +21,7 @@ from tests.store.conftest import (
     assert_is,
     key_of,
     object_files,
+    path_of,
     put_chain,
 )
 
@@ -229,6 +230,52 @@ def test_a_damaged_index_is_put_aside_once_and_not_destroyed(folder: Path, warni
             assert store.stats().entries == 3
         assert (folder / f"{INDEX_NAME}.damaged").read_bytes() == noise
     assert len(list(folder.glob("*.damaged"))) == 1 and len(warnings) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "damaged"),
+    [
+        ("UPDATE totals SET entries = entries + 1", True),
+        ("UPDATE totals SET bytes = bytes - 1", True),
+        ("UPDATE totals SET clock = -1.0", True),
+        (f"UPDATE totals SET clock = {2 * MAX_PRIORITY!r}", True),
+        ("UPDATE snapshots SET children = children + 1 WHERE parent IS NULL", True),
+        ("UPDATE totals SET clock = 0.0", False),
+        (f"UPDATE totals SET clock = {MAX_PRIORITY!r}", False),
+    ],
+)
+def test_each_total_is_compared_by_itself(folder: Path, warnings: list[str], change: str, damaged: bool) -> None:
+    """Catches a total that is only looked at where another one is wrong too: eviction goes by each of them."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 3)
+    execute(folder, change)
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.present(keys) == set(keys)
+    assert ["its totals are not those of its rows" in line for line in warnings] == [True] * damaged
+
+
+def test_a_new_index_says_what_is_in_it(folder: Path, warnings: list[str]) -> None:
+    """Catches a count of snapshots that could not be used which leaves some out, or names a whole one."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 5)
+    for key in keys[3:]:
+        path_of(folder, key).write_bytes(b"nonsense")
+    (folder / INDEX_NAME).write_bytes(b"noise" * 2000)
+    Store.open(folder, warn=warnings.append).close()
+    assert len(warnings) == 1
+    assert warnings[0].endswith("from the snapshot files: 3 snapshots are in it, 2 could not be used")
+
+
+def test_an_index_of_a_newer_sqlite_is_made_anew(folder: Path, warnings: list[str]) -> None:
+    """Catches the byte that says so being looked for beside its place: SQLite calls such an index read-only."""
+    with Store.open(folder, warn=warnings.append) as store:
+        keys = put_chain(store, "a", 2)
+    with open(folder / INDEX_NAME, "r+b") as file:
+        file.seek(18)  # the write version; the next byte is the version to read, which stays
+        file.write(b"\x09")
+    with Store.open(folder, warn=warnings.append) as store:
+        assert store.present(keys) == set(keys)
+    assert len(warnings) == 1 and "it claims to be of a newer SQLite" in warnings[0]
 
 
 def test_damage_that_a_run_finds_is_mended_by_the_next(folder: Path, warnings: list[str]) -> None:

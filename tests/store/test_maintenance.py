@@ -10,6 +10,7 @@ import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
+from apcbatch.store.objects import BadSnapshot, Objects
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
 
 
@@ -196,3 +197,31 @@ def test_prune_by_any_age(store: Store, age_s: float) -> None:
     """Fault: an age beyond every clock ends in a traceback."""
     put_chain(store, "a", 3)
     assert store.prune(older_than_s=age_s).num_left == (0 if age_s <= 0 else 3)
+
+
+def test_a_bad_file_that_cannot_be_read_again_stays(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a check that ends in an OSError, or removes what it could not read: a disk may fail for a moment."""
+    key = put_chain(store, "a", 1)[0]
+    store.flush()
+    path_of(folder, key).write_bytes(b"nonsense")
+    faults = iter([BadSnapshot("it is nonsense"), OSError("the disk is away")])
+
+    def fails(*arguments: object) -> None:
+        raise next(faults)
+
+    monkeypatch.setattr(Objects, "read", fails)
+    report = store.check()
+    assert [fault.endswith("it is nonsense") for fault in report.faults] == [True]
+    assert (report.num_files_removed, next(faults, None)) == (0, None)
+    assert path_of(folder, key).read_bytes() == b"nonsense" and store.present([key]) == {key}
+
+
+def test_prune_to_nothing_takes_the_last_one_too(store: Store, folder: Path) -> None:
+    """Catches a single snapshot that no limit removes."""
+    put_chain(store, "a", 1)
+    store.flush()
+    report = store.prune(size_bytes=0)
+    assert (report.num_removed, report.num_left, report.num_bytes_left) == (1, 0, 0)
+    assert object_files(folder) == []

@@ -10,6 +10,7 @@ import pytest
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
 from apcbatch.store.format import FORMAT_VERSION
+from apcbatch.store.index import Index
 
 
 def test_a_newer_store_is_refused(folder: Path, warnings: list[str]) -> None:
@@ -46,3 +47,24 @@ def test_reading_where_there_is_no_store_is_refused(folder: Path, warnings: list
     with pytest.raises(UsageError, match="there is no store"):
         Store.open(folder, warn=warnings.append, read_only=True)
     assert not folder.exists()
+
+
+def test_an_index_that_cannot_be_used_is_closed_again(
+    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a database that stays open, and its file in use, until Python happens to collect it."""
+    Store.open(folder, warn=warnings.append).close()
+    with sqlite3.connect(folder / "index.sqlite") as db:
+        db.execute("DELETE FROM meta")
+    db.close()
+    opened, closed = [], []
+    begin, end = Index.__init__, Index.close
+
+    def note(index: Index, *arguments: str) -> None:
+        begin(index, *arguments)
+        opened.append(index)
+
+    monkeypatch.setattr(Index, "__init__", note)
+    monkeypatch.setattr(Index, "close", lambda index: (closed.append(index), end(index)))
+    Store.open(folder, warn=warnings.append, read_only=True).close()
+    assert opened and closed == opened and len(warnings) == 1

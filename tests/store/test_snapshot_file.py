@@ -183,6 +183,17 @@ def test_a_header_length_that_lies_is_refused_before_it_is_read(claimed: int) ->
     assert reader.largest_read <= 4096
 
 
+@pytest.mark.parametrize(
+    ("claimed", "reason"),
+    [(MAX_HEADER_BYTES, "the checksum of its header"), (MAX_HEADER_BYTES + 1, "its header claims 16,385 bytes")],
+)
+def test_the_longest_header_is_read(claimed: int, reason: str) -> None:
+    """Catches a header of just the most bytes that is refused, and one more that is read."""
+    reader = MemoryReader(claimed.to_bytes(8, "little") + b"x" * 2 * MAX_HEADER_BYTES)
+    with pytest.raises(BadSnapshot, match=reason):
+        read_header(reader)
+
+
 SSM = {"dtype": "F32", "shape": [1, 4, 3], "data_offsets": [0, 48]}
 
 ATTACKS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
@@ -236,7 +247,7 @@ def test_attacks_are_refused_before_memory_is_taken(name: str) -> None:
         data = forged(change, bytes(130), metadata)
     reader = MemoryReader(data)
     with pytest.raises(BadSnapshot, match="its format is" if name == "newer format" else None):
-        read_tensors(reader, read_header(reader))
+        read_header(reader)  # not the tensors: their checksums do not match either
     assert reader.largest_read <= 16 * 1024
 
 

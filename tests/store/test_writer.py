@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
-from apcbatch.store import Store
+import pytest
+
+from apcbatch.store import Store, writer
 from tests.store.conftest import FINGERPRINT, arrays_of, key_of, object_files, path_of, put_chain
 
 
@@ -138,3 +141,17 @@ def test_a_callback_that_fails_does_not_leave_anybody_waiting(folder: Path, warn
     finally:
         threading.excepthook = hook
     assert len(seen) == 1
+
+
+def test_a_flush_waits_for_no_more_work(folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a flush that sits out the time in which a batch may grow, and batches that do not grow after one."""
+    monkeypatch.setattr(writer, "LINGER_S", 5.0)
+    with Store.open(folder, warn=warnings.append) as store:
+        for name in "ab":
+            begin = time.monotonic()
+            put_chain(store, name, 2)
+            store.flush()
+            assert time.monotonic() - begin < 4
+        written = put_chain(store, "c", 1)
+        time.sleep(0.5)
+        assert store.present(written) == set(), "it waits for others"
