@@ -108,7 +108,8 @@ def _warn_of(answered: Answered, sink: FileSink, warn: Callable[[str], None]) ->
         )
     if answered.num_torn:
         warn(
-            f"{answered.num_torn} lines of {sink.path} are torn, as a power cut leaves them; they are run again"
+            f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answered.num_torn}; "
+            "they are run again"
         )
 
 

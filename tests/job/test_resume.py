@@ -212,7 +212,7 @@ def test_lines_that_a_power_cut_tore_are_told_and_run_again(apcbatch, twelve, tm
     path.write_bytes(b"".join(lines))
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert (done.code, done.summary["requests"]) == (0, 2)
-    told = f"2 lines of {path} are torn, as a power cut leaves them; they are run again"
+    told = f"torn lines in {path}, as a kill or a power cut leaves them: 2; they are run again"
     assert done.stderr.count(told) == 1, done.stderr
 
 
