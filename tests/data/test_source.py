@@ -239,3 +239,14 @@ def test_rows_that_end_in_a_fault_name_the_next_one() -> None:
     assert len(read) == 2 and isinstance(broken, BadLine)
     assert (broken.line, broken.error.line, broken.error.code) == (3, 3, "invalid_request")
     assert told == [str(broken.error)] == ["rows.parquet cannot be read further after row 2: the disk is away"]
+
+
+def test_rows_that_cannot_even_begin_are_refused() -> None:
+    """Catches a table of which nothing can be read that is answered with one error record."""
+
+    def rows() -> Iterator[Any]:
+        raise OSError("the disk is away")
+        yield
+
+    with pytest.raises(UsageError, match="rows.parquet cannot be read further after row 0: the disk is away"):
+        list(source._read_rows("rows.parquet", rows(), None, lambda sentence: None))

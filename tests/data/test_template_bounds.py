@@ -230,7 +230,7 @@ def test_the_pages_name_the_bounds() -> None:
     assert f"{CPU_SECONDS} s of processor time, {MEMORY_BYTES >> 30} GiB of memory" in commands
 
 
-@pytest.mark.parametrize(("length", "answer"), [(16_777_216, DONE), (16_777_217, TOO_LONG)])
+@pytest.mark.parametrize(("length", "answer"), [(1, DONE), (16_777_216, DONE), (16_777_217, TOO_LONG)])
 def test_the_longest_text_is_one(length: int, answer: bytes) -> None:
     """Catches a text of just so many characters that is refused, and one more that is not."""
     [(letter, text)] = Template("{{ 'a' * length }}", {"length": length}).answers([], None, [0])

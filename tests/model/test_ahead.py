@@ -72,3 +72,13 @@ def test_no_thread_is_left() -> None:
     ahead.take(NAMES[0])
     ahead.close()
     assert threading.active_count() == before
+
+
+def test_no_thread_keeps_the_process() -> None:
+    """Catches a process that cannot end while a tensor is read: its threads must not be waited for."""
+    go_on = threading.Event()
+    ahead = things(2, 10_000, lambda name: name if go_on.wait(10) else "")
+    begun = [thread for thread in threading.enumerate() if thread.name == "apcbatch-ahead"]
+    assert begun and all(thread.daemon for thread in begun)
+    go_on.set()
+    ahead.close()
