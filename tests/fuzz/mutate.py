@@ -47,7 +47,7 @@ def nested(depth: int, kind: type) -> Any:
 
 def mutate_value(draw: Random, value: Any, times: int) -> Any:
     """A copy of a JSON value with some places replaced, dropped, doubled or moved."""
-    value = copy.deepcopy(value)
+    value = _copy(value)
     for _ in range(times):
         places = list(_places(value))
         if not places:
@@ -61,12 +61,20 @@ def mutate_value(draw: Random, value: Any, times: int) -> Any:
         elif action == 4:
             other, other_key = draw.choice(places)
             if not _reaches(other[other_key], holder):
-                holder[key] = copy.deepcopy(other[other_key])
+                holder[key] = _copy(other[other_key])
         elif isinstance(holder, dict):
             holder[draw.choice(TEXTS)] = holder.pop(key)
         else:
-            holder.insert(key, copy.deepcopy(holder[key]))
+            holder.insert(key, _copy(holder[key]))
     return value
+
+
+def _copy(value: Any) -> Any:
+    """A copy of a JSON value; None for one that is nested too deeply to be copied."""
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        return None
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -207,6 +207,19 @@ def test_a_rollout_is_bound_to_its_own_answers(apcbatch, tmp_path, turn):
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *rollout, "--resume").code == 0
 
 
+def test_a_rollout_from_a_stream_is_bound_to_its_own_answers(piped, tmp_path):
+    """Fault: on standard input a line that is the same is enough, although the prompts hold other answers."""
+    write_lines(tmp_path / "in.jsonl", [conversation(0, turns=3)])
+    rollout = ("--turns", "rollout", "--ordered")
+    assert piped(*rollout).code == 0
+    records = read_records(tmp_path / "out.jsonl")
+    token_ids = records[0]["apcbatch"]["completion_token_ids"]
+    token_ids[0] = token_ids[0] % 4000 + 1
+    write_lines(tmp_path / "out.jsonl", records)
+    done = piped(*rollout, "--resume")
+    assert done.code == 2 and "line 1 (turn 2) of the input" in done.stderr
+
+
 def test_a_long_rollout_is_resumed(apcbatch, tmp_path):
     """Fault: hundreds of answered turns of one conversation end in a RecursionError."""
     rollout = ("--turns", "rollout", "--max-tokens", 1)

@@ -110,3 +110,10 @@ def test_a_link_is_written_through(tmp_path):
     assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "real.jsonl").read_bytes() == line(
         1
     ) + line(2)
+
+
+def test_a_closed_standard_output_is_a_sentence(monkeypatch):
+    """Fault: a process without standard output breaks where its lines should go."""
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(UsageError, match="standard output is closed; give -o a file"):
+        open_sink("-", ordered=False)

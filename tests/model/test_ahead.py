@@ -79,6 +79,6 @@ def test_no_thread_keeps_the_process() -> None:
     go_on = threading.Event()
     ahead = things(2, 10_000, lambda name: name if go_on.wait(10) else "")
     begun = [thread for thread in threading.enumerate() if thread.name == "apcbatch-ahead"]
-    assert begun and all(thread.daemon for thread in begun)
     go_on.set()
     ahead.close()
+    assert begun and all(thread.daemon for thread in begun)
