@@ -89,7 +89,8 @@ def test_a_template_gets_bounded_memory(model_dir: Callable[..., Path], source: 
         text = template_of(model_dir("gpt2", source)).render([USER])
     except ModelError as error:
         assert "the model's chat template, in " in str(error)
-        assert "cannot be used: it " in str(error) or "is not valid Jinja: " in str(error)
+        is_folded = source == "{{ 2 ** 100000 }}"  # computed while it is compiled, and has too many digits
+        assert ("is not valid Jinja: " if is_folded else "cannot be used: it ") in str(error)
     except RequestError as error:
         assert error.code in ("invalid_request", "context_length_exceeded")
     else:
