@@ -1,4 +1,4 @@
-"""Positions and keys of prefixes: the block grid, the pieces a pass is cut into, and the prefix key.
+"""Positions and keys of prefixes: the block grid, what two of them share, and the prefix key.
 
 Must not know: tensors, states, files. Every function is pure.
 Invariants: cuts are absolute (they depend on positions counted from token 0, never on where a chunk began); a key is a
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -38,32 +37,11 @@ def boundaries_in(begin: int, end: int, block_size: int) -> range:
     return range(last_boundary(begin, block_size) + block_size, end + 1, block_size)
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """A packed batch cut on the absolute grid.
-
-    ends: cumulative token offset after each piece, with a leading 0 (pieces + 1 entries). owner: the sequence of each
-    piece. last: the index of each sequence's last piece. A piece that ends on the grid completes a block.
-    """
-
-    ends: list[int]
-    owner: list[int]
-    last: list[int]
-
-
-def cut_pieces(computed: Sequence[int], new: Sequence[int], block_size: int) -> Pieces:
-    """Cut each sequence's new tokens, which follow `computed` ones, at the multiples of block_size.
-
-    The first piece completes the running block: 1866 computed and 1100 new at 2048 gives pieces of 182 and 918.
-    """
-    ends, owner, last = [0], [], []
-    for sequence, (begin, count) in enumerate(zip(computed, new, strict=True)):
-        stops = [b for b in boundaries_in(begin, begin + count, block_size) if b < begin + count]
-        for start, stop in zip([begin, *stops], [*stops, begin + count], strict=True):
-            ends.append(ends[-1] + stop - start)
-            owner.append(sequence)
-        last.append(len(owner) - 1)
-    return Pieces(ends, owner, last)
+def common_length(a: TokenArray, b: TokenArray) -> int:
+    """How many leading tokens two arrays share."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    return int(differs.argmax()) if differs.any() else n
 
 
 class PrefixHasher:

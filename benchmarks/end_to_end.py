@@ -24,8 +24,8 @@ from typing import Any
 from peer_engines.llama_server import serving
 
 from apcbatch.config import Config
-from apcbatch.job.bench.datasets import requests_of
-from apcbatch.job.bench.machine import describe
+from apcbatch.bench.datasets import requests_of
+from apcbatch.bench.machine import describe
 
 SLOTS = {"llama-1": 1, "llama-8": 8}
 CONTENDERS = ("planned", "none", *SLOTS)

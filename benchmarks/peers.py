@@ -23,7 +23,7 @@ from typing import Any
 
 from peer_engines.protocol import tokens_of
 
-from apcbatch.job.bench.machine import describe
+from apcbatch.bench.machine import describe
 
 ENGINES = Path(__file__).resolve().parent / "peer_engines"
 ROOT = ENGINES.parent.parent

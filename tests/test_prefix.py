@@ -1,4 +1,4 @@
-"""The grid, the pieces and the prefix keys (case 7)."""
+"""The grid and the prefix keys."""
 
 from __future__ import annotations
 
@@ -12,60 +12,12 @@ from apcbatch.prefix import (
     PrefixHasher,
     as_token_array,
     boundaries_in,
-    cut_pieces,
     last_boundary,
     prefix_key,
 )
 
 FINGERPRINT = b"model"
 GOLDEN_KEY = "f1101cb39cfecd17"  # of (5, 0, 2^31 - 1) under it, the first 8 bytes
-
-
-def test_pieces_of_a_packed_batch():
-    """Pieces counted from where a chunk began instead of from token 0, or attributed to another sequence."""
-    pieces = cut_pieces([0, 256, 512], [256, 512, 256], 256)
-    assert pieces.ends == [0, 256, 512, 768, 1024]
-    assert pieces.owner == [0, 1, 1, 2]
-    assert pieces.last == [0, 2, 3]
-
-
-def test_no_sequences():
-    """An empty batch without its leading 0."""
-    pieces = cut_pieces([], [], 256)
-    assert (pieces.ends, pieces.owner, pieces.last) == ([0], [], [])
-
-
-@pytest.mark.parametrize(
-    "computed, new, block_size, lengths",
-    [
-        (1866, 1100, 2048, [182, 918]),
-        (0, 4500, 2048, [2048, 2048, 404]),
-        (0, 4096, 2048, [2048, 2048]),
-        (2048, 1, 2048, [1]),
-        (2047, 1, 2048, [1]),
-        (2047, 2, 2048, [1, 1]),
-        (7, 3, 1, [1, 1, 1]),
-        (100, 50, 10_000, [50]),
-    ],
-)
-def test_pieces_of_one_sequence(computed, new, block_size, lengths):
-    """A first piece that does not complete the running block, or an empty piece at a boundary."""
-    ends = cut_pieces([computed], [new], block_size).ends
-    assert [after - before for before, after in zip(ends, ends[1:], strict=False)] == lengths
-
-
-def test_pieces_do_not_depend_on_chunks():
-    """A cut that moves with the budgets a prefill was split by."""
-    generator = random.Random(0)
-    for _ in range(200):
-        block_size, total = generator.randint(1, 60), generator.randint(1, 500)
-        inner = sorted(generator.sample(range(1, total), min(total - 1, generator.randint(0, 5))))
-        chunks = [0, *inner, total]
-        ends = set()
-        for begin, end in zip(chunks, chunks[1:], strict=False):
-            ends |= {begin + e for e in cut_pieces([begin], [end - begin], block_size).ends[1:]}
-        whole = set(cut_pieces([0], [total], block_size).ends[1:])
-        assert whole <= ends and ends - whole <= set(inner)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 528, 2048])

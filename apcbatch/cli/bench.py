@@ -40,7 +40,7 @@ def bench(ctx: click.Context, /, input: str | None, only: tuple[str, ...], **opt
     resolved = config.load(given_flags(ctx), None)
     import orjson
 
-    from apcbatch.job.bench import measure
+    from apcbatch.bench import measure
 
     document = measure(resolved, click.echo, only or GROUPS, input)
     click.echo(orjson.dumps(document).decode())

@@ -64,7 +64,7 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
 
     inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
     check_outputs(resolved, inputs, {"--json": options["json_path"]})
-    from apcbatch.job.plan import as_json, as_lines, forecast_of
+    from apcbatch.tuning.plan import as_json, as_lines, forecast_of
 
     surveyed = survey_with_bar(resolved, input)
     made = forecast_of(resolved, surveyed, block_sizes, resolved.min_gain_tokens)
@@ -78,7 +78,7 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
 
 def parse_block_sizes(text: str | None, chosen: int) -> list[int]:
     """The grids to compare, the chosen one among them."""
-    from apcbatch.job.plan import BLOCK_SIZES
+    from apcbatch.tuning.plan import BLOCK_SIZES
 
     if text is None:
         return sorted({*BLOCK_SIZES, chosen})

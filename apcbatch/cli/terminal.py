@@ -13,7 +13,7 @@ from apcbatch.errors import UsageError
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
-    from apcbatch.job.survey import Survey
+    from apcbatch.tuning.survey import Survey
 
 
 def warn(sentence: str) -> None:
@@ -25,7 +25,7 @@ def survey_with_bar(config: Config, input: str) -> Survey:
     """What INPUT holds, with a bar on standard error while its lines are read."""
     from tqdm import tqdm
 
-    from apcbatch.job.survey import survey
+    from apcbatch.tuning.survey import survey
 
     with tqdm(desc="reading", unit=" lines", leave=False, disable=None) as bar:
 

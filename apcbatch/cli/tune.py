@@ -73,10 +73,10 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     sizes = parse_candidates(options["candidates"])
     if options["verify"] and input == STDOUT:
         raise UsageError("--verify reads INPUT once more for each run, and - can be read once; give a file")
-    from apcbatch.job import tune
+    from apcbatch.tuning import tune
     from apcbatch.job.paths import check_outputs
-    from apcbatch.job.plot import check_plot, draw
-    from apcbatch.job.tune_report import as_json, as_lines, as_yaml
+    from apcbatch.tuning.plot import check_plot, draw
+    from apcbatch.tuning.tune_report import as_json, as_lines, as_yaml
 
     tune.check(resolved)
     plot_format = check_plot(options["plot_path"]) if options["plot_path"] else ""
@@ -101,7 +101,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
 
 def parse_candidates(texts: tuple[str, ...]) -> list[int]:
     """The block sizes to compare: the usual ones and those that are given."""
-    from apcbatch.job.tune import BLOCK_SIZES
+    from apcbatch.tuning.tune import BLOCK_SIZES
 
     try:
         given = [int(part) for text in texts for part in text.split(",")]
@@ -116,13 +116,13 @@ def parse_candidates(texts: tuple[str, ...]) -> list[int]:
 
 def _find(resolved: config.Config, input: str, sizes: list[int], verify: int) -> Any:
     """Survey, forecast, measurement, prediction, real runs, choice; says on stderr what takes time."""
-    from apcbatch.job import tune
+    from apcbatch.tuning import tune
 
     surveyed = survey_with_bar(resolved, input)
     made = tune.foresee(resolved, surveyed, sizes)
     if not made.requests:
         raise UsageError(f"INPUT {input} has no request that can be answered; nothing to tune")
-    from apcbatch.job.measure import measure
+    from apcbatch.tuning.measurement import measure
 
     _say("measuring prefill, snapshots, restores and writes")
     measured = measure(resolved, surveyed.footprint, warn)

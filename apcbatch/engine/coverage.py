@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apcbatch.prefix import TokenArray
+from apcbatch.prefix import TokenArray, common_length
 
 MAX_TOKENS = 8_000_000
 MAX_NODES = 16_384
@@ -43,13 +43,6 @@ class _Node:
     def edge(self) -> TokenArray:
         """The tokens from the parent to here, a read-only view."""
         return np.frombuffer(self.edge_bytes, np.int32)
-
-
-def common_length(a: TokenArray, b: TokenArray) -> int:
-    """How many leading tokens two arrays share."""
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    return int(differs.argmax()) if differs.any() else n
 
 
 class CoverageTree:

@@ -15,7 +15,7 @@ import torch
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.failures import failed_pass, no_room, not_finite
-from apcbatch.engine.ledger import Footprint
+from apcbatch.plan.footprint import Footprint
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
@@ -32,7 +32,7 @@ from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
-from apcbatch.model.state import PAGE_TOKENS, page_bytes, slot_bytes
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result

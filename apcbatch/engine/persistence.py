@@ -16,7 +16,7 @@ import torch
 
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.model.state import PAGE_TOKENS, StateArena
+from apcbatch.model.arena import PAGE_TOKENS, StateArena
 from apcbatch.store import Layout, Store, StoredSnapshot, TensorLayout
 
 STORED_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}

@@ -16,7 +16,7 @@ from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
-from apcbatch.model.state import PAGE_TOKENS
+from apcbatch.model.arena import PAGE_TOKENS
 
 
 @dataclass(slots=True)

@@ -127,7 +127,7 @@ def _ragged(lengths: list[int]) -> Any:
 def _cuda(device: str) -> str:
     import torch
 
-    from apcbatch.kernels import cuda
+    from apcbatch.kernels.cuda import scan as cuda
 
     if not torch.cuda.is_available():
         if device == "cuda":

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from apcbatch.config import Config
-from apcbatch.engine.planner import Planner
-from apcbatch.engine.prefix_tree import PrefixTree
+from apcbatch.plan.planner import Planner
+from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.job.feed import Feeder, Work
 from apcbatch.job.window import Window
 from apcbatch.prefix import as_token_array

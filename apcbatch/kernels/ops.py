@@ -12,11 +12,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from apcbatch.kernels import attention, choose, cuda, cuda_attention, cuda_rows, norm, scan
-from apcbatch.kernels import linear as packed
-from apcbatch.kernels.attention import PAGE_TOKENS
-from apcbatch.kernels.cuda_decode import DecodeStack
-from apcbatch.kernels.cuda_layers import (
+from apcbatch.kernels.cpu import attention, choose, norm, scan
+from apcbatch.kernels.cpu import linear as packed
+from apcbatch.kernels.cuda import attention as cuda_attention
+from apcbatch.kernels.cuda import rows as cuda_rows
+from apcbatch.kernels.cuda import scan as cuda_scan
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS
+from apcbatch.kernels.cuda.decode import DecodeStack
+from apcbatch.kernels.cuda.layers import (
     DeviceExpert,
     DeviceMixer,
     DeviceMixture,
@@ -24,14 +27,14 @@ from apcbatch.kernels.cuda_layers import (
     DeviceNorm,
     DeviceResidual,
 )
-from apcbatch.kernels.cuda_rows import DeviceLinear, set_exact
-from apcbatch.kernels.feed_forward import Expert, FusedMixture, FusedMlp
+from apcbatch.kernels.cuda.rows import DeviceLinear, set_exact
+from apcbatch.kernels.cpu.feed_forward import Expert, FusedMixture, FusedMlp
 from apcbatch.kernels.isa import available_isas, isa, set_isa
 from apcbatch.kernels.isa import numerics as cpu_numerics
-from apcbatch.kernels.linear import PackedLinear
-from apcbatch.kernels.mixer import FusedMixer, MixerWeights
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.mixer import FusedMixer, MixerWeights
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.residual import PreNorm, Residual
+from apcbatch.kernels.cpu.residual import PreNorm, Residual
 
 __all__ = [
     "PAGE_TOKENS",
@@ -93,8 +96,8 @@ def _either(on_cpu: Op, on_cuda: Callable[..., Any]) -> Op:
     return cast(Op, run)
 
 
-causal_conv = _either(scan.causal_conv, cuda.causal_conv)
-selective_scan = _either(scan.selective_scan, cuda.selective_scan)
+causal_conv = _either(scan.causal_conv, cuda_scan.causal_conv)
+selective_scan = _either(scan.selective_scan, cuda_scan.selective_scan)
 pack_linear = _either(packed.pack_linear, cuda_rows.device_linear)
 linear = _either(packed.linear, cuda_rows.linear)
 rms_norm = _either(norm.rms_norm, cuda_rows.rms_norm)

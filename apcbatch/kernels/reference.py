@@ -17,7 +17,7 @@ from apcbatch.kernels.ragged import Ragged
 def causal_conv(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
 ) -> torch.Tensor:
-    """out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.scan."""
+    """out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)); see apcbatch.kernels.cpu.scan."""
     compute = torch.promote_types(x.dtype, torch.float32)
     past = weight.shape[1] - 1
     taps = weight.to(compute).t()  # (d, w) -> (w, d)
@@ -90,7 +90,7 @@ def _run(ragged: Ragged, state: torch.Tensor, step: Callable[[int, torch.Tensor]
 
 
 def pack_linear(weight: torch.Tensor) -> torch.Tensor:
-    """The weights as they are; see apcbatch.kernels.linear."""
+    """The weights as they are; see apcbatch.kernels.cpu.linear."""
     return weight.clone()
 
 
@@ -110,7 +110,7 @@ def linear(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.norm."""
+    """x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.cpu.norm."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     y = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     return (y if weight is None else y * weight).to(out_dtype)
@@ -141,7 +141,7 @@ def write_kv(
     v_cache: torch.Tensor,
     token_slots: torch.Tensor,
 ) -> None:
-    """Rows of the cache at token_slots become k and v; see apcbatch.kernels.attention."""
+    """Rows of the cache at token_slots become k and v; see apcbatch.kernels.cpu.attention."""
     k_cache.flatten(0, 1)[token_slots] = k.to(k_cache.dtype)
     v_cache.flatten(0, 1)[token_slots] = v.to(v_cache.dtype)
 
@@ -155,7 +155,7 @@ def paged_attention(
     context: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.attention."""
+    """softmax(scale q k^T) v, causal, sequence by sequence; see apcbatch.kernels.cpu.attention."""
     compute = torch.promote_types(q.dtype, torch.float32)
     group, page_tokens = q.shape[1] // k_cache.shape[2], k_cache.shape[1]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from apcbatch.kernels.cuda import batch_on
+from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 
 

@@ -21,7 +21,7 @@ from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MambaMixer
 from apcbatch.model.moe import load_mixture, load_mlp
-from apcbatch.model.state import StateArena
+from apcbatch.model.arena import StateArena
 from apcbatch.model.weights import Checkpoint
 
 

@@ -1,6 +1,6 @@
 """What a model's snapshots weigh, from its configuration alone.
 
-Must not know: torch, weights; model/state.py allocates what is counted here.
+Must not know: torch, weights; model/arena.py allocates what is counted here.
 """
 
 from __future__ import annotations

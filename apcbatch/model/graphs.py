@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.device_batch import DeviceBatch
+from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from apcbatch.errors import UsageError
-from apcbatch.kernels import cuda
+from apcbatch.kernels.cuda import scan as cuda
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.state import StateArena, page_bytes, slot_bytes
+from apcbatch.model.arena import StateArena, page_bytes, slot_bytes
 
 
 def choose_device(name: str) -> torch.device:

@@ -7,7 +7,7 @@ import sys
 from protocol import answer, tokens_of
 
 from apcbatch.config import Config
-from apcbatch.job.bench.server import Server, serving
+from apcbatch.bench.server import Server, serving
 from apcbatch.types import Request
 
 

@@ -75,7 +75,7 @@ void scan(const Batch& batch, int dtype, int64_t d_inner, int64_t d_state, Addre
 }  // namespace
 
 PYBIND11_MODULE(_CUDA, m) {
-    m.doc() = "apcbatch CUDA kernels over addresses and a stream (private; see apcbatch.kernels.cuda)";
+    m.doc() = "apcbatch CUDA kernels over addresses and a stream (private; see apcbatch.kernels.cuda.scan)";
     m.attr("MOST_STATES") = kMostStates;
     m.attr("MOST_TAPS") = kMostTaps;
     py::class_<Batch>(m, "Batch").def(py::init(&batch));

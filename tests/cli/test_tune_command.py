@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.job import measure
+from apcbatch.tuning import measurement
 from tests.conftest import ROOT
 
 CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
@@ -18,7 +18,7 @@ CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content
 def chats(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text(CHAT * 3)
-    monkeypatch.setattr(measure, "measure", lambda *_: pytest.fail("the slow work was begun"))
+    monkeypatch.setattr(measurement, "measure", lambda *_: pytest.fail("the slow work was begun"))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, cap
 def test_a_failure_leaves_no_new_file_and_keeps_an_old_one(monkeypatch, tmp_path):
     """Fault: an output that was opened early is left empty, or what it held is lost, when the work fails."""
     (tmp_path / "old.json").write_text("old")
-    monkeypatch.setattr(measure, "measure", _no_memory)
+    monkeypatch.setattr(measurement, "measure", _no_memory)
     main(["tune-block-size", "in.jsonl", "--json", "old.json", "--write", "new.yaml"])
     assert (tmp_path / "old.json").read_text() == "old"
     assert not (tmp_path / "new.yaml").exists()

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from apcbatch.engine.coverage import CoverageTree, Match
-from tests.engine.plan_oracle import Prompt, common
+from tests.plan.plan_oracle import Prompt, common
 
 # Few tokens and short prompts, so that most of them share something, end inside one another or repeat.
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=9).map(tuple), max_size=14)

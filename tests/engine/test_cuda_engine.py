@@ -15,7 +15,7 @@ from apcbatch.model import graphs
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.hf_config import load_model_config
-from apcbatch.model.state import StateArena
+from apcbatch.model.arena import StateArena
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda

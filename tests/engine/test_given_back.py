@@ -10,8 +10,8 @@ import pytest
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import engine as engine_module
-from apcbatch.engine.planner import Planner
-from tests.engine.plan_oracle import dataset, make_plan
+from apcbatch.plan.planner import Planner
+from tests.plan.plan_oracle import dataset, make_plan
 from tests.engine.test_reuse import tokens
 from tests.engine.test_tight_pool import requests_of
 

@@ -304,7 +304,7 @@ def test_every_logit_counts(row: list[float]) -> None:
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_a_device_without_kernels_is_left_alone_or_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches `auto` that ends where the kernels are not built, and `cuda` that goes on with the CPU."""
-    from apcbatch.kernels import cuda
+    from apcbatch.kernels.cuda import scan as cuda
     from apcbatch.model.place import choose_device
 
     def missing() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.engine.ledger import Footprint
-from apcbatch.engine.planner import Plan, Planner
-from tests.engine.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.planner import Plan, Planner
+from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 16 << 20

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine.ledger import Footprint
-from apcbatch.engine.planner import Plan, Planner
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.planner import Plan, Planner
 from apcbatch.errors import UsageError
-from tests.engine.plan_oracle import Dataset, dataset, make_plan, random_dataset, within_vocabulary
+from tests.plan.plan_oracle import Dataset, dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
 PLENTY = 64 << 20

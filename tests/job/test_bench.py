@@ -10,10 +10,10 @@ import torch
 
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
-from apcbatch.job.bench import measure
-from apcbatch.job.bench.figures import Sizes, median_ratio
-from apcbatch.job.bench.parts import OP_PARTS, REST, Parts
-from apcbatch.job.bench.products import Products
+from apcbatch.bench import measure
+from apcbatch.bench.figures import Sizes, median_ratio
+from apcbatch.bench.parts import OP_PARTS, REST, Parts
+from apcbatch.bench.products import Products
 from apcbatch.kernels import ops
 
 TINY = Sizes(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from apcbatch.config import Config, load
-from apcbatch.engine.forecast import PolicyForecast
-from apcbatch.job.measure import Measurement, Rate
-from apcbatch.job.plot import draw
+from apcbatch.plan.forecast import PolicyForecast
+from apcbatch.tuning.measurement import Measurement, Rate
+from apcbatch.tuning.plot import draw
 from apcbatch.job.runfile import model_files_digest
-from apcbatch.job.tune import Candidate, Tuning, Verified, conclude, predict
+from apcbatch.tuning.tune import Candidate, Tuning, Verified, conclude, predict
 
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
 SURVEY: Any = SimpleNamespace(num_windows=1)
@@ -94,7 +94,7 @@ def test_restores_and_writes_are_charged_where_they_happen(
 ) -> None:
     """Catches a restore that is charged to the wrong place, a write beyond the store's size, and snapshots for later
     runs that cost nothing."""
-    from tests.engine.plan_oracle import dataset
+    from tests.plan.plan_oracle import dataset
 
     tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
     config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
@@ -150,7 +150,7 @@ def test_small_model_files_are_part_of_what_a_run_is(tmp_path: Path) -> None:
 
 def test_the_block_sizes_are_those_of_the_documentation() -> None:
     """Catches a grid that is compared by one command and not by the other, or by none."""
-    from apcbatch.job import plan, tune
+    from apcbatch.tuning import plan, tune
 
     told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert plan.BLOCK_SIZES == tune.BLOCK_SIZES

@@ -14,7 +14,8 @@ from apcbatch.config import load
 from apcbatch.engine.engine import Engine
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job import doctor
-from apcbatch.kernels import cuda, ops
+from apcbatch.kernels import ops
+from apcbatch.kernels.cuda import scan as cuda
 from apcbatch.types import Result
 
 CHECKS = ("_python", "_torch", "_extension", "_kernels", "_cuda", "_model", "_template", "_store")

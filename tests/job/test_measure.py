@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from apcbatch.config import load
-from apcbatch.engine.ledger import Footprint
+from apcbatch.plan.footprint import Footprint
 from apcbatch.errors import RequestError
-from apcbatch.job import measure, opening
-from apcbatch.job.measure import Measurement, Rate, _Bench, _features
-from apcbatch.job.passes import Workload
+from apcbatch.job import opening
+from apcbatch.tuning import measurement
+from apcbatch.tuning.measurement import Measurement, Rate, _Bench, _features
+from apcbatch.tuning.workload import Workload
 from apcbatch.types import Request, Result
 
 PASS, CHUNK, TOKEN, PAIR, SNAPSHOT = 2e-3, 3e-4, 1e-4, 2e-8, 5e-4
@@ -69,7 +70,7 @@ class KnownEngine:
 
 
 def measured(engine: KnownEngine, monkeypatch: pytest.MonkeyPatch) -> Measurement:
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.clock)
+    monkeypatch.setattr(measurement.time, "perf_counter", lambda: engine.clock)
     return _Bench(engine).measure()
 
 
@@ -124,7 +125,7 @@ def test_little_time_and_a_short_context_are_kept_to(monkeypatch: pytest.MonkeyP
     longest = max(len(request.token_ids) for requests in engine.passes for request in requests)
     assert longest in range(201, 300)
     slow = KnownEngine(True)
-    monkeypatch.setattr(measure, "SECONDS_FOR_ROUNDS", 0.5)
+    monkeypatch.setattr(measurement, "SECONDS_FOR_ROUNDS", 0.5)
     measured(slow, monkeypatch)
     assert sum(len(requests) == 16 for requests in slow.passes) == 1
 
@@ -169,13 +170,13 @@ def test_the_engine_is_one_of_its_own(
         return engine
 
     monkeypatch.setattr(opening, "make_engine", make)
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: engine.clock)
+    monkeypatch.setattr(measurement.time, "perf_counter", lambda: engine.clock)
     config = load({"store": str(tmp_path / "store"), "max_running": 7, "block_size": 64}, None, {})
     if fails:
         with pytest.raises(RequestError, match="broken"):
-            measure.measure(config, engine.footprint, pytest.fail)
+            measurement.measure(config, engine.footprint, pytest.fail)
     else:
-        measure.measure(config, engine.footprint, pytest.fail)
+        measurement.measure(config, engine.footprint, pytest.fail)
     [own] = made
     assert (own.policy, own.block_size, own.max_running, own.model) == ("planned", 1, 32, config.model)
     kept_bytes = (2048 // 16 + 1 + 32) * 100 + 4 * 2048 * engine.footprint.kv_token_bytes

@@ -11,12 +11,12 @@ import torch
 
 from apcbatch.cli.program import main
 from apcbatch.config import load
-from apcbatch.job.plan import as_json, as_lines, forecast_of
-from apcbatch.job.survey import survey
+from apcbatch.tuning.plan import as_json, as_lines, forecast_of
+from apcbatch.tuning.survey import survey
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
-from apcbatch.model.state import PAGE_TOKENS, page_bytes, slot_bytes
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from tests.job.conftest import conversation, write_lines
 
 KEYS = [

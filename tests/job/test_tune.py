@@ -11,15 +11,15 @@ import pytest
 from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.config import load
-from apcbatch.engine.ledger import Footprint
-from apcbatch.engine.tree_shape import TreeShape
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.errors import UsageError
-from apcbatch.job import measure
-from apcbatch.job.measure import Measurement, Rate, _fit, _Sample
-from apcbatch.job.passes import Workload, walk
-from apcbatch.job.survey import survey
-from apcbatch.job.tune import Candidate, Verified, check, conclude, foresee, predict
-from apcbatch.job.tune_report import as_json, as_lines, as_yaml
+from apcbatch.tuning import measurement
+from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
+from apcbatch.tuning.workload import Workload, walk
+from apcbatch.tuning.survey import survey
+from apcbatch.tuning.tune import Candidate, Verified, check, conclude, foresee, predict
+from apcbatch.tuning.tune_report import as_json, as_lines, as_yaml
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
@@ -200,14 +200,14 @@ def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pyt
             yield result
 
     monkeypatch.setattr(Engine, "run", run)
-    monkeypatch.setattr(measure, "LONG", 128)
-    monkeypatch.setattr(measure, "SHORT", 2)
+    monkeypatch.setattr(measurement, "LONG", 128)
+    monkeypatch.setattr(measurement, "SHORT", 2)
     config = load({}, None, {})
     model = load_model_config(locate_model("demo"))
     footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
-    measured = measure.measure(config, footprint, pytest.fail)
-    assert seen["memory", False] == measure.ROUNDS * measure.NUM_CONTINUED
-    assert seen["disk", True] == measure.NUM_STORED
+    measured = measurement.measure(config, footprint, pytest.fail)
+    assert seen["memory", False] == measurement.ROUNDS * measurement.NUM_CONTINUED
+    assert seen["disk", True] == measurement.NUM_STORED
     assert (
         min(measured.restore_ram_s, measured.restore_disk_s, measured.write_byte_s, measured.tokens_per_s) > 0
     )

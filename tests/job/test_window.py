@@ -11,10 +11,10 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.config import Config
-from apcbatch.engine.planner import Planner
+from apcbatch.plan.planner import Planner
 from apcbatch.job.feed import Tag
 from apcbatch.job.record import Ticket
-from apcbatch.job.survey import survey
+from apcbatch.tuning.survey import survey
 from apcbatch.job.window import REQUEST_TOKENS, Window
 from apcbatch.types import Request
 from tests.job.conftest import answers, conversation, read_records, write_lines

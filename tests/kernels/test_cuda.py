@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from apcbatch.kernels import cuda, ops
-from apcbatch.kernels.device_batch import DeviceBatch
+from apcbatch.kernels.cuda.batch import DeviceBatch
 from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, fresh_seed, ragged, same_bits
 
 pytestmark = pytest.mark.cuda

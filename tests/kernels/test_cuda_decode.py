@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apcbatch.kernels import ops
-from apcbatch.kernels.cuda import batch_on
+from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 from tests.kernels.recurrent import fresh_seed, poison, ragged, same_bits
 

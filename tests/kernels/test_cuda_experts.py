@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from apcbatch.kernels import ops
-from apcbatch.kernels.cuda_experts import FewTokens
-from apcbatch.kernels.cuda_rows import device_linear
+from apcbatch.kernels.cuda.experts import FewTokens
+from apcbatch.kernels.cuda.rows import device_linear
 
 pytestmark = pytest.mark.cuda
 SHAPES = [(16, 8), (64, 96), (72, 1064), (512, 1032), (1536, 520), (4096, 128)]  # hidden, inner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from apcbatch.prefix import boundaries_in, cut_pieces
+from apcbatch.prefix import boundaries_in
 from tests.kernels.recurrent import (
     DTYPES,
     Inputs,
@@ -28,8 +28,7 @@ BUDGETS = [1, 7, 100, 364, 512, 800, 900, 1599, 1600, 1601, 2000, 2048]
 def test_state_after_1866_and_1100_tokens(dtype):
     """A block of 2048 published with the state at 1866, or at 2966, instead of at exactly 2048."""
     fresh_seed()
-    pieces = cut_pieces([1866], [1100], 2048)
-    assert pieces.ends == [0, 182, 1100]
+    assert list(boundaries_in(1866, 1866 + 1100, 2048)) == [2048]
     for inputs in both(2966, 24, 16, dtype):
         _, truth = one_shot(inputs, 2966, [2048])
         arena = inputs.arena(3)

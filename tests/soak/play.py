@@ -28,7 +28,7 @@ from apcbatch.cli.program import main
 from apcbatch.kernels import ops
 from apcbatch.kernels.isa import available_isas, numerics
 from apcbatch.model.hf_config import load_model_config
-from apcbatch.model.state import PAGE_TOKENS, page_bytes
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes
 from apcbatch.store.publisher import Batch, Publisher
 from tests.soak.compare import Difference, compare, num_prompt, read_records
 from tests.soak.ways import Draw, Kill, Part, Way

@@ -1,0 +1,98 @@
+"""`run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
+
+Must not know: the engine's inside. Cold and warm from disk are processes of their own: one under the default policy,
+two with every boundary kept in one store. Warm from RAM is one engine that answers the same requests twice.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.data.render import Renderer
+from apcbatch.data.source import open_source
+from apcbatch.job.answered import Answered
+from apcbatch.bench.figures import Figure
+from apcbatch.job.feed import Failure, Feeder
+from apcbatch.job.opening import make_engine
+from apcbatch.model.locate import locate_model
+from apcbatch.types import Policy, Request
+
+GROUP = "run"
+
+
+def figures(config: Config, input: str) -> Iterator[Figure]:
+    """Five runs over the first `limit` conversations of INPUT."""
+    with tempfile.TemporaryDirectory() as folder:
+        kinds: tuple[tuple[str, Policy], ...] = (
+            (f"cold, policy {config.policy}", config.policy),
+            ("cold, every boundary to disk", "all"),
+            ("warm from disk", "all"),
+        )
+        for kind, policy in kinds:
+            summary = _run(replace(config, policy=policy), input, Path(folder))
+            yield _figure(kind, summary["seconds"]["total"] - summary["seconds"]["load"], summary)
+    yield from _in_memory(config, input)
+
+
+def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
+    """The summary of `apcbatch run` with a store for its policy in the folder."""
+    command = [sys.executable, "-m", "apcbatch", "run", input, "-o", str(folder / "out.jsonl"), "--overwrite"]
+    command += ["--store", str(folder / config.policy), "--quiet", "--progress", "none"]
+    for name in ("model", "dtype", "policy", "limit", "max_tokens"):
+        value = getattr(config, name)
+        if value is not None:
+            command += ["--" + name.replace("_", "-"), str(value)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return summary
+
+
+def _in_memory(config: Config, input: str) -> Iterator[Figure]:
+    """One engine, the same requests twice."""
+    engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
+    requests = requests_of(config, input)
+    try:
+        for kind in ("cold, every boundary to RAM", "warm from RAM"):
+            before = dict(engine.counters.seconds)
+            begin = time.perf_counter()
+            results = list(engine.run(requests))
+            seconds = time.perf_counter() - begin
+            spent = {name: engine.counters.seconds[name] - before[name] for name in before}
+            counts = {
+                name: sum(getattr(r, name) for r in results)
+                for name in ("prompt_tokens", "cached_tokens", "computed_tokens")
+            }
+            yield _figure(kind, seconds, {"requests": len(results), **counts, "seconds": spent})
+    finally:
+        engine.close()
+
+
+def requests_of(config: Config, input: str) -> list[Request]:
+    """The requests of the first `limit` conversations of INPUT, in its order."""
+    renderer = Renderer.load(locate_model(config.model), warn=lambda sentence: None)
+    feeder = Feeder(config, open_source(input, config.format), renderer, Answered())
+    requests = []
+    while not feeder.exhausted:
+        work = feeder.next()
+        if work is not None and not isinstance(work, Failure):
+            requests.append(work)
+    return requests
+
+
+def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:
+    """Wall seconds without loading the model; `in_steps`: the share of them in prefill and decode."""
+    spent = summary["seconds"]
+    details = {
+        name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")
+    }
+    details["in_steps"] = (spent["prefill"] + spent["decode"]) / seconds
+    return Figure(GROUP, f"run, {kind}", seconds, "s", details)

@@ -1,0 +1,209 @@
+"""Each kernel at a model's own shapes, against its own limit: the arithmetic and the bytes that it cannot do without.
+
+Must not know: the engine, weights of a checkpoint. `of_limit` is the time of the limit over the time taken, 1 at best;
+the limit is the larger of the operations over the machine's rate and the bytes over its bandwidth. Data that stays in
+a cache may beat the bytes' share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
+from apcbatch.bench.shapes import product_shapes
+from apcbatch.kernels import ops
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.model.hf_config import ModelConfig
+
+GROUP = "kernels"
+# Vector operations (each one lane of an fma's slot, so 2 flops at the peak rate): csrc/vmath.h and csrc/scan_states.h.
+SCAN_STATE_OPS = 13  # dt A split 3, a polynomial 5, its power of two 2, dt x B, h, y
+SCAN_CHANNEL_OPS = 53  # softplus 29, SiLU of z 20, dt x, D x, the gate
+SILU_OPS = 20
+COLD_BYTES = 64 << 20  # weights that a small product goes through in turns, so that no cache keeps them
+MOST_COPIES = 24
+
+
+class Kernels:
+    """The kernels of one architecture in one dtype; limits as machine.limits gives them."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes
+    ) -> None:
+        self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
+
+    def figures(self) -> Iterator[Figure]:
+        """All of them, one after the other."""
+        if self._config.num_mamba_layers:
+            yield from self._scans()
+            yield self._convolution()
+            yield from self._decode_steps()
+        yield self._norm()
+        if "moe" in self._config.feed_forwards:
+            yield self._routing()
+        if self._config.num_attention_layers:
+            yield self._attention()
+        yield from self._products()
+
+    def _scans(self) -> Iterator[Figure]:
+        config, tokens = self._config, self._sizes.kernel_tokens
+        d, n = config.d_inner, config.d_state
+        for threads in sorted({1, torch.get_num_threads()}):
+            for dtype in dict.fromkeys((torch.float32, self._dtype)):
+                seconds = _with_threads(threads, partial(median_s, self._scan(tokens, dtype), self._sizes))
+                operations = tokens * d * (n * SCAN_STATE_OPS + SCAN_CHANNEL_OPS)
+                size = _bytes(dtype) * tokens * (4 * d + 2 * n)
+                share = threads / torch.get_num_threads()
+                yield self._figure(
+                    f"scan, {threads} thread(s), {_name(dtype)}",
+                    1e9 * seconds / (tokens * d),
+                    "ns a token and channel",
+                    self._limit_s(2 * operations / share, size) / seconds,
+                )
+        every = self._sizes.snapshot_every
+        keeping, plain = self._scan(tokens, self._dtype, every), self._scan(tokens, self._dtype)
+        keeping(), plain()
+        ratio = median_ratio(lambda: timed(keeping), lambda: timed(plain), self._sizes.repeats)
+        yield Figure(GROUP, f"scan with a snapshot every {every} over none", ratio, "x", {})
+
+    def _scan(self, tokens: int, dtype: torch.dtype, every: int = 0) -> Callable[[], object]:
+        """A call of the scan over one sequence from zeros, keeping its end, and a snapshot every so many tokens."""
+        d, n = self._config.d_inner, self._config.d_state
+        x, dt, z = (torch.randn(tokens, d).to(dtype) for _ in range(3))
+        b, c = torch.randn(tokens, n).to(dtype), torch.randn(tokens, n).to(dtype)
+        a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)
+        ragged = _one_sequence(tokens, every)
+        state = torch.zeros(ragged.max_slot + 1, n, d)
+        return lambda: ops.selective_scan(x, dt, a, b, c, skip, z, skip, state, ragged)
+
+    def _convolution(self) -> Figure:
+        config, tokens = self._config, self._sizes.kernel_tokens
+        d, width = config.d_inner, config.d_conv
+        xz = torch.randn(tokens, 2 * d).to(self._dtype)
+        weight, bias = torch.randn(d, width), torch.randn(d)
+        state = torch.zeros(1, width - 1, d, dtype=self._dtype)
+        ragged = _one_sequence(tokens)
+        seconds = median_s(lambda: ops.causal_conv(xz[:, :d], weight, bias, state, ragged), self._sizes)
+        operations, size = tokens * d * (width + SILU_OPS), 2 * _bytes(self._dtype) * tokens * d
+        share = self._limit_s(2 * operations, size) / seconds
+        value = 1e9 * seconds / (tokens * d)
+        return self._figure("convolution and SiLU", value, "ns a token and channel", share)
+
+    def _decode_steps(self) -> Iterator[Figure]:
+        """Convolution and scan of one new token a sequence, with every layer's own states."""
+        for running in self._sizes.decode_running:
+            layers, seconds = self._config.num_mamba_layers, median_s(self._decode(running), self._sizes)
+            d, n = self._config.d_inner, self._config.d_state
+            size = layers * running * d * (8 * n + 2 * _bytes(self._dtype) * self._config.d_conv)
+            yield self._figure(
+                f"decode step without its products, {running} running",
+                1e6 * seconds / layers,
+                "us a layer",
+                self._limit_s(0, size) / seconds,
+            )
+
+    def _decode(self, running: int) -> Callable[[], None]:
+        config, dtype = self._config, self._dtype
+        layers, d, n, width = config.num_mamba_layers, config.d_inner, config.d_state, config.d_conv
+        x, dt, z = (torch.randn(running, d).to(dtype) for _ in range(3))
+        b, c = torch.randn(running, n).to(dtype), torch.randn(running, n).to(dtype)
+        a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)
+        weight = torch.randn(d, width)
+        ssm = torch.zeros(running, layers, n, d)
+        conv = torch.zeros(running, layers, width - 1, d, dtype=dtype)
+        slots = torch.arange(running)
+        ragged = Ragged.create(torch.arange(running + 1), slots, slots)
+
+        def step() -> None:
+            for layer in range(layers):
+                y = ops.causal_conv(x, weight, skip, conv[:, layer], ragged)
+                ops.selective_scan(y, dt, a, b, c, skip, z, skip, ssm[:, layer], ragged)
+
+        return step
+
+    def _norm(self) -> Figure:
+        tokens, h = self._sizes.kernel_tokens, self._config.hidden_size
+        residual, delta, weight = torch.randn(tokens, h), torch.zeros(tokens, h), torch.ones(h)
+        norm = partial(ops.add_rms_norm_, residual, delta, weight, 1e-5, self._dtype)
+        seconds, size = median_s(norm, self._sizes), tokens * h * (12 + _bytes(self._dtype))
+        value = 1e9 * seconds / (tokens * h)
+        share = self._limit_s(4 * tokens * h, size) / seconds
+        return self._figure("residual and RMS norm", value, "ns a token and channel", share)
+
+    def _routing(self) -> Figure:
+        tokens, experts = self._sizes.kernel_tokens, self._config.num_experts
+        logits = torch.randn(tokens, experts)
+        route = partial(ops.softmax_topk, logits, self._config.num_experts_per_tok)
+        seconds = median_s(route, self._sizes)
+        return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})
+
+    def _attention(self) -> Figure:
+        config, pages = self._config, -(-self._sizes.kernel_tokens // ops.PAGE_TOKENS)
+        tokens, heads, size = pages * ops.PAGE_TOKENS, config.num_attention_heads, config.head_dim
+        q = torch.randn(tokens, heads, size).to(self._dtype)
+        cache = torch.randn(2, pages, ops.PAGE_TOKENS, config.num_key_value_heads, size).to(self._dtype)
+        table, ends = torch.arange(pages).unsqueeze(0), torch.tensor([0, tokens])
+        context = torch.zeros(1, dtype=torch.int64)
+        attend = partial(
+            ops.paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5
+        )
+        seconds, flops = median_s(attend, self._sizes), 2 * heads * size * tokens**2
+        share = self._limit_s(flops, 2 * q.nbytes + cache.nbytes) / seconds
+        return self._figure(f"attention over {tokens} tokens", 1e-9 * flops / seconds, "GFLOP/s", share)
+
+    def _products(self) -> Iterator[Figure]:
+        for name, (inputs, outputs) in product_shapes(self._config).items():
+            rows = [r for r in self._sizes.product_rows if name != "lm_head" or r <= 32]
+            weight = torch.randn(outputs, inputs).to(self._dtype)
+            copies = min(MOST_COPIES, -(-COLD_BYTES // weight.nbytes))
+            packed = [ops.pack_linear(weight) for _ in range(copies)]
+            for count in rows:
+                x = torch.randn(count, inputs).to(self._dtype)
+                seconds = median_s(partial(_all_products, x, packed), self._sizes)
+                seconds, flops = seconds / copies, 2 * count * inputs * outputs
+                size = weight.nbytes + _bytes(self._dtype) * count * (inputs + outputs)
+                limit = max(
+                    flops / self._limits["product_flops_per_s"], size / self._limits["read_bytes_per_s"]
+                )
+                label = f"{name} {count} x {inputs} x {outputs}"
+                yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
+
+    def _limit_s(self, flops: float, size: float) -> float:
+        """Seconds below which these operations (an fma is two) on these bytes cannot be done."""
+        return max(flops / self._limits["float32_flops_per_s"], size / self._limits["read_bytes_per_s"])
+
+    def _figure(self, name: str, value: float, unit: str, of_limit: float) -> Figure:
+        return Figure(GROUP, name, value, unit, {"of_limit": of_limit})
+
+
+def _one_sequence(tokens: int, every: int = 0) -> Ragged:
+    """From zeros, its end into slot 0, snapshots into the slots after that."""
+    positions = torch.arange(every, tokens + 1, every) if every else torch.empty(0, dtype=torch.int64)
+    cuts = torch.tensor([0, len(positions)])
+    ends, begin, final = torch.tensor([0, tokens]), torch.tensor([-1]), torch.tensor([0])
+    return Ragged.create(ends, begin, final, cuts, positions, 1 + torch.arange(len(positions)))
+
+
+def _all_products(x: torch.Tensor, packed: list[ops.PackedLinear]) -> None:
+    for weights in packed:
+        ops.linear(x, weights)
+
+
+def _with_threads(threads: int, run: Callable[[], float]) -> float:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return run()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _bytes(dtype: torch.dtype) -> int:
+    return dtype.itemsize
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,60 @@
+"""The machine: what it is, and how fast it multiplies and reads.
+
+Must not know: models. The rates are the best of several tries, as they are limits: the fastest float32 and bfloat16
+product of this package on matrices that fit the cache, and reading and copying 256 MiB.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apcbatch.bench.figures import timed
+from apcbatch.kernels import ops
+
+TRIES = 12
+SIDE = 512
+BANDWIDTH_FLOATS = 1 << 26
+
+
+def describe() -> dict[str, Any]:
+    """Names and numbers of this machine, without timing anything."""
+    return {
+        "processor": _processor(),
+        "isa": ops.isa(),
+        "threads": torch.get_num_threads(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def limits(dtype: torch.dtype) -> dict[str, float]:
+    """flops_per_s of float32 and of products of `dtype`; read_bytes_per_s and copy_bytes_per_s."""
+    floats = torch.ones(BANDWIDTH_FLOATS)
+    target = torch.empty_like(floats)
+    read = min(timed(floats.sum) for _ in range(TRIES))
+    copy = min(timed(lambda: target.copy_(floats)) for _ in range(TRIES))
+    return {
+        "float32_flops_per_s": _product_rate(torch.float32),
+        "product_flops_per_s": _product_rate(dtype),
+        "read_bytes_per_s": 4 * BANDWIDTH_FLOATS / read,
+        "copy_bytes_per_s": 8 * BANDWIDTH_FLOATS / copy,
+    }
+
+
+def _product_rate(dtype: torch.dtype) -> float:
+    x, packed = torch.randn(SIDE, SIDE).to(dtype), ops.pack_linear(torch.randn(SIDE, SIDE).to(dtype))
+    return 2 * SIDE**3 / min(timed(lambda: ops.linear(x, packed)) for _ in range(4 * TRIES))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,119 @@
+"""The Mamba-1 mixer of one layer in one call: from the residual to what is added to it next.
+
+Must not know: models, checkpoints, the other layers. Invariant: the bits are those of the ops called one after
+the other (add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm, dt_proj, selective_scan, out_proj), which define
+it. What never changes is checked once, when a FusedMixer is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import DTYPE_CODES, address, num_threads, require_parameter
+from apcbatch.kernels.cpu.linear import PackedLinear, projection
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.cpu.residual import PreNorm, Residual
+from apcbatch.kernels.cpu.scan import (
+    MAX_CONV_WIDTH,
+    MAX_D_STATE,
+    require_slots,
+    slot_stride,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class MixerWeights:
+    """h hidden, d d_inner, n d_state, w taps, r dt_rank. Packed weights of one dtype; the rest float32, contiguous.
+
+    in_proj (2d, h), x_proj (r + 2n, d), dt_proj (d, r), out_proj (h, d). in_bias (2d), out_bias (h), conv_bias
+    (d): None for none. conv_weight (d, w). A (n, d): -exp(A_log) transposed. D, dt_bias (d). norms: None, or
+    the weights of the RMS norms of dt (r), B (n) and C (n), each None for ones.
+    """
+
+    in_proj: PackedLinear
+    x_proj: PackedLinear
+    dt_proj: PackedLinear
+    out_proj: PackedLinear
+    in_bias: torch.Tensor | None
+    out_bias: torch.Tensor | None
+    conv_weight: torch.Tensor
+    conv_bias: torch.Tensor | None
+    A: torch.Tensor
+    D: torch.Tensor
+    dt_bias: torch.Tensor
+    norms: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None
+    norm_eps: float
+
+
+class FusedMixer:
+    """Norms a residual (t, h), and leaves (t, h) to be added to it, over the slots of one layer's states.
+
+    norm: (h). ssm: (num_slots, n, d) float32; conv: (num_slots, w - 1, d) in the weights' dtype; any slot
+    stride. Raises ValueError where a shape or a dtype does not fit.
+    """
+
+    def __init__(
+        self, norm: PreNorm, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor
+    ) -> None:
+        _check(weights)
+        require_parameter(norm.weight, "norm", (weights.in_proj.in_features,), torch.float32)
+        self.weights = weights
+        self._kept_alive = norm, weights, ssm, conv  # the plan below holds their addresses
+        self._hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
+        n, d = weights.A.shape
+        width = weights.conv_weight.shape[1]
+        self._num_slots = min(ssm.shape[0], conv.shape[0])
+        dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
+        self._plan = _C.Mixer(
+            norm.plan, DTYPE_CODES[dtype], projection(weights.in_proj, weights.in_bias),
+            projection(weights.x_proj, None), projection(weights.dt_proj, None),
+            projection(weights.out_proj, weights.out_bias), n, width, weights.conv_weight.data_ptr(),
+            address(weights.conv_bias), weights.A.data_ptr(), weights.D.data_ptr(),
+            weights.dt_bias.data_ptr(), weights.norms is not None,
+            address(dt_norm), address(b_norm), address(c_norm), weights.norm_eps,
+            ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32),
+            conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype),
+        )
+
+    def __call__(self, residual: Residual, ragged: Ragged) -> None:
+        """residual: a row for each token of the batch. Raises ValueError."""
+        if residual.sum.shape[0] != ragged.num_tokens:
+            raise ValueError(
+                f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
+                f"{tuple(residual.sum.shape)}"
+            )
+        require_slots(ragged, self._num_slots)
+        self._plan.run(ragged.params, *residual.addresses(self._hidden), num_threads())
+
+
+def _check(w: MixerWeights) -> None:
+    (n, d), h, dtype = w.A.shape, w.in_proj.in_features, w.in_proj.dtype
+    r, width = w.dt_proj.in_features, w.conv_weight.shape[-1]
+    if not 1 <= n <= MAX_D_STATE or not 1 <= width <= MAX_CONV_WIDTH:
+        raise ValueError(
+            f"a mixer has 1 to {MAX_D_STATE} states and 1 to {MAX_CONV_WIDTH} taps; this one {n} and {width}"
+        )
+    projections = {
+        "in_proj": (w.in_proj, 2 * d, h),
+        "x_proj": (w.x_proj, r + 2 * n, d),
+        "dt_proj": (w.dt_proj, d, r),
+        "out_proj": (w.out_proj, h, d),
+    }
+    for name, (packed, rows, columns) in projections.items():
+        if (packed.out_features, packed.in_features, packed.dtype) != (rows, columns, dtype):
+            raise ValueError(
+                f"{name} must be ({rows}, {columns}) {dtype}; it is ({packed.out_features}, "
+                f"{packed.in_features}) {packed.dtype}"
+            )
+    vectors = [
+        (w.in_bias, "in_bias", (2 * d,)), (w.out_bias, "out_bias", (h,)), (w.conv_bias, "conv_bias", (d,)),
+        (w.conv_weight, "conv_weight", (d, width)), (w.A, "A", (n, d)), (w.D, "D", (d,)),
+        (w.dt_bias, "dt_bias", (d,)),
+        *zip(w.norms or (), ("dt_norm", "B_norm", "C_norm"), ((r,), (n,), (n,)), strict=False),
+    ]
+    for vector, name, shape in vectors:
+        if vector is not None:
+            require_parameter(vector, name, shape, torch.float32)

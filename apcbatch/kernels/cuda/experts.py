@@ -1,0 +1,104 @@
+"""SwiGLU experts for the few tokens of a decode pass on a CUDA device. What an expert has to do is found on the device
+and stays there, so that a pass does not wait and a CUDA graph can hold it.
+
+Must not know: models, the residual stream. Invariant: a token's result does not depend on the other tokens: its
+products have one order of operations for any number of them, and its experts are added in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from apcbatch.kernels.cuda.scan import extension
+from apcbatch.kernels.cuda.rows import DeviceLinear
+
+ALIGNMENT = 16  # bytes: how weights are read
+
+
+class FewTokens:
+    """gate_ups: (2f, h) each, the gate's rows before the up's; downs: (h, f) each.
+
+    most_pairs: the most (token, expert) pairs of one call; 0 where the kernels have not this dtype, shape or device,
+    or where exact products are asked for.
+    """
+
+    def __init__(self, gate_ups: Sequence[DeviceLinear], downs: Sequence[DeviceLinear]) -> None:
+        self._kept_alive = list(gate_ups), list(downs)
+        self.most_pairs = 0
+        if not _alike(gate_ups) or not _alike(downs):
+            return
+        self._hidden, self._inner = downs[0].out_features, downs[0].in_features
+        device = downs[0].weight.device
+        with torch.cuda.device(device):
+            if len(downs) > extension().MOST_EXPERTS or not extension().takes_experts():
+                return
+        self._tables = [
+            torch.tensor([part.weight.data_ptr() for part in parts], dtype=torch.int64, device="cpu").to(device)
+            for parts in (gate_ups, downs)
+        ]
+        self.most_pairs = extension().MOST_TAKEN
+
+    def mixture(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        chosen: torch.Tensor,
+        present: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """(t, h) float32: the sum over each token's experts. x: (t, h). weights (t, k) float32 and chosen (t, k) int64:
+        t k at most most_pairs. present: (1,) int64, how many of the tokens, the first ones, are there; None: all. The
+        others' rows are zero."""
+        t, k = chosen.shape
+        self._require(x, t * k)
+        groups = torch.empty(extension().GROUPS_BYTES, dtype=torch.uint8, device=x.device)
+        there = 0 if present is None else present.data_ptr()
+        with torch.cuda.device(x.device):
+            extension().group(
+                t, k, len(self._kept_alive[0]), chosen.data_ptr(), there, groups.data_ptr(), _stream()
+            )
+            rows = self._products(x, t, k, groups.data_ptr())
+            y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
+            extension().expert_sum(
+                t, k, self._hidden, chosen.data_ptr(), there, weights.data_ptr(), rows.data_ptr(), y.data_ptr(),
+                _stream(),
+            )
+        return y
+
+    def _products(self, x: torch.Tensor, t: int, k: int, groups: int) -> torch.Tensor:
+        """(t k, h) float32 by pair; rows of pairs that are not there are not written."""
+        inner = torch.empty((t * k, self._inner), dtype=x.dtype, device=x.device)
+        rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
+        gate_ups, downs = (table.data_ptr() for table in self._tables)
+        extension().expert_product(
+            groups, t, k, self._hidden, self._inner, True, gate_ups, x.data_ptr(), inner.data_ptr(), _stream()
+        )
+        extension().expert_product(
+            groups, t, k, self._inner, self._hidden, False, downs, inner.data_ptr(), rows.data_ptr(), _stream()
+        )
+        return rows
+
+    def _require(self, x: torch.Tensor, pairs: int) -> None:
+        if (
+            x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != self._hidden or not x.is_contiguous()
+            or x.data_ptr() % ALIGNMENT or pairs > self.most_pairs
+        ):  # fmt: skip
+            raise ValueError(
+                f"x must be contiguous bfloat16 of {self._hidden} columns, for {self.most_pairs} pairs of token and "
+                f"expert at most; it is {x.dtype} of shape {tuple(x.shape)} with strides {x.stride()}, for {pairs}"
+            )
+
+
+def _alike(parts: Sequence[DeviceLinear]) -> bool:
+    """Whether all are of one shape that the kernels take, and multiplied freely."""
+    first = parts[0]
+    return (
+        first.dtype == torch.bfloat16 and first.in_features % 8 == 0
+        and all(part.weight.shape == first.weight.shape and part.dtype == first.dtype for part in parts)
+        and not any(part.exact or part.weight.data_ptr() % ALIGNMENT for part in parts)
+    )  # fmt: skip
+
+
+def _stream() -> int:
+    return torch.cuda.current_stream().cuda_stream

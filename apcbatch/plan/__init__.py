@@ -1,0 +1,2 @@
+"""The prefix plan: what a dataset shares, in which order to work, what to keep and until when. Must not know: torch, text,
+states; it reads token ids and bytes."""

@@ -1,0 +1,149 @@
+"""The prefix tree: a radix tree over the token ids of all known requests, built while they stream in.
+
+Must not know: text, positions that are kept, the order of work. Invariants: a request ends at a node's end,
+so a node's edge is on a request's path as a whole or not at all; every distinct token (a token and all before
+it) is held once, in one buffer; a request's arrays are not held on to, but for the latest one's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+
+from apcbatch.prefix import PrefixHasher, TokenArray, boundaries_in, common_length
+
+ROOT = 0
+FIRST_TOKENS = 4096
+
+
+class PrefixTree:
+    """Requests are numbered 0, 1, .. in the order of `add`, nodes too; a node's edge holds the tokens from
+    `begin` to `end`. parent, end: by node. end_node, conversation: by request. unique_tokens: distinct tokens
+    of all requests."""
+
+    def __init__(self) -> None:
+        self.parent = array("q", [ROOT])
+        self.end = array("q", [0])
+        self.end_node = array("q")
+        self.conversation = array("q")
+        self.unique_tokens = 0
+        self._offset = array("q", [0])  # where a node's tokens begin in _tokens
+        self._tokens: TokenArray = np.empty(FIRST_TOKENS, np.int32)
+        self._children: dict[int, int] = {}  # node and first token of the edge -> child
+        self._latest: TokenArray = np.empty(0, np.int32)
+        self._latest_node = ROOT
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were added."""
+        return len(self.end_node)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.parent)
+
+    def begin(self, node: int) -> int:
+        """The position at which a node's edge begins."""
+        return self.end[self.parent[node]]
+
+    def add(self, tokens: TokenArray, conversation: int) -> int:
+        """Enter a request's prompt, (tokens,) int32, at least one; returns its index. conversation: any
+        number that the requests of one conversation have in common."""
+        if not len(tokens):
+            raise ValueError("a request without tokens cannot be planned; expected at least one")
+        node, position = self._descend(tokens, *self._common_with_latest(tokens))
+        if position < self.end[node]:
+            node = self._split(node, position)
+        if position < len(tokens):
+            node = self._append(node, tokens[position:])
+        self._latest, self._latest_node = tokens, node
+        self.end_node.append(node)
+        self.conversation.append(conversation)
+        return self.num_requests - 1
+
+    def tokens(self, index: int) -> TokenArray:
+        """The prompt of a request, (tokens,) int32, put together from its path."""
+        return self._path_tokens(self.end_node[index])
+
+    def keys(self, fingerprint: bytes, block_size: int) -> Iterator[tuple[int, int, bytes]]:
+        """(node, position, prefix key) of every boundary of the tree, once each, ascending on each edge."""
+        for node in range(1, self.num_nodes):
+            boundaries = boundaries_in(self.begin(node), self.end[node], block_size)
+            if boundaries:
+                hasher = PrefixHasher(fingerprint, self._path_tokens(node))
+                for position, key in hasher.keys_at(boundaries):
+                    yield node, position, key
+
+    def node_at(self, index: int, position: int) -> int:
+        """The node whose edge holds the given position (1 .. length) of a request."""
+        node = self.end_node[index]
+        if not 0 < position <= self.end[node]:
+            raise ValueError(f"request {index} has positions 1 to {self.end[node]}, not {position}")
+        while self.begin(node) >= position:
+            node = self.parent[node]
+        return node
+
+    def _common_with_latest(self, tokens: TokenArray) -> tuple[int, int]:
+        """The node and position up to which the path of the latest request serves this one too."""
+        position = common_length(self._latest, tokens)
+        node = self._latest_node
+        while node != ROOT and self.begin(node) >= position:
+            node = self.parent[node]
+        return node, position
+
+    def _descend(self, tokens: TokenArray, node: int, position: int) -> tuple[int, int]:
+        """Follow the tokens down from a place on their path; the last node and position that they share."""
+        while position == self.end[node] and position < len(tokens):
+            child = self._children.get(_child_key(node, tokens[position]))
+            if child is None:
+                break
+            node = child
+            position += common_length(self._edge(node), tokens[position:])
+        return node, position
+
+    def _split(self, node: int, position: int) -> int:
+        """Cut a node's edge at a position and return the new upper node; the lower one keeps its number."""
+        parent, begin = self.parent[node], self.begin(node)
+        upper = self._new_node(parent, position, self._offset[node])
+        self._children[_child_key(parent, self._tokens[self._offset[node]])] = upper
+        self._offset[node] += position - begin
+        self.parent[node] = upper
+        self._children[_child_key(upper, self._tokens[self._offset[node]])] = node
+        return upper
+
+    def _append(self, parent: int, edge: TokenArray) -> int:
+        """A new leaf."""
+        first, last = self.unique_tokens, self.unique_tokens + len(edge)
+        if last > len(self._tokens):
+            grown = np.empty(max(last, 2 * len(self._tokens)), np.int32)
+            grown[:first] = self._tokens[:first]
+            self._tokens = grown
+        self._tokens[first:last] = edge
+        self.unique_tokens = last
+        node = self._new_node(parent, self.end[parent] + len(edge), first)
+        self._children[_child_key(parent, edge[0])] = node
+        return node
+
+    def _new_node(self, parent: int, end: int, offset: int) -> int:
+        self.parent.append(parent)
+        self.end.append(end)
+        self._offset.append(offset)
+        return self.num_nodes - 1
+
+    def _edge(self, node: int) -> TokenArray:
+        offset = self._offset[node]
+        return self._tokens[offset : offset + self.end[node] - self.begin(node)]
+
+    def _path_tokens(self, node: int) -> TokenArray:
+        tokens = np.empty(self.end[node], np.int32)
+        while node != ROOT:
+            tokens[self.begin(node) : self.end[node]] = self._edge(node)
+            node = self.parent[node]
+        return tokens
+
+
+def _child_key(node: int, token: int | np.integer) -> int:
+    return (node << 32) + int(token)

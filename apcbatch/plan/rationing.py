@@ -1,0 +1,252 @@
+"""Which snapshots are kept when they do not all fit: the plan played through in order, the least valuable
+dropped.
+
+Must not know: tokens, text. Every request to come is served by the deepest live snapshot on its path (it
+would resume there); a snapshot's value is the tokens it saves over the next live one above it, per byte and
+per request until its next use, and none while snapshots below serve all that pass. So a stem that everything
+falls back to goes last. Invariant: what is live never exceeds the capacity, save for the snapshot that is
+being read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from apcbatch.plan.kept import Keeping, Kept
+from apcbatch.plan.footprint import Footprint, Ledger, Segment
+from apcbatch.plan.prefix_tree import ROOT
+from apcbatch.plan.reach import NOWHERE, Held, Place, held_places
+from apcbatch.plan.tree_shape import TreeShape
+
+NEVER = float("inf")
+FAR = 1e18
+FIRST_ROWS = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A live snapshot. uses: a heap of the ranks (places in the order) it serves, with some that are out of
+    date.
+
+    above: the next live one on its path. below: those that have this one above (a dict for its order). kept:
+    None for what was held before the plan, which costs nothing and stays. row: its place in the table of
+    values.
+    """
+
+    place: Place
+    above: _Live | None
+    kept: Kept | None = None
+    segment: Segment | None = None
+    uses: list[int] = field(default_factory=list)
+    below: dict[_Live, None] = field(default_factory=dict)
+    row: int = -1
+
+
+class _Values:
+    """What each live snapshot is worth, one row each, so that the least valuable is found at once."""
+
+    def __init__(self) -> None:
+        self._gain = np.full(FIRST_ROWS, NEVER)  # tokens saved per byte; NEVER in rows that are free
+        self._next_use = np.full(FIRST_ROWS, FAR)
+        self._live: list[_Live | None] = [None] * FIRST_ROWS
+        self._free = list(range(FIRST_ROWS - 1, -1, -1))
+
+    def enter(self, live: _Live) -> None:
+        """Give a snapshot a row."""
+        if not self._free:
+            size = len(self._live)
+            self._free = list(range(2 * size - 1, size - 1, -1))
+            self._gain = np.concatenate([self._gain, np.full(size, NEVER)])
+            self._next_use = np.concatenate([self._next_use, np.full(size, FAR)])
+            self._live += [None] * size
+        live.row = self._free.pop()
+        self._live[live.row] = live
+
+    def set(self, live: _Live, gain: float, next_use: float) -> None:
+        """Note a snapshot's tokens saved per byte and its next use, a rank."""
+        self._gain[live.row], self._next_use[live.row] = gain, next_use
+
+    def leave(self, live: _Live) -> None:
+        """Take the row back."""
+        self._live[live.row] = None
+        self._gain[live.row], self._next_use[live.row] = NEVER, FAR
+        self._free.append(live.row)
+        live.row = -1
+
+    def least(self, now: int, pinned: _Live) -> _Live | None:
+        """The least valuable snapshot but the pinned one; None where there is no other."""
+        value = self._gain / (self._next_use - now)
+        if pinned.row >= 0:
+            value[pinned.row] = NEVER
+        row = int(value.argmin())
+        return self._live[row] if value[row] < NEVER else None
+
+
+class Rationing:
+    """One pass over the order with a limit on the bytes of live snapshots."""
+
+    def __init__(
+        self,
+        shape: TreeShape,
+        order: Sequence[int],
+        held: Held,
+        footprint: Footprint,
+        capacity: int,
+    ) -> None:
+        self._shape, self._order, self._footprint, self._capacity = shape, order, footprint, capacity
+        self._root = _Live(NOWHERE, None)
+        self._serving = [self._root] * len(order)  # by rank
+        self._live_at: dict[int, dict[int, _Live]] = {}
+        self._values, self._ledger = _Values(), Ledger(footprint)
+        self._ending: dict[int, list[_Live]] = {}  # by rank: what nobody passes after it
+        self._kept: list[Kept] = []
+        self._candidates: dict[int, list[int]] = {}
+        self._enter, self._leave = _intervals(shape)
+        self._passing: dict[int, list[int]] = {}
+        self._held = held
+
+    def run(self, wanted: Sequence[Place]) -> Keeping:
+        """The plan. wanted: where requests would resume if all were kept, which is before every branch too:
+        what they fall back to when the rest is gone."""
+        self._prepare(wanted)
+        count = self._shape.num_requests
+        source: list[Place] = [NOWHERE] * count
+        from_kept: list[Kept | None] = [None] * count
+        for rank, index in enumerate(self._order):
+            start = self._serving[rank]
+            source[index], from_kept[index] = start.place, start.kept
+            if start.kept is not None:
+                start.kept.readers.append(index)
+                self._refresh(start, rank)
+            self._keep_from(index, rank, start)
+            while self._ledger.live_bytes > self._capacity:
+                least = self._values.least(rank, start)
+                if least is None:
+                    break
+                self._drop(least, rank)
+            for live in self._ending.pop(rank, ()):
+                if live.row >= 0:
+                    self._drop(live, rank)
+        return Keeping(self._kept, source, from_kept)
+
+    def _prepare(self, wanted: Sequence[Place]) -> None:
+        """Note who passes the candidates, and let held positions serve."""
+        shape = self._shape
+        for node, position in sorted(set(wanted) - {NOWHERE}):
+            if position not in self._held.get(node, ()):
+                self._candidates.setdefault(node, []).append(position)
+        for rank, index in enumerate(self._order):
+            node = shape.end_node[index]
+            while node != ROOT:
+                if node in self._candidates or node in self._held:
+                    self._passing.setdefault(node, []).append(rank)
+                node = shape.parent[node]
+        for node, position in sorted(held_places(self._held), key=lambda place: place[1]):
+            ranks = self._passing_after(node, position, -1)
+            if ranks:
+                there = _Live((node, position), self._serving[ranks[0]])
+                self._live_at.setdefault(node, {})[position] = there
+                for rank in ranks:
+                    self._serving[rank] = there
+
+    def _passing_after(self, node: int, position: int, now: int) -> list[int]:
+        """Ranks after `now` of the requests that could resume from a place."""
+        passing = self._passing[node]
+        later = passing[bisect_right(passing, now) :]
+        return [rank for rank in later if self._shape.length[self._order[rank]] > position]
+
+    def _keep_from(self, index: int, rank: int, start: _Live) -> None:
+        """Keep the candidates that a request computes, the deepest first, if they would serve anyone."""
+        shape, node, begin = self._shape, self._shape.end_node[index], start.place[1]
+        segment: Segment | None = None
+        while node != ROOT and shape.end[node] > begin:
+            for position in reversed(self._candidates.get(node, ())):
+                if position <= begin or position in self._live_at.get(node, ()):
+                    continue
+                passing = self._passing_after(node, position, rank)
+                uses = [later for later in passing if self._serving[later] is start]
+                if uses:
+                    if segment is None:
+                        segment = self._ledger.begin(start.segment, begin)
+                    live = _Live((node, position), start, Kept((node, position), index), segment, uses)
+                    self._ending.setdefault(passing[-1], []).append(live)
+                    self._add(live, start, rank)
+            node = shape.parent[node]
+
+    def _add(self, live: _Live, start: _Live, rank: int) -> None:
+        node, position = live.place
+        self._live_at.setdefault(node, {})[position] = live
+        assert live.segment is not None, "only what was held before the plan has no segment"
+        self._ledger.hold(live.segment, position)
+        self._values.enter(live)
+        for use in live.uses:
+            self._serving[use] = live
+        for other in [other for other in start.below if self._is_above(live, other)]:
+            del start.below[other]
+            live.below[other] = None
+            other.above = live
+            self._refresh(other, rank)
+        start.below[live] = None
+        self._refresh(live, rank)
+        self._refresh(start, rank)
+
+    def _drop(self, live: _Live, rank: int) -> None:
+        """What it served falls back to the one above it."""
+        above = live.above
+        assert above is not None and live.kept is not None and live.segment is not None, (
+            "the root is never dropped"
+        )
+        node, position = live.place
+        del self._live_at[node][position]
+        self._ledger.release(live.segment, position)
+        self._values.leave(live)
+        for use in live.uses:
+            if use > rank and self._serving[use] is live:
+                self._serving[use] = above
+                heappush(above.uses, use)
+        del above.below[live]
+        for other in live.below:
+            other.above = above
+            above.below[other] = None
+            self._refresh(other, rank)
+        self._refresh(above, rank)
+        if live.kept.readers:
+            self._kept.append(live.kept)
+
+    def _refresh(self, live: _Live, rank: int) -> None:
+        """Bring a snapshot's value up to date."""
+        if live.kept is None:
+            live.uses.clear()
+            return
+        while live.uses and (live.uses[0] <= rank or self._serving[live.uses[0]] is not live):
+            heappop(live.uses)
+        assert live.above is not None, "the root has no value"
+        saved = live.place[1] - live.above.place[1]
+        next_use = live.uses[0] if live.uses else NEVER
+        self._values.set(live, saved / self._footprint.snapshot_bytes(saved), next_use)
+
+    def _is_above(self, live: _Live, other: _Live) -> bool:
+        (node, position), (lower, further) = live.place, other.place
+        if node == lower:
+            return position < further
+        return self._enter[node] < self._enter[lower] < self._leave[node]
+
+
+def _intervals(shape: TreeShape) -> tuple[list[int], list[int]]:
+    """By node: its number in a walk from above, and the number after the last node below it."""
+    enter, leave = [0] * shape.num_nodes, [0] * shape.num_nodes
+    stack, count = [ROOT], 0
+    while stack:
+        node = stack.pop()
+        if node < 0:
+            leave[~node] = count
+            continue
+        enter[node] = count
+        count += 1
+        stack += [~node, *shape.children[node]]
+    return enter, leave

@@ -1,0 +1,110 @@
+"""What a finished prefix tree looks like from above: who is below a node, and in which order to walk it.
+
+Must not know: tokens, the grid, what is kept. Pure functions of the tree, worked out once for all block
+sizes.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+from apcbatch.plan.prefix_tree import ROOT, PrefixTree
+
+Order = Literal["auto", "file"]
+ORDERS: tuple[Order, ...] = ("auto", "file")
+
+
+class TreeShape:
+    """parent, begin, end: by node. end_node, length, conversation: by request. upward: all nodes but the
+    root, each after the nodes below it. requests_below: requests that end at a node or below it; first_below:
+    the first of them."""
+
+    def __init__(self, tree: PrefixTree) -> None:
+        self.parent = tree.parent.tolist()
+        self.end = tree.end.tolist()
+        self.begin = [self.end[parent] for parent in self.parent]
+        self.end_node = tree.end_node.tolist()
+        self.conversation = tree.conversation.tolist()
+        self.length = [self.end[node] for node in self.end_node]
+        self.prompt_tokens = sum(self.length)
+        self.unique_tokens = tree.unique_tokens
+        # A node ends after its parent does.
+        self.upward = sorted(range(1, self.num_nodes), key=self.end.__getitem__, reverse=True)
+        self.requests_below, self.first_below = self._count_requests()
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.parent)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.end_node)
+
+    def order(self, order: Order) -> list[int]:
+        """Request indexes in the order of the work: `file` as they were added, `auto` depth first.
+
+        Depth first: the requests that end at a node, then its subtrees, the one with the most requests last
+        and ties by file order. So a branch's snapshot is released as soon as its largest subtree begins, and
+        a path of the tree has at most log2(requests) snapshots that wait for other subtrees.
+        """
+        if order == "file":
+            return list(range(self.num_requests))
+        ending: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for index, node in enumerate(self.end_node):
+            ending[node].append(index)
+        found, stack = [], [ROOT]
+        while stack:
+            node = stack.pop()
+            found += ending[node]
+            stack += reversed(self.children[node])
+        return found
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """The children of each node, in the order of depth first work."""
+        children: list[list[int]] = [[] for _ in range(self.num_nodes)]
+        for node in range(1, self.num_nodes):
+            children[self.parent[node]].append(node)
+        for siblings in children:
+            siblings.sort(key=lambda node: (self.requests_below[node], self.first_below[node]))
+        return children
+
+    @cached_property
+    def conversations_below(self) -> list[int]:
+        """How many distinct conversations have a prompt that ends at a node or below it."""
+        count = [0] * self.num_nodes
+        seen_by: list[int | None] = [None] * self.num_nodes
+        for index in sorted(range(self.num_requests), key=self.conversation.__getitem__):
+            node, conversation = self.end_node[index], self.conversation[index]
+            while seen_by[node] != conversation:
+                seen_by[node] = conversation
+                count[node] += 1
+                node = self.parent[node]
+        return count
+
+    @cached_property
+    def last_prompts(self) -> list[int]:
+        """The last request of each conversation, ascending."""
+        return sorted({conversation: index for index, conversation in enumerate(self.conversation)}.values())
+
+    def extends(self, index: int, other: int) -> bool:
+        """Whether a request's prompt begins with the whole prompt of another one."""
+        return self.node_above(self.end_node[index], self.length[other]) == self.end_node[other]
+
+    def node_above(self, node: int, position: int) -> int:
+        """The node on the path to `node` whose edge holds the position; the root for 0."""
+        while self.begin[node] >= position and node != ROOT:
+            node = self.parent[node]
+        return node
+
+    def _count_requests(self) -> tuple[list[int], list[int]]:
+        below, first = [0] * self.num_nodes, [self.num_requests] * self.num_nodes
+        for index, node in enumerate(self.end_node):
+            below[node] += 1
+            first[node] = min(first[node], index)
+        for node in self.upward:
+            parent = self.parent[node]
+            below[parent] += below[node]
+            first[parent] = min(first[parent], first[node])
+        return below, first

@@ -1,0 +1,100 @@
+"""The input as a prefix tree: every request that a run would serve, without running anything.
+
+Must not know: weights, torch, how anything is printed. Invariant: the requests are those of `run` with the
+same options, in the same order; what `run` would answer with an error is counted and left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from apcbatch.config import Config
+from apcbatch.data.records import Conversation
+from apcbatch.data.render import Rendered, Renderer
+from apcbatch.data.source import open_source
+from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.prefix_tree import PrefixTree
+from apcbatch.engine.room import room_for_answer
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.formats import Turns
+from apcbatch.job.answered import Answered
+from apcbatch.job.feed import Failure, Feeder
+from apcbatch.job.window import Window
+from apcbatch.model.footprint import kv_token_bytes, state_bytes
+from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.locate import locate_model
+from apcbatch.prefix import as_token_array
+
+
+@dataclass
+class Survey:
+    """tree: a conversation's number there is its input line. footprint: what the model's snapshots weigh.
+    num_lines: input lines that have a request. num_windows: what `run` plans one after the other. num_unstable: lines
+    whose template rewrites its own past. errors: requests that cannot be answered, by code."""
+
+    tree: PrefixTree
+    footprint: Footprint
+    num_lines: int = 0
+    num_windows: int = 1
+    num_unstable: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+class _WatchedRenderer(Renderer):
+    """Counts the conversations that are not prefix-stable."""
+
+    num_unstable = 0
+
+    def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
+        rendered = super().render(conversation, turns)
+        self.num_unstable += not rendered.prefix_stable
+        return rendered
+
+
+def survey(
+    config: Config,
+    input: str,
+    warn: Callable[[str], None],
+    advance: Callable[[], None] = lambda: None,
+) -> Survey:
+    """Read the whole input; advance is called at each line. Raises UsageError (ModelError) for what cannot be
+    used."""
+    if config.turns == "rollout":
+        raise UsageError(
+            f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
+            "--turns each, where the recorded answers stand in for them"
+        )
+    records = open_source(input, config.format, warn=warn)
+    folder = locate_model(config.model)
+    model = load_model_config(folder)
+    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
+    footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
+    found = Survey(PrefixTree(), footprint)
+    feeder, line, window = Feeder(config, records, renderer, Answered()), 0, Window(config)
+    while not feeder.exhausted:
+        work = feeder.next()
+        if isinstance(work, Failure):
+            found.errors[work.error.code] += 1
+        elif work is not None:
+            if not window.takes(work):
+                window = Window(config)
+                window.takes(work)
+                found.num_windows += 1
+            try:
+                room_for_answer(
+                    len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens
+                )
+            except RequestError as error:
+                found.errors[error.code] += 1
+                continue
+            ticket = work.tag.ticket
+            found.tree.add(as_token_array(work.token_ids), ticket.line)
+            if ticket.line != line:
+                line = ticket.line
+                found.num_lines += 1
+                advance()
+    found.num_unstable = renderer.num_unstable
+    return found

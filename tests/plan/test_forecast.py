@@ -1,0 +1,133 @@
+"""The what-if tables against brute force."""
+
+from __future__ import annotations
+
+
+import pytest
+
+from apcbatch.plan.forecast import Forecast, forecast
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.planner import Planner
+from apcbatch.types import RequestPlan
+from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, serve
+
+BLOCKS = [1, 2, 3, 5, 8, 64]
+ORDERS = ["auto", "file"]
+FOOTPRINT = Footprint(100, kv_token_bytes=3, page_tokens=4)
+
+
+def tables(data: Dataset, **options: object) -> Forecast:
+    return forecast(data.tree(), BLOCKS, Planner(7, footprint=FOOTPRINT, **options))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(30))
+def test_all_and_last_are_what_the_engine_does(seed: int, order: str) -> None:
+    """Catches a table that is off by one token for one request, or counts a snapshot twice or not at all."""
+    data = random_dataset(seed)
+    made = tables(data, order=order)
+    work = Planner(1, order).plan(data.tree()).order
+    for block_size, grid in made.grids.items():
+        for policy in ("all", "last"):
+            expected, found = serve(data, work, block_size, policy), grid[policy]
+            where = (data.where, block_size, policy)
+            assert found.resume_at == [expected.resume_at[i] for i in range(len(data.prompts))], where
+            assert found.snapshots_written == len(expected.owner), where
+            assert found.snapshots_read == len(set(expected.read)), where
+            assert found.written_bytes == sum(
+                100
+                + 3
+                * (len(prefix) - _kept_above(prefix, set(expected.owner), policy, expected.resume_at[owner]))
+                for prefix, owner in expected.owner.items()
+            ), where
+            assert found.floor_tokens == made.ideal_tokens - found.cached_tokens, where
+            assert found.store_bytes == found.peak_live_bytes == found.written_bytes, where
+            assert (found.peak_live_snapshots, found.snapshots_for_later) == (len(expected.owner), 0), where
+            assert (found.policy, found.prompt_tokens) == (policy, sum(map(len, data.prompts))), where
+            assert found.hit_rate == sum(expected.resume_at.values()) / found.prompt_tokens, where
+
+
+def _kept_above(prefix: tuple[int, ...], kept: set[tuple[int, ...]], policy: str, resume_at: int) -> int:
+    """Where the KV of a kept prefix begins: at what its owner went on from."""
+    if policy == "last":
+        return resume_at
+    return max((end for end in range(len(prefix)) if prefix[:end] in kept), default=0)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(30))
+def test_planned_is_the_plan(seed: int, order: str) -> None:
+    """Catches a table that says something else than the plan that `run` then follows, limits included."""
+    data = random_dataset(seed)
+    options = {"order": order, "capacity_bytes": 700, "min_gain_tokens": 3, "later_budget_bytes": 900}
+    for block_size, grid in tables(data, **options).grids.items():
+        plan, found = Planner(block_size, footprint=FOOTPRINT, **options).plan(data.tree()), grid["planned"]
+        where = (data.where, block_size)
+        assert found.resume_at == [todo.resume_at for todo in plan.requests], where
+        for name in (
+            "snapshots_written",
+            "snapshots_read",
+            "snapshots_for_later",
+            "cached_tokens",
+            "computed_tokens",
+        ):
+            assert getattr(found, name) == getattr(plan, name), (*where, name)
+        assert (found.peak_live_snapshots, found.peak_live_bytes) == (
+            plan.peak_live_snapshots,
+            plan.peak_live_bytes,
+        )
+        assert found.store_bytes == plan.later_bytes <= 900, where
+        assert found.written_bytes == sum(_bytes_kept(todo) for todo in plan.requests), where
+        assert found.floor_tokens == plan.ideal_tokens - plan.cached_tokens, where
+
+
+def _bytes_kept(todo: RequestPlan) -> int:
+    """What one request writes for this run: a state each, and the KV of every token that it computes up to there."""
+    return 100 * len(todo.keep) + 3 * (max(todo.keep, default=todo.resume_at) - todo.resume_at)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_dataset_is_counted(seed: int) -> None:
+    """Catches totals or an ideal that do not fit the requests."""
+    data = random_dataset(seed)
+    made = tables(data, order="file")
+    covered = ideals(data, range(len(data.prompts)))
+    assert made.ideals == [covered[index] for index in range(len(data.prompts))], data.where
+    assert (made.requests, made.prompt_tokens) == (len(data.prompts), sum(map(len, data.prompts)))
+    assert made.unique_tokens == len({p[:end] for p in data.prompts for end in range(1, len(p) + 1)})
+    assert made.ideal_hit_rate == sum(covered.values()) / made.prompt_tokens
+    assert list(made.grids) == BLOCKS
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rewritten_history_is_counted(seed: int) -> None:
+    """Catches prompts that drop their past being counted where they only grow, and the other way round."""
+    data = random_dataset(seed)
+    made = tables(data, order="file")
+    covered = ideals(data, range(len(data.prompts)))
+    lost, before = [], {}
+    for index, (prompt, conversation) in enumerate(zip(data.prompts, data.conversations, strict=True)):
+        past = before.get(conversation)
+        before[conversation] = prompt
+        if past is not None and prompt[: len(past)] != past:
+            lost.append(max(0, min(len(past), len(prompt) - 1) - covered[index]))
+    assert (made.rewritten_prompts, made.rewritten_tokens) == (len(lost), sum(lost)), data.where
+
+
+def test_elided_history_says_what_it_costs() -> None:
+    """Catches an agent that cuts old tool messages out of its history not being told what that costs (case
+    14)."""
+    head, tool, stub = list(range(100)), list(range(200, 250)), [7, 8]
+    first = head + tool + [1] * 20
+    data = dataset(first, head + stub + [1] * 20 + [2] * 10, conversations=[0, 0])
+    made = forecast(data.tree(), [10], Planner(10), unstable_templates=3)
+    assert (made.rewritten_prompts, made.rewritten_tokens, made.unstable_templates) == (1, 131 - 100, 3)
+
+
+def test_nothing_to_share_and_nothing_at_all() -> None:
+    """Catches a division by no tokens, and reuse where there is none."""
+    empty = forecast(dataset().tree(), [1, 64], Planner(64))
+    assert (empty.requests, empty.ideal_hit_rate, empty.grids[64]["all"].hit_rate) == (0, 0.0, 0.0)
+    alone = forecast(dataset([1, 2, 3], [4, 5, 6]).tree(), [2], Planner(64)).grids[2]
+    assert [(table.cached_tokens, table.snapshots_read) for table in alone.values()] == [(0, 0)] * 3
+    assert (alone["all"].snapshots_written, alone["planned"].snapshots_written) == (2, 0)

@@ -1,0 +1,118 @@
+"""The acceptance cases of reuse through the planner, and real conversations."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apcbatch.plan.planner import Planner
+from apcbatch.plan.prefix_tree import PrefixTree
+from tests.plan.plan_oracle import Dataset, dataset, make_plan, numbers
+
+ORDERS = ["auto", "file"]
+
+
+def resumes(block_size: int, *prompts: list[int], order: str = "file") -> list[int]:
+    return [todo.resume_at for todo in make_plan(dataset(*prompts), Planner(block_size, order)).requests]
+
+
+@pytest.mark.parametrize(
+    ("length", "cached"), [(15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024)]
+)
+def test_case_8_the_same_prompt_again(length: int, cached: int) -> None:
+    """Catches a plan that resumes at the whole prompt, where one token is always computed."""
+    prompt = numbers(length, length)
+    assert resumes(16, prompt, prompt) == [0, cached]
+
+
+def test_case_9_a_shared_stem() -> None:
+    """Catches a stem that only the first follower finds."""
+    stem = numbers(1000, 1)
+    assert resumes(16, *[stem + [i] + numbers(99, 10 + i) for i in range(5)]) == [0, 992, 992, 992, 992]
+
+
+def test_case_10_forks_in_the_middle() -> None:
+    """Catches reuse that restarts from the end of a prompt only."""
+    trunk = numbers(2000, 2)
+    forks = [trunk[:1500] + [1001 + i] + numbers(499, 20 + i) for i in range(4)]
+    assert resumes(16, trunk, *forks) == [0, 1488, 1488, 1488, 1488]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_case_12_submitted_together(order: str) -> None:
+    """Catches a shared prefix that is computed twice."""
+    stem = numbers(1000, 4)
+    plan = make_plan(dataset(*[stem + [i] + numbers(99, 40 + i) for i in range(6)]), Planner(16, order))
+    assert (plan.computed_tokens, plan.snapshots_written) == (1640, 1)
+    assert [leader for leader in plan.leaders if leader is not None] == [plan.order[0]] * 5
+
+
+def test_case_13_the_incremental_agent() -> None:
+    """Catches the published engine's 0 for B after A, on a grid that divides nothing."""
+    images = [token for image in range(1, 5) for token in [image] * 700]
+    tail = numbers(400, 5)
+    a = images + numbers(3382 - len(images) - len(tail), 6) + tail
+    b = a[:1700] + [a[1700] % 999 + 1] + numbers(4584 - 1701 - len(tail), 7) + tail
+    assert resumes(544, a, a, b, b) == [0, 3264, 1632, 4352]
+
+
+def read_words(path: Path) -> Dataset:
+    """Every assistant turn as a request, tokenised by words; the tools and the messages before it are its
+    prompt."""
+    numbers_of: dict[str, int] = {}
+
+    def words(text: str) -> list[int]:
+        return [
+            numbers_of.setdefault(word, len(numbers_of)) for word in re.findall(r"\s*\w+|\s*[^\w\s]+", text)
+        ]
+
+    data = Dataset([], [], path.name)
+    for conversation, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        record = json.loads(line)
+        tokens = words(json.dumps(record.get("tools", [])))
+        ends = []
+        for message in record["messages"]:
+            if message["role"] == "assistant":
+                ends.append(len(tokens))
+            tokens += words(json.dumps(message))
+        shared = np.array(tokens, np.int32)
+        data.prompts += [shared[:end] for end in ends if end]
+        data.conversations += [conversation] * sum(end > 0 for end in ends)
+    return data
+
+
+@pytest.mark.data
+def test_tau_bench(shared_data: Path) -> None:
+    """Catches a plan of real agent conversations that computes a token twice, writes what nobody reads, or
+    piles up."""
+    data = read_words(shared_data / "tau_bench.jsonl")
+    begin = time.perf_counter()
+    tree = PrefixTree()
+    for tokens, conversation in zip(data.prompts, data.conversations, strict=True):
+        tree.add(tokens, conversation)
+    built = time.perf_counter()
+    for order in ORDERS:
+        for block_size in (1, 64):
+            plan = Planner(block_size, order).plan(tree)
+            print(
+                f"{len(data.prompts)} requests, {plan.prompt_tokens} tokens, {plan.unique_tokens} unique; "
+                f"order {order}, block {block_size}: hit rate {plan.cached_tokens / plan.prompt_tokens:.4f} "
+                f"of {plan.ideal_tokens / plan.prompt_tokens:.4f}, {plan.snapshots_written} written, peak "
+                f"{plan.peak_live_snapshots}"
+            )
+            assert plan.snapshots_written == plan.snapshots_read
+            assert plan.ideal_tokens >= plan.prompt_tokens - plan.unique_tokens - len(data.prompts)
+            assert plan.ideal_tokens - plan.cached_tokens < block_size * len(data.prompts)
+            if block_size == 1:
+                assert plan.computed_tokens <= plan.unique_tokens + len(data.prompts)
+            if order == "auto":
+                assert plan.peak_live_snapshots <= 16
+    print(f"tree {built - begin:.2f} s, four plans {time.perf_counter() - built:.2f} s")
+    for conversation in range(0, 400, 57):
+        index = data.conversations.index(conversation)
+        assert np.array_equal(tree.tokens(index), data.prompts[index])

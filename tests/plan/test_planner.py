@@ -1,0 +1,207 @@
+"""The plan against brute force: what is covered, where requests resume, who keeps what for whom, and what it
+weighs."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.planner import Planner
+from apcbatch.plan.prefix_tree import PrefixTree
+from tests.plan.plan_oracle import (
+    HYBRID,
+    STATE_ONLY,
+    common,
+    dataset,
+    ideals,
+    make_plan,
+    numbers,
+    prefixes_on_grid,
+    random_dataset,
+    random_held,
+    replay,
+    serve,
+)
+
+BLOCKS = [1, 2, 3, 5, 8, 64]
+ORDERS = ["auto", "file"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_reaches_what_keeping_everything_would(seed: int, order: str) -> None:
+    """Catches a hit less than under `all`, a snapshot kept that nobody reads, a wrong owner or number of
+    readers."""
+    data = random_dataset(seed)
+    for block_size in BLOCKS:
+        plan = make_plan(data, Planner(block_size, order))
+        expected = serve(data, plan.order, block_size, "all")
+        where = (data.where, block_size)
+        assert [todo.resume_at for todo in plan.requests] == [
+            expected.resume_at[i] for i in range(len(data.prompts))
+        ], where
+        assert [todo.ideal for todo in plan.requests] == list(
+            dict(sorted(ideals(data, plan.order).items())).values()
+        ), where
+        kept = {
+            data.prompts[index][:position]: (index, reads)
+            for index, todo in enumerate(plan.requests)
+            for position, reads in zip(todo.keep, todo.reads, strict=True)
+        }
+        assert kept == {p: (expected.owner[p], expected.read.count(p)) for p in set(expected.read)}, where
+        assert plan.snapshots_written == plan.snapshots_read == len(kept), where
+
+
+@pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID], ids=["mamba", "hybrid"])
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_plays_through(seed: int, footprint: Footprint) -> None:
+    """Catches a resume point that is not there, a snapshot left over, and peaks that are not those of real
+    pages."""
+    data = random_dataset(seed)
+    for block_size in BLOCKS:
+        for order in ORDERS:
+            plan = make_plan(data, Planner(block_size, order, footprint))
+            played = replay(data, plan, footprint)
+            assert played.peak_snapshots == plan.peak_live_snapshots, (data.where, block_size, order)
+            assert played.peak_bytes == plan.peak_live_bytes, (data.where, block_size, order)
+            assert played.num_written == played.num_restored == plan.snapshots_written
+
+
+@pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID], ids=["mamba", "hybrid"])
+@pytest.mark.parametrize("seed", range(30))
+def test_a_limit_on_memory_is_kept_and_the_plan_stays_exact(seed: int, footprint: Footprint) -> None:
+    """Catches a request sent to a dropped snapshot, a limit exceeded, and room that is there but not used."""
+    data = random_dataset(seed)
+    for block_size in BLOCKS:
+        for order in ORDERS:
+            free = make_plan(data, Planner(block_size, order, footprint))
+            for share in (0, 0.3, 0.6, 1):
+                capacity = int(share * free.peak_live_bytes)
+                plan = make_plan(data, Planner(block_size, order, footprint, capacity))
+                played = replay(data, plan, footprint)
+                where = (data.where, block_size, order, capacity)
+                assert played.peak_bytes == plan.peak_live_bytes <= capacity, where
+                assert played.num_written == played.num_restored == plan.snapshots_written, where
+                assert plan.cached_tokens <= free.cached_tokens, where
+                assert (share < 1) or plan == free, where
+
+
+@pytest.mark.parametrize("capacity", [None, 25])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_held_already_is_used(seed: int, capacity: int | None) -> None:
+    """Catches a store's snapshots being computed again, kept again or passed by, and owners who resumed
+    beyond."""
+    data = random_dataset(seed)
+    for block_size in (1, 3, 5):
+        held = random_held(data, block_size, seed)
+        for order in ORDERS:
+            plan = make_plan(data, Planner(block_size, order, STATE_ONLY, capacity), held)
+            where = (data.where, block_size, order)
+            played = replay(data, plan, STATE_ONLY, held)
+            assert played.num_restored == plan.snapshots_read, where
+            assert [todo.ideal for todo in plan.requests] == [
+                ideal for _, ideal in sorted(ideals(data, plan.order, held).items())
+            ], where
+            if capacity is None:
+                expected = serve(data, plan.order, block_size, "all", held).resume_at
+                assert [todo.resume_at for todo in plan.requests] == [
+                    expected[index] for index in range(len(data.prompts))
+                ], where
+
+
+def test_enough_room_is_as_good_as_no_limit() -> None:
+    """Catches the rationed plan differing from the free one when nothing has to go: the two are made
+    differently."""
+    for seed in range(100):
+        data = random_dataset(seed)
+        tree = data.tree()
+        free = Planner(2, "file", HYBRID)
+        shape_plan = free.plan(tree)
+        tight = (
+            Planner(2, "file", HYBRID, shape_plan.peak_live_bytes - 1).plan(tree)
+            if shape_plan.order
+            else None
+        )
+        roomy = Planner(2, "file", HYBRID, shape_plan.peak_live_bytes).plan(tree)
+        assert roomy == shape_plan, data.where
+        assert tight is not None and tight.peak_live_bytes < max(1, shape_plan.peak_live_bytes), data.where
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_grid_of_one_computes_each_token_once(seed: int) -> None:
+    """Catches the exact grid computing a token twice, but for the one that each request computes at least."""
+    data = random_dataset(seed)
+    for order in ORDERS:
+        plan = make_plan(data, Planner(1, order))
+        assert plan.computed_tokens <= plan.unique_tokens + len(data.prompts), (data.where, order)
+
+
+def test_a_plan_is_the_same_every_time() -> None:
+    """Catches an order of sets or hashes that leaks into the plan."""
+    data = random_dataset(3)
+    planner = Planner(3, "auto", HYBRID, 400, 2, 2000)
+    assert make_plan(data, planner) == make_plan(data, planner)
+
+
+def test_depth_first_needs_few_live_snapshots() -> None:
+    """Catches branch snapshots that pile up: a binary tree of 256 prompts needs about log2 of them, not
+    half."""
+    data = dataset(*[[10 * level + (leaf >> level) % 2 for level in range(8)] for leaf in range(256)])
+    random.Random(0).shuffle(data.prompts)
+    assert make_plan(data, Planner(1, "auto")).peak_live_snapshots <= 9
+    assert make_plan(data, Planner(1, "file")).peak_live_snapshots > 60
+
+
+def test_a_caterpillar_needs_two() -> None:
+    """Catches light subtrees being done after the heavy one: their branch snapshots would all wait."""
+    spine = list(range(100))
+    data = dataset(spine, *[[*spine[:end], 1000 + end] for end in range(1, 100)])
+    assert make_plan(data, Planner(1, "auto")).peak_live_snapshots <= 3
+
+
+def test_stems_go_last() -> None:
+    """Catches pure farthest-next-use: a stem that every request falls back to is worth more than any end of a
+    turn."""
+    stem = numbers(1000, 8)
+    turns = [list(accumulate([numbers(40, 100 * c + t) for t in range(5)])) for c in range(20)]
+    rounds = [stem + [c] + turns[c][t] for t in range(5) for c in range(20)]
+    data = dataset(*rounds, conversations=[i % 20 for i in range(100)])
+    for room in (1, 2, 4):
+        plan = make_plan(data, Planner(10, "file", STATE_ONLY, 10 * room))
+        assert all(todo.resume_at >= 1000 for todo in plan.requests[1:]), room
+    assert make_plan(data, Planner(10, "file", STATE_ONLY, 200)).cached_tokens > plan.cached_tokens
+
+
+def test_what_is_dropped_leaves_the_one_above_it_on_the_same_edge() -> None:
+    """Catches a request sent back to the start when two snapshots of one edge were live and the deeper one
+    went."""
+    data = dataset([*range(6), 9], range(6), [*range(6), 8])
+    plan = make_plan(data, Planner(2, "file", STATE_ONLY, 10))
+    assert [todo.resume_at for todo in plan.requests] == [0, 4, 4]
+
+
+def test_bad_options_are_refused() -> None:
+    """Catches a planner that goes on with a grid of 0, an unknown order or snapshots without weight."""
+    with pytest.raises(ValueError, match="block_size is 0"):
+        Planner(0)
+    with pytest.raises(ValueError, match="min_gain_tokens is 0"):
+        Planner(1, min_gain_tokens=0)
+    with pytest.raises(ValueError, match="order is 'random'"):
+        Planner(1, "random")
+    with pytest.raises(ValueError, match="has no weight"):
+        Footprint(0)
+
+
+def test_nothing_to_plan() -> None:
+    """Catches an empty input that is divided by or indexed into."""
+    plan = Planner(64).plan(PrefixTree())
+    assert (plan.order, plan.requests, plan.cached_tokens, plan.peak_live_snapshots) == ([], [], 0, 0)
+
+
+def test_common_counts_leading_tokens() -> None:
+    """Catches an oracle that is wrong in the same way: its one rule is checked by hand."""
+    assert [common((1, 2), (1, 2, 3)), common((1, 2), (3,)), common((1, 4), (1, 5))] == [2, 0, 1]
+    assert prefixes_on_grid((1, 2, 3, 4, 5), 2) == [(1, 2), (1, 2, 3, 4)]
