@@ -14,11 +14,10 @@ ErrorCode = Literal[
     "context_length_exceeded",
     "out_of_memory",
     "non_finite",
-    "worker_lost",
     "internal",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "worker_lost", "internal"})
+RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal"})
 
 EXIT_OK = 0
 EXIT_STOPPED = 1  # stopped early, resumable
