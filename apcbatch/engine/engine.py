@@ -15,7 +15,6 @@ import torch
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.failures import failed_pass, no_room, not_finite
-from apcbatch.plan.footprint import Footprint
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
@@ -24,15 +23,17 @@ from apcbatch.engine.runner import Chunk, run_pass
 from apcbatch.engine.sampler import NOT_FINITE, greedy, sample
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
+from apcbatch.engine.serving import LOOK_AHEAD, serve
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels import ops
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
+from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
@@ -128,7 +129,7 @@ class Engine:
             max_running=max_running,
             capacity_bytes=pool_size_bytes,
         )
-        self._look_ahead = 4 * max_running
+        self._look_ahead = LOOK_AHEAD * max_running
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
@@ -140,15 +141,8 @@ class Engine:
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
         source = iter(requests)
-        exhausted = False
-        while not exhausted or self.num_unfinished:
-            while not exhausted and self.wants_more:
-                request = next(source, None)
-                if request is None:
-                    exhausted = True
-                else:
-                    self.submit(request)
-            yield from self.step()
+        for results in serve(self, lambda: next(source, None)):
+            yield from results
 
     @property
     def num_unfinished(self) -> int:
