@@ -24,7 +24,7 @@ from typing import Any
 from peer_engines.llama_server import serving
 
 from apcbatch.config import Config
-from apcbatch.bench.datasets import requests_of
+from apcbatch.bench.datasets import requests_in
 from apcbatch.bench.machine import describe
 
 SLOTS = {"llama-1": 1, "llama-8": 8}
@@ -71,7 +71,7 @@ def llama(options: argparse.Namespace, name: str, limit: int) -> dict[str, Any]:
 def rendered(options: argparse.Namespace, limit: int) -> list[list[int]]:
     """The prompts of the first conversations as token ids."""
     config = replace(Config(model=str(options.model), dtype=options.dtype), limit=limit)
-    return [list(request.token_ids) for request in requests_of(config, str(options.input))]
+    return [list(request.token_ids) for request in requests_in(config, str(options.input))]
 
 
 def measured(options: argparse.Namespace, name: str, limit: int) -> dict[str, Any]:

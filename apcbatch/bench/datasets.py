@@ -16,13 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from apcbatch.bench.figures import Figure
 from apcbatch.config import Config
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
-from apcbatch.job.answered import Answered
-from apcbatch.bench.figures import Figure
-from apcbatch.job.feed import Failure, Feeder
+from apcbatch.job.answers import Answers
+from apcbatch.job.feed import Feeder
 from apcbatch.job.opening import make_engine
+from apcbatch.job.work import requests_of
 from apcbatch.model.locate import locate_model
 from apcbatch.types import Policy, Request
 
@@ -59,7 +60,7 @@ def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
 def _in_memory(config: Config, input: str) -> Iterator[Figure]:
     """One engine, the same requests twice."""
     engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
-    requests = requests_of(config, input)
+    requests = requests_in(config, input)
     try:
         for kind in ("cold, every boundary to RAM", "warm from RAM"):
             before = dict(engine.counters.seconds)
@@ -76,16 +77,10 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
         engine.close()
 
 
-def requests_of(config: Config, input: str) -> list[Request]:
+def requests_in(config: Config, input: str) -> list[Request]:
     """The requests of the first `limit` conversations of INPUT, in its order."""
     renderer = Renderer.load(locate_model(config.model), warn=lambda sentence: None)
-    feeder = Feeder(config, open_source(input, config.format), renderer, Answered())
-    requests = []
-    while not feeder.exhausted:
-        work = feeder.next()
-        if work is not None and not isinstance(work, Failure):
-            requests.append(work)
-    return requests
+    return list(requests_of(Feeder(config, open_source(input, config.format), renderer, Answers())))
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:

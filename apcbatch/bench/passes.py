@@ -9,11 +9,11 @@ import statistics
 from collections.abc import Iterator
 from functools import partial
 
-from apcbatch.config import Config
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.parts import PRODUCTS, Parts
 from apcbatch.bench.products import Products
 from apcbatch.bench.server import Server, serving
+from apcbatch.config import Config
 
 DECODE_PROMPT = 16
 PARTS_REPEATS = 3

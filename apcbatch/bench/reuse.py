@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from apcbatch.config import Config
 from apcbatch.bench.figures import Figure, Sizes, median_ratio
 from apcbatch.bench.passes import prefill_parts
 from apcbatch.bench.server import Prompt, Server, serving
+from apcbatch.config import Config
 from apcbatch.types import RequestPlan
 
 GROUP = "reuse"

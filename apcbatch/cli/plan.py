@@ -15,9 +15,9 @@ from apcbatch.cli.options import (
     given_flags,
     json_option,
 )
+from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
 from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
-from apcbatch.errors import UsageError
-from apcbatch.values import brief
+from apcbatch.tuning.grids import BLOCK_SIZES
 
 OPTION_NAMES = (
     "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
@@ -40,7 +40,7 @@ Examples:
 @config_options(OPTION_NAMES)
 @click.option(
     "--block-sizes", metavar="N,N,...", cls=GroupedOption, group="Reuse",
-    help="Grids to compare; --block-size is among them always.  [default: 1,16,32,64,128,256,512,1024,2048]",
+    help=f"Grids to compare; --block-size is among them always.  [default: {USUAL_SIZES}]",
 )  # fmt: skip
 @click.option(
     "--policy", "table", type=click.Choice(TABLES), default="planned", show_default=True, cls=GroupedOption,
@@ -59,35 +59,21 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     request after the other. A store that holds something already is not looked at: a run with it restores more.
     """
     resolved = config.load(given_flags(ctx), options["config_file"])
-    block_sizes = parse_block_sizes(options["block_sizes"], resolved.block_size)
+    given = options["block_sizes"]
+    sizes = BLOCK_SIZES if given is None else read_block_sizes("--block-sizes", given, "1,64,544")
     from apcbatch.job.paths import check_outputs
 
     inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
     check_outputs(resolved, inputs, {"--json": options["json_path"]})
-    from apcbatch.tuning.plan import as_json, as_lines, forecast_of
+    from apcbatch.tuning.export.json import forecast_document
+    from apcbatch.tuning.export.text import forecast_lines
+    from apcbatch.tuning.forecasts import forecast_policies
 
     surveyed = survey_with_bar(resolved, input)
-    made = forecast_of(resolved, surveyed, block_sizes, resolved.min_gain_tokens)
+    made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
-        for line in as_lines(made, surveyed, resolved):
+        for line in forecast_lines(made, surveyed, resolved):
             click.echo(line)
     if options["json_path"] is not None:
-        document = as_json(made, options["table"], resolved.model, resolved.min_gain_tokens)
+        document = forecast_document(made, options["table"], resolved)
         write_output("--json", options["json_path"], json_document(document))
-
-
-def parse_block_sizes(text: str | None, chosen: int) -> list[int]:
-    """The grids to compare, the chosen one among them."""
-    from apcbatch.tuning.plan import BLOCK_SIZES
-
-    if text is None:
-        return sorted({*BLOCK_SIZES, chosen})
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        sizes = [0]
-    if not 1 <= min(sizes) <= max(sizes) <= config.MOST_TOKENS:
-        raise UsageError(
-            f"--block-sizes is {brief(text)}; expected integers from 1 with commas between, such as 1,64,544"
-        )
-    return sorted({*sizes, chosen})

@@ -11,10 +11,10 @@ import click
 from apcbatch import config
 from apcbatch.cli.bench import bench
 from apcbatch.cli.doctor import doctor
+from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
 from apcbatch.cli.run import run
-from apcbatch.cli.session import Session
 from apcbatch.cli.store import store
 from apcbatch.cli.streams import check_arguments, flush_output, kept_signals, say, take_standard_descriptors
 from apcbatch.cli.tune import tune_block_size
@@ -56,19 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; the process's own arguments by default."""
     take_standard_descriptors()
     settle_allocator()
-    session = Session()
+    invocation = Invocation()
     with kept_signals():
-        code = _run(arguments, session)
+        code = _run(arguments, invocation)
         code = flush_output(code)
-        if code not in (EXIT_OK, EXIT_USAGE) and session.continue_command is not None:
-            say(session.continue_command())
+        if code not in (EXIT_OK, EXIT_USAGE) and invocation.continue_command is not None:
+            say(invocation.continue_command())
     return code
 
 
-def _run(arguments: Sequence[str] | None, session: Session) -> int:
+def _run(arguments: Sequence[str] | None, invocation: Invocation) -> int:
     try:
         check_arguments(sys.argv[1:] if arguments is None else arguments)
-        result = cli.main(arguments, prog_name="apcbatch", standalone_mode=False, obj=session)
+        result = cli.main(arguments, prog_name="apcbatch", standalone_mode=False, obj=invocation)
         return result if isinstance(result, int) else EXIT_OK
     except click.ClickException as error:
         error.show()

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from apcbatch import config
+from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -14,7 +15,6 @@ from apcbatch.cli.options import (
     config_options,
     given_flags,
 )
-from apcbatch.cli.session import Session
 from apcbatch.values import format_size
 
 EPILOG = """\b
@@ -64,9 +64,9 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
         raise click.MissingParameter(ctx=ctx, param_hint="'-o' / '--output'", param_type="option")
     from apcbatch.job.run import Job
 
-    session: Session = ctx.obj
-    job = Job(resolved, input, output, session.program, options["config_file"])
-    session.continue_command = job.continue_command
+    invocation: Invocation = ctx.obj
+    job = Job(resolved, input, output, invocation.program, options["config_file"])
+    invocation.continue_command = job.continue_command
     return job.run()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,13 @@ from apcbatch.cli.options import (
     given_flags,
     json_option,
 )
+from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
 from apcbatch.cli.terminal import json_document, survey_with_bar, warn, write_output
 from apcbatch.errors import UsageError
-from apcbatch.values import brief
+from apcbatch.tuning.grids import BLOCK_SIZES
+
+if TYPE_CHECKING:
+    from apcbatch.tuning.choice import Tuning
 
 OPTION_NAMES = (
     "model", "dtype", "device", "format", "turns", "limit", "window", "window_tokens", "order",
@@ -43,7 +47,7 @@ Examples:
 @config_options(OPTION_NAMES)
 @click.option(
     "--candidates", metavar="N,N,...", multiple=True, cls=GroupedOption, group="Reuse",
-    help="Block sizes to compare besides 1,16,32,64,128,256,512,1024,2048; may be given more than once.",
+    help=f"Block sizes to compare besides {USUAL_SIZES}; may be given more than once.",
 )  # fmt: skip
 @click.option(
     "--verify", metavar="N", type=click.IntRange(min=0), default=0, cls=GroupedOption, group="Output",
@@ -70,15 +74,18 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     makes a run restore more.
     """
     resolved = config.load(given_flags(ctx), options["config_file"])
-    sizes = parse_candidates(options["candidates"])
+    given = ",".join(options["candidates"])
+    sizes = {*BLOCK_SIZES, *(read_block_sizes("--candidates", given, "96,544") if options["candidates"] else ())}
     if options["verify"] and input == STDOUT:
         raise UsageError("--verify reads INPUT once more for each run, and - can be read once; give a file")
-    from apcbatch.tuning import tune
     from apcbatch.job.paths import check_outputs
-    from apcbatch.tuning.plot import check_plot, draw
-    from apcbatch.tuning.tune_report import as_json, as_lines, as_yaml
+    from apcbatch.tuning.choice import check
+    from apcbatch.tuning.export.json import tuning_document
+    from apcbatch.tuning.export.plot import check_plot, draw
+    from apcbatch.tuning.export.text import tuning_lines
+    from apcbatch.tuning.export.yaml import tuning_yaml
 
-    tune.check(resolved)
+    check(resolved)
     plot_format = check_plot(options["plot_path"]) if options["plot_path"] else ""
     names = {"--write": "yaml_path", "--json": "json_path", "--plot": "plot_path"}
     paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}
@@ -87,50 +94,39 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
     check_outputs(resolved, inputs, paths)
     tuning = _find(resolved, input, sizes, options["verify"])
-    document = json_document(as_json(tuning, resolved))
-    made = {"--json": lambda: document, "--write": lambda: as_yaml(tuning, resolved).encode()}
+    document = json_document(tuning_document(tuning, resolved))
+    made = {"--json": lambda: document, "--write": lambda: tuning_yaml(tuning, resolved).encode()}
     made["--plot"] = lambda: draw(tuning, plot_format)
     for flag, path in paths.items():
         write_output(flag, path, made[flag]())
     if options["json_path"] == STDOUT:
         click.echo(document.decode(), nl=False)
         return
-    for line in as_lines(tuning, resolved):
+    for line in tuning_lines(tuning, resolved):
         click.echo(line)
 
 
-def parse_candidates(texts: tuple[str, ...]) -> list[int]:
-    """The block sizes to compare: the usual ones and those that are given."""
-    from apcbatch.tuning.tune import BLOCK_SIZES
-
-    try:
-        given = [int(part) for text in texts for part in text.split(",")]
-    except ValueError:
-        given = [0]
-    if given and not 1 <= min(given) <= max(given) <= config.MOST_TOKENS:
-        raise UsageError(
-            f"--candidates is {brief(','.join(texts))}; expected integers from 1 with commas between, such as 96,544"
-        )
-    return sorted({*BLOCK_SIZES, *given})
-
-
-def _find(resolved: config.Config, input: str, sizes: list[int], verify: int) -> Any:
+def _find(resolved: config.Config, input: str, sizes: set[int], num_real_runs: int) -> Tuning:
     """Survey, forecast, measurement, prediction, real runs, choice; says on stderr what takes time."""
-    from apcbatch.tuning import tune
+    from apcbatch.tuning.choice import conclude
+    from apcbatch.tuning.forecasts import forecast_run
+    from apcbatch.tuning.prediction import predict
 
     surveyed = survey_with_bar(resolved, input)
-    made = tune.foresee(resolved, surveyed, sizes)
+    made = forecast_run(resolved, surveyed, sizes)
     if not made.requests:
         raise UsageError(f"INPUT {input} has no request that can be answered; nothing to tune")
     from apcbatch.tuning.measurement import measure
 
     _say("measuring prefill, snapshots, restores and writes")
     measured = measure(resolved, surveyed.footprint, warn)
-    candidates = tune.predict(resolved, surveyed, made, measured)
-    if verify:
-        _say(f"running the best {min(verify, len(candidates))} for real")
-        candidates = tune.verify(resolved, input, candidates, verify, warn)
-    return tune.conclude(resolved, surveyed, made, measured, candidates)
+    candidates = predict(resolved, surveyed, made, measured)
+    if num_real_runs:
+        from apcbatch.tuning.verification import verify
+
+        _say(f"running the best {min(num_real_runs, len(candidates))} for real")
+        candidates = verify(resolved, input, candidates, num_real_runs, warn)
+    return conclude(resolved, surveyed, made, measured, candidates)
 
 
 def _say(sentence: str) -> None:

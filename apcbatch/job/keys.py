@@ -24,7 +24,7 @@ def id_key(text: str) -> int:
     return _key(text.encode("utf-8", "surrogatepass"))
 
 
-def request_key(line: int, turn: int) -> int:
+def turn_key(line: int, turn: int) -> int:
     """The key of one request: its 1-based input line and its turn (0: the line as a whole)."""
     return _key(struct.pack("<qq", line, turn))
 

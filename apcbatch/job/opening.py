@@ -1,6 +1,6 @@
 """Everything that can fail before the first request: paths, input, tokenizer, run file, weights, OUT.
 
-Must not know: the loop. Invariant: OUT and its run file change last, when all the rest is there.
+Must not know: the loop. Invariant: OUT and its run file change last, after everything else is open.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from apcbatch.config import Config, config_path
 from apcbatch.data.lines import STDIN
@@ -17,7 +16,8 @@ from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
-from apcbatch.job.answered import Answered, drop_unusable, read_answered
+from apcbatch.job.answers import Answers, drop_unusable, read_answers
+from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.paths import STDOUT, check_outputs
 from apcbatch.job.runfile import RunFile, input_identity, model_files_digest, run_file_path
@@ -28,17 +28,17 @@ from apcbatch.types import Request
 
 
 @dataclass
-class Parts:
-    """What the loop works with."""
+class OpenRun:
+    """What a run works with, all of it open."""
 
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
-    engine: Any
-    answered: Answered
+    engine: JobEngine
+    answers: Answers
 
 
 def check_paths(config: Config, input: str, output: str, config_file: str | None) -> None:
-    """Refuse an OUT that would be mixed up with something else; UsageError says what to give instead."""
+    """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
     if config.summary == STDOUT:
         raise UsageError("--summary needs a file; the summary is the last line on standard output already")
     is_file = output != STDOUT and (os.path.isfile(output) or not os.path.exists(output))
@@ -53,67 +53,68 @@ def check_paths(config: Config, input: str, output: str, config_file: str | None
         )
 
 
-def open_parts(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> Parts:
-    """Open what a run needs, cheap things first; raises UsageError (ModelError) for what cannot be used."""
+def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> OpenRun:
+    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used."""
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     renderer = Renderer.load(folder, warn=warn)
     if not isinstance(sink, FileSink):
-        return Parts(records, renderer, make_engine(config, warn), Answered())
+        return OpenRun(records, renderer, make_engine(config, warn), Answers())
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
-    answered = None
+    answers = None
     if config.resume and sink.has_lines():
         same_version = run_file.check()
-        answered = read_answered(sink)
-        answered.trusts_lines = same_version
-        _warn_of(answered, sink, warn)
-        confirm_input(config, input, renderer, answered)
+        answers = read_answers(sink)
+        answers.trusts_lines = same_version
+        _warn_of(answers, sink, warn)
+        confirm_input(config, input, renderer, answers)
     else:
         run_file.check_replaceable()
     engine = make_engine(config, warn)
     with ExitStack() as stack:
         stack.callback(engine.close)
         run_file.set_fingerprint(engine.fingerprint)
-        if answered is not None:
+        if answers is not None:
             run_file.check()
-            answered = drop_unusable(sink, answered, config.retry_errors)
+            answers = drop_unusable(sink, answers, config.retry_errors)
         else:
             sink.truncate()
         run_file.write()
         sink.remove_if_empty = False
         stack.pop_all()
-    return Parts(records, renderer, engine, answered or Answered())
+    return OpenRun(records, renderer, engine, answers or Answers())
 
 
-def confirm_input(config: Config, input: str, renderer: Renderer, answered: Answered) -> None:
-    """Compare what OUT answers with a file INPUT, before anything is changed; a stream is compared as it is read."""
+def confirm_input(config: Config, input: str, renderer: Renderer, answers: Answers) -> None:
+    """Compare the answers in OUT with INPUT before anything is changed. A stream cannot be read twice: it is compared
+    while the run reads it."""
     if input == STDIN or not os.path.isfile(input):
         return
-    feeder = Feeder(config, open_source(input, config.format), renderer, answered)
-    while not feeder.exhausted and answered.num_shown < len(answered):
+    feeder = Feeder(config, open_source(input, config.format), renderer, answers)
+    while not feeder.exhausted and answers.num_shown < len(answers):
         work = feeder.next()
-        if isinstance(work, Request) and work.tag.chain is not None:
-            for ticket in work.tag.chain.remaining:
-                answered.leave(ticket)
+        if isinstance(work, Request) and work.tag.rollout is not None:
+            for ticket in work.tag.rollout.remaining:
+                answers.leave(ticket)
     if feeder.exhausted:
-        answered.check_all_shown(feeder.last_line, whole=config.limit is None)
-    answered.confirmed = True
+        answers.check_all_shown(feeder.last_line, whole=config.limit is None)
+    answers.confirmed = True
 
 
-def _warn_of(answered: Answered, sink: FileSink, warn: Callable[[str], None]) -> None:
-    if answered.num_unsigned:
+def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> None:
+    if answers.num_unsigned:
         warn(
-            f"{answered.num_unsigned} lines of {sink.path} are of a version that did not note what they were "
+            f"{answers.num_unsigned} lines of {sink.path} are of a version that did not note what they were "
             "made of; they are taken for answers to this input"
         )
-    if answered.num_torn:
+    if answers.num_torn:
         warn(
-            f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answered.num_torn}; "
+            f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; "
             "they are run again"
         )
 
 
-def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
+def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:
     """The engine with the model's weights; torch is imported here."""
     from apcbatch.engine.engine import Engine
 
@@ -137,7 +138,7 @@ def make_engine(config: Config, warn: Callable[[str], None]) -> Any:
 
 
 def use_isa(config: Config) -> None:
-    """Run the CPU kernels on the instruction set that the configuration asks for, if it does."""
+    """Choose the instruction set of the CPU kernels, if the configuration names one."""
     if config.isa is None:
         return
     from apcbatch.kernels import ops

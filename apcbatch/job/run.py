@@ -1,32 +1,33 @@
-"""The job: conversations in, one line a request out.
+"""The job: conversations in, one line per request out.
 
-Must not know: how prompts are made, how tokens are computed, how lines are kept. Invariants: a line is
-written as its request finishes; no more of the input is read than the engine asks for, so memory does not
-grow with it.
+Must not know: how prompts are made, how tokens are computed, how lines are stored. Invariants: a line is written when
+its request finishes; the input is read only as fast as the engine asks for it, so memory does not grow with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
 
 import orjson
 
 from apcbatch.config import Config
+from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError
-from apcbatch.job.again import command_line
+from apcbatch.job.continuation import command_line
 from apcbatch.job.disk import Disk, write_file
-from apcbatch.job.feed import Failure, Feeder, Work
-from apcbatch.job.opening import Parts, check_paths, open_parts
+from apcbatch.job.engine import JobEngine
+from apcbatch.job.feed import Feeder
+from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.paths import STDOUT
-from apcbatch.job.planned import PlannedFeeder
+from apcbatch.job.planning import work_source
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.report import Report
 from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
-from apcbatch.types import Result
+from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.types import Request, Result
 
 STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
@@ -51,10 +52,10 @@ class Job:
         """Do the job and return its exit code; raises ApcbatchError, and Interrupted while loading."""
         check_paths(self._config, self._input, self._output, self._config_file)
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
-            parts = open_parts(self._config, self._input, sink, self._report.warn)
+            opened = open_run(self._config, self._input, sink, self._report.warn)
             self._out_is_ours = isinstance(sink, FileSink)
-            with _closing_engine(parts.engine):
-                return self._answer(parts, sink)
+            with _closing_engine(opened.engine):
+                return self._answer(opened, sink)
 
     def continue_command(self) -> str:
         """The shell command that goes on from here."""
@@ -66,66 +67,65 @@ class Job:
             added = ["--" + name.replace("_", "-") for name in names if getattr(config, name)]
         return command_line(self._program, self._input, self._output, self._config_file, config, added)
 
-    def _answer(self, parts: Parts, sink: Sink) -> int:
-        """The loop: feed, step, write; then the end of it all."""
-        engine = parts.engine
-        recorded = Feeder(self._config, parts.records, parts.renderer, parts.answered)
-        feeder: Feeder | PlannedFeeder = recorded
-        if self._config.policy == "planned" and self._config.turns != "rollout":
-            feeder = PlannedFeeder(self._config, recorded, engine)
-        self._begin(parts)
-        while True:
-            self._feed(engine, feeder, sink)
-            if not engine.num_unfinished or self._strict_stop:
-                break
-            for result in engine.step():
-                self._finish_request(result, parts, sink)
+    def _answer(self, opened: OpenRun, sink: Sink) -> int:
+        """Answer everything, then end the run; its exit code."""
+        engine, answers = opened.engine, opened.answers
+        feeder = Feeder(self._config, opened.records, opened.renderer, answers)
+        source = work_source(self._config, feeder, engine)
+        self._begin(opened)
+        for results in serve(engine, lambda: self._take(engine, source, sink), lambda: self._strict_stop):
+            for result in results:
+                self._finish_request(result, opened, sink)
                 if not self._stopping(engine):
-                    for work in feeder.follow(result):
+                    for work in source.follow(result):
                         self._place(work, engine, sink)
-            self._report.tick(feeder.total)
+            self._report.tick(source.total)
             sink.keep_safe()
-        exit_code = self._exit_code(parts.answered.num_errors)
-        self._totals.plan_s = feeder.plan_s if isinstance(feeder, PlannedFeeder) else 0.0
+        exit_code = self._exit_code(answers.num_errors)
+        self._totals.plan_s = source.plan_s
         self._end(engine, sink)
-        if recorded.exhausted and not parts.answered.confirmed:
-            parts.answered.check_all_shown(recorded.last_line, whole=self._config.limit is None)
+        if feeder.exhausted and not answers.confirmed:
+            answers.check_all_shown(feeder.last_line, whole=self._config.limit is None)
         return exit_code
 
-    def _begin(self, parts: Parts) -> None:
-        self._totals.begin_running(already_done=len(parts.answered))
-        self._retryable_errors = parts.answered.num_retryable
-        config, engine = self._config, parts.engine
+    def _begin(self, opened: OpenRun) -> None:
+        self._totals.begin_running(already_done=len(opened.answers))
+        self._retryable_errors = opened.answers.num_retryable
+        config, engine = self._config, opened.engine
         self._report.detail(
             f"model {config.model}, {engine.dtype} on {engine.device}; block size {config.block_size}, "
             f"policy {config.policy}, store {config.store or 'none'}"
         )
-        if parts.answered:
-            self._report.note(f"{len(parts.answered)} requests are answered in {self._output} already")
+        if opened.answers:
+            self._report.note(f"{len(opened.answers)} requests are answered in {self._output} already")
         self._signals.drain_on_first()
         self._report.begin_progress()
 
-    def _feed(self, engine: Any, feeder: Feeder | PlannedFeeder, sink: Sink) -> None:
-        """Hand the engine as much work as it wants, unless the job is to end."""
-        while engine.wants_more and not self._stopping(engine) and not feeder.exhausted:
-            if feeder.num_chains >= self._config.max_running:
-                break  # turns of conversations that are begun go before new conversations
-            work = feeder.next()
+    def _take(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
+        """The next request for the engine; None if there is none now or the job is to end. Failures that come first
+        are written."""
+        while not self._stopping(engine) and not source.exhausted:
+            if source.num_open_rollouts >= self._config.max_running:
+                return None  # the next turns of open rollouts go before new conversations
+            work = source.next()
+            if isinstance(work, Request):
+                return work
             if work is not None:
-                self._place(work, engine, sink)
+                self._write_error(work.ticket, work.error, sink)
+        return None
 
-    def _place(self, work: Work, engine: Any, sink: Sink) -> None:
+    def _place(self, work: Work, engine: JobEngine, sink: Sink) -> None:
         if isinstance(work, Failure):
             self._write_error(work.ticket, work.error, sink)
         else:
             engine.submit(work)
 
-    def _finish_request(self, result: Result, parts: Parts, sink: Sink) -> None:
+    def _finish_request(self, result: Result, opened: OpenRun, sink: Sink) -> None:
         ticket: Ticket = result.tag.ticket
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        sink.append(result_line(ticket, result, parts.renderer, self._config.model))
+        sink.append(result_line(ticket, result, opened.renderer, self._config.model))
         self._totals.add(result)
         self._report.result(ticket.shown, result)
 
@@ -137,8 +137,8 @@ class Job:
         self._strict_stop |= self._config.strict
         self._report.error(ticket.shown, located)
 
-    def _stopping(self, engine: Any) -> bool:
-        """Whether no further request may begin; on the first signal those that wait are dropped."""
+    def _stopping(self, engine: JobEngine) -> bool:
+        """Whether no further request may begin. The first signal drops those that wait."""
         if self._signals.take_news():
             engine.drop_waiting()
             self._report.note(
@@ -154,8 +154,8 @@ class Job:
             return EXIT_STOPPED
         return EXIT_REQUEST_ERRORS if self._totals.errors + earlier_errors else EXIT_OK
 
-    def _end(self, engine: Any, sink: Sink) -> None:
-        """Make everything durable, then say how it went."""
+    def _end(self, engine: JobEngine, sink: Sink) -> None:
+        """Make everything durable, then print how it went."""
         self._report.end_progress()
         sink.finish(self._config.ordered)
         engine.flush()
@@ -171,7 +171,7 @@ class Job:
 
 
 @contextmanager
-def _closing_engine(engine: Any) -> Iterator[None]:
+def _closing_engine(engine: JobEngine) -> Iterator[None]:
     """Drop what is unfinished and close the store, however the job ends."""
     try:
         yield

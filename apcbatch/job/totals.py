@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.job.engine import JobEngine
 from apcbatch.types import Result
 from apcbatch.version import VERSION
 
@@ -82,7 +83,7 @@ class Totals:
             f"tokens restored; results in {'standard output' if output == '-' else output}"
         )
 
-    def summary(self, config: Config, engine: Any) -> dict[str, Any]:
+    def summary(self, config: Config, engine: JobEngine) -> dict[str, Any]:
         """The summary object; times and bytes come from the engine's counters."""
         counters = engine.counters
         spent = counters.seconds
@@ -95,7 +96,7 @@ class Totals:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "computed_tokens": self.computed_tokens,
-            "unique_tokens": getattr(counters, "unique_tokens", None),
+            "unique_tokens": counters.unique_tokens,
             "completion_tokens": self.completion_tokens,
             "hit_rate": self.hit_rate,
             "ideal_hit_rate": None

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from apcbatch.config import Config
-from apcbatch.plan.footprint import Footprint
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
+from apcbatch.job.engine import JobEngine
+from apcbatch.plan.footprint import Footprint
 from apcbatch.tuning.workload import Workload
 from apcbatch.types import Request, RequestPlan
 
@@ -105,7 +105,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
         )
         engine = make_engine(own, warn)
         try:
-            return _Bench(engine).measure()
+            return _Meter(engine).measure()
         finally:
             engine.abort()
             engine.close()
@@ -119,10 +119,10 @@ class _Sample:
     seconds: float
 
 
-class _Bench:
+class _Meter:
     """Drives one engine. Every prompt is new, so that nothing is found that was not put there."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: JobEngine) -> None:
         self._engine = engine
         self._random = random.Random(0)
         self._vocab = min(engine.vocab_size, 1 << 15)
@@ -184,8 +184,7 @@ class _Bench:
 
     def _run(self, prompts: Sequence[Sequence[int]], plan: RequestPlan) -> tuple[float, float]:
         """(prefill, store) seconds of these requests under one plan."""
-        before = self._engine.counters.seconds
-        before = (before["prefill"], before["store"])
+        before = dict(self._engine.counters.seconds)
         requests = []
         for prompt in prompts:
             self._count += 1
@@ -194,7 +193,7 @@ class _Bench:
             if result.error is not None:
                 raise result.error
         after = self._engine.counters.seconds
-        return after["prefill"] - before[0], after["store"] - before[1]
+        return after["prefill"] - before["prefill"], after["store"] - before["store"]
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> float:
         return self._run(prompts, RequestPlan())[0]

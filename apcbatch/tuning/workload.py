@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LOOK_AHEAD = 4  # times max_running: how many requests the engine has waiting
+from apcbatch.engine.serving import LOOK_AHEAD
 
 
 @dataclass(frozen=True)

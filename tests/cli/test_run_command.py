@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from apcbatch.cli import invocation
 from apcbatch.cli import main as entry_point
-from apcbatch.cli import session
 from apcbatch.cli.program import main
 from apcbatch.config import OPTIONS
 from apcbatch.formats import FORMAT_CHOICES, TURNS
@@ -108,11 +108,11 @@ def test_how_the_program_was_called(monkeypatch, tmp_path):
     script.chmod(0o755)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.argv", [str(script)])
-    assert session.program_words() == [str(script)]
+    assert invocation.program_words() == [str(script)]
     monkeypatch.setenv("PATH", str(script.parent))
-    assert session.program_words() == ["apcbatch"]
+    assert invocation.program_words() == ["apcbatch"]
     monkeypatch.setattr("sys.argv", ["/lib/apcbatch/__main__.py"])
-    assert session.program_words()[1:] == ["-m", "apcbatch"]
+    assert invocation.program_words()[1:] == ["-m", "apcbatch"]
 
 
 def test_the_entry_point_takes_the_process_arguments(monkeypatch, capsys):

@@ -49,30 +49,6 @@ def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APCBATCH_POLICY", "all")
 
 
-def conversation(number: int, turns: int = 2) -> dict[str, Any]:
-    """A conversation of `turns` assistant turns, with words that tell it apart."""
-    messages = [{"role": "system", "content": "Answer in one short sentence, whatever is asked."}]
-    for turn in range(turns):
-        messages.append(
-            {
-                "role": "user",
-                "content": f"Question {turn} of conversation {number}: what is {number * 7 + turn}?",
-            }
-        )
-        messages.append({"role": "assistant", "content": f"It is the number {number * 7 + turn}."})
-    return {"id": f"c-{number}", "messages": messages}
-
-
-def write_lines(path: Path, lines: list[Any]) -> Path:
-    """JSON for everything that is not text already."""
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
-    return path
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def answers(records: list[dict[str, Any]]) -> dict[str, Any]:
     """What each request was answered, without timing and reuse; each id must be there once."""
     found = {}

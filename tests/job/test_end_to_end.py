@@ -14,7 +14,8 @@ import time
 import pytest
 
 from apcbatch.cli.program import main
-from tests.job.conftest import ROOT, answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import ROOT, answers
 
 LINE = re.compile(
     r"(?P<id>\S+) +ok +prompt +(?P<prompt>\d+) +cached +(?P<cached>\d+) \( *[\d.]+ %\) +(?P<source>\S+) +"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from apcbatch.job.keys import KeyTable, id_key, request_key
+from apcbatch.job.keys import KeyTable, id_key, turn_key
 
 
 def test_membership_and_values_are_exact_through_growth():
@@ -42,7 +42,7 @@ def test_a_request_takes_at_most_32_bytes():
     is answered and of the ids: 16 to 64 bytes a request together."""
     table = KeyTable()
     for turn in range(50_000):
-        table.add(request_key(1, turn), turn)
+        table.add(turn_key(1, turn), turn)
         if turn > 1000:
             assert table.num_bytes <= 32 * len(table)
     assert table.num_bytes >= 16 * len(table)
@@ -50,7 +50,7 @@ def test_a_request_takes_at_most_32_bytes():
 
 def test_keys_tell_lines_turns_and_ids_apart():
     """Fault: line 1 turn 23 and line 12 turn 3 share a key."""
-    keys = {request_key(line, turn) for line in range(50) for turn in range(50)} | {
+    keys = {turn_key(line, turn) for line in range(50) for turn in range(50)} | {
         id_key(str(n)) for n in range(99)
     }
     assert len(keys) == 2599 and 0 not in keys

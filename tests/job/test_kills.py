@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.job.conftest import ROOT, answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import ROOT, answers
 
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
 PROGRAM = f"{sys.executable} -m tests.job.fake_main"

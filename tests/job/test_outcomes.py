@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 
 SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens unique_tokens
 completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read

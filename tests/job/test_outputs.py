@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from apcbatch.job.disk import Disk
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 from tests.job.fakes import FakeEngine
 
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2)

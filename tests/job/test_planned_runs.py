@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cli.program import main
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 
 
 @pytest.fixture

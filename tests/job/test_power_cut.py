@@ -13,7 +13,8 @@ import pytest
 from apcbatch.job import disk as disk_module
 from apcbatch.job import runfile, sink
 from apcbatch.job.disk import Disk
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 
 RUN = (
     "run",

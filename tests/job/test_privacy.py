@@ -13,7 +13,7 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.model.locate import DEMO_DIR, name_of
-from tests.job.conftest import conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
 
 SALT = "kHj4-zebra-9Qx"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from apcbatch.cli.program import main
-from tests.job.conftest import conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
 
 BLOCK = 16
 

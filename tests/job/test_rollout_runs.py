@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 
 OPTIONS = ("--turns", "rollout", "--max-tokens", 4)
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from apcbatch.job import opening
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 
 OPTIONS = ("--max-tokens", 3)
 END = 1 << 20

@@ -11,13 +11,14 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.config import Config
-from apcbatch.plan.planner import Planner
-from apcbatch.job.feed import Tag
 from apcbatch.job.record import Ticket
-from apcbatch.tuning.survey import survey
 from apcbatch.job.window import REQUEST_TOKENS, Window
+from apcbatch.job.work import Tag
+from apcbatch.plan.planner import Planner
+from apcbatch.tuning.survey import survey
 from apcbatch.types import Request
-from tests.job.conftest import answers, conversation, read_records, write_lines
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
 
 
 def requests(*conversations: tuple[int, ...]) -> list[Request]:

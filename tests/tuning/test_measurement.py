@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from apcbatch.config import load
-from apcbatch.plan.footprint import Footprint
 from apcbatch.errors import RequestError
 from apcbatch.job import opening
+from apcbatch.plan.footprint import Footprint
 from apcbatch.tuning import measurement
-from apcbatch.tuning.measurement import Measurement, Rate, _Bench, _features
+from apcbatch.tuning.measurement import Measurement, Rate, _features, _Meter
 from apcbatch.tuning.workload import Workload
 from apcbatch.types import Request, Result
 
@@ -71,7 +71,7 @@ class KnownEngine:
 
 def measured(engine: KnownEngine, monkeypatch: pytest.MonkeyPatch) -> Measurement:
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: engine.clock)
-    return _Bench(engine).measure()
+    return _Meter(engine).measure()
 
 
 @pytest.mark.parametrize("state_only", [True, False])
@@ -136,7 +136,7 @@ def test_a_request_that_fails_ends_the_measuring() -> None:
     error = RequestError("out_of_memory", "no room")
     engine.run = lambda requests: [Result("r", prompt_tokens=1, error=error)]
     with pytest.raises(RequestError, match="no room"):
-        _Bench(engine).measure()
+        _Meter(engine).measure()
 
 
 def test_what_is_never_evicted_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,15 @@ import torch
 
 from apcbatch.cli.program import main
 from apcbatch.config import load
-from apcbatch.tuning.plan import as_json, as_lines, forecast_of
-from apcbatch.tuning.survey import survey
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
-from tests.job.conftest import conversation, write_lines
+from apcbatch.tuning.export.json import forecast_document
+from apcbatch.tuning.export.text import forecast_lines
+from apcbatch.tuning.forecasts import forecast_policies
+from apcbatch.tuning.survey import survey
+from tests.chats import conversation, write_lines
 
 KEYS = [
     "block_size",
@@ -42,8 +44,8 @@ def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     """The lines and the document for an input."""
     config = load(flags, None, {})
     surveyed = survey(config, str(path), pytest.fail)
-    made = forecast_of(config, surveyed, [16, 64], 1)
-    return list(as_lines(made, surveyed, config)), as_json(made, "planned", config.model, 1)
+    made = forecast_policies(config, surveyed, [16, 64])
+    return list(forecast_lines(made, surveyed, config)), forecast_document(made, "planned", config)
 
 
 def test_the_document_has_the_shape_of_the_contract(chats: Path) -> None:
@@ -117,9 +119,9 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     config = load({"model": str(model)}, None, {})
     warnings: list[str] = []
     surveyed = survey(config, str(chats), warnings.append)
-    made = forecast_of(config, surveyed, [64], 1)
+    made = forecast_policies(config, surveyed, [64])
     assert (made.unstable_templates, made.rewritten_prompts) == (6, 12)
-    lines = list(as_lines(made, surveyed, config))
+    lines = list(forecast_lines(made, surveyed, config))
     assert any("not prefix-stable in 6 conversations" in line for line in lines)
     assert any("computed again, as 12 prompts of 18" in line for line in lines)
     assert len(warnings) == 1

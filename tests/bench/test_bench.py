@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from apcbatch.config import Config
-from apcbatch.errors import UsageError
 from apcbatch.bench import measure
 from apcbatch.bench.figures import Sizes, median_ratio
 from apcbatch.bench.parts import OP_PARTS, REST, Parts
 from apcbatch.bench.products import Products
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
 from apcbatch.kernels import ops
 
 TINY = Sizes(

@@ -1,6 +1,6 @@
 """The picture of `tune-block-size`: hit rate, bytes and predicted seconds over block size.
 
-Must not know: the model, the input. Imports matplotlib, which not everybody has, where it draws.
+Must not know: the model, the input. matplotlib is optional, so it is imported only to draw.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib.util
 import io
 
 from apcbatch.errors import UsageError
-from apcbatch.tuning.tune import Tuning
+from apcbatch.tuning.choice import Tuning
 
 FORMATS = ("svg", "png")
 

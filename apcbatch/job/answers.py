@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from apcbatch.errors import UsageError
-from apcbatch.job.keys import KeyTable, request_key
+from apcbatch.job.keys import KeyTable, turn_key
 from apcbatch.job.record import Ticket, read_record
 from apcbatch.job.sink import FileSink
 
 NUL = b"\0"  # JSON has none; the system puts them where a power cut took what was written
 
 
-class Answered:
+class Answers:
     """The requests that have a line in OUT; none for a fresh run.
 
     num_shown: those of them that the input has shown so far. confirmed: all were compared with the input.
@@ -129,33 +129,33 @@ class Answered:
         )
 
 
-def read_answered(sink: FileSink) -> Answered:
+def read_answers(sink: FileSink) -> Answers:
     """Which requests OUT answers; UsageError names the line that this program did not write."""
-    answered = Answered(sink)
+    answers = Answers(sink)
     for number, (offset, line) in enumerate(sink.lines(), start=1):
         if _is_torn(line):
-            answered.num_torn += 1
+            answers.num_torn += 1
             continue
         record = read_record(line)
         reason = "is not a line that this program wrote"
-        if record is not None and not answered.enter(offset, record):
+        if record is not None and not answers.enter(offset, record):
             record, reason = None, "answers a request that an earlier line answers"
         if record is None:
             raise UsageError(
                 f"output {sink.path}, line {number}, {reason}; "
                 "take it out, or choose another -o, or --overwrite"
             )
-    return answered
+    return answers
 
 
-def drop_unusable(sink: FileSink, answered: Answered, retry_errors: bool) -> Answered:
+def drop_unusable(sink: FileSink, answers: Answers, retry_errors: bool) -> Answers:
     """Take torn lines out of OUT, and the errors that are to be run again; gives what is left."""
     sink.cut_torn_line()
-    if not answered.num_torn and not (retry_errors and answered.num_retryable):
-        return answered
+    if not answers.num_torn and not (retry_errors and answers.num_retryable):
+        return answers
     sink.keep(lambda line: not _is_torn(line) and not (retry_errors and _is_retryable(line)))
-    left = read_answered(sink)
-    left.confirmed = answered.confirmed
+    left = read_answers(sink)
+    left.confirmed = answers.confirmed
     return left
 
 
@@ -173,7 +173,7 @@ def _is_retryable(line: bytes) -> bool:
 
 
 def _key(line: int, turn: int | None) -> int:
-    return request_key(line, turn or 0)
+    return turn_key(line, turn or 0)
 
 
 def _place(line: int, turn: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What the commands tell `main` about the command line that runs."""
+"""One call of the program: how it was called, and how to continue what it began."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def program_words() -> list[str]:
-    """How this program was called, as words that call it again from a shell."""
+    """The words that call this program again from a shell, as it was called."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py" and called.resolve().parent.name == "apcbatch":
         return [sys.executable, "-m", "apcbatch"]
@@ -21,8 +21,9 @@ def program_words() -> list[str]:
 
 
 @dataclass
-class Session:
-    """One command line. continue_command: gives the command that would go on with what it began, if any."""
+class Invocation:
+    """program: the words that call this program again. continue_command: makes the command that goes on with what this
+    one began; None if it began nothing."""
 
     program: list[str] = field(default_factory=program_words)
     continue_command: Callable[[], str] | None = None

@@ -9,21 +9,56 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.job.engine import JobEngine
+from apcbatch.job.feed import Feeder
+from apcbatch.job.window import Window
+from apcbatch.job.work import Work, WorkSource
+from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.job.feed import Feeder, Work
-from apcbatch.job.window import Window
+from apcbatch.plan.tree_shape import Order
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 
-class PlannedFeeder:
-    """A Feeder whose requests carry the prefix plan of their window. `plan_s`: seconds spent on planning."""
+def order_of(config: Config) -> Order:
+    """The order in which a run works: the plan's if there is a plan, unless --order is `file`."""
+    return "auto" if config.policy == "planned" and config.order != "file" else "file"
 
-    def __init__(self, config: Config, feeder: Feeder, engine: Any) -> None:
+
+def planner_for(
+    config: Config, footprint: Footprint, *, reserved_bytes: int = 0, later_budget_bytes: int | None = None
+) -> Planner:
+    """The planner of a run with this configuration.
+
+    footprint: what the model's snapshots weigh. reserved_bytes: the part of the pool that the plan leaves free.
+    later_budget_bytes: what snapshots for future runs may take on disk; by default the store's size, or 0 without a
+    store.
+    """
+    if later_budget_bytes is None:
+        later_budget_bytes = config.store_size if config.store is not None else 0
+    return Planner(
+        block_size=config.block_size,
+        order=order_of(config),
+        footprint=footprint,
+        capacity_bytes=max(0, config.pool_size - reserved_bytes),
+        min_gain_tokens=config.min_gain_tokens,
+        later_budget_bytes=later_budget_bytes,
+    )
+
+
+def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource:
+    """The feeder, planned if the policy is `planned`. A rollout cannot be planned: its prompts are not known yet."""
+    is_planned = config.policy == "planned" and config.turns != "rollout"
+    return PlannedFeeder(config, feeder, engine) if is_planned else feeder
+
+
+class PlannedFeeder:
+    """A Feeder whose requests carry the prefix plan of their window."""
+
+    def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
         self._ready: deque[Work] = deque()
         self._next: Request | None = None  # the first of the next window
@@ -35,23 +70,23 @@ class PlannedFeeder:
         return self._feeder.exhausted and not self._ready and self._next is None
 
     @property
-    def num_chains(self) -> int:
-        """Rollout conversations under way: none, their future is not known and they are never planned."""
+    def num_open_rollouts(self) -> int:
+        """None: rollouts are never planned."""
         return 0
 
     @property
     def total(self) -> int | None:
-        """Requests to be answered in this run, where the whole input is read."""
+        """Requests to be answered in this run; None until the whole input is read."""
         return self._feeder.total
 
     def next(self) -> Work | None:
-        """The next piece of work; None where there is none at the moment (see exhausted)."""
+        """The next piece of work; None if there is none at the moment (see exhausted)."""
         if not self._ready:
             self._plan_window()
         return self._ready.popleft() if self._ready else None
 
     def follow(self, result: Result) -> list[Work]:
-        """What a result makes possible: nothing, all requests are known."""
+        """The work that a result makes possible: none, all requests are known from the start."""
         return self._feeder.follow(result)
 
     def _plan_window(self) -> None:
@@ -74,6 +109,7 @@ class PlannedFeeder:
         self.plan_s += time.perf_counter() - begin
 
     def _planned(self, requests: list[Request]) -> list[Request]:
+        """The requests in the plan's order, each with its plan; those that the engine will refuse come first."""
         engine, config = self._engine, self._config
         usable: list[Request] = []
         refused: list[Request] = []
@@ -85,15 +121,7 @@ class PlannedFeeder:
         places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]
-        # The plan counts what it keeps itself; what comes from the store needs a place in the pool while it is read.
-        restored = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
-        planner = Planner(
-            config.block_size,
-            "file" if config.order == "file" else "auto",
-            engine.footprint,
-            max(0, config.pool_size - restored),
-            config.min_gain_tokens,
-            config.store_size if config.store is not None else 0,
-        )
-        plan = planner.plan(tree, held)
+        # The plan counts what it keeps itself; a snapshot that is read from the store needs room in the pool as well.
+        largest = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
+        plan = planner_for(config, engine.footprint, reserved_bytes=largest).plan(tree, held)
         return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]

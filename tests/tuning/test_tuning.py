@@ -11,19 +11,24 @@ import pytest
 from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.config import load
-from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.errors import UsageError
-from apcbatch.tuning import measurement
-from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
-from apcbatch.tuning.workload import Workload, walk
-from apcbatch.tuning.survey import survey
-from apcbatch.tuning.tune import Candidate, Verified, check, conclude, foresee, predict
-from apcbatch.tuning.tune_report import as_json, as_lines, as_yaml
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
-from tests.job.conftest import conversation, read_records, write_lines
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.tree_shape import TreeShape
+from apcbatch.tuning import measurement
+from apcbatch.tuning.candidate import Candidate, Verified
+from apcbatch.tuning.choice import check, conclude
+from apcbatch.tuning.export.json import tuning_document
+from apcbatch.tuning.export.text import tuning_lines
+from apcbatch.tuning.export.yaml import tuning_yaml
+from apcbatch.tuning.forecasts import forecast_run
+from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
+from apcbatch.tuning.prediction import predict
+from apcbatch.tuning.survey import survey
+from apcbatch.tuning.workload import Workload, walk
+from tests.chats import conversation, read_records, write_lines
 
 SIZES = [1, 16, 64]
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.01, 0.001, 0.001, 0.0, 0.0001, 0.0002, 0.0105, 1e-8)
@@ -57,7 +62,7 @@ def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_find
     """Fault: the prediction has another order, other prompts or another rule than the run."""
     config = load({"policy": policy}, None, {})
     surveyed = survey(config, str(chats), pytest.fail)
-    made = foresee(config, surveyed, SIZES)
+    made = forecast_run(config, surveyed, SIZES)
     shape = TreeShape(surveyed.tree)
     order = shape.order("auto" if policy == "planned" else "file")
     prompts = [tuple(surveyed.tree.tokens(index).tolist()) for index in range(shape.num_requests)]
@@ -113,7 +118,7 @@ def tuned(path: Path, **flags: object):
     """(configuration, survey, forecast, candidates with made-up costs)."""
     config = load(flags, None, {})
     surveyed = survey(config, str(path), pytest.fail)
-    made = foresee(config, surveyed, SIZES)
+    made = forecast_run(config, surveyed, SIZES)
     return config, surveyed, made, predict(config, surveyed, made, COSTS)
 
 
@@ -141,17 +146,17 @@ def test_what_is_written_has_the_shape_of_the_contract_and_is_read_back(chats: P
     config, surveyed, made, candidates = tuned(chats)
     candidates[0] = replace(candidates[0], verified=Verified(0.5, 0.6, 7))
     tuning = conclude(config, surveyed, made, COSTS, candidates)
-    document = json.loads(json.dumps(as_json(tuning, config)))
+    document = json.loads(json.dumps(tuning_document(tuning, config)))
     assert list(document) == ["dataset", "policy", "model", "candidates", "recommended"]
     assert [one["block_size"] for one in document["candidates"]] == SIZES
     assert ["measured_prefill_s" in one for one in document["candidates"]] == [True, False, False]
     assert all("predicted_prefill_s" in one for one in document["candidates"])
     assert list(document["recommended"]) == ["block_size", "min_gain_tokens", "reason"]
     path = tmp_path / "tuned.yaml"
-    path.write_text(as_yaml(tuning, config))
+    path.write_text(tuning_yaml(tuning, config))
     read = load({}, str(path), {})
     assert (read.block_size, read.policy, read.min_gain_tokens) == (1, "planned", 11)
-    lines = list(as_lines(tuning, config))
+    lines = list(tuning_lines(tuning, config))
     assert sum("<- recommended" in line for line in lines) == 1
     assert any("measured 7: NOT as predicted" in line for line in lines)
 

@@ -1,7 +1,6 @@
 """The command that continues a run: the last line on stderr whenever there is something left to do.
 
-Must not know: what happened. Invariant: pasted into the same folder it makes the same configuration, with
---resume.
+Must not know: what happened. Invariant: run from the same folder, it makes the same configuration, plus --resume.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def command_line(
     config: Config,
     added: Sequence[str],
 ) -> str:
-    """The shell command with every option that a flag or a variable gave; `added` are flags to put last."""
+    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end."""
     source = input if input == "-" or not input.startswith("-") else f"./{input}"
     words = [*program, "run", source, "-o", output]
     if config_file:

@@ -1,0 +1,51 @@
+"""What the jobs need of an engine, so that a stand-in can take its place and nothing here imports torch.
+
+Must not know: how an engine is made (see opening.py), what it does inside. `apcbatch.Engine` says what each member is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol
+
+from apcbatch.engine.counters import Counters
+from apcbatch.engine.serving import Steppable
+from apcbatch.plan.footprint import Footprint
+from apcbatch.types import Request, Result
+
+
+class JobEngine(Steppable, Protocol):
+    """An engine as run, tune-block-size and bench use it."""
+
+    dtype: str
+    device: str
+    fingerprint: str
+    key_fingerprint: bytes
+    footprint: Footprint
+    context_length: int | None
+    vocab_size: int
+
+    @property
+    def counters(self) -> Counters:
+        """What it has done so far."""
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Answer requests, pulled one by one; results come as they finish."""
+
+    def can_run(self, request: Request) -> bool:
+        """Whether `submit` would take a request."""
+
+    def held(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of the prefix keys whose snapshot is in memory or in the store."""
+
+    def drop_waiting(self) -> None:
+        """Drop the requests that have not begun."""
+
+    def abort(self) -> None:
+        """Drop every request that is not finished."""
+
+    def flush(self) -> None:
+        """Wait until everything that was kept is on disk."""
+
+    def close(self) -> None:
+        """Let go of the store."""

@@ -1,0 +1,93 @@
+"""The block size to take, and why: what `tune-block-size` concludes from its candidates.
+
+Must not know: how anything was predicted or measured, printed, written or drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
+from apcbatch.job.window import windows_note
+from apcbatch.plan.forecast import Forecast
+from apcbatch.tuning.candidate import Candidate
+from apcbatch.tuning.measurement import Measurement
+from apcbatch.tuning.survey import Survey
+
+TIE = 1.01  # within 1 % of the fastest is as fast
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that was found. candidates: by ascending block size. min_gain_tokens: the tokens that are computed in
+    the time of a restore from disk."""
+
+    made: Forecast
+    measured: Measurement
+    candidates: list[Candidate]
+    recommended: Candidate
+    min_gain_tokens: int
+    reason: str
+    notes: list[str] = field(default_factory=list)
+
+
+def check(config: Config) -> None:
+    """Refuse a configuration with nothing to tune; UsageError says what to give instead."""
+    if config.policy == "none":
+        raise UsageError(
+            f"{config.origins['policy']} none: nothing is kept, so that there is no block size to choose; "
+            "give --policy planned, all or last"
+        )
+
+
+def conclude(
+    config: Config, surveyed: Survey, made: Forecast, measured: Measurement, candidates: list[Candidate]
+) -> Tuning:
+    """The choice: the fastest candidate, and among those as fast the one that keeps the fewest bytes. After real runs,
+    only the verified candidates count."""
+    verified = [candidate for candidate in candidates if candidate.verified is not None]
+    of = verified or candidates
+    fastest = min(candidate.best_known_s for candidate in of)
+    chosen = min(
+        (candidate for candidate in of if candidate.best_known_s <= TIE * fastest),
+        key=lambda candidate: (
+            candidate.table.written_bytes + candidate.table.store_bytes,
+            candidate.block_size,
+        ),
+    )
+    gain = max(1, math.ceil(measured.break_even_disk))
+    reason = _reason(chosen, of, "measured" if verified else "predicted")
+    return Tuning(
+        made, measured, candidates, chosen, gain, reason, list(_notes(config, surveyed, candidates))
+    )
+
+
+def _reason(chosen: Candidate, of: list[Candidate], how: str) -> str:
+    """Why this one, in one sentence."""
+    others = [candidate for candidate in of if candidate is not chosen]
+    text = (
+        f"block size {chosen.block_size} is {how} to take {chosen.best_known_s:.2f} s and restores "
+        f"{100 * chosen.table.hit_rate:.1f} % of the prompt tokens"
+    )
+    if not others:
+        return text + "."
+    next_best = min(others, key=lambda candidate: candidate.best_known_s)
+    share = next_best.best_known_s / max(1e-9, chosen.best_known_s)
+    if share <= TIE:
+        return text + f", as fast as block size {next_best.block_size} within 1 %, and keeps less."
+    return text + f"; the next best, {next_best.block_size}, takes {100 * (share - 1):.0f} % longer."
+
+
+def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
+    """What will make a real run differ from the prediction."""
+    note = windows_note(surveyed.num_windows, config) if config.policy == "planned" else None
+    if note is not None:
+        yield note
+    large = [str(one.block_size) for one in candidates if one.table.peak_live_bytes > config.pool_size]
+    if large and config.policy != "planned" and config.store is None:
+        yield f"more is kept than --pool-size holds at block size {', '.join(large)}: its real hit rate is lower"
+    if config.store is not None:
+        yield "the store is taken to be empty at the start; what it holds already makes a run faster"
