@@ -1,27 +1,22 @@
-"""Every option of `run`: its type, range and default, and where each value of one run comes from.
+"""Every option of `run`: its type, its range, its default and its help, and what a flag or a variable for it is called.
 
-The only place that reads the environment. Must not know: click, the engine, any file but the configuration.
-Invariants: flags > APCBATCH_* > --config > defaults, merged by presence (a 0 or `false` that is there wins);
-a key that does not exist, a value out of range or two options that exclude each other are refused here.
+Must not know: where the values of one run come from (see resolution.py), click, the engine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.config_file import read_config_file
-from apcbatch.errors import UsageError
 from apcbatch.types import Policy
-from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value, shown
+from apcbatch.values import Kind, Spec, shown
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
-ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py; an environment may keep them
 
 POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
@@ -211,42 +206,6 @@ class Config:
 OPTIONS: Mapping[str, Spec] = {
     entry.name: entry.metadata["spec"] for entry in dataclasses.fields(Config) if "spec" in entry.metadata
 }
-EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
-
-
-def resolve(
-    flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any], file_name: str
-) -> Config:
-    """The configuration of one run from the flags that were given, the environment and the file.
-
-    Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
-    """
-    given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
-    for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_THE_BUILD):
-        given.pop(key, None)
-    env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
-    for key in given:
-        if key not in env_names.values():
-            raise UsageError(
-                f"environment variable {key} is not an option of apcbatch{nearest(key, env_names.values())}"
-            )
-    layers = [
-        _layer(file, lambda name: f"{file_name}: {name}"),
-        _layer({name: given[key] for name, key in env_names.items() if key in given}, env_name),
-        _layer(flags, flag_name),
-    ]
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(OPTIONS, "default")
-    for layer in layers:
-        for pair in EXCLUSIVE:
-            _exclude(pair, layer, values, origins)
-        values |= {name: value for name, (value, _) in layer.items()}
-        origins |= {name: origin for name, (_, origin) in layer.items()}
-    if values.get("retry_errors"):
-        values["resume"], origins["resume"] = True, origins["retry_errors"]
-    return Config(**values, origins=origins)
-
-
 def flag_name(name: str) -> str:
     """`block_size` -> `--block-size`."""
     return "--" + name.replace("_", "-")
@@ -255,58 +214,3 @@ def flag_name(name: str) -> str:
 def env_name(name: str) -> str:
     """`block_size` -> `APCBATCH_BLOCK_SIZE`."""
     return ENV_PREFIX + name.upper()
-
-
-def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tuple[Any, str]]:
-    """(value, origin) of the options that one source gives."""
-    layer = {}
-    for name, value in raw.items():
-        if name not in OPTIONS and name != "no_store":
-            raise UsageError(
-                f"{where(name[:SHOWN_CHARACTERS])} is not an option{nearest(name, [*OPTIONS, 'no_store'])}"
-            )
-        try:
-            if name != "no_store":
-                layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
-            elif parse_switch(value, where(name)):
-                if raw.get("store") is not None:
-                    raise UsageError(
-                        f"{where('store')} and {where(name)} exclude each other; give one of them"
-                    )
-                layer["store"] = (None, where(name))
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-    return layer
-
-
-def _exclude(
-    pair: tuple[str, str], layer: dict[str, tuple[Any, str]], values: dict[str, Any], origins: dict[str, str]
-) -> None:
-    """Of two options that exclude each other the stronger source's stays; both in one source are refused."""
-    on = [name for name in pair if name in layer and layer[name][0]]
-    if len(on) == 2:
-        raise UsageError(f"{layer[pair[0]][1]} and {layer[pair[1]][1]} exclude each other; give one of them")
-    for name in on:
-        other = pair[1 - pair.index(name)]
-        if values.get(other) and other not in layer:
-            del values[other]
-            origins[other] = f"overruled by {layer[name][1]}"
-
-
-def load(
-    flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None
-) -> Config:
-    """The configuration from the given flags, this process's environment, and the file that either names."""
-    environ = os.environ if environ is None else environ
-    path = config_path(config_file, environ)
-    return resolve(flags, environ, read_config_file(path) if path else {}, path or "")
-
-
-def config_path(config_file: str | None, environ: Mapping[str, str] | None = None) -> str | None:
-    """The configuration file that --config or APCBATCH_CONFIG names."""
-    return config_file or (os.environ if environ is None else environ).get(ENV_CONFIG)
-
-
-def debug_wanted() -> bool:
-    """Whether APCBATCH_DEBUG asks for tracebacks."""
-    return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")

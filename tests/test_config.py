@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch import config, values
+from apcbatch import config, resolution, values
 from apcbatch.errors import UsageError
 
 
 def resolve(flags=None, environ=None, file=None):
-    return config.resolve(flags or {}, environ or {}, file or {}, "c.yaml")
+    return resolution.resolve(flags or {}, environ or {}, file or {}, "c.yaml")
 
 
 def test_flags_win_over_environment_over_file_over_defaults():
@@ -130,7 +130,7 @@ def test_the_file_is_read_and_named_by_the_environment(tmp_path):
     """Fault: APCBATCH_CONFIG is ignored."""
     path = tmp_path / "c.yaml"
     path.write_text("block_size: 16\nstore-size: 1MiB\n")
-    resolved = config.load({}, None, {"APCBATCH_CONFIG": str(path)})
+    resolved = resolution.load({}, None, {"APCBATCH_CONFIG": str(path)})
     assert (resolved.block_size, resolved.store_size) == (16, 1 << 20)
     assert resolved.origins["store_size"] == f"{path}: store_size"
 
@@ -144,14 +144,14 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, content, sentence)
     if content is not None:
         path.write_text(content)
     with pytest.raises(UsageError, match=sentence):
-        config.load({}, str(path), {})
+        resolution.load({}, str(path), {})
 
 
 def test_an_empty_file_changes_nothing(tmp_path):
     """Fault: YAML's null for an empty file is taken for a broken one."""
     path = tmp_path / "c.yaml"
     path.write_text("# nothing\n")
-    assert config.load({}, str(path), {}) == config.Config()
+    assert resolution.load({}, str(path), {}) == config.Config()
 
 
 def test_the_defaults_satisfy_their_own_specs():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch import config
+from apcbatch import config, resolution
 from apcbatch.cli.program import main
 from apcbatch.config import OPTIONS
 from apcbatch.errors import UsageError
@@ -17,7 +17,7 @@ def load(tmp_path: Path, text: str | bytes) -> config.Config:
     """The configuration that a file gives alone."""
     path = tmp_path / "c.yaml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    return config.load({}, str(path), {})
+    return resolution.load({}, str(path), {})
 
 
 def test_both_spellings_of_a_key_are_read(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_same_values_are_refused_in_the_environment(capsys: pytest.CaptureFi
     """Catches a bound that holds for one source alone."""
     for name, value in (("WINDOW", "9" * 5_000), ("MAX_RUNNING", "1e9"), ("POOL_SIZE", "9" * 31)):
         with pytest.raises(UsageError, match=rf"APCBATCH_{name} is '[19]+.*; expected "):
-            config.load({}, None, {f"APCBATCH_{name}": value})
+            resolution.load({}, None, {f"APCBATCH_{name}": value})
     assert main(["plan", "x.jsonl", "--block-sizes", "1,99999999999"]) == 2
     assert main(["tune-block-size", "x.jsonl", "--candidates", "9" * 5_000]) == 2
     assert "internal" not in capsys.readouterr().err
@@ -105,5 +105,5 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.write(writer, b"seed: 5\n")
     os.close(writer)
-    assert config.load({}, f"/dev/fd/{reader}", {}).seed == 5
+    assert resolution.load({}, f"/dev/fd/{reader}", {}).seed == 5
     os.close(reader)

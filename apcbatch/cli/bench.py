@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from apcbatch import config
+from apcbatch import resolution
 from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
 
 GROUPS = ("kernels", "passes", "reuse", "run")
@@ -37,7 +37,7 @@ def bench(ctx: click.Context, /, input: str | None, only: tuple[str, ...], **opt
     are measured cold, warm from disk and warm from RAM. Figures are medians; the last line is one JSON document
     with all of them. Run it on an idle machine.
     """
-    resolved = config.load(given_flags(ctx), None)
+    resolved = resolution.load(given_flags(ctx), None)
     import orjson
 
     from apcbatch.bench import measure

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from apcbatch import config
+from apcbatch import resolution
 from apcbatch.cli.options import GroupedCommand, config_options, given_flags
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED
 
@@ -26,7 +26,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> int:
 
     A line that fails ends with the fix, and the exit status is 1.
     """
-    resolved = config.load(given_flags(ctx), None)
+    resolved = resolution.load(given_flags(ctx), None)
     from apcbatch.job.doctor import examine
 
     failed = False

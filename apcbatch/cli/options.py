@@ -1,6 +1,6 @@
 """Flags made from the option table of config.py, and help that shows them in groups.
 
-Must not know: what an option does. Values stay text here; config.py is the one place that reads them.
+Must not know: what an option does. Values stay text here; resolution.py reads them.
 """
 
 from __future__ import annotations

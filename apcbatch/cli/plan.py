@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from apcbatch import config
+from apcbatch import resolution
 from apcbatch.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -58,12 +58,12 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     future runs alone, what a store would hold afterwards, and the most snapshots live at once with one
     request after the other. A store that holds something already is not looked at: a run with it restores more.
     """
-    resolved = config.load(given_flags(ctx), options["config_file"])
+    resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
     sizes = BLOCK_SIZES if given is None else read_block_sizes("--block-sizes", given, "1,64,544")
     from apcbatch.job.paths import check_outputs
 
-    inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
+    inputs = {"INPUT": input, "--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, inputs, {"--json": options["json_path"]})
     from apcbatch.tuning.export.json import forecast_document
     from apcbatch.tuning.export.text import forecast_lines

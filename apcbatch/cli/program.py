@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from apcbatch import config
+from apcbatch import config, resolution
 from apcbatch.cli.bench import bench
 from apcbatch.cli.doctor import doctor
 from apcbatch.cli.invocation import Invocation
@@ -86,7 +86,7 @@ def _run(arguments: Sequence[str] | None, invocation: Invocation) -> int:
         say(f"apcbatch: {error.filename or 'an output'} cannot be used: {error.strerror or error}")
         return EXIT_STOPPED
     except Exception as error:  # the one place around main
-        if config.debug_wanted():
+        if resolution.debug_wanted():
             traceback.print_exc()
         say(f"apcbatch: internal error: {error!r}; set {config.ENV_DEBUG}=1 to see where")
         return EXIT_STOPPED

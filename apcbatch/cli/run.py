@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from apcbatch import config
+from apcbatch import config, resolution
 from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import (
     GroupedCommand,
@@ -54,7 +54,7 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
     interrupted, 143 terminated. After 1, 3, 130 and 143 the last line on stderr is the command that
     continues.
     """
-    resolved = config.load(given_flags(ctx), options["config_file"])
+    resolved = resolution.load(given_flags(ctx), options["config_file"])
     if options["show_config"]:
         click.echo(show(resolved))
         return 0

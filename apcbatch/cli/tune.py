@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apcbatch import config
+from apcbatch import config, resolution
 from apcbatch.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -73,7 +73,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     count where --store is given; the folder itself is not touched, and taken to be empty: what it holds already
     makes a run restore more.
     """
-    resolved = config.load(given_flags(ctx), options["config_file"])
+    resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = ",".join(options["candidates"])
     sizes = {*BLOCK_SIZES, *(read_block_sizes("--candidates", given, "96,544") if options["candidates"] else ())}
     if options["verify"] and input == STDOUT:
@@ -91,7 +91,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}
     if STDOUT in (options["yaml_path"], options["plot_path"]):
         raise UsageError("--write and --plot need a file; only --json goes to standard output")
-    inputs = {"INPUT": input, "--config": config.config_path(options["config_file"])}
+    inputs = {"INPUT": input, "--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, inputs, paths)
     tuning = _find(resolved, input, sizes, options["verify"])
     document = json_document(tuning_document(tuning, resolved))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from apcbatch.config import Config, config_path
+from apcbatch.config import Config
 from apcbatch.data.lines import STDIN
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -24,6 +24,7 @@ from apcbatch.job.runfile import RunFile, input_identity, model_files_digest, ru
 from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.model.locate import locate_model
+from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from apcbatch.config import load
 from apcbatch.engine.engine import Engine
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job import doctor
 from apcbatch.kernels import ops
 from apcbatch.kernels.cuda import scan as cuda
+from apcbatch.resolution import load
 from apcbatch.types import Result
 
 CHECKS = ("_python", "_torch", "_extension", "_kernels", "_cuda", "_model", "_template", "_store")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from apcbatch.config import Config, load
+from apcbatch.config import Config
 from apcbatch.plan.forecast import PolicyForecast
+from apcbatch.resolution import load
 from apcbatch.tuning.candidate import Candidate, Verified
 from apcbatch.tuning.choice import Tuning, conclude
 from apcbatch.tuning.export.plot import draw

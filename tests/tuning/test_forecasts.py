@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from apcbatch.cli.program import main
-from apcbatch.config import load
 from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
+from apcbatch.resolution import load
 from apcbatch.tuning.export.json import forecast_document
 from apcbatch.tuning.export.text import forecast_lines
 from apcbatch.tuning.forecasts import forecast_policies

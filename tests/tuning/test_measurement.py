@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from apcbatch.config import load
 from apcbatch.errors import RequestError
 from apcbatch.job import opening
 from apcbatch.plan.footprint import Footprint
+from apcbatch.resolution import load
 from apcbatch.tuning import measurement
 from apcbatch.tuning.measurement import Measurement, Rate, _features, _Meter
 from apcbatch.tuning.workload import Workload

@@ -10,13 +10,13 @@ import pytest
 
 from apcbatch import Engine
 from apcbatch.cli.program import main
-from apcbatch.config import load
 from apcbatch.errors import UsageError
 from apcbatch.model.footprint import kv_token_bytes, state_bytes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.tree_shape import TreeShape
+from apcbatch.resolution import load
 from apcbatch.tuning import measurement
 from apcbatch.tuning.candidate import Candidate, Verified
 from apcbatch.tuning.choice import check, conclude
