@@ -1,4 +1,4 @@
-"""The command line. `main` is imported when it is called, so that importing this package costs nothing."""
+"""The command line. `main` imports the rest when it is called, so importing this package costs nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def main() -> int:
-    """Run the process's command line and return its exit code; after it a signal changes nothing any more."""
+    """Run the command line of this process and return its exit code. Afterwards, signals are ignored."""
     code = 130
     try:
         from apcbatch.cli.program import main as run_command_line

@@ -1,4 +1,4 @@
-"""`apcbatch doctor`: is everything there that a run needs."""
+"""`apcbatch doctor`: whether everything is there that a run needs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
 
 
 class GroupedOption(click.Option):
-    """An option that belongs under a heading of the help."""
+    """An option that is listed under a heading of the help."""
 
     def __init__(self, *args: Any, group: str = "Other", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,7 +73,7 @@ def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
 
 
 def given_flags(ctx: click.Context) -> dict[str, Any]:
-    """The options that stand in the command line, by name."""
+    """The options that the command line gives, by name."""
     known = {*OPTIONS, "no_store"}
     return {
         name: value

@@ -71,7 +71,7 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
 
 
 def show(resolved: config.Config) -> str:
-    """Each option as a YAML line with the origin of its value as the comment."""
+    """Each option as a YAML line, with the origin of its value in a comment."""
     import yaml
 
     lines = []

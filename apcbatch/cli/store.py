@@ -1,4 +1,4 @@
-"""`apcbatch store`: what a store folder holds, whether it is whole, and dropping what is not wanted."""
+"""`apcbatch store`: look into a store folder, check it, and drop snapshots from it."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ def _open(folder: str, **options: Any) -> Store:
 
 
 def _unicode(path: str) -> str:
-    """A path as JSON can hold it: bytes that are no UTF-8 are replaced."""
+    """A path as JSON can hold it: bytes that are not UTF-8 are replaced."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _printable(text: str) -> str:
-    """A text or a path on one line, without what a terminal would obey or could not show."""
+    """A text or a path on one line, with `?` for each character that is not printable."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -1,7 +1,7 @@
 """What a process is given: its arguments, its standard streams, its signals.
 
-Must not know: commands. Invariant: a stream that is closed or full costs what would have been printed there,
-never another file and never a traceback.
+Must not know: commands. Invariant: a stream that is closed or full loses what would have been printed there. It never
+corrupts another file and never ends in a traceback.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 def take_standard_descriptors() -> None:
-    """Put nothing in the place of standard streams that are closed: the next file that is opened would be there, and
-    what is printed would go into it."""
+    """Open /dev/null in place of closed standard streams. Otherwise the next file to be opened would take the stream's
+    number, and what is printed would go into that file."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -31,7 +31,7 @@ def take_standard_descriptors() -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Refuse what no file name can hold."""
+    """Refuse an argument with a NUL character, which no file name can hold."""
     for argument in arguments:
         if "\0" in argument:
             raise UsageError(
@@ -41,7 +41,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def kept_signals() -> Iterator[None]:
-    """Give the signals' handlers back that were there before, whatever a command has set."""
+    """Restore the signal handlers at the end, whatever a command has set."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     try:
         yield
@@ -51,7 +51,7 @@ def kept_signals() -> Iterator[None]:
 
 
 def flush_output(code: int) -> int:
-    """The exit code, which says so where standard output did not take everything."""
+    """Flush standard output. The exit code, or EXIT_STOPPED in place of EXIT_OK if it could not be written."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -64,6 +64,6 @@ def flush_output(code: int) -> int:
 
 
 def say(sentence: str) -> None:
-    """One sentence on standard error, if anybody can be told."""
+    """One sentence on standard error, if it can be written."""
     with suppress(OSError):
         print(sentence, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
-"""What several commands write in the same way: warnings, the bar while INPUT is read, JSON for people, a named file.
+"""What several commands print in the same way: warnings, the bar while INPUT is read, JSON for people, a named file.
 
-Must not know: options, what a document says. Nothing heavy is imported before it is used.
+Must not know: options, what a document says. Heavy modules are imported only where they are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def warn(sentence: str) -> None:
 
 
 def survey_with_bar(config: Config, input: str) -> Survey:
-    """What INPUT holds, with a bar on standard error while its lines are read."""
+    """The survey of INPUT, with a bar on standard error while its lines are read."""
     from tqdm import tqdm
 
     from apcbatch.tuning.survey import survey
@@ -36,14 +36,14 @@ def survey_with_bar(config: Config, input: str) -> Survey:
 
 
 def json_document(document: dict[str, Any]) -> bytes:
-    """One JSON document with indents and a line feed at its end."""
+    """One JSON document, indented, with a newline at its end."""
     import orjson
 
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def write_output(flag: str, path: str, data: bytes) -> None:
-    """Write what an option names: a file as a whole, or - for standard output."""
+    """Write the file that an option names, completely or not at all; `-` is standard output."""
     from apcbatch.job.disk import Disk, write_file
 
     if path == "-":

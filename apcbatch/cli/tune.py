@@ -107,7 +107,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
 
 
 def _find(resolved: config.Config, input: str, sizes: set[int], num_real_runs: int) -> Tuning:
-    """Survey, forecast, measurement, prediction, real runs, choice; says on stderr what takes time."""
+    """Survey, forecast, measurement, prediction, real runs, choice. Says on stderr what takes time."""
     from apcbatch.tuning.choice import conclude
     from apcbatch.tuning.forecasts import forecast_run
     from apcbatch.tuning.prediction import predict

@@ -1,1 +1,1 @@
-"""The job: input lines in, result lines out, whatever happens between. Must not know: click."""
+"""The job: input lines in, result lines out, whatever happens in between. Must not know: click."""

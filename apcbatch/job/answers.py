@@ -1,7 +1,7 @@
-"""What OUT answers already: read once when a run resumes, asked for every request.
+"""The answers that OUT holds already: read once when a run resumes, and looked up for every request.
 
-Must not know: prompts, the engine. Invariants: reading changes nothing in OUT; a record counts for a request
-only where its digest says that it was made of the same. Memory: 25 to 32 bytes a finished request.
+Must not know: prompts, the engine. Invariants: reading changes nothing in OUT; a record answers a request only if its
+digest says that it was made from the same line or prompt. Memory: 25 to 32 bytes per finished request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NUL = b"\0"  # JSON has none; the system puts them where a power cut took what w
 class Answers:
     """The requests that have a line in OUT; none for a fresh run.
 
-    num_shown: those of them that the input has shown so far. confirmed: all were compared with the input.
-    num_torn: lines that a power cut left unreadable. num_unsigned: lines of a version that wrote no digests.
-    trusts_lines: this very version rendered them.
+    num_shown: how many of them the input has shown so far. confirmed: all of them were compared with the input.
+    num_torn: lines that a power cut left unreadable. num_unsigned: lines of an old version that wrote no digests.
+    trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
@@ -39,9 +39,9 @@ class Answers:
         return _key(ticket.line, ticket.turn) in self._offsets
 
     def confirm(self, ticket: Ticket, by_prompt: bool = False) -> dict[str, Any]:
-        """The record of a request that is there; UsageError where it is not this request that it answers.
+        """The record of a request that OUT answers; UsageError if the record was made from another request.
 
-        by_prompt: the line alone does not tell, since the prompt holds earlier answers.
+        by_prompt: compare the prompt, because the line alone does not determine it: it holds earlier answers.
         """
         key = _key(ticket.line, ticket.turn)
         record = self._record_at(self._offset(key))
@@ -52,7 +52,7 @@ class Answers:
         return record
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
-        """Whether all are there and made of the same line, which then needs no rendering."""
+        """Whether OUT answers all of them, made from the same line; the line then need not be rendered."""
         keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
         if not all(key in self._offsets for key in keys):
             return False
@@ -65,26 +65,29 @@ class Answers:
         return True
 
     def check_shape(self, line: int, turn: int | None) -> None:
-        """Refuse a line with turns where OUT answers it as a whole, and the other way round, before it is answered
-        again; turn: its first one, None for the line as a whole."""
+        """Refuse a line with turns that OUT answers as a whole, and the reverse, before it is answered again.
+
+        turn: the line's first turn, None for the line as a whole.
+        """
         other = 1 if turn is None else None
         if _key(line, other) in self._offsets:
             raise UsageError(f"line {_place(line, other)} {self._not_the_same}")
 
     def leave(self, ticket: Ticket) -> None:
-        """Count a request as shown, though it can be compared only when the one before it is answered."""
+        """Count a request as shown, though it cannot be compared before the turn ahead of it is answered."""
         if ticket in self:
             self._show(_key(ticket.line, ticket.turn))
 
     def check_all_shown(self, last_line: int, whole: bool) -> None:
-        """Refuse answers to what the input does not have; whole: it was read to its end, else to last_line."""
+        """Refuse answers to lines that the input does not have. whole: the input was read to its end, not just to
+        last_line."""
         for offset in sorted(value for value in self._offsets.values() if value >= 0):
             record = self._record_at(offset)
             if whole or record["line"] <= last_line:
                 raise UsageError(f"line {_place(record['line'], record['turn'])} {self._not_the_same}")
 
     def enter(self, offset: int, record: dict[str, Any]) -> bool:
-        """Add the record at an offset; False where the request has one already."""
+        """Add the record at an offset; False if the request has one already."""
         if not self._offsets.add(_key(record["line"], record["turn"]), offset):
             return False
         self.num_unsigned += not _is_signed(record)
@@ -94,7 +97,7 @@ class Answers:
         return True
 
     def _is_of(self, record: dict[str, Any], ticket: Ticket, by_prompt: bool = False) -> bool:
-        """Whether a record answers this request, as far as it says what that was made of."""
+        """Whether a record answers this request, as far as the record says what it was made from."""
         if (record["id"], record["custom_id"]) != (ticket.request_id, ticket.custom_id):
             return False
         origin, failed = record["apcbatch"], record["error"] is not None
@@ -130,7 +133,7 @@ class Answers:
 
 
 def read_answers(sink: FileSink) -> Answers:
-    """Which requests OUT answers; UsageError names the line that this program did not write."""
+    """Read OUT; UsageError names the first line that this program did not write."""
     answers = Answers(sink)
     for number, (offset, line) in enumerate(sink.lines(), start=1):
         if _is_torn(line):
@@ -149,7 +152,7 @@ def read_answers(sink: FileSink) -> Answers:
 
 
 def drop_unusable(sink: FileSink, answers: Answers, retry_errors: bool) -> Answers:
-    """Take torn lines out of OUT, and the errors that are to be run again; gives what is left."""
+    """Remove torn lines from OUT, and the errors that are to be run again; returns the answers that are left."""
     sink.cut_torn_line()
     if not answers.num_torn and not (retry_errors and answers.num_retryable):
         return answers

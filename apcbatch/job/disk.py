@@ -1,7 +1,8 @@
-"""Disk: the calls through which a run changes OUT and the files beside it, and how a file is put in place whole.
+"""The calls through which a run changes OUT and the files beside it, and how a file is replaced as a whole.
 
-Must not know: what is in the files. A test stands in for Disk to drop what was not synced. Invariants: a
-temporary name is always a new file; a name holds its old content or all of its new, also after a power cut.
+Must not know: what is in the files. Tests replace Disk with one that drops everything that was not synced. Invariants:
+a temporary name is always a new file; a name holds either its old content or all of its new content, even after a power
+cut.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ STREAMS = ("/dev/", "/proc/")
 
 
 class Disk:
-    """The file calls of a run's outputs. Every method raises OSError where the system does."""
+    """The file calls of a run's outputs. Every method raises OSError if the system does."""
 
     def open(self, path: str, flags: int) -> int:
-        """A descriptor that reads, and writes at the end."""
+        """A descriptor for reading, and for appending."""
         return os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def write(self, fd: int, data: bytes) -> None:
@@ -42,7 +43,7 @@ class Disk:
         os.unlink(path)
 
     def sync_folder(self, folder: str) -> None:
-        """Return when the names in a folder are safe from a power cut, where the file system knows how."""
+        """Return when the names in a folder are safe from a power cut, if the file system supports that."""
         with suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -53,8 +54,8 @@ class Disk:
 
 @contextmanager
 def replacing(path: str, disk: Disk) -> Iterator[int]:
-    """The descriptor of a new file, which takes the place of `path` at the end of the block; a block that fails
-    leaves nothing behind."""
+    """The descriptor of a new file, which replaces `path` at the end of the block. A block that fails leaves nothing
+    behind."""
     folder = os.path.dirname(path) or "."
     temporary = os.path.join(folder, f".apcbatch-{secrets.token_hex(8)}.tmp")
     fd = disk.open(temporary, os.O_EXCL)
@@ -74,7 +75,7 @@ def replacing(path: str, disk: Disk) -> Iterator[int]:
 
 
 def write_file(path: str, chunks: Iterable[bytes], disk: Disk) -> None:
-    """Write a file whole or not at all. A link is followed; a pipe or device is written to as it stands."""
+    """Write a file completely or not at all. A link is followed. A pipe or a device is written to directly."""
     if path.startswith(STREAMS) or (os.path.exists(path) and not os.path.isfile(path)):
         with open(path, "ab", buffering=0) as stream:
             for chunk in chunks:

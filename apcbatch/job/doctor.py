@@ -1,4 +1,4 @@
-"""The checks of `apcbatch doctor`: one line each; a failing one ends with what to do about it.
+"""The checks of `apcbatch doctor`: one line each; a line that fails ends with what to do about it.
 
 Must not know: how lines are printed. Each check returns what it found, or raises Broken with the fix.
 """
@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Run every check, each as it comes; config names the model, the device and the store."""
+    """Run the checks and yield each finding as it comes. config names the model, the device and the store."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("python", _python),
         ("torch", _torch),
@@ -109,7 +109,8 @@ def _kernels() -> str:
 
 
 def _ragged(lengths: list[int]) -> Any:
-    """Two sequences from zeros into slots 0 and 1, and the second's first 7 tokens into slot 2."""
+    """Two sequences that start from zeros and end in slots 0 and 1; the state after 7 tokens of the second goes to slot
+    2."""
     import torch
 
     from apcbatch.kernels.ragged import Ragged
@@ -143,7 +144,7 @@ def _cuda(device: str) -> str:
 
 
 def _model(config: Config) -> str:
-    """Load every tensor and answer one token."""
+    """Load every tensor and generate one token."""
     from apcbatch.engine.engine import Engine
     from apcbatch.types import Request
 
@@ -160,7 +161,7 @@ def _model(config: Config) -> str:
 
 
 def _template(config: Config) -> str:
-    """Render a short conversation with a tool call and see whether each prompt begins with the one before."""
+    """Render a short conversation with a tool call, and check that each prompt begins with the one before."""
     from apcbatch.data.records import Conversation
     from apcbatch.data.render import Renderer
     from apcbatch.model.locate import locate_model

@@ -1,6 +1,6 @@
-"""What the jobs need of an engine, so that a stand-in can take its place and nothing here imports torch.
+"""What the jobs need of an engine. Tests put a stand-in in its place, and nothing here imports torch.
 
-Must not know: how an engine is made (see opening.py), what it does inside. `apcbatch.Engine` says what each member is.
+Must not know: how an engine is made (see opening.py), what it does inside. `apcbatch.Engine` documents each member.
 """
 
 from __future__ import annotations

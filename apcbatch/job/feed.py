@@ -105,7 +105,7 @@ class Feeder:
             yield from self._recorded_turns(conversation, tickets, doubled)
 
     def _doubled(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """The error of each turn whose id another line has used; the first turn's id is entered already."""
+        """The error of each turn whose id another line has used. The first turn's id was entered before."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:
@@ -124,7 +124,7 @@ class Feeder:
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """Requests whose history is the recorded one; errors: those of turns that are refused already."""
+        """The requests of turns whose history is the recorded one. errors: those of turns that were refused before."""
         prompts: dict[int | None, Prompt] = {}
         try:
             rendered = _guarded(lambda: self._renderer.render(conversation, self._config.turns))
@@ -141,7 +141,7 @@ class Feeder:
                 yield self._unless_answered(request)
 
     def _unless_answered(self, work: Work) -> Work | None:
-        """The work, or None where OUT has its answer."""
+        """The work, or None if OUT has its answer."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
             return work
@@ -152,7 +152,7 @@ class Feeder:
     def _begin_rollout(
         self, conversation: Conversation, tickets: list[Ticket], doubled: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """The first turn of a rollout; it ends before a turn that is refused already."""
+        """The first turn of a rollout. The rollout ends before the first turn whose id was refused."""
         try:
             rollout = _guarded(lambda: Rollout(self._renderer, conversation))
         except RequestError as error:
@@ -244,7 +244,7 @@ class Feeder:
         conversation: str | None,
         error: RequestError,
     ) -> Work | None:
-        """The failure of a line that has no turns; None where OUT has it already."""
+        """The failure of a line as a whole; None if OUT has it already."""
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
@@ -253,7 +253,7 @@ class Feeder:
 
 
 def _no_history(ticket: Ticket, error: RequestError) -> RequestError:
-    """Why the turns after one that failed cannot be asked for."""
+    """The error of the turns after one that failed: they have no history."""
     message = f"there is no history: turn {ticket.turn} was not answered ({error.message})"
     return RequestError(error.code, message, ticket.line)
 

@@ -1,7 +1,7 @@
-"""A compact table of 96-bit keys: which ids were seen where, which requests are answered already.
+"""A compact table of 96-bit keys, for the ids that were seen and the requests that were answered.
 
-Must not know: files, requests. Open addressing over flat arrays: 25 to 32 bytes a key, where a Python dict
-takes over 150. Among a thousand million keys two are equal by chance with a probability of 1e-11.
+Must not know: files, requests. Open addressing in flat arrays takes 25 to 32 bytes per key; a Python dict takes over
+150. Among a billion keys, the probability that any two collide is about 1e-11.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEY_BITS = 96
 
 
 def id_key(text: str) -> int:
-    """The key of a custom_id, without 0."""
+    """The key of a custom_id; never 0."""
     return _key(text.encode("utf-8", "surrogatepass"))
 
 
@@ -34,7 +34,7 @@ def _key(data: bytes) -> int:
 
 
 class KeyTable:
-    """Distinct keys of 96 bits, each with an integer of 64."""
+    """Distinct 96-bit keys, each with a 64-bit integer."""
 
     def __init__(self) -> None:
         self._allocate(FIRST_SLOTS)
@@ -51,7 +51,7 @@ class KeyTable:
         return sum(len(part) * part.itemsize for part in (self._high, self._low, self._values))
 
     def add(self, key: int, value: int) -> bool:
-        """Enter a key that is not 0; False, and nothing changes, where it is there already."""
+        """Enter a key, which is not 0. If it is there already, nothing changes and the result is False."""
         slot = self._slot_of(key)
         if self._occupied(slot):
             return False
@@ -61,16 +61,16 @@ class KeyTable:
         return True
 
     def get(self, key: int) -> int | None:
-        """The value of a key, None where it is not there."""
+        """The value of a key; None if it is not there."""
         slot = self._slot_of(key)
         return self._values[slot] if self._occupied(slot) else None
 
     def set(self, key: int, value: int) -> None:
-        """Give a key that is there another value."""
+        """Change the value of a key that is there."""
         self._values[self._slot_of(key)] = value
 
     def values(self) -> Iterator[int]:
-        """The value of each key, in no order."""
+        """The values of all keys, in no particular order."""
         return (value for slot, value in enumerate(self._values) if self._occupied(slot))
 
     def _allocate(self, slots: int) -> None:
@@ -83,7 +83,7 @@ class KeyTable:
         return bool(self._high[slot] or self._low[slot])
 
     def _slot_of(self, key: int) -> int:
-        """The slot that holds the key, or the free one where it would go."""
+        """The slot that holds the key, or the free slot where it would go."""
         high, low = key >> LOW_BITS, key & MASK
         slots = len(self._high)
         slot = low % slots

@@ -1,4 +1,4 @@
-"""What a command may write over: nothing that it reads, and no two outputs in one file.
+"""What a command may write to: nothing that it reads, and no file twice.
 
 Must not know: what is written. Everything is refused before any work, with what to give instead.
 """
@@ -21,7 +21,10 @@ Names = Mapping[str, str | None]
 
 def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
     """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
-    written; files by the name of their option, None or `-` where there is none."""
+    written.
+
+    inputs, outputs: paths by the name of their option; None or `-` is no file.
+    """
     written = {name: path for name, path in outputs.items() if path not in (None, STDOUT)}
     named = {name: path for name, path in {**inputs, **written}.items() if path not in (None, STDOUT)}
     for (name, one), (other_name, other) in combinations(named.items(), 2):
@@ -38,7 +41,7 @@ def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two names lead to one regular file, also where it is still to be made."""
+    """Whether two names lead to the same regular file, which need not exist yet."""
     if os.path.exists(one) and os.path.exists(other):
         return os.path.isfile(one) and os.path.samefile(one, other)
     return os.path.realpath(one) == os.path.realpath(other)
@@ -54,7 +57,7 @@ def _check_writable(name: str, path: str) -> None:
 
 
 def _check_place(name: str, path: str, config: Config) -> None:
-    """Refuse a place in the store, and one beside the files of the model, whose digest a resumed run compares."""
+    """Refuse a path in the store, and one beside the files of the model: a resumed run compares their digest."""
     if config.store is not None:
         store = os.path.realpath(config.store)
         if os.path.commonpath([store, os.path.realpath(path)]) == store:
@@ -69,7 +72,7 @@ def _check_place(name: str, path: str, config: Config) -> None:
 
 
 def _is_redirected_to(stream: object, path: str) -> bool:
-    """Whether one of the standard streams goes to this regular file."""
+    """Whether a standard stream is redirected to this regular file."""
     if path.startswith(STREAMS):
         return False  # asked for by name
     try:

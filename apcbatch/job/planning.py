@@ -71,7 +71,7 @@ class PlannedFeeder:
 
     @property
     def num_open_rollouts(self) -> int:
-        """None: rollouts are never planned."""
+        """Always 0: rollouts are never planned."""
         return 0
 
     @property
@@ -109,7 +109,7 @@ class PlannedFeeder:
         self.plan_s += time.perf_counter() - begin
 
     def _planned(self, requests: list[Request]) -> list[Request]:
-        """The requests in the plan's order, each with its plan; those that the engine will refuse come first."""
+        """The requests in the plan's order, each with its plan. Those that the engine will refuse come first."""
         engine, config = self._engine, self._config
         usable: list[Request] = []
         refused: list[Request] = []

@@ -1,7 +1,7 @@
-"""The output record of one request: OpenAI's response body, and what was reused, as one JSON line.
+"""The output record of one request as a JSON line: OpenAI's response body, and what was reused.
 
-Must not know: where lines go. Invariants: `error` is null if and only if the request succeeded; what
-`read_record` lets through has every field that a resumed run uses, of its type.
+Must not know: where lines go. Invariants: `error` is null if and only if the request succeeded; a record that
+`read_record` accepts has every field that a resumed run uses, with the right type.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One request's place in the job: its number in input order (from 0), line (from 1), turn, and names.
+    """One request's place in the job: its number in input order (from 0), its line (from 1), its turn and its names.
 
-    turn is None where the record answers the line as a whole. completion: it came from /v1/completions.
-    line_digest: of the line as it was read. request_digest: see the function; None where there is no prompt.
+    turn: None if the record answers the line as a whole. completion: the request came from /v1/completions.
+    line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
     """
 
     number: int
@@ -46,12 +46,12 @@ class Ticket:
 
     @property
     def shown(self) -> str:
-        """What the terminal line calls it."""
+        """The name on the request's terminal line."""
         return self.custom_id or f"line-{self.line}"
 
 
 def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str, Any]) -> str:
-    """xxh3-128, in hex, of all that an answer depends on besides the model: names, settings, prompt tokens."""
+    """xxh3-128, in hex, of everything besides the model that an answer depends on: names, settings, prompt tokens."""
     names = repr((ticket.request_id, ticket.custom_id, sorted(settings.items())))
     digest = xxhash.xxh3_128(names.encode("utf-8", "surrogatepass") + b"\0")
     digest.update(token_ids.astype("<i4", copy=False).tobytes())
@@ -59,7 +59,7 @@ def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str,
 
 
 def error_line(ticket: Ticket, error: RequestError) -> bytes:
-    """The line of a request, or of a whole input line, that failed."""
+    """The line of a request that failed, or of a whole input line that failed."""
     described = {
         "code": error.code,
         "message": error.message,
@@ -99,7 +99,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) 
 
 
 def _origin(ticket: Ticket) -> dict[str, Any]:
-    """What tells a resumed run whose answer this is."""
+    """The fields by which a resumed run recognises the request."""
     return {
         "conversation": ticket.conversation,
         "line_digest": ticket.line_digest,
@@ -176,7 +176,7 @@ def _completion_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] |
 
 
 def _token_text(token_id: int, renderer: Renderer) -> str:
-    """One token as text, a special one by its name."""
+    """The text of one token; a special token is shown by its name."""
     return str(renderer.tokenizer.source.decode([token_id], skip_special_tokens=False))
 
 

@@ -1,8 +1,7 @@
 """The only printer: a line for each request, the bar or the plain progress lines, warnings, the summary.
 
-Must not know: how anything is computed. Results never pass through here. With `-o -` standard output
-belongs to the results, and everything else goes to stderr. A reader that goes away ends the printing, never
-the job.
+Must not know: how anything is computed. Results never pass through here. With `-o -`, standard output belongs to the
+results, and everything else goes to stderr. If a reader goes away, the printing ends, never the job.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Report:
         self._plain = False
 
     def tick(self, total: int | None) -> None:
-        """Show how far the run is, if enough time has passed; total: requests in all, where it is known."""
+        """Show the progress if enough time has passed. total: the requests of this run, None if not known yet."""
         now = time.monotonic()
         if now < self._next_tick:
             return
@@ -111,7 +110,7 @@ class Report:
         self._say(sentence)
 
     def detail(self, sentence: str) -> None:
-        """Something for --verbose."""
+        """Something that only --verbose shows."""
         if self._verbose:
             self._say(sentence)
 
@@ -129,7 +128,7 @@ class Report:
         )
 
     def _id(self, custom_id: str) -> str:
-        """The id as the first column, which widens where it has to and stays so."""
+        """The id as the first column. The column widens for a long id and stays wide."""
         shown = plain(custom_id)
         self._id_width = max(self._id_width, len(shown))
         return f"{shown:<{self._id_width}} "
@@ -142,7 +141,7 @@ class Report:
         self._write(sys.stderr, line)
 
     def _write(self, stream: TextIO, line: str) -> bool:
-        """Write a line at once, above the bar; False where nobody reads the stream any more."""
+        """Write a line at once, above the bar; False if nobody reads the stream any more."""
         try:
             if self._bar is not None and stream.isatty():
                 self._bar.clear()
@@ -159,7 +158,7 @@ class Report:
 
 
 def format_result(result: Result) -> str:
-    """The columns after the id. A hit that only the grid holds below the ideal is no miss here; OUT has the reason."""
+    """The columns after the id. `below_grid` is not shown as a miss: the grid alone explains it. OUT has the reason."""
     share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
     source = "-" if result.cached_from == "none" else result.cached_from
     line = (
@@ -171,5 +170,5 @@ def format_result(result: Result) -> str:
 
 
 def plain(text: str) -> str:
-    """One printable line, whatever is in the text."""
+    """The text as one line, with a space for each character that is not printable."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -33,7 +33,7 @@ STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
-    """One `run`. program and config_file: how it was called, for the command that continues it."""
+    """One `run`. program, config_file: how it was called, which the command that continues it repeats."""
 
     def __init__(
         self, config: Config, input: str, output: str, program: Sequence[str], config_file: str | None = None
@@ -49,7 +49,8 @@ class Job:
         self._strict_stop = False
 
     def run(self) -> int:
-        """Do the job and return its exit code; raises ApcbatchError, and Interrupted while loading."""
+        """Do the job and return its exit code. Raises ApcbatchError, and Interrupted if a signal comes while loading.
+        """
         check_paths(self._config, self._input, self._output, self._config_file)
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             opened = open_run(self._config, self._input, sink, self._report.warn)

@@ -1,8 +1,7 @@
-"""OUT.run.json: what made the lines of OUT, so that no other run ever adds to them.
+"""OUT.run.json: what the lines of OUT were made with, so that no different run ever adds to them.
 
-Must not know: how requests run. Invariant: everything that can change an answer is compared; what cannot
-(order, batch sizes, block size, policy, store: answers are the same bit for bit) may change between the
-parts of one run.
+Must not know: how requests run. Invariant: everything that can change an answer is compared. Order, batch sizes, block
+size, policy and store cannot: answers are the same bit for bit. They may change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MISSING = "is missing"
 
 
 def input_identity(name: str) -> dict[str, Any]:
-    """What INPUT is: for a file its size and the xxh3-128 of its first and last MiB, else its name alone."""
+    """What INPUT is: for a file its size and the xxh3-128 of its first and last MiB, otherwise its name alone."""
     path = Path(name)
     if name == "-" or not path.is_file():
         return {"name": name, "size_bytes": None, "xxh3_of_ends": None}
@@ -77,11 +76,11 @@ class RunFile:
         }
 
     def set_fingerprint(self, fingerprint: str) -> None:
-        """Add what is known only once the weights are read."""
+        """Add the fingerprint, which is known only once the weights are read."""
         self._facts["model_fingerprint"] = fingerprint
 
     def check_replaceable(self) -> None:
-        """Refuse to put a run file in the place of a file that is none."""
+        """Refuse to replace a file that is not a run file."""
         if os.path.lexists(self.path) and self._read()[0] is None:
             raise UsageError(
                 f"{self.path} is not a run file of this program, and this run would replace it; "
@@ -89,8 +88,10 @@ class RunFile:
             )
 
     def check(self) -> bool:
-        """Refuse to go on from what another run wrote; UsageError with a line for each field that differs. Whether
-        it was this version of the program."""
+        """Refuse to continue what a different run wrote; UsageError has a line for each field that differs.
+
+        Returns whether the earlier run was of this same version.
+        """
         earlier, reason = self._read()
         if earlier is None:
             ways = "--overwrite" if reason == MISSING else "move it away and --overwrite"
@@ -110,14 +111,14 @@ class RunFile:
         return bool(earlier["version"] == VERSION)
 
     def write(self) -> None:
-        """Put the file in place, whole or not at all."""
+        """Write the file, completely or not at all."""
         try:
             write_file(str(self.path), [_as_json(self._facts)], self._disk)
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another -o") from None
 
     def _read(self) -> tuple[Mapping[str, Any] | None, str]:
-        """The facts of the run before; or None and why there are none."""
+        """The facts of the earlier run, or None and the reason why there are none."""
         try:
             if not self.path.is_file():
                 return None, "is not a file" if os.path.lexists(self.path) else MISSING
@@ -131,20 +132,21 @@ class RunFile:
 
 
 def run_file_path(output: str) -> str:
-    """Where the run file of an OUT is: beside the file itself where OUT is a link."""
+    """The path of the run file of an OUT. If OUT is a link, the run file lies beside the file that the link leads to.
+    """
     return os.path.realpath(output) + ".run.json"
 
 
 def _as_json(facts: dict[str, Any]) -> bytes:
-    """The facts as JSON; a path that is no text loses the bytes that make it so."""
+    """The facts as JSON. Bytes of a path that are not UTF-8 are replaced."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     name = facts["input"]["name"].encode("utf-8", "replace").decode()
     return orjson.dumps(facts | {"input": facts["input"] | {"name": name}}, option=option)
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(field, then, now) of each field that changes answers and is not the same; an option that the version of
-    then did not have is equal."""
+    """(field, then, now) for each field that changes answers and differs. An option that the earlier version did not
+    have counts as equal."""
     pairs = [
         (f"input.{key}", then["input"].get(key), now["input"].get(key))
         for key in ("size_bytes", "xxh3_of_ends")

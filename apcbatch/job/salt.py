@@ -1,6 +1,6 @@
 """The cache salt: the secret itself, from the option's text or from the file that it names.
 
-Must not know: what it is for. It is written nowhere.
+Must not know: what the salt is for. The salt is never written anywhere.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ MAX_BYTES = 4096
 
 
 def read_salt(config: Config) -> str | None:
-    """The salt of a run, without the line end of its file; None where none is given. UsageError for a file that cannot
-    be one."""
+    """The salt of a run, without the line end of its file; None if none is given. UsageError if the file holds no salt.
+    """
     given = config.cache_salt
     if given is None or not given.startswith(FILE_MARK):
         return given

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: once means drain, twice means now.
+"""Ctrl-C and SIGTERM: the first drains, the second stops now.
 
-Must not know: what runs. Invariant: nothing that a stop at any moment could damage is left to clean-up
-code, so the second signal may end the process where it stands.
+Must not know: what runs. Invariant: a stop at any moment damages nothing that clean-up code would have to mend, so the
+second signal may end the process where it stands.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: E
 
 
 class Interrupted(BaseException):
-    """The first signal, while there is nothing to drain."""
+    """The first signal, when there is nothing to drain yet."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -25,10 +25,10 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Handles both signals inside a `with`, and ignores them after it: nothing is left to stop. Until
-    `drain_on_first` is called the first one raises Interrupted.
+    """Handles both signals inside a `with`, and ignores them after it, when nothing is left to stop.
 
-    exit_code: that of the first signal, None before it. last_words: what the second one prints on stderr.
+    Until `drain_on_first` is called, the first signal raises Interrupted. exit_code: that of the first signal, None
+    before it. last_words: makes what the second signal prints on stderr.
     """
 
     def __init__(self, last_words: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""Silence: what becomes of a stream that takes nothing any more."""
+"""What becomes of a stream that cannot be written any more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import IO, Any
 
 
 def silence(stream: IO[Any]) -> None:
-    """Send what is still buffered for it, and all that follows, to nowhere: closing must not fail again."""
+    """Send what is still buffered, and everything that follows, to /dev/null, so that closing cannot fail again."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

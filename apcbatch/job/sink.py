@@ -1,10 +1,9 @@
-"""OUT: the JSON lines of a run, one a request, each with the operating system as soon as it is written.
+"""OUT: the JSON lines of a run, one per request, each given to the operating system as soon as it is written.
 
-Must not know: what a line says, besides the number in its id. Invariants: a line is written whole or is the
-torn last one; one process writes one OUT; a file is replaced only by a whole one; what was written is synced
-every few seconds, and each time OUT is looked for where it was opened. Input order (--ordered) is made at the
-end, from the numbers and offsets of the lines (16 bytes each): no line is held back in memory, and a run that
-is killed has lost none.
+Must not know: what a line says, besides the number in its id. Invariants: a line is written completely, or it is the
+torn last one; only one process writes an OUT; a file is replaced only by a complete one; lines are synced every few
+seconds, and each time OUT must still be where it was opened. --ordered sorts at the end, by the numbers and offsets of
+the lines (16 bytes each): no line is held back in memory, and a run that is killed has lost none.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class Sink(Protocol):
     """Where result lines go."""
 
     def append(self, line: bytes) -> None:
-        """Hand one line, with its newline, to the system; StoppedError where it is not taken."""
+        """Hand one line, with its newline, to the system; StoppedError if the system refuses it."""
 
     def keep_safe(self) -> None:
-        """Make the lines durable, if the last time was a while ago; StoppedError where that cannot be done."""
+        """Make the lines durable if that was last done a while ago; StoppedError if it cannot be done."""
 
     def finish(self, ordered: bool) -> None:
         """Make the lines durable, and put them into input order if asked to."""
@@ -52,7 +51,7 @@ class Sink(Protocol):
 
 
 class StreamSink:
-    """Standard output, a device or a pipe: cannot be resumed; ordered lines wait in a temporary file."""
+    """Standard output, a device or a pipe. It cannot be resumed; with --ordered, lines wait in a temporary file."""
 
     def __init__(self, stream: IO[bytes], name: str, ordered: bool) -> None:
         self._stream, self._name = stream, name
@@ -86,7 +85,7 @@ class StreamSink:
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Turn what the system refuses into the end of the run: a stream cannot be resumed."""
+        """Turn a refusal of the system into the end of the run: a stream cannot be resumed."""
         try:
             yield
         except BrokenPipeError:
@@ -98,7 +97,7 @@ class StreamSink:
 
 
 class FileSink:
-    """A regular file, locked for this process; opening it changes nothing in it."""
+    """A regular file, locked for this process. Opening it changes nothing in it."""
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = Path(os.path.realpath(path))
@@ -116,25 +115,25 @@ class FileSink:
             raise
 
     def close(self) -> None:
-        """Let go of the file; one that was made for nothing is removed again (see remove_if_empty)."""
+        """Close the file, and remove one that was made for nothing (see remove_if_empty)."""
         if self.remove_if_empty and self._is_in_place() and os.fstat(self._fd).st_size == 0:
             self.disk.unlink(str(self.path))
         os.close(self._fd)
 
     def truncate(self) -> None:
-        """Empty the file (a fresh run), so that no power cut brings its lines back."""
+        """Empty the file for a fresh run, so that no power cut brings its lines back."""
         with self._stopping("emptied"):
             self.disk.truncate(self._fd, 0)
             self.disk.sync(self._fd)
             self.disk.sync_folder(str(self.path.parent))
 
     def has_lines(self) -> bool:
-        """Whether there is a whole line."""
+        """Whether the file has at least one complete line."""
         size = os.fstat(self._fd).st_size
         return any(b"\n" in os.pread(self._fd, WINDOW_BYTES, begin) for begin in range(0, size, WINDOW_BYTES))
 
     def cut_torn_line(self) -> int:
-        """Drop what follows the last newline; the number of bytes dropped."""
+        """Cut off what follows the last newline; returns the number of bytes."""
         size = os.fstat(self._fd).st_size
         end = size
         while end > 0:
@@ -166,7 +165,7 @@ class FileSink:
         return b"".join(pieces).partition(b"\n")[0]
 
     def keep(self, wanted: Callable[[bytes], bool]) -> None:
-        """Replace the file by its wanted lines."""
+        """Replace the file by one with only the wanted lines."""
         self._replace(line for _, line in self.lines() if wanted(line))
 
     def append(self, line: bytes) -> None:
@@ -189,7 +188,7 @@ class FileSink:
                     self._replace(_sorted_lines(file, table))
 
     def _sync(self) -> None:
-        """Make what is written safe from a power cut; StoppedError where OUT is not where it was opened."""
+        """Make the lines safe from a power cut; StoppedError if OUT is no longer where it was opened."""
         if not self._is_in_place():
             raise StoppedError(
                 f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
@@ -217,7 +216,7 @@ class FileSink:
 
     @contextmanager
     def _stopping(self, done: str) -> Iterator[None]:
-        """Turn what the system refuses into the end of the run."""
+        """Turn a refusal of the system into the end of the run."""
         try:
             yield
         except OSError as error:
@@ -235,7 +234,7 @@ class FileSink:
 
 
 def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
-    """The sink for `-o OUTPUT`; UsageError where nothing can be written there."""
+    """The sink for `-o OUTPUT`; UsageError if nothing can be written there."""
     if output == STDOUT:
         if sys.stdout is None:
             raise UsageError("standard output is closed; give -o a file")

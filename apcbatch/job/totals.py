@@ -1,6 +1,6 @@
-"""What a run adds up to: the numbers of the progress line and of the summary.
+"""The sums of a run: the numbers of the progress line and of the summary.
 
-Must not know: who prints them. Counts are this process's; requests answered before a --resume are in
+Must not know: who prints them. They count what this process did; requests answered before a --resume are in
 `already_done`.
 """
 
@@ -28,7 +28,7 @@ COUNTED_BY_THE_ENGINE = (
 
 
 class Totals:
-    """Sums over the results of one run; add one by one, read at any time."""
+    """Sums over the results of one run, which can be read at any time."""
 
     def __init__(self) -> None:
         self._begin = self._loaded = time.monotonic()
@@ -46,7 +46,7 @@ class Totals:
 
     @property
     def hit_rate(self) -> float:
-        """Restored share of all prompt tokens."""
+        """The share of all prompt tokens that was restored."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
@@ -55,7 +55,7 @@ class Totals:
         return time.monotonic() - self._loaded
 
     def begin_running(self, already_done: int) -> None:
-        """Loading is over; already_done requests were answered before."""
+        """Loading is over. already_done: the requests that were answered before."""
         self._loaded = time.monotonic()
         self.already_done = already_done
 

@@ -1,7 +1,7 @@
-"""A window: how much of the input is read ahead and planned together.
+"""A window: the part of the input that is read ahead and planned together.
 
-Must not know: how a plan is made. Invariant: whether a request belongs to a window depends on the requests before it
-alone, so that `plan` and `tune-block-size` see the windows that `run` has. The requests of one line stay together.
+Must not know: how a plan is made. Invariants: whether a request belongs to a window depends only on the requests before
+it, so `plan` and `tune-block-size` see the same windows as `run`; the requests of one line stay together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ REQUEST_TOKENS = 256  # what a request counts for beside its tokens: it takes ab
 
 
 class Window:
-    """Takes requests up to --window conversations and --window-tokens tokens that are held; turns that share one
+    """Takes requests until they come from --window conversations or hold --window-tokens tokens. Turns that share one
     array of tokens count it once."""
 
     def __init__(self, config: Config) -> None:
@@ -24,7 +24,7 @@ class Window:
         self._latest: TokenArray | None = None
 
     def takes(self, request: Request) -> bool:
-        """Whether a request belongs to this window; if so, it is counted."""
+        """Whether a request belongs to this window; if so, count it."""
         line = request.tag.ticket.line
         if line != self._line:
             if self._num_lines >= self._max_lines or self._num_tokens >= self._max_tokens:
@@ -40,7 +40,8 @@ class Window:
 
 
 def windows_note(num_windows: int, config: Config) -> str | None:
-    """A sentence for forecasts, which plan the whole input at once, where `run` plans more than one window."""
+    """The sentence that tells the reader of a forecast about windows, if there is more than one: a forecast plans the
+    whole input at once."""
     if num_windows < 2:
         return None
     return (

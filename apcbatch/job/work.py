@@ -1,4 +1,4 @@
-"""Work: the pieces into which an input falls, and what hands them out.
+"""The pieces of work that an input falls into, and the face of what hands them out.
 
 Must not know: how prompts are made, engines.
 """
