@@ -30,8 +30,10 @@ def measure(
     input: str | None = None,
     sizes: Sizes | None = None,
 ) -> dict[str, Any]:
-    """The figures of these groups as one document; `note` gets a line for each as it comes. `run` needs an INPUT and is
-    left out without one. UsageError for what cannot be used."""
+    """The figures of these groups as one document; `note` gets a line for each as it comes.
+
+    The group `run` needs an INPUT and is left out without one. UsageError for what cannot be used.
+    """
     if "run" in groups and set(groups) != set(GROUPS) and input is None:
         raise UsageError("the group run needs conversations; give --input FILE")
     use_isa(config)

@@ -1,7 +1,8 @@
 """`run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
 
-Must not know: the engine's inside. Cold and warm from disk are processes of their own: one under the default policy,
-two with every boundary kept in one store. Warm from RAM is one engine that answers the same requests twice.
+Must not know: the inside of the engine. Each of the first three runs is a process of its own: one under the default
+policy, then two that keep every boundary in one store. Warm from RAM is one engine that answers the same requests
+twice.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def figures(config: Config, input: str) -> Iterator[Figure]:
 
 
 def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
-    """The summary of `apcbatch run` with a store for its policy in the folder."""
+    """The summary of one `apcbatch run`; each policy has its own store in the folder."""
     command = [sys.executable, "-m", "apcbatch", "run", input, "-o", str(folder / "out.jsonl"), "--overwrite"]
     command += ["--store", str(folder / config.policy), "--quiet", "--progress", "none"]
     for name in ("model", "dtype", "policy", "limit", "max_tokens"):
@@ -58,7 +59,7 @@ def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
 
 
 def _in_memory(config: Config, input: str) -> Iterator[Figure]:
-    """One engine, the same requests twice."""
+    """One engine that answers the same requests twice."""
     engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
     requests = requests_in(config, input)
     try:
@@ -84,7 +85,8 @@ def requests_in(config: Config, input: str) -> list[Request]:
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:
-    """Wall seconds without loading the model; `in_steps`: the share of them in prefill and decode."""
+    """The figure of one run: wall seconds without loading the model. in_steps: the share of them in prefill and decode.
+    """
     spent = summary["seconds"]
     details = {
         name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")

@@ -1,6 +1,6 @@
-"""A measured figure, the sizes of what is measured, and the two ways of timing.
+"""A measured figure, the sizes of what is measured, and two ways of timing.
 
-Must not know: what is measured. Every figure is a median; the two sides of a ratio alternate in one run, and the
+Must not know: what is measured. Every figure is a median. The two sides of a ratio are measured alternately, and the
 ratio is the median of the ratios.
 """
 
@@ -19,11 +19,12 @@ REPEATS = 5
 class Sizes:
     """How much is measured; a test measures less.
 
-    prefill_tokens: lengths of single prompts. decode_running: sequences that decode together. new_tokens: of each.
-    kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the products. long_tokens: the prompt of
-    the ratios and of the breakdown. suffixes x suffix_tokens behind prefix_tokens restored ones: packed short ones.
-    snapshot_every: the grid of the snapshots. restored_tokens: of the restores. repeats: of each figure; those that
-    take longer than budget_s in all are repeated less, three times at least.
+    prefill_tokens: lengths of single prompts. decode_running: sequences that decode together. new_tokens: tokens that
+    each of them generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the products.
+    long_tokens: the prompt of the ratios and of the breakdown. suffixes, suffix_tokens, prefix_tokens: many short
+    suffixes behind a restored prefix, packed into one pass. snapshot_every: the grid of the snapshots. restored_tokens:
+    the length of a restore. repeats: of each figure; a figure that takes longer than budget_s in all is repeated less,
+    but at least three times.
     """
 
     prefill_tokens: tuple[int, ...] = (128, 512, 2048, 8192)
@@ -43,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number. group: the heading it belongs to. details: what else the document says of it."""
+    """One number. group: the heading that it belongs to. details: what else the document says about it."""
 
     group: str
     name: str
@@ -70,7 +71,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def median_s(run: Callable[[], object], sizes: Sizes) -> float:
-    """Median seconds of a call, after one that is not counted unless it shows that the budget is short."""
+    """Median seconds of a call. The first call is a warm-up, unless it takes so long that it must count."""
     first = timed(run)
     few = first * (sizes.repeats + 1) > sizes.budget_s
     times = [first] if few else []
@@ -81,7 +82,7 @@ def median_s(run: Callable[[], object], sizes: Sizes) -> float:
 
 
 def median_ratio(one: Callable[[], float], other: Callable[[], float], repeats: int) -> float:
-    """Median of one() / other(), seconds each, measured in turns; both have run before."""
+    """Median of one() / other(), each in seconds, measured alternately. Both must have run before."""
     ratios = []
     for number in range(repeats):
         if number % 2:

@@ -1,8 +1,8 @@
-"""Each kernel at a model's own shapes, against its own limit: the arithmetic and the bytes that it cannot do without.
+"""Each kernel at a model's own shapes, compared with its limit: the arithmetic and the bytes that it needs at least.
 
-Must not know: the engine, weights of a checkpoint. `of_limit` is the time of the limit over the time taken, 1 at best;
-the limit is the larger of the operations over the machine's rate and the bytes over its bandwidth. Data that stays in
-a cache may beat the bytes' share of it.
+Must not know: the engine, weights of a checkpoint. `of_limit` is the time at the limit over the time taken, at best 1.
+The limit is the larger of two times: operations over the machine's rate, and bytes over its bandwidth. Data that stays
+in a cache may be faster than the second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_COPIES = 24
 
 
 class Kernels:
-    """The kernels of one architecture in one dtype; limits as machine.limits gives them."""
+    """The kernels of one architecture in one dtype. limits: see machine.limits."""
 
     def __init__(
         self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes
@@ -36,7 +36,7 @@ class Kernels:
         self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
 
     def figures(self) -> Iterator[Figure]:
-        """All of them, one after the other."""
+        """Measure them all, one after the other."""
         if self._config.num_mamba_layers:
             yield from self._scans()
             yield self._convolution()
@@ -70,7 +70,7 @@ class Kernels:
         yield Figure(GROUP, f"scan with a snapshot every {every} over none", ratio, "x", {})
 
     def _scan(self, tokens: int, dtype: torch.dtype, every: int = 0) -> Callable[[], object]:
-        """A call of the scan over one sequence from zeros, keeping its end, and a snapshot every so many tokens."""
+        """A call of the scan over one sequence from zeros, which keeps its end, and a snapshot every so many tokens."""
         d, n = self._config.d_inner, self._config.d_state
         x, dt, z = (torch.randn(tokens, d).to(dtype) for _ in range(3))
         b, c = torch.randn(tokens, n).to(dtype), torch.randn(tokens, n).to(dtype)
@@ -93,7 +93,7 @@ class Kernels:
         return self._figure("convolution and SiLU", value, "ns a token and channel", share)
 
     def _decode_steps(self) -> Iterator[Figure]:
-        """Convolution and scan of one new token a sequence, with every layer's own states."""
+        """Convolution and scan of one new token per sequence, with every layer's own states."""
         for running in self._sizes.decode_running:
             layers, seconds = self._config.num_mamba_layers, median_s(self._decode(running), self._sizes)
             d, n = self._config.d_inner, self._config.d_state
@@ -172,7 +172,7 @@ class Kernels:
                 yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
 
     def _limit_s(self, flops: float, size: float) -> float:
-        """Seconds below which these operations (an fma is two) on these bytes cannot be done."""
+        """The least seconds that these operations (an fma is two) on these bytes can take."""
         return max(flops / self._limits["float32_flops_per_s"], size / self._limits["read_bytes_per_s"])
 
     def _figure(self, name: str, value: float, unit: str, of_limit: float) -> Figure:

@@ -1,6 +1,6 @@
 """The machine: what it is, and how fast it multiplies and reads.
 
-Must not know: models. The rates are the best of several tries, as they are limits: the fastest float32 and bfloat16
+Must not know: models. The rates are limits, so they are the best of several tries: the fastest float32 and bfloat16
 product of this package on matrices that fit the cache, and reading and copying 256 MiB.
 """
 

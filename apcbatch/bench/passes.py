@@ -1,6 +1,6 @@
 """Prefill and decode of one model by the engine, without a cache: their rates, their parts, and the products in them.
 
-Must not know: kernels, snapshots. Rates of prefill are over the wall time of a request that asks for one token.
+Must not know: kernels, snapshots. A rate of prefill is over the wall time of a request that generates one token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _products_share(server: Server, sizes: Sizes) -> Figure:
 
 
 def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
-    """The parts of a long prefill; what a store gets of one is written before the next begins."""
+    """The parts of a long prefill. What one prefill gives to a store is written before the next one begins."""
     runs = []
     for _ in range(PARTS_REPEATS):
         parts, prompts = Parts(), server.prompts(1, sizes.long_tokens)
@@ -80,7 +80,7 @@ def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
 
 
 def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
-    """Of decode alone: the parts of answers of two lengths, subtracted."""
+    """The parts of decode alone: the difference between answers of two lengths."""
     runs = []
     for _ in range(PARTS_REPEATS):
         taken = []
@@ -97,7 +97,7 @@ def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
 
 
 def _parts_figure(name: str, runs: list[tuple[float, dict[str, float]]]) -> Figure:
-    """The share of matrix products in the run of median length, and all shares beside it."""
+    """The share of matrix products in the run of median length; the document also has all other shares."""
     total, parts = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
     shares = {part: seconds / total for part, seconds in parts.items()}
     details = {"seconds": total, "parts": shares}

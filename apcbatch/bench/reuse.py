@@ -1,6 +1,6 @@
-"""What keeping and restoring cost: snapshots, the store, restores from RAM and from disk, short packed suffixes.
+"""What it costs to keep and to restore: snapshots, the store, restores from RAM and from disk, short packed suffixes.
 
-Must not know: kernels. Both sides of a ratio are measured in turns.
+Must not know: kernels. The two sides of a ratio are measured alternately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MANY_READS = 1 << 20
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """All of them."""
+    """Measure them all, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         grid = {"block_size": sizes.snapshot_every, "max_batch_tokens": sizes.long_tokens}
         with (
@@ -50,19 +50,21 @@ def _planned(server: Server, prompts: list[Prompt], plan: RequestPlan) -> float:
 
 
 def _grid_plan(sizes: Sizes) -> RequestPlan:
-    """Keep every boundary of the long prompt, to be read once."""
+    """A plan that keeps every boundary of the long prompt, each to be read once."""
     keep = tuple(range(sizes.snapshot_every, sizes.long_tokens, sizes.snapshot_every))
     return RequestPlan(keep=keep, reads=(1,) * len(keep))
 
 
 def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
-    """Bytes for the snapshots of two long prompts: after them, each new one takes the slot of an older one."""
+    """Bytes for the snapshots of two long prompts. Once it is full, each new snapshot takes the slot of an older one.
+    """
     footprint, snapshots = server.engine.footprint, sizes.long_tokens // sizes.snapshot_every
     return 2 * (snapshots * footprint.state_bytes + 2 * sizes.long_tokens * footprint.kv_token_bytes)
 
 
 def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
-    """Both sides on one engine: one plan keeps every boundary, the other none. where: ends the figure's name."""
+    """One plan that keeps every boundary over one that keeps none, on the same engine. where: ends the figure's name.
+    """
     tokens, every = sizes.long_tokens, sizes.snapshot_every
     ratio = median_ratio(
         lambda: _planned(plain, plain.prompts(1, tokens), _grid_plan(sizes)),
@@ -73,7 +75,7 @@ def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
 
 
 def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
-    """The same snapshots on both sides; the one writes them to disk behind the steps."""
+    """The same snapshots on both sides; one side also writes them to disk behind the steps."""
 
     def stored() -> float:
         seconds = storing.serve(storing.prompts(1, sizes.long_tokens))["wall"]
@@ -92,7 +94,7 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
 
 
 def _suffixes(plain: Server, sizes: Sizes) -> Figure:
-    """A token's time in many short suffixes behind one restored prefix, over its time in one long prompt."""
+    """The time per token in many short suffixes behind one restored prefix, over that in one long prompt."""
     [prefix] = plain.prompts(1, sizes.prefix_tokens)
     _planned(plain, [prefix], RequestPlan(keep=(len(prefix),), reads=(MANY_READS,)))
     resume = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
@@ -112,7 +114,7 @@ def _suffixes(plain: Server, sizes: Sizes) -> Figure:
 
 
 def _restored_first_token(plain: Server, tokens: int, sizes: Sizes) -> Figure:
-    """The first token of a prompt of which all but the last token is held in RAM."""
+    """The first token of a prompt whose other tokens, all but the last, are held in RAM."""
     [prompt] = plain.prompts(1, tokens)
     end = tokens - 1
     _planned(plain, [prompt], RequestPlan(keep=(end,), reads=(MANY_READS,)))
@@ -136,7 +138,7 @@ def _from_memory(plain: Server, sizes: Sizes) -> Figure:
 
 
 def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
-    """Prompts stored by one engine, each restored once by another; the files are in the page cache."""
+    """Prompts that one engine stores and another restores once each; the files are in the page cache."""
     tokens = sizes.restored_tokens
     with serving(config, "planned", store=folder, block_size=sizes.snapshot_every) as server:
         prompts = server.prompts(2 * sizes.repeats, tokens + 1)
@@ -156,6 +158,6 @@ def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
 
 
 def _restore_figure(name: str, pairs: list[tuple[float, float]]) -> Figure:
-    """Milliseconds that a request with a restore took beyond one without, each behind the other."""
+    """The milliseconds that a request with a restore takes beyond the one without that was measured next to it."""
     beyond = statistics.median(restored - plain for restored, plain in pairs)
     return Figure(GROUP, name, 1e3 * beyond, "ms beyond a request of one token", {"pairs": len(pairs)})

@@ -1,6 +1,6 @@
-"""An engine that is driven to be timed: prompts drawn at random, requests served to their end.
+"""An engine that is driven to be timed: random prompts, requests served to their end.
 
-Must not know: what is measured. Every prompt is new, so that nothing is found that was not put there.
+Must not know: what is measured. Every prompt is new, so nothing is found except what was put there.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Server:
         self._count = 0
 
     def prompts(self, count: int, tokens: int) -> list[Prompt]:
-        """`count` new prompts of so many tokens."""
+        """`count` new prompts of `tokens` tokens each."""
         vocabulary = self.engine.vocab_size
         return [[self._random.randrange(vocabulary) for _ in range(tokens)] for _ in range(count)]
 
     def serve(
         self, prompts: Sequence[Prompt], new_tokens: int = 1, plan: RequestPlan | None = None
     ) -> dict[str, float]:
-        """Answer them all; the seconds of prefill, decode and store that the engine counted, and their `wall`."""
+        """Answer them all. The seconds of prefill, decode and store that the engine counted, and `wall`."""
         before = dict(self.engine.counters.seconds)
         requests = [self._request(prompt, new_tokens, plan) for prompt in prompts]
         begin = time.perf_counter()
@@ -53,7 +53,7 @@ class Server:
 
 @contextmanager
 def serving(config: Config, policy: Policy, **options: Any) -> Iterator[Server]:
-    """A server on the configuration's model and dtype; options of Engine, and its end."""
+    """A server for the configuration's model and dtype, closed at the end. options: those of Engine."""
     engine = Engine(config.model, dtype=config.dtype, policy=policy, **options)
     try:
         yield Server(engine)

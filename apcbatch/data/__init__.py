@@ -1,1 +1,1 @@
-"""Data in: lines become records, records become prompts. Imports neither torch nor transformers by itself."""
+"""Data in: lines become records, records become prompts. Importing it loads neither torch nor transformers."""

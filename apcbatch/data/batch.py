@@ -1,7 +1,7 @@
-"""Batch lines in OpenAI's form: method, url and body become messages or a prompt, and parameters.
+"""Lines of an OpenAI Batch file: method, url and body become messages or a prompt, and parameters.
 
-Must not know: lines, files, templates, tokens. A parameter that would change the answer and is not offered is
-refused, unless it has the value that changes nothing.
+Must not know: lines, files, templates, tokens. A parameter that would change the answer and is not supported is
+refused, unless its value changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UINT64_MAX = 2**64 - 1
 
 @dataclass(slots=True)
 class BatchBody:
-    """What a batch line asks for: messages and tools for a chat, a prompt (text or ids) for a completion."""
+    """What a batch line asks for: messages and tools for a chat, or a prompt (text or ids) for a completion."""
 
     custom_id: str
     messages: list[Message]
@@ -42,7 +42,7 @@ class BatchBody:
 
 
 def check_batch(record: dict[str, Any]) -> BatchBody:
-    """A checked batch line; raises RequestError invalid_request for anything that cannot be answered."""
+    """Check a batch line; RequestError invalid_request for anything that cannot be answered."""
     custom_id = need_string(record, "custom_id", "custom_id", "a string that is not empty")
     if not custom_id:
         raise wrong("custom_id", custom_id, "a string that is not empty")
@@ -88,7 +88,7 @@ def _check_prompt(body: dict[str, Any]) -> str | list[int]:
 
 
 def check_params(body: dict[str, Any], url: str) -> dict[str, Any]:
-    """What the body sets of the parameters that a request has; null sets nothing."""
+    """The request parameters that the body sets; null sets nothing."""
     max_tokens = optional_integer(body, "max_tokens", "body.max_tokens", least=1)
     newer = optional_integer(body, "max_completion_tokens", "body.max_completion_tokens", least=1)
     top_p = optional_number(body, "top_p", "body.top_p", 0.0, 1.0)
@@ -107,7 +107,7 @@ def check_params(body: dict[str, Any], url: str) -> dict[str, Any]:
 
 
 def _check_logprobs(body: dict[str, Any], url: str) -> bool | None:
-    """Chats switch logprobs on with true, completions with a number of alternatives (there are none)."""
+    """Chats turn logprobs on with true, completions with a number of alternatives, of which none are given."""
     if url == CHAT_URL:
         return optional_flag(body, "logprobs", "body.logprobs")
     value = body.get("logprobs")
@@ -119,7 +119,7 @@ def _check_logprobs(body: dict[str, Any], url: str) -> bool | None:
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    """Refuse every parameter that is set to something else than the value that changes nothing."""
+    """Refuse every unsupported parameter, unless its value changes nothing."""
     if optional_flag(body, "stream", "body.stream"):
         raise invalid("body.stream is true; a batch is answered in one piece: leave stream out")
     for key in ("n", "best_of"):

@@ -1,7 +1,7 @@
-"""The words and the small checks that every record check shares: values shown in sentences, keys of one type.
+"""The words and the small checks that all record checks share: values shown in sentences, keys of one type.
 
-Must not know: formats, files, tokens. A check returns the value with its type, or raises RequestError
-invalid_request with a sentence that says where, what came and what was expected.
+Must not know: formats, files, tokens. A check returns the value with its type, or raises RequestError invalid_request.
+The sentence says where, what came and what was expected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def invalid(message: str) -> RequestError:
-    """An invalid_request error; the line is added by whoever knows it."""
+    """An invalid_request error; the caller adds the line."""
     return RequestError("invalid_request", message)
 
 
@@ -78,7 +78,7 @@ def need_string(record: Mapping[str, Any], key: str, where: str, expected: str =
 
 
 def optional_string(record: Mapping[str, Any], key: str, where: str) -> str | None:
-    """record[key] as a string, or None where it is absent or null."""
+    """record[key] as a string; None if it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, str):
         raise wrong(where, value, "a string")
@@ -86,7 +86,7 @@ def optional_string(record: Mapping[str, Any], key: str, where: str) -> str | No
 
 
 def optional_flag(record: Mapping[str, Any], key: str, where: str) -> bool | None:
-    """record[key] as a boolean, or None where it is absent or null."""
+    """record[key] as a boolean; None if it is absent or null."""
     value = record.get(key)
     if value is not None and not isinstance(value, bool):
         raise wrong(where, value, "true or false")
@@ -94,7 +94,7 @@ def optional_flag(record: Mapping[str, Any], key: str, where: str) -> bool | Non
 
 
 def optional_integer(record: Mapping[str, Any], key: str, where: str, least: int | None = None) -> int | None:
-    """record[key] as an integer (at least `least`), or None where it is absent or null."""
+    """record[key] as an integer (at least `least`); None if it is absent or null."""
     value = record.get(key)
     if value is None:
         return None
@@ -104,7 +104,7 @@ def optional_integer(record: Mapping[str, Any], key: str, where: str, least: int
 
 
 def optional_number(record: Mapping[str, Any], key: str, where: str, low: float, high: float) -> float | None:
-    """record[key] as a finite number from low to high, or None where it is absent or null."""
+    """record[key] as a finite number from low to high; None if it is absent or null."""
     value = record.get(key)
     if value is None:
         return None

@@ -1,6 +1,6 @@
-"""An input of which nothing can be used: noticed after its first hundred lines, with what it seems to be.
+"""Inputs of the wrong kind: recognised by their first hundred lines, with a guess at what they are.
 
-Must not know: how lines are read, what a conversation is beyond that it is one.
+Must not know: how lines are read, what a conversation holds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Faults:
         self._watching = True
 
     def note(self, error: RequestError | None, data: bytes = b"") -> None:
-        """Take notice of a line that failed (error) or can be used (None); data: the line itself, where there is one.
+        """Note a line that failed (error) or can be used (None). data: the line itself, if there is one.
 
-        Raises UsageError after PATIENCE lines that all failed in the same way, before the next such one is used.
+        Raises UsageError after PATIENCE lines that all failed in the same way, before the next such line is used.
         """
         if not self._watching:
             return
@@ -54,12 +54,12 @@ class Faults:
 
 
 def _kind(error: RequestError) -> tuple[str, str]:
-    """What two errors that are alike have in common: not the numbers and not the words that they quote."""
+    """What equal kinds of errors have in common: neither the numbers nor the words that they quote."""
     return (error.code, "" if error.code == "invalid_json" else _VARYING.sub("", error.message))
 
 
 def _seems_to_be(first: bytes) -> str:
-    """What a file is that begins with this line, which is no request, and what to do about it."""
+    """What a file seems to be, from a first line that is no request, and what to do about it."""
     for magic, what in _MAGIC:
         if first.startswith(magic):
             return what

@@ -1,8 +1,7 @@
-"""Lines of a file, a pipe or stdin, as numbered bytes: plain, gzip or zstd by suffix, each of bounded size.
+"""The lines of a file, a pipe or stdin, as numbered bytes: plain, gzip or zstd by suffix, each of bounded size.
 
-Must not know: JSON, records.
-Invariants: never more than one line (plus one chunk) is held; a line over the limit is reported and skipped
-without being held; lines count from 1 and blank ones count too.
+Must not know: JSON, records. Invariants: never more than one line (plus one chunk) is held; a line over the limit is
+reported and skipped without being held; lines count from 1, and blank ones count too.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class LongLine:
-    """Stands in the place of a line over the limit."""
+    """Takes the place of a line over the limit."""
 
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenEnd:
-    """Stands in the place of everything from where the file cannot be read further; reason: a sentence."""
+    """Takes the place of everything after the point where the file becomes unreadable. reason: a sentence."""
 
     reason: str
 
@@ -50,7 +49,7 @@ Line = bytes | LongLine | BrokenEnd
 
 
 def check_readable(spec: str) -> None:
-    """Raise UsageError where the file is absent, a folder or not permitted; does not open it (a pipe?)."""
+    """Raise UsageError if the file is absent, a folder or not permitted. Does not open it: it may be a pipe."""
     if spec == STDIN:
         if sys.stdin is None:
             raise UsageError("cannot read stdin: it is closed; pipe the lines in, or give a file")
@@ -72,10 +71,10 @@ def check_readable(spec: str) -> None:
 
 
 def read_lines(spec: str, max_line_bytes: int = DEFAULT_MAX_LINE_BYTES) -> Iterator[tuple[int, Line]]:
-    """(line number, line without its end) for every line that is not blank; LongLine for one over
-    max_line_bytes. A file that cannot be read further ends with a BrokenEnd behind the last whole line.
+    """(line number, line without its end) for every line that is not blank; LongLine for one over max_line_bytes.
 
-    Raises UsageError for a file of which not even the first line can be read.
+    A file that cannot be read further ends with a BrokenEnd after the last complete line. Raises UsageError for a file
+    whose first line already cannot be read.
     """
     check_readable(spec)
     line = 0
@@ -99,7 +98,7 @@ def _reason(error: Exception) -> str:
 
 
 def _split(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes | LongLine]]:
-    """Numbered lines of a stream of chunks, without their ends and without a byte order mark."""
+    """The numbered lines of a stream of chunks, without line ends and without a byte order mark."""
     line = 0
     held: list[bytes] = []  # the pieces of the running line, while it is within the limit
     held_bytes = 0
@@ -142,7 +141,7 @@ def _open(spec: str) -> AbstractContextManager[BufferedReader]:
 
 
 def _zstd_chunks(raw: BufferedReader) -> Iterator[bytes]:
-    """Every frame of a zstd stream; EOFError where one does not end."""
+    """Every frame of a zstd stream; EOFError if the last one is incomplete."""
     decompressor = zstandard.ZstdDecompressor()
     frame = decompressor.decompressobj()
     data, begun = raw.read1(_ZSTD_CHUNK_BYTES), False

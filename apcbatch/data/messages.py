@@ -1,8 +1,8 @@
-"""Messages and tools: checks their shape and brings them into the one form that chat templates read.
+"""Messages and tools: checked, and brought into the one form that chat templates read.
 
-Must not know: lines, files, templates, tokens. In that form a message has `role` and `content` (always a
-string) and, where they were given, `name`, `tool_calls`, `tool_call_id` and `reasoning_content`; the
-arguments of a tool call are an object wherever they could be read as one.
+Must not know: lines, files, templates, tokens. In that form a message has `role` and `content` (always a string) and,
+if they were given, `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an
+object if they can be read as one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_role(record: Message, where: str) -> str:
 
 
 def check_content(record: Message, role: str, has_calls: bool, where: str) -> str:
-    """The content as one string: text parts are joined; nothing is allowed beside tool calls only."""
+    """The content as one string: text parts are joined. Only beside tool calls it may be absent."""
     content = record.get("content")
     if isinstance(content, str):
         return content
@@ -93,7 +93,7 @@ def _check_part(value: object, where: str) -> str:
 
 
 def check_tool_calls(record: Message, role: str, where: str) -> list[dict[str, Any]]:
-    """The tool calls of a message, possibly none; only an assistant may make them."""
+    """The tool calls of a message, or an empty list. Only an assistant may make them."""
     calls = record.get("tool_calls")
     if calls is None:
         return []
@@ -124,7 +124,7 @@ def _check_call(value: object, where: str) -> dict[str, Any]:
 
 
 def check_arguments(value: object, where: str) -> dict[str, Any] | str:
-    """The arguments of a call: an object, also where it came as JSON text; other text is kept as it is."""
+    """The arguments of a call: an object, even if it came as JSON text. Other text is kept as it is."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -143,7 +143,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 
 def check_tools(value: object, where: str = "tools") -> list[Tool] | None:
-    """The tool schemas, or None where there are none; each is an object, a function among them has a name."""
+    """The tool schemas; None without any. Each is an object; if it holds a function, that has a name."""
     if value is None:
         return None
     if not isinstance(value, list):

@@ -1,6 +1,7 @@
-"""Conversation and BadLine: what one input line becomes; and the way from a parsed line to one of them.
+"""Conversation and BadLine, one of which each input line becomes, and how a parsed line becomes it.
 
-Must not know: files, templates, tokens. Any JSON value becomes a Conversation or a BadLine; no exception.
+Must not know: files, templates, tokens. Invariant: every JSON value becomes a Conversation or a BadLine, without an
+exception.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from apcbatch.formats import Format, detect_format
 class Conversation:
     """One checked input line.
 
-    id: the line's own or `line-<n>`. line: counted from 1. messages: in the form of data/messages.py; empty
-    for a completion, which has `prompt` instead (text or token ids). custom_id: set for `batch` lines only,
-    which make exactly one request. params: what a batch body sets of max_tokens, temperature, top_p, seed,
-    logprobs, ignore_eos. digest: xxh3-128 of the line as it was read, in hex.
+    id: the line's own or `line-<n>`. line: counted from 1. messages: in the form of data/messages.py; empty for a
+    completion, which has `prompt` instead (text or token ids). custom_id: set only for `batch` lines, which make
+    exactly one request. params: those of max_tokens, temperature, top_p, seed, logprobs and ignore_eos that a batch
+    body sets. digest: xxh3-128, in hex, of the line as it was read.
     """
 
     id: str
@@ -45,10 +46,8 @@ class Conversation:
 
 @dataclass(slots=True)
 class BadLine:
-    """One input line that cannot be answered. custom_id: of its (first) request, where the line tells it.
-
-    digest: as for a Conversation.
-    """
+    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
+    Conversation."""
 
     line: int
     error: RequestError
@@ -57,7 +56,7 @@ class BadLine:
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
-    """One JSON line; `wanted` None tells the format by the keys."""
+    """Parse one JSON line. wanted: its format; None decides by the keys."""
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -67,7 +66,7 @@ def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversa
 
 
 def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:
-    """One parsed record; `wanted` None tells the format by the keys."""
+    """Check one parsed record. wanted: its format; None decides by the keys."""
     custom_id = None
     try:
         if not isinstance(record, dict):

@@ -1,7 +1,7 @@
-"""Conversations to prompts: rendered, tokenised once and cut at their turns where the template allows it.
+"""Conversations to prompts: rendered, tokenised once, and cut at their turns if the template allows it.
 
-Must not know: engines, jobs, output.
-Invariant: the tokens of a prompt are those of rendering and tokenising its history alone.
+Must not know: engines, jobs, output. Invariant: a prompt has the same tokens as its history rendered and tokenised
+alone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SNIPPET_CHARACTERS = 24
 
 @dataclass(slots=True)
 class Prompt:
-    """What one request begins with.
+    """The prompt of one request.
 
     turn: the assistant's, from 1. token_ids: (tokens,) int32, often a view of one array that all turns of the
-    conversation share: not to be written to.
+    conversation share; must not be written to.
     """
 
     turn: int
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class FailedTurn:
-    """A turn whose prompt cannot be made, beside others that can."""
+    """A turn whose prompt cannot be made, though those of other turns can."""
 
     turn: int
     custom_id: str
@@ -49,7 +49,7 @@ class FailedTurn:
 
 @dataclass(slots=True)
 class Rendered:
-    """The prompts of one conversation in order. prefix_stable: each is how the last one begins."""
+    """The prompts of one conversation in order. prefix_stable: the last prompt begins with each of the others."""
 
     prompts: list[Prompt]
     failures: list[FailedTurn] = field(default_factory=list)
@@ -59,8 +59,7 @@ class Rendered:
 class Renderer:
     """Renders conversations for one model.
 
-    warn: gets a sentence, at most once each, where the model has no chat template and where it is not
-    prefix-stable.
+    warn: gets one sentence if the model has no chat template, and one if its template is not prefix-stable.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Renderer:
         fallback_template_path: str | Path | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> Renderer:
-        """The renderer of a model folder; ModelError where tokenizer or template is missing or damaged."""
+        """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
         return cls(load_tokenizer(model_dir), fallback_template_path, warn)
 
     @property
@@ -91,7 +90,7 @@ class Renderer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids below it exist in the model."""
+        """The number of token ids; the ids below it exist in the model."""
         return self.tokenizer.vocab_size
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -101,8 +100,7 @@ class Renderer:
     def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
         """The prompts of a conversation; for `rollout` those of the recorded history (see data/rollout.py).
 
-        Raises RequestError, with the line, where no prompt can be made; turns that fail alone are in
-        `failures`.
+        Raises RequestError, with the line, if no prompt can be made. Turns that fail alone are in `failures`.
         """
         try:
             if conversation.prompt is not None:
@@ -124,7 +122,7 @@ class Renderer:
         return self.template.render(messages, conversation.tools)
 
     def check_tokens(self, token_ids: TokenArray) -> TokenArray:
-        """The same ids, if there are any and the model knows them all; raises RequestError."""
+        """The same ids; RequestError if there are none, or if the model does not know them all."""
         if not len(token_ids):
             raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
         highest = int(token_ids.max())
@@ -136,7 +134,7 @@ class Renderer:
         return token_ids
 
     def warn_once(self, kind: str, sentence: str) -> None:
-        """Pass a warning on, the first of its kind only."""
+        """Pass on the first warning of a kind."""
         if kind not in self._warned:
             self._warned.add(kind)
             self._warn(sentence)
@@ -154,7 +152,7 @@ class Renderer:
         return self.check_tokens(as_token_array(prompt))
 
     def _render_turns(self, conversation: Conversation, chosen: list[Turn]) -> Rendered:
-        """Longest history first: its tokens are the base that the others are cut from."""
+        """Render the longest history first: its tokens are the base that the others are cut from."""
         rendered = Rendered([])
         base: SharedText | None = None
         counts = [turn.num_messages for turn in reversed(chosen)]

@@ -1,8 +1,8 @@
 """Rollout: the turns of one conversation, each prompt built on the answers that were generated before it.
 
-Must not know: engines, jobs, output.
-Invariant: a prompt begins with the prompt before it and the tokens that were generated, so that the state
-reached by decoding is reused; the history is rendered again only where the template does not allow that.
+Must not know: engines, jobs, output. Invariant: a prompt begins with the prompt before it and the tokens that were
+generated, so the state that decoding reached is reused. The history is rendered again only if the template does not
+allow that.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ _PLACEHOLDER = "\ue0a9\ue0ac\ue0b8"
 class Rollout:
     """The requests of one conversation, one after the other. A `batch` line has one.
 
-    prompt: the running request's. num_turns: how many requests there are in all. After a kill, give the
-    recorded answers to `advance` again to be where it was. Raises RequestError where the first prompt cannot
-    be made.
+    prompt: that of the current request. num_turns: the number of requests in all. After a kill, pass the recorded
+    answers to `advance` again to return to the same place. Raises RequestError if the first prompt cannot be made.
     """
 
     def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
@@ -41,11 +40,11 @@ class Rollout:
         self.prompt = renderer.render(conversation, "each").prompts[0] if single else self._first()
 
     def advance(self, generated_ids: Sequence[int], stopped: bool) -> Prompt | None:
-        """The next request's prompt, after this answer; None where there is none.
+        """The prompt of the next request, after this answer; None if there is none.
 
-        generated_ids: the new tokens of the running request. stopped: the last of them is a stop token (it
-        gives way to the end of the turn that the template writes). Raises RequestError, with the line, where
-        the template refuses the new history.
+        generated_ids: the new tokens of the current request. stopped: the last of them is a stop token (the end of turn
+        that the template writes replaces it). Raises RequestError, with the line, if the template refuses the new
+        history.
         """
         if self.prompt.turn >= self.num_turns:
             return None
@@ -82,7 +81,7 @@ class Rollout:
         return self._tokenise(self._generated_history(following))
 
     def _text_behind(self, now: Turn, following: Turn) -> str | None:
-        """What the template writes after an answer, up to the next prompt's end; None where it alters what is
+        """What the template writes after an answer, up to the end of the next prompt; None if it changes what is
         before.
 
         That is the end of the turn, the recorded messages that follow, and the generation prompt.
@@ -99,7 +98,7 @@ class Rollout:
         return text[len(before) :] if text.startswith(before) else None
 
     def _generated_history(self, following: Turn) -> list[Message]:
-        """The messages before a turn, with the generated answers in the place of the recorded ones."""
+        """The messages before a turn, with the generated answers instead of the recorded ones."""
         history = list(self._conversation.messages[: following.num_messages])
         for turn, answer in zip(self._turns, self._answers, strict=False):
             history[turn.num_messages] = parse_answer(self._renderer.decode(answer.tolist())).as_message()

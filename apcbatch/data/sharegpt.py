@@ -1,4 +1,4 @@
-"""Sharegpt records: who speaks becomes a role, and the record becomes checked messages.
+"""Sharegpt records: speakers become roles, and the record becomes checked messages.
 
 Must not know: lines, files, templates, tokens.
 """
@@ -17,9 +17,9 @@ _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
 
 
 def check_sharegpt(record: dict[str, Any]) -> tuple[list[Message], list[Tool] | None]:
-    """(messages, tools) of a record with `conversations`; raises RequestError for anything malformed.
+    """The (messages, tools) of a record with `conversations`; RequestError for anything malformed.
 
-    Beside it there may be `system`, a text, and `tools`, a list or the JSON text of one.
+    The record may also have `system`, a text, and `tools`, a list or the JSON text of one.
     """
     value = record["conversations"]
     if not isinstance(value, list):
@@ -52,7 +52,7 @@ def _check_spoken(value: object, where: str) -> Message:
 
 
 def _parse_tools(value: object) -> object:
-    """Sharegpt files often hold their tools as JSON text, empty where there are none."""
+    """The tools of a record: sharegpt files often hold them as JSON text, which is empty if there are none."""
     if not isinstance(value, str):
         return value
     if not value.strip():

@@ -33,7 +33,7 @@ _WORD_GAP = re.compile(r"(?<=[^\W_]) ")
 
 
 def common_length(one: str, other: str) -> int:
-    """The number of characters that two texts have in common from the beginning."""
+    """The length of the longest common beginning of two texts, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -54,9 +54,9 @@ class SharedText:
         self.token_ids: TokenArray = np.array(self._encoding.ids, dtype=np.int32)
 
     def tokenise(self, text: str, common: int) -> TokenArray:
-        """Tokens of a text that has its first `common` characters in common with the base.
+        """The tokens of a text whose first `common` characters are those of the base.
 
-        A view of the base's tokens where they begin with exactly these, else an array of its own.
+        A view of the base's tokens if they begin with exactly these, otherwise an array of its own.
         """
         if common == len(text) == len(self.text):
             return self.token_ids
@@ -106,7 +106,7 @@ class SharedText:
 
 
 def _tokens_before(encoding: Encoding, position: int) -> int | None:
-    """The number of tokens before a character, where one of them ends right there."""
+    """The number of tokens before a character; None if no token ends exactly there."""
     index = encoding.char_to_token(position - 1)
     if index is None:
         return None

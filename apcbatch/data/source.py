@@ -1,7 +1,7 @@
 """An input as a stream of conversations: JSON lines, or rows of parquet, arrow and Hugging Face datasets.
 
-Must not know: templates, tokens, jobs.
-Invariant: nothing is held but the running line, or the running batch of rows of the library that reads them.
+Must not know: templates, tokens, jobs. Invariant: only the current line is held, or the current batch of rows of the
+library that reads them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def open_source(
 ) -> Iterator[Conversation | BadLine]:
     """Every line of the input as a Conversation or a BadLine, lazily and in order.
 
-    spec: a path (`.gz`, `.zst`: JSON lines compressed; `.parquet`, `.arrow`: rows), `-` for stdin, or
-    `hf:org/name[:split]`. format: one of FORMAT_CHOICES; `auto` decides line by line by the keys.
-    An input that cannot be read further ends in a BadLine that says so; warn is told too. Raises UsageError at once
-    for an input that is not there, and while iterating for one of which nothing can be read, or whose first hundred
-    lines all fail in the same way.
+    spec: a path (`.gz`, `.zst`: compressed JSON lines; `.parquet`, `.arrow`: rows), `-` for stdin, or
+    `hf:org/name[:split]`. format: one of FORMAT_CHOICES; `auto` decides line by line, by the keys. An input that cannot
+    be read further ends in a BadLine that says so, and warn gets the same sentence. Raises UsageError at once for an
+    input that is not there. While iterating, raises it for an input of which nothing can be read, or whose first
+    hundred lines all fail in the same way.
     """
     if format not in FORMAT_CHOICES:
         raise UsageError(f"the input format is {format!r}; expected one of {', '.join(FORMAT_CHOICES)}")
@@ -80,7 +80,7 @@ def _read_json(
 
 
 def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
-    """The record with the digest of what it was read from."""
+    """The record with the digest of what it was made from."""
     record.digest = xxhash.xxh3_128_hexdigest(data)
     return record
 
@@ -111,10 +111,9 @@ def _read_row(row: object, line: int, wanted: Format | None) -> Conversation | B
 
 
 def _plain_row(row: object) -> object:
-    """A row as its JSON line would be: a null of a column or field is an absent one, JSON text is parsed.
+    """A row as its JSON line would be: a null in a column or field means that it is absent, and JSON text is parsed.
 
-    Columns have one type for all rows, so that absent fields come as nulls, and mixed ones are often kept as
-    text.
+    A column has one type for all rows, so absent fields come as nulls, and mixed ones are often stored as text.
     """
     plain = _without_nulls(row)
     if isinstance(plain, dict):
@@ -174,7 +173,7 @@ def _open_hub(spec: str) -> Iterable[Any]:
 
 
 def _dataset_errors() -> tuple[type[Exception], ...]:
-    """What `datasets` is known to raise for an input that is absent, damaged or out of reach."""
+    """What `datasets` may raise for an input that is absent, damaged or out of reach."""
     from datasets.exceptions import DatasetsError
     from pyarrow.lib import ArrowException
 

@@ -1,7 +1,7 @@
 """Chat templates: messages and tools become the text of a prompt.
 
-Must not know: tokens, turns, files of conversations. A template is untrusted: it runs in a sandbox in a process of
-its own (data/template_process.py), and whatever it does becomes a RequestError of the one conversation.
+Must not know: tokens, turns, files of conversations. A template is untrusted: it runs in a sandbox in a process of its
+own (data/template_process.py), and whatever goes wrong there becomes a RequestError of one conversation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, or the fallback where it has none.
+    """The chat template of a tokenizer, or the fallback if it has none.
 
-    fallback: the text of the template for models without one. warn: told once, at the first conversation,
-    when the fallback is used. Raises ModelError for a template that cannot be compiled, or that takes more time or
-    memory than it gets for a short conversation.
+    fallback: the text of the template for models without one. warn: called once, at the first conversation, if the
+    fallback is used. Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a
+    short conversation.
     """
 
     def __init__(self, tokenizer: Tokenizer, fallback: str, warn: Callable[[str], None]) -> None:
@@ -42,10 +42,10 @@ class ChatTemplate:
         self._probe()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
-        """The prompt's text: the messages and the generation prompt.
+        """The text of the prompt: the messages and the generation prompt.
 
-        Raises RequestError invalid_request with the template's own words where it refuses the conversation, or with
-        the bound that it does not keep to.
+        Raises RequestError invalid_request with the template's own words if it refuses the conversation, or with the
+        bound that it exceeds.
         """
         [outcome] = self.texts(messages, tools, [len(messages)])
         if isinstance(outcome, RequestError):
@@ -55,7 +55,7 @@ class ChatTemplate:
     def texts(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
     ) -> Iterator[str | RequestError]:
-        """The prompt's text after the first so many messages, or the error of it, for each of the counts."""
+        """For each count, the text of the prompt after that many messages, or the error."""
         if not self._own and self._warn is not None:
             self._warn(
                 "the model has no chat template; conversations are rendered with apcbatch's plain one "
@@ -74,7 +74,7 @@ class ChatTemplate:
     def _outcomes(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
     ) -> Iterator[Outcome]:
-        """Passes of the template; unlike `apply_chat_template` it takes an empty history too."""
+        """The texts from the template. Unlike `apply_chat_template`, it takes an empty history too."""
         try:
             process = self._process(bool(tools))
             yield from process.texts(messages, list(tools) if tools else None, counts)
@@ -82,7 +82,7 @@ class ChatTemplate:
             yield from repeat(error, len(counts))
 
     def _process(self, has_tools: bool) -> TemplateProcess:
-        """The process of the template for conversations with or without tools."""
+        """The template's process, for conversations with or without tools."""
         source = self._fallback
         if self._own:
             try:
@@ -97,7 +97,7 @@ class ChatTemplate:
         return process
 
     def _probe(self) -> None:
-        """Try the template, so that a broken one is told at once and not for every conversation."""
+        """Try the template, so that a broken one is reported once and not for every conversation."""
         where = f"the model's chat template, in {self._source.name_or_path},"
         [outcome] = self._outcomes(_PROBE, None, [len(_PROBE)])
         if isinstance(outcome, InvalidTemplate):
@@ -110,7 +110,7 @@ class ChatTemplate:
 
 
 def read_fallback(path: str | Path | None) -> str:
-    """The fallback template at path, or the one that comes with apcbatch; raises UsageError."""
+    """The fallback template at path, or the one that ships with apcbatch; UsageError if it cannot be read."""
     chosen = Path(path) if path is not None else SHIPPED_FALLBACK
     try:
         return read_regular_file(chosen, MAX_TEMPLATE_BYTES).decode()

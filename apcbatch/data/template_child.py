@@ -1,9 +1,9 @@
 """The process in which a model's chat template runs: nothing but jinja2, messages in, text out.
 
-Must not know: models, tokens, files, what asks for a text. A template is untrusted: its environment is the sandbox
-that `transformers` gives chat templates, rebuilt here so that this process starts fast and small.
-Invariants: the system ends this process where one text takes more than its processor time; memory beyond the bound
-is a MemoryError. What comes in is from the parent and trusted; what goes out are a letter, a length and UTF-8.
+Must not know: models, tokens, files, what asks for a text. A template is untrusted: its environment is the sandbox that
+`transformers` gives chat templates, rebuilt here so that this process starts fast and small. Invariants: the system
+ends this process if one text takes more than its processor time; memory beyond the bound is a MemoryError. Its input
+comes from the parent and is trusted; its output is a letter, a length and UTF-8.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 class Template:
-    """One compiled template; `failure` is an answer for every request where it cannot be compiled."""
+    """One compiled template. failure: the answer to every request if it cannot be compiled."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._variables = dict(variables)
@@ -72,7 +72,7 @@ class Template:
     def answers(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: Sequence[int]
     ) -> Iterator[tuple[bytes, str]]:
-        """The letter and the text for the first so many messages each, whatever the template does."""
+        """A letter and a text for each count of first messages, whatever the template does."""
         messages = [_with_reasoning(message) for message in messages]
         for count in counts:
             yield self.failure or self._answer(messages[:count], tools)
@@ -123,7 +123,7 @@ def _bound_this_process() -> None:
 
 
 def _begin_clock(seconds: float) -> None:
-    """Have the system end this process after so many seconds of processor time from now."""
+    """Have the system end this process after this many more seconds of processor time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -133,7 +133,7 @@ def _read_request(requests: BinaryIO) -> bytes:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its reasoning under the names that templates read it by, where it has one."""
+    """The message with its reasoning, if any, under the names that templates read."""
     reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     if reasoning is None:
         return message

@@ -1,8 +1,8 @@
-"""What the process of a chat template and its parent say to each other, and the bounds that both keep.
+"""What the process of a chat template and its parent say to each other, and the bounds that both keep to.
 
-Must not know: jinja2, processes. A request is a length and `marshal` data, from the parent, which is trusted: first the
-template and its variables, then messages, tools, and how many of the messages each text is for. An answer, one a text,
-is a letter, a length and UTF-8: nothing in it can do more than be a wrong text.
+Must not know: jinja2, processes. A request is a length and `marshal` data from the parent, which is trusted: first the
+template and its variables, then messages, tools, and how many of the messages each text is for. An answer, one per
+text, is a letter, a length and UTF-8. The worst that it can be is a wrong text.
 """
 
 from __future__ import annotations

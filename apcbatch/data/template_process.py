@@ -1,7 +1,7 @@
-"""The parent's side of data/template_child.py: a process that renders one template, begun anew where it was ended.
+"""The parent's side of data/template_child.py: a process that renders one template, and is restarted if it was ended.
 
-Must not know: tokenizers, turns, what the texts are for. Invariants: a template cannot take more than the child's
-processor time and memory for a text, whatever it does; nothing is read from the child beyond a bounded length.
+Must not know: tokenizers, turns, what the texts are for. Invariants: whatever a template does, it cannot take more than
+the child's processor time and memory for a text; nothing is read from the child beyond a bounded length.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from apcbatch.data.template_chil
 
 
 class InvalidTemplate(Exception):
-    """A template that cannot be compiled; its text says why and in which line."""
+    """A template that cannot be compiled; the text says why and in which line."""
 
 
 class BeyondBounds(Exception):
-    """A template that takes more time or memory than it gets; its text ends a sentence about it."""
+    """A template that exceeds its time or memory; the text ends a sentence about it."""
 
 
 Outcome = str | RequestError | InvalidTemplate | BeyondBounds
 
 
 class TemplateProcess:
-    """One template with the variables that it sees beside messages and tools."""
+    """One template, with the variables that it sees besides messages and tools."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._head = _framed((source, dict(variables), CPU_SECONDS))
@@ -57,10 +57,10 @@ class TemplateProcess:
     def texts(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, counts: Sequence[int]
     ) -> Iterator[Outcome]:
-        """The text for the first so many messages, or what is wrong with it, for each of the counts.
+        """For each count, the text for that many first messages, or what is wrong with it.
 
-        They are made while the earlier ones are used. Raises RequestError for messages that cannot be given to a
-        template at all. A child that is left before its last answer is ended: no answer is taken for another's.
+        Texts are made while the earlier ones are used. Raises RequestError for messages that no template can be given.
+        A child that is left before its last answer is ended, so that no answer is taken for another's.
         """
         request = _framed((list(messages), tools, list(counts)))
         child, self._child = self._child or self._begin(), None
@@ -79,7 +79,7 @@ class TemplateProcess:
         yield from repeat(BeyondBounds(_why(child.returncode)), missing)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        """Start the child, out of reach of the terminal's signals; it ends with its standard input."""
+        """Start the child, out of reach of the terminal's signals. It ends when its standard input ends."""
         try:
             child = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM.format(path=[_HERE, *sys.path])],
@@ -97,7 +97,7 @@ class TemplateProcess:
 
 
 def _send(child: subprocess.Popen[bytes], request: bytes) -> None:
-    """Write a request; one that the child does not live to read is found out when its answer is missing."""
+    """Write a request. If the child dies before it reads it, its answer will be missing."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):
         child.stdin.write(request)
@@ -105,7 +105,7 @@ def _send(child: subprocess.Popen[bytes], request: bytes) -> None:
 
 
 def _receive(child: subprocess.Popen[bytes]) -> tuple[bytes, str] | None:
-    """The letter and the text of one answer; None where the child ended."""
+    """The letter and the text of one answer; None if the child has ended."""
     assert child.stdout is not None
     head = child.stdout.read(ANSWER_HEAD.size)
     if len(head) < ANSWER_HEAD.size:
@@ -142,7 +142,7 @@ def too_long(num_characters: int) -> RequestError:
 
 
 def _framed(value: tuple[Any, ...]) -> bytes:
-    """A request as the child reads it. Raises RequestError for values that are no JSON or nested too deeply."""
+    """A request as the child reads it. RequestError for values that are not JSON or nested too deeply."""
     try:
         data = marshal.dumps(value)
     except ValueError as error:
@@ -154,7 +154,7 @@ def _framed(value: tuple[Any, ...]) -> bytes:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Let the child go; one that is still at work is ended."""
+    """Let the child go, and end one that is still at work."""
     assert child.stdin is not None and child.stdout is not None
     with suppress(BrokenPipeError):
         child.stdin.close()

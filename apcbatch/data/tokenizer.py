@@ -1,8 +1,7 @@
 """The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
 
-Must not know: conversations, templates, requests. Built on `transformers` (no remote code, nothing fetched),
-which is imported when a tokenizer is loaded and then does not import torch, as long as the folder has a
-tokenizer.json.
+Must not know: conversations, templates, requests. It is built on `transformers` (no remote code, nothing fetched),
+which is imported when a tokenizer is loaded. That does not import torch if the folder has a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ T = TypeVar("T")
 class Tokenizer:
     """Encodes and decodes text for one model.
 
-    eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern
-    of the added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
+    eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern of the
+    added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Tokenizer:
         self.markers = re.compile("|".join(splitting)) if splitting else None
 
     def encode(self, text: str) -> tokenizers.Encoding:
-        """The tokens of a rendered text with their places in it; no special tokens are put around them."""
+        """The tokens of a rendered text with their places in it, without special tokens around them."""
         return self._backend.encode(text, add_special_tokens=False)
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -71,7 +70,7 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=True).ids
 
     def encode_behind(self, text: str) -> list[int]:
-        """Token ids of a text behind another one: without what is put before a first word."""
+        """Token ids of a text that follows another one, without what is put before a first word."""
         anchored = self.encode("a" + text)
         index = anchored.char_to_token(0)
         if index is None or anchored.token_to_chars(index) != (0, 1):
@@ -84,12 +83,12 @@ class Tokenizer:
 
     @property
     def begins_with_bos(self) -> bool:
-        """True where the model puts its first token (bos) before plain text."""
+        """Whether the model puts its first token (bos) before plain text."""
         ids = self.encode_prompt("a")
         return bool(ids) and ids[0] == self.source.bos_token_id
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        """The text of an answer, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
         return self._backend.decode(kept, skip_special_tokens=False)
 
@@ -119,7 +118,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse what `transformers` would wait for, or read without an end, before it looks."""
+    """Refuse, before `transformers` looks, files that it would wait for or read without end."""
     for path in sorted([*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)]):
         if path.suffix not in (".json", ".jinja", ".model", ".txt") or path.is_dir():
             continue
@@ -134,7 +133,7 @@ def _check_files(folder: Path) -> None:
 
 
 def _guarded(folder: Path, load: Callable[[], T]) -> T:
-    """What is loaded; ModelError whatever the library and its parser make of a damaged file."""
+    """What is loaded; ModelError for whatever the library and its parser raise for a damaged file."""
     try:
         return load()
     except ModelError:
@@ -166,7 +165,7 @@ def _load_source(folder: Path) -> Any:
 
 
 def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | None) -> list[int]:
-    """From generation_config.json, config.json or the tokenizer, the first that has one id or a list."""
+    """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
     for name, holder in (
         ("generation_config.json", _read_json(folder / "generation_config.json")),
         ("config.json", config),
@@ -189,7 +188,7 @@ def _is_id(value: object) -> bool:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no file."""
+    """The object in a JSON file; empty if there is no file."""
     try:
         value = orjson.loads(read_regular_file(path, _MAX_FILE_BYTES))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Tool calls in an answer: `<tool_call>{json}</tool_call>` blocks become OpenAI tool calls.
 
-Must not know: tokens, templates, files. A block that is not a call stays in the content, as it was written.
+Must not know: tokens, templates, files. A block that is not a call stays in the content as it was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 @dataclass(slots=True)
 class Answer:
-    """An answer's text taken apart. tool_calls: OpenAI's form, arguments as JSON text, ids from `call_1`."""
+    """The parts of an answer's text. tool_calls: in OpenAI's form, arguments as JSON text, ids from `call_1`."""
 
     content: str
     tool_calls: list[dict[str, Any]]
@@ -40,7 +40,8 @@ class Answer:
 
 
 def parse_answer(text: str) -> Answer:
-    """Content and tool calls of an answer; without calls the content is the text, else it is stripped."""
+    """The content and the tool calls of an answer. Without calls the content is the whole text; with calls it is
+    stripped."""
     kept: list[str] = []
     calls: list[dict[str, Any]] = []
     position = 0

@@ -26,9 +26,9 @@ class Turn(NamedTuple):
 def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
     """The requests of a conversation of at least one message, in order.
 
-    each, rollout: every assistant turn, and one more for the answer that is missing where the conversation
-    ends with another role. last: the turn after the last message that is not from the assistant. Raises RequestError
-    where there is no such turn, and for more turns than can be rendered: their work grows with their square.
+    each, rollout: every assistant turn, and one more for the missing answer if the conversation ends with another role.
+    last: the turn after the last message that is not from the assistant. Raises RequestError if there is no such turn,
+    and for more turns than can be rendered: their work grows with their square.
     """
     ends = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if turns == "last":

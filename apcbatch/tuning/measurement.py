@@ -1,7 +1,7 @@
 """What prefill, a snapshot, a restore and a write cost on this machine with this model: a few seconds of work.
 
-Must not know: the input, block sizes, how anything is printed. Everything goes through the public Engine, on tokens
-drawn at random and a store in a temporary folder.
+Must not know: the input, block sizes, how anything is printed. Everything goes through the public Engine, on random
+tokens and with a store in a temporary folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ CONTEXT = 3  # which of the features is the tokens before each token
 
 @dataclass(frozen=True)
 class Rate:
-    """One measured kind of prefill: `sequences` chunks of `chunk` new tokens each behind `context` restored ones."""
+    """One kind of prefill that was measured: `sequences` chunks of `chunk` new tokens each, behind `context` restored
+    ones."""
 
     sequences: int
     chunk: int
@@ -46,8 +47,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds: of a pass, of a chunk in it, of a token, of a token per token of context before it, of a snapshot kept
-    in a pass, of a restore from RAM and from disk, of writing one byte. rates: what was measured for the first four."""
+    """Costs in seconds.
+
+    pass_s: of a pass. chunk_s: of a chunk in it. token_s: of a token. context_s: of a token for each token of context
+    before it. snapshot_s: of keeping a snapshot in a pass. restore_ram_s, restore_disk_s: of a restore. write_byte_s:
+    of writing one byte. rates: the prefills that the first four explain.
+    """
 
     rates: tuple[Rate, ...]
     pass_s: float
@@ -60,7 +65,7 @@ class Measurement:
     write_byte_s: float
 
     def prefill_s(self, work: Workload, snapshots: int) -> float:
-        """Seconds of prefill, the keeping of snapshots included."""
+        """Seconds of prefill, including those for the snapshots that are kept."""
         return (
             work.passes * self.pass_s
             + work.chunks * self.chunk_s
@@ -76,12 +81,12 @@ class Measurement:
 
     @property
     def break_even_ram(self) -> float:
-        """Tokens that are computed in the time of a restore from RAM."""
+        """The tokens that could be computed in the time of a restore from RAM."""
         return self.restore_ram_s * self.tokens_per_s
 
     @property
     def break_even_disk(self) -> float:
-        """Tokens that are computed in the time of a restore from disk."""
+        """The tokens that could be computed in the time of a restore from disk."""
         return self.restore_disk_s * self.tokens_per_s
 
 
@@ -113,14 +118,14 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
 @dataclass(frozen=True)
 class _Sample:
-    """Features (passes, chunks, tokens, context pairs, snapshots) and seconds of one thing that was done."""
+    """The features (passes, chunks, tokens, context pairs, snapshots) of one measured thing, and its seconds."""
 
     features: tuple[float, ...]
     seconds: float
 
 
 class _Meter:
-    """Drives one engine. Every prompt is new, so that nothing is found that was not put there."""
+    """Drives one engine. Every prompt is new, so nothing is found except what was put there."""
 
     def __init__(self, engine: JobEngine) -> None:
         self._engine = engine
@@ -131,7 +136,7 @@ class _Meter:
         self._count = 0
 
     def measure(self) -> Measurement:
-        """All of it; see Measurement."""
+        """Measure everything; see Measurement."""
         long = self._long_chunk()
         write_byte_s, restore_disk_s = self._store_costs(long)  # first: later the pool is full of awaited snapshots
         kinds = [(1, long), (1, MEDIUM), (BATCH, MEDIUM), (BATCH, SHORT)]
@@ -173,7 +178,7 @@ class _Meter:
         )
 
     def _long_chunk(self) -> int:
-        """About a second of prefill, between MEDIUM and LONG tokens; the first passes warm everything up."""
+        """A length between MEDIUM and LONG whose prefill takes about a second. The first passes warm everything up."""
         self._prefill(self._prompts(1, MEDIUM))
         seconds = self._prefill(self._prompts(4, MEDIUM))
         affordable = int(SECONDS_FOR_LONG * 4 * MEDIUM / max(1e-9, seconds))
@@ -183,7 +188,7 @@ class _Meter:
         return [[self._random.randrange(self._vocab) for _ in range(length)] for _ in range(count)]
 
     def _run(self, prompts: Sequence[Sequence[int]], plan: RequestPlan) -> tuple[float, float]:
-        """(prefill, store) seconds of these requests under one plan."""
+        """The seconds of these requests under one plan, as (prefill, store)."""
         before = dict(self._engine.counters.seconds)
         requests = []
         for prompt in prompts:
@@ -199,20 +204,20 @@ class _Meter:
         return self._run(prompts, RequestPlan())[0]
 
     def _kept_stem(self, length: int) -> list[int]:
-        """A prompt whose end is kept for all that is going to be continued from it."""
+        """A prompt whose end is kept for all prompts that will continue it."""
         [stem] = self._prompts(1, length)
         self._run([stem], RequestPlan(keep=(length,), reads=(ROUNDS * NUM_CONTINUED + 1,)))
         return stem
 
     def _continued(self, stem: list[int]) -> tuple[float, float]:
-        """New ends behind a kept prompt: (prefill seconds, seconds of one restore from RAM)."""
+        """Continue a kept prompt with new ends; (seconds of prefill, seconds of one restore from RAM)."""
         ends = self._prompts(NUM_CONTINUED, MEDIUM)
         plan = RequestPlan(resume_at=len(stem), ideal=len(stem))
         prefill_s, store_s = self._run([stem + end for end in ends], plan)
         return prefill_s, store_s / NUM_CONTINUED
 
     def _keeping(self, length: int, keep: tuple[int, ...]) -> float:
-        """Seconds of one long prompt with snapshots at some of its positions."""
+        """Seconds of one long prompt that keeps snapshots at these positions."""
         return self._run(self._prompts(1, length), RequestPlan(keep=keep, reads=(1,) * len(keep)))[0]
 
     def _store_costs(self, length: int) -> tuple[float, float]:
@@ -242,12 +247,12 @@ class _Meter:
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
-    """Of one pass with `count` chunks of `length` tokens."""
+    """The features of one pass with `count` chunks of `length` tokens."""
     return (1, count, count * length, count * length * (context + length / 2), snapshots)
 
 
 def _fit(samples: Sequence[_Sample], has_attention: bool) -> list[float]:
-    """Costs of at least 0 that explain the samples best, each by its relative error."""
+    """The costs, none below 0, that explain the samples best by relative error."""
     matrix = np.array([[value / sample.seconds for value in sample.features] for sample in samples])
     active = [column for column in range(matrix.shape[1]) if has_attention or column != CONTEXT]
     costs = np.zeros(matrix.shape[1])

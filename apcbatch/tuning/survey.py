@@ -1,7 +1,7 @@
 """The input as a prefix tree: every request that a run would serve, without running anything.
 
-Must not know: weights, torch, how anything is printed. Invariant: the requests are those of `run` with the
-same options, in the same order; what `run` would answer with an error is counted and left out.
+Must not know: weights, torch, how anything is printed. Invariant: the requests are those of `run` with the same
+options, in the same order. Requests that `run` would answer with an error are counted and left out.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ from apcbatch.prefix import as_token_array
 
 @dataclass
 class Survey:
-    """tree: a conversation's number there is its input line. footprint: what the model's snapshots weigh.
-    num_lines: input lines that have a request. num_windows: what `run` plans one after the other. num_unstable: lines
-    whose template rewrites its own past. errors: requests that cannot be answered, by code."""
+    """What an input holds.
+
+    tree: its requests; a conversation's number is its input line. footprint: what the model's snapshots weigh.
+    num_lines: input lines that have a request. num_windows: the windows that `run` plans one after the other.
+    num_unstable: lines whose template rewrites its own past. errors: requests that cannot be answered, by code.
+    """
 
     tree: PrefixTree
     footprint: Footprint
@@ -61,8 +64,7 @@ def survey(
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Read the whole input; advance is called at each line. Raises UsageError (ModelError) for what cannot be
-    used."""
+    """Read the whole input and call advance at each line. UsageError (ModelError) for what cannot be used."""
     if config.turns == "rollout":
         raise UsageError(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "

@@ -1,6 +1,6 @@
-"""Real runs of the best candidates, to hold the prediction against.
+"""Real runs of the best candidates, to check the prediction.
 
-Must not know: how anything was predicted or is printed. A run asks for one new token per request and writes no
+Must not know: how anything was predicted, how it is printed. A run generates one token per request and writes no
 answers; its store, if there is to be one, is temporary.
 """
 

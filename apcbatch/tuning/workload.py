@@ -1,7 +1,7 @@
-"""How much work the passes of a run are: a walk through the queue as the scheduler takes it, without computing.
+"""How much work the passes of a run are: a walk through the queue in the scheduler's order, without computing.
 
-Must not know: seconds, snapshots, tokens' values. It is an estimate where the scheduler waits for a snapshot: a request
-that resumes waits for the one before it in its conversation, if that has not ended.
+Must not know: seconds, snapshots, the values of tokens. It estimates where the scheduler waits for a snapshot: a
+request that resumes waits for the one before it in its conversation, if that has not ended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from apcbatch.engine.serving import LOOK_AHEAD
 
 @dataclass(frozen=True)
 class Workload:
-    """passes; chunks: parts of requests in them; tokens that are computed; context_pairs: the sum over these of the
-    tokens before each."""
+    """Sums over a run. chunks: parts of requests in passes. tokens: those that are computed. context_pairs: for each of
+    them, the tokens before it."""
 
     passes: int = 0
     chunks: int = 0
@@ -32,7 +32,8 @@ def walk(
     max_batch_tokens: int,
     max_running: int,
 ) -> Workload:
-    """The work of requests that each ask for one new token; all but `order` by request index."""
+    """The work of requests that each generate one token. order: request indexes; the other sequences are by request
+    index."""
     leaders = _leaders(order, resume_at, conversations)
     computed = [length - cached for length, cached in zip(lengths, resume_at, strict=True)]
     left = list(computed)
@@ -59,7 +60,7 @@ def walk(
 
 
 def _leaders(order: Sequence[int], resume_at: Sequence[int], conversations: Sequence[int]) -> list[int]:
-    """By request: the one that it waits for; itself for none."""
+    """For each request, the one that it waits for; its own index if there is none."""
     leaders, before = list(range(len(order))), dict[int, int]()
     for index in order:
         if resume_at[index]:

@@ -15,7 +15,7 @@ FORMATS = ("svg", "png")
 
 
 def check_plot(path: str) -> str:
-    """The format that a file name asks for; UsageError where it cannot be drawn."""
+    """The format that a file name asks for; UsageError if it cannot be drawn."""
     suffix = path.rpartition(".")[2].lower()
     if suffix not in FORMATS:
         raise UsageError(f"--plot {path}: expected a name that ends in .svg or .png")
