@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from apcbatch import resolution
+from apcbatch.bench import GROUPS
 from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
 
-GROUPS = ("kernels", "passes", "reuse", "run")
 EPILOG = """\b
 Examples:
   apcbatch bench
@@ -40,7 +40,7 @@ def bench(ctx: click.Context, /, input: str | None, only: tuple[str, ...], **opt
     resolved = resolution.load(given_flags(ctx), None)
     import orjson
 
-    from apcbatch.bench import measure
+    from apcbatch.bench.document import measure
 
     document = measure(resolved, click.echo, only or GROUPS, input)
     click.echo(orjson.dumps(document).decode())

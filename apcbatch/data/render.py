@@ -84,11 +84,6 @@ class Renderer:
         return cls(load_tokenizer(model_dir), fallback_template_path, warn)
 
     @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an answer."""
-        return self.tokenizer.eos_token_ids
-
-    @property
     def vocab_size(self) -> int:
         """The number of token ids; the ids below it exist in the model."""
         return self.tokenizer.vocab_size

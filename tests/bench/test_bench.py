@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apcbatch.bench import measure
+from apcbatch.bench.document import measure
 from apcbatch.bench.figures import Sizes, median_ratio
 from apcbatch.bench.parts import OP_PARTS, REST, Parts
 from apcbatch.bench.products import Products

@@ -1,0 +1,55 @@
+"""How a configuration becomes a planner, and when a run is planned."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apcbatch.config import Config
+from apcbatch.job.planning import PlannedFeeder, order_of, planner_for, work_source
+from apcbatch.plan.footprint import Footprint
+
+FOOTPRINT = Footprint(7)
+
+
+def test_each_limit_comes_from_its_option() -> None:
+    """Catches two options that are exchanged, and a store's size that counts without a store."""
+    config = Config(block_size=3, pool_size=100, min_gain_tokens=5, store_size=200)
+    planner = planner_for(config, FOOTPRINT)
+    assert (planner.block_size, planner.footprint, planner.capacity_bytes) == (3, FOOTPRINT, 100)
+    assert (planner.min_gain_tokens, planner.later_budget_bytes) == (5, 0)
+    stored = planner_for(Config(store="s", store_size=200), FOOTPRINT)
+    assert stored.later_budget_bytes == 200
+    assert planner_for(Config(store="s", store_size=200), FOOTPRINT, later_budget_bytes=9).later_budget_bytes == 9
+    assert planner_for(config, FOOTPRINT, later_budget_bytes=0).later_budget_bytes == 0
+
+
+def test_what_is_reserved_is_not_planned_with() -> None:
+    """Catches a plan that fills the place of a snapshot that is read from the store, and a room below nothing."""
+    config = Config(pool_size=100)
+    assert planner_for(config, FOOTPRINT, reserved_bytes=30).capacity_bytes == 70
+    assert planner_for(config, FOOTPRINT, reserved_bytes=101).capacity_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "order", "expected"),
+    [("planned", "auto", "auto"), ("planned", "file", "file"), ("all", "auto", "file"), ("last", "file", "file")],
+)
+def test_only_a_plan_changes_the_order(policy: Any, order: str, expected: str) -> None:
+    """Catches a forecast for `all` in an order in which no run works."""
+    config = Config(policy=policy, order=order)
+    assert order_of(config) == planner_for(config, FOOTPRINT).order == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "turns", "is_planned"),
+    [("planned", "each", True), ("planned", "last", True), ("planned", "rollout", False), ("all", "each", False)],
+)
+def test_a_run_is_planned_if_its_prompts_are_known(policy: Any, turns: Any, is_planned: bool) -> None:
+    """Catches a rollout that is planned as if its prompts were recorded, and a plan for a policy that has none."""
+    feeder, engine = SimpleNamespace(), SimpleNamespace()
+    source = work_source(Config(policy=policy, turns=turns), feeder, engine)  # type: ignore[arg-type]
+    assert isinstance(source, PlannedFeeder) == is_planned
+    assert is_planned or source is feeder
