@@ -26,7 +26,7 @@ from apcbatch.regular_files import kind_of
 STDIN = "-"
 DEFAULT_MAX_LINE_BYTES = 64 * 2**20
 _CHUNK_BYTES = 256 * 2**10
-# What one call may decompress to is up to 32,768 times what it is given, so it is given little.
+# One call may decompress its input to up to 32,768 times the size, so it gets little at a time.
 _ZSTD_CHUNK_BYTES = 512
 _BOM = b"\xef\xbb\xbf"
 

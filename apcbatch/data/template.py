@@ -106,7 +106,7 @@ class ChatTemplate:
             raise ModelError(f"{where} cannot be used: {outcome} for one short message; give the model another one")
         if isinstance(outcome, RequestError) and outcome.code == "context_length_exceeded":
             raise ModelError(f"{where} cannot be used for one short message: {outcome}; give the model another one")
-        # Where it refuses the probe, which is its right, real conversations will tell.
+        # A template may refuse the probe; then the real conversations show whether it works.
 
 
 def read_fallback(path: str | Path | None) -> str:

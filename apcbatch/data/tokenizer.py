@@ -21,7 +21,7 @@ from apcbatch.values import brief
 if TYPE_CHECKING:
     import tokenizers
 
-# Kept when an answer is decoded, also where a tokenizer counts them as special: its tool calls are in them.
+# Kept when an answer is decoded, even if a tokenizer counts them as special: they enclose its tool calls.
 KEPT_MARKERS = ("<tool_call>", "</tool_call>")
 # The first is read as it is; the others are converted by `transformers`, which takes longer to import then.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")

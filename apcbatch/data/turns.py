@@ -12,7 +12,7 @@ from apcbatch.data.messages import Message
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 
-# Each turn's prompt is rendered from its own history: what all turns of a conversation hold together is bounded.
+# Each turn's prompt is rendered from its own history. This bounds the messages of all turns of a conversation together.
 MAX_RENDERED_MESSAGES = 1 << 24
 
 

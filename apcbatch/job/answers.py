@@ -47,7 +47,7 @@ class Answers:
         record = self._record_at(self._offset(key))
         if not self._is_of(record, ticket, by_prompt):
             self.check_all_shown(ticket.line - 1, whole=False)  # one request less or more shifts the numbers
-            raise UsageError(f"line {_place(ticket.line, ticket.turn)} {self._not_the_same}")
+            raise UsageError(f"line {_line_and_turn(ticket.line, ticket.turn)} {self._not_the_same}")
         self._show(key)
         return record
 
@@ -71,7 +71,7 @@ class Answers:
         """
         other = 1 if turn is None else None
         if _key(line, other) in self._offsets:
-            raise UsageError(f"line {_place(line, other)} {self._not_the_same}")
+            raise UsageError(f"line {_line_and_turn(line, other)} {self._not_the_same}")
 
     def leave(self, ticket: Ticket) -> None:
         """Count a request as shown, though it cannot be compared before the turn ahead of it is answered."""
@@ -84,7 +84,7 @@ class Answers:
         for offset in sorted(value for value in self._offsets.values() if value >= 0):
             record = self._record_at(offset)
             if whole or record["line"] <= last_line:
-                raise UsageError(f"line {_place(record['line'], record['turn'])} {self._not_the_same}")
+                raise UsageError(f"line {_line_and_turn(record['line'], record['turn'])} {self._not_the_same}")
 
     def enter(self, offset: int, record: dict[str, Any]) -> bool:
         """Add the record at an offset; False if the request has one already."""
@@ -179,5 +179,5 @@ def _key(line: int, turn: int | None) -> int:
     return turn_key(line, turn or 0)
 
 
-def _place(line: int, turn: int | None) -> str:
+def _line_and_turn(line: int, turn: int | None) -> str:
     return f"{line}" if turn is None else f"{line} (turn {turn})"

@@ -55,7 +55,7 @@ class KeyTable:
         slot = self._slot_of(key)
         if self._occupied(slot):
             return False
-        self._place(slot, key, value)
+        self._put(slot, key, value)
         if 5 * self._count >= 4 * len(self._high):
             self._grow()
         return True
@@ -91,7 +91,7 @@ class KeyTable:
             slot = slot + 1 if slot + 1 < slots else 0
         return slot
 
-    def _place(self, slot: int, key: int, value: int) -> None:
+    def _put(self, slot: int, key: int, value: int) -> None:
         self._high[slot], self._low[slot], self._values[slot] = key >> LOW_BITS, key & MASK, value
         self._count += 1
 
@@ -101,4 +101,4 @@ class KeyTable:
         for slot in range(len(high)):
             if high[slot] or low[slot]:
                 key = high[slot] << LOW_BITS | low[slot]
-                self._place(self._slot_of(key), key, values[slot])
+                self._put(self._slot_of(key), key, values[slot])

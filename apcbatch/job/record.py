@@ -159,7 +159,7 @@ def _chat_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
     entries = []
     for token_id, logprob in zip(result.token_ids, result.logprobs, strict=True):
         text = _token_text(token_id, renderer)
-        # A token that is a part of a character has no text, hence no bytes that could be told from its text.
+        # A token that is only part of a character has no text of its own, so its bytes are not known.
         raw = None if "\ufffd" in text else list(text.encode())
         entries.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
     return {"content": entries}

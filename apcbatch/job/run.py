@@ -79,7 +79,7 @@ class Job:
                 self._finish_request(result, opened, sink)
                 if not self._stopping(engine):
                     for work in source.follow(result):
-                        self._place(work, engine, sink)
+                        self._submit(work, engine, sink)
             self._report.tick(source.total)
             sink.keep_safe()
         exit_code = self._exit_code(answers.num_errors)
@@ -115,7 +115,7 @@ class Job:
                 self._write_error(work.ticket, work.error, sink)
         return None
 
-    def _place(self, work: Work, engine: JobEngine, sink: Sink) -> None:
+    def _submit(self, work: Work, engine: JobEngine, sink: Sink) -> None:
         if isinstance(work, Failure):
             self._write_error(work.ticket, work.error, sink)
         else:

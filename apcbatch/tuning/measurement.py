@@ -23,8 +23,8 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.tuning.workload import Workload
 from apcbatch.types import Request, RequestPlan
 
-BATCH = 32
-SHORT, MEDIUM, LONG = 16, 64, 2048
+MANY = 32  # prompts in one pass
+SHORT, MEDIUM, LONG = 16, 64, 2048  # tokens of a prompt
 SECONDS_FOR_LONG = 0.7
 ROUNDS = 3
 SECONDS_FOR_ROUNDS = 4.0
@@ -96,7 +96,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
     beside = Path(config.store).absolute().parent if config.store else None
     with tempfile.TemporaryDirectory(dir=beside if beside and beside.is_dir() else None) as folder:
-        slots = 2 * BATCH + LONG // SHORT
+        slots = 2 * MANY + LONG // SHORT
         pool_size = slots * footprint.state_bytes + 8 * LONG * footprint.kv_token_bytes
         own = replace(
             config,
@@ -105,7 +105,7 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
             store=str(Path(folder) / "store"),
             store_size=4 * pool_size,
             pool_size=pool_size,
-            max_running=max(BATCH, config.max_running),
+            max_running=max(MANY, config.max_running),
             max_request_tokens=MAX_REQUEST_TOKENS,
         )
         engine = make_engine(own, warn)
@@ -131,7 +131,7 @@ class _Meter:
         self._engine = engine
         self._random = random.Random(0)
         self._vocab = min(engine.vocab_size, 1 << 15)
-        self._longest = (engine.context_length or LONG + BATCH + 2) - BATCH - 2
+        self._longest = (engine.context_length or LONG + MANY + 2) - MANY - 2
         self._has_attention = engine.footprint.kv_token_bytes > 0
         self._count = 0
 
@@ -139,7 +139,7 @@ class _Meter:
         """Measure everything; see Measurement."""
         long = self._long_chunk()
         write_byte_s, restore_disk_s = self._store_costs(long)  # first: later the pool is full of awaited snapshots
-        kinds = [(1, long), (1, MEDIUM), (BATCH, MEDIUM), (BATCH, SHORT)]
+        kinds = [(1, long), (1, MEDIUM), (MANY, MEDIUM), (MANY, SHORT)]
         taken: dict[tuple[int, int, int], list[float]] = {}
         keeping: list[float] = []
         restores: list[float] = []
@@ -242,7 +242,7 @@ class _Meter:
         for _ in range(MOST_CROWDS):
             if self._engine.counters.snapshots_evicted >= evicted:
                 return
-            self._run(self._prompts(BATCH, 4), RequestPlan(keep_for_later=(1, 2, 3, 4)))
+            self._run(self._prompts(MANY, 4), RequestPlan(keep_for_later=(1, 2, 3, 4)))
             self._engine.flush()  # what is being written cannot be dropped
 
 
