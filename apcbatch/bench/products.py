@@ -1,7 +1,7 @@
-"""The matrix products of a pass, repeated without the rest: their share shows how far a pass is from the best possible.
+"""The matrix products of a pass, done again alone: the share of a pass that they are is its distance from the best.
 
-Must not know: models, engines. A product is repeated with the same weights, on other numbers of the same shape and
-type. The products inside a fused op are repeated as the plain ops that define it.
+Must not know: models, engines. A product is done again with the same weights, on other numbers of the same shape and
+type; those inside a fused op as the plain ops that define it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FLOAT32 = torch.float32
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """x, (t, in), times packed weights, with the dtype of the result and the bias."""
+    """x (t, in) times packed weights: the result's dtype, the bias."""
 
     x: torch.Tensor
     packed: ops.PackedLinear
@@ -30,7 +30,7 @@ class Product:
 
 
 class Products:
-    """The matrix products that were made while `recording`; `again` repeats them in order."""
+    """The matrix products that were made while `recording`; `again` makes them once more, in order."""
 
     def __init__(self) -> None:
         self._products: list[Product] = []
@@ -54,7 +54,7 @@ class Products:
             yield
 
     def again(self) -> None:
-        """Repeat all products, without what was between them."""
+        """All products, without what was between them."""
         for product in self._products:
             ops.linear(product.x, product.packed, product.out_dtype, product.bias)
 
@@ -78,7 +78,7 @@ class Products:
         self._note_expert(mlp.expert, residual.sum.shape[0])
 
     def _note_mixture(self, mixture: ops.FusedMixture, residual: ops.Residual) -> None:
-        """Note the router's product and those of each expert, on as many rows as the router sends to it here."""
+        """The router, noted as it runs here, and each expert on as many rows as are routed to it."""
         x = residual.rows(torch.arange(residual.sum.shape[0])).normed(mixture.norm, mixture.router.dtype)
         logits, experts = ops.linear(x, mixture.router, FLOAT32), mixture.experts
         _, chosen = ops.softmax_topk(logits, mixture.experts_per_token)
@@ -104,7 +104,7 @@ class Products:
 
 
 def _first(note: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the function notes its arguments, then does what it did before."""
+    """What makes of a function one that notes its arguments and then does what it did."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
