@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
-from apcbatch.types import Policy
+from apcbatch.types import POLICIES, Policy
 from apcbatch.values import SHOWN_CHARACTERS, Kind, Spec, nearest, parse_switch, parse_value, shown
 
 ENV_PREFIX = "APCBATCH_"
@@ -23,7 +23,6 @@ ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
 ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py; an environment may keep them
 
-POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
 MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16

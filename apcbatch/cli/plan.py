@@ -17,13 +17,14 @@ from apcbatch.cli.options import (
 )
 from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
 from apcbatch.errors import UsageError
+from apcbatch.types import POLICIES
 from apcbatch.values import brief
 
 OPTION_NAMES = (
     "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
     "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
-TABLES = ("all", "last", "planned")
+TABLES = sorted(set(POLICIES) - {"none"})
 
 EPILOG = """\b
 Examples:

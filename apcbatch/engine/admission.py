@@ -31,32 +31,23 @@ class Admission:
         self._begun = {number: kept for number, kept in self._begun.items() if number >= first.number}
         self._beyond = sorted(self._begun.items(), reverse=True)
         self._beyond_bytes = sum(self._begun.values())
-        self._needed_bytes = _live_bytes(first) + self._beyond_bytes
+        self._needed_bytes = first.retention.plan.live_bytes + self._beyond_bytes
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a sequence may begin although all that were passed over come after it."""
-        return self._needed_bytes + _keep_bytes(sequence) <= self._capacity_bytes
+        return self._needed_bytes + sequence.retention.plan.keep_bytes <= self._capacity_bytes
 
     def pass_over(self, sequence: Sequence) -> None:
         """A sequence does not begin now: room for it remains."""
         while self._beyond and self._beyond[-1][0] < sequence.number:
             self._beyond_bytes -= self._beyond.pop()[1]
-        while_it_runs = _live_bytes(sequence) + _keep_bytes(sequence) + self._beyond_bytes
+        plan = sequence.retention.plan
+        while_it_runs = plan.live_bytes + plan.keep_bytes + self._beyond_bytes
         self._needed_bytes = max(self._needed_bytes, while_it_runs)
 
     def admit(self, sequence: Sequence) -> None:
         """A sequence begins: what it keeps is promised."""
-        kept = _keep_bytes(sequence)
-        if kept:
-            self._begun[sequence.number] = kept
-            self._needed_bytes += kept
-
-
-def _live_bytes(sequence: Sequence) -> int:
-    plan = sequence.request.plan
-    return 0 if plan is None else plan.live_bytes
-
-
-def _keep_bytes(sequence: Sequence) -> int:
-    plan = sequence.request.plan
-    return 0 if plan is None else plan.keep_bytes
+        keep_bytes = sequence.retention.plan.keep_bytes
+        if keep_bytes:
+            self._begun[sequence.number] = keep_bytes
+            self._needed_bytes += keep_bytes

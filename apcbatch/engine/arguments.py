@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.config import MOST_BYTES, MOST_RUNNING, MOST_TOKENS, POLICIES
+from apcbatch.config import MOST_BYTES, MOST_RUNNING, MOST_TOKENS
 from apcbatch.errors import UsageError
+from apcbatch.types import POLICIES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -15,9 +15,10 @@ import torch
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.failures import failed_pass, no_room, not_finite
-from apcbatch.plan.footprint import Footprint
+from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, run_pass
@@ -33,6 +34,7 @@ from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
 from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
+from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
@@ -93,7 +95,7 @@ class Engine:
         check_sizes(folder, config)
         torch_dtype = DTYPES[dtype]
         per_slot, per_page = slot_bytes(config, torch_dtype), page_bytes(config, torch_dtype)
-        num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if policy != "none" else 0
+        num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if keeps_snapshots(policy) else 0
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
         arena = make_arena(config, max_running + num_snapshots, num_pages, torch_dtype, place)
@@ -101,7 +103,7 @@ class Engine:
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
         self._store = None
-        if store is not None and policy != "none":
+        if store is not None and keeps_snapshots(policy):
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
         has_kv = per_page > 0
         fingerprint = self._model.fingerprint
@@ -112,18 +114,19 @@ class Engine:
         finish_writes = self._persistence.wait if self._persistence else lambda: False
         self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes, finish_writes)
         self._arena = arena
+        page_tables = PageTables(pages, self._pool, arena, has_kv)
         self._snapshots = Snapshots(
             policy=policy,
             block_size=block_size,
             fingerprint=self.key_fingerprint,
-            has_kv=has_kv,
-            arena=arena,
             pool=self._pool,
             pages=pages,
+            page_tables=page_tables,
             persistence=self._persistence,
         )
         self._scheduler = Scheduler(
             self._snapshots,
+            page_tables,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
             capacity_bytes=pool_size_bytes,
@@ -250,7 +253,7 @@ class Engine:
         """A current view of what was done."""
         counters = self._counters
         counters.snapshots_written = self._snapshots.num_written
-        counters.snapshots_read = self._snapshots.num_restored
+        counters.snapshots_read = self._snapshots.num_read
         counters.snapshots_for_later = self._snapshots.num_for_later
         counters.snapshots_evicted = self._pool.evicted
         counters.peak_live_snapshots = self._pool.peak_held

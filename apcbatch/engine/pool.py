@@ -29,7 +29,7 @@ class Snapshot:
     pins: int = 0
     reads_left: int = 0
     for_later: bool = False
-    restored: bool = False
+    was_read: bool = False
     stored: bool = False
     store_parent: tuple[bytes, int] | None = None
 
@@ -82,7 +82,7 @@ class SnapshotPool:
 
     def consume(self, snapshot: Snapshot) -> None:
         """Note that a snapshot was restored: it is now the last to go."""
-        snapshot.restored = True
+        snapshot.was_read = True
         self._held.move_to_end(snapshot.key)
 
     def was_dropped(self, key: bytes) -> bool:

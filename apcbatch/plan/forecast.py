@@ -20,8 +20,6 @@ from apcbatch.plan.reach import NOWHERE, Reach, find_ideals, reach_all, reach_la
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.types import Policy
 
-POLICIES: tuple[Policy, ...] = ("all", "last", "planned")
-
 
 @dataclass(frozen=True)
 class PolicyForecast:
