@@ -29,11 +29,11 @@ from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels import ops
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store

@@ -6,7 +6,7 @@ side. Block size 64, a prompt of 300 tokens that leaves another one's path after
     all                     EveryBoundary   64, 128, 192, 256; of the answer 320, 384
     last                    LastBoundary    256; of the answer 320, then 384 in its place
     planned, without plan   LastAndFork     192, before the fork, and 256; of the answer as `last`
-    any but none, a plan    ByPlan          128 if keep=(128,), until its readers have come; 256 if keep_for_later=(256,)
+    a plan, but not `none`  ByPlan          with keep=(128,) 128, until its readers have come; with keep_for_later, that
     none                    Nothing         nothing
 
 Must not know: sequences, the pool, the store, pages. What a plan keeps is decided in `apcbatch.plan`.
