@@ -6,7 +6,7 @@ side. Block size 64, a prompt of 300 tokens that leaves another one's path after
     all                     EveryBoundary   64, 128, 192, 256; of the answer 320, 384
     last                    LastBoundary    256; of the answer 320, then 384 in its place
     planned, without plan   LastAndFork     192, before the fork, and 256; of the answer as `last`
-    a plan, but not `none`  ByPlan          with keep=(128,) 128, until its readers have come; with keep_for_later, that
+    any but none, a plan    ByPlan          keep=(128,): 128, until its readers have come; keep_for_later=(256,): 256
     none                    Nothing         nothing
 
 Must not know: sequences, the pool, the store, pages. What a plan keeps is decided in `apcbatch.plan`.
@@ -48,7 +48,7 @@ class Retention(ABC):
         return self.kept(begin, end)
 
     def kept_if_room(self, begin: int, end: int) -> Sequence[int]:
-        """The others: they get what room is left when all of the pass have theirs."""
+        """The others: they get the room that is left when all of the pass have theirs."""
         return ()
 
     def key_positions(self) -> Sequence[int]:
@@ -64,7 +64,7 @@ class Retention(ABC):
         return True
 
     def is_for_later(self, position: int) -> bool:
-        """Whether a kept snapshot stays in memory when its readers of this run have come."""
+        """Whether a plan keeps a snapshot for future runs: it may stay in memory when its readers have come."""
         return False
 
     def is_stored(self, position: int) -> bool:
@@ -76,11 +76,11 @@ class Retention(ABC):
         return False
 
     def counts_on(self, position: int) -> bool:
-        """Whether the request may resume from a snapshot that others wait for, and push others out to load it."""
+        """Whether the request may resume from a snapshot that others wait for, and push others out to load one."""
         return True
 
     def ideal(self, match: Match) -> tuple[int, bool]:
-        """(the longest prefix that others cover, whether that is exact). match: of the prompts that began before."""
+        """(the longest prefix that others cover, whether that is exact). match: with the prompts that began before."""
         if self.plan is NO_PLAN:
             return min(match.length, self._num_prompt - 1), match.exact
         return self.plan.ideal, True
@@ -94,7 +94,7 @@ class Retention(ABC):
         return ()
 
     def promised_at_begin(self, computed: int) -> Sequence[int]:
-        """Positions of the prompt that others may wait for once it runs. computed: where it resumes."""
+        """Positions of the prompt that others may wait for once it runs. computed: the position it resumes at."""
         return self.kept(computed, self._num_prompt)
 
     def follow(self, keys: dict[int, bytes], promises: Promises) -> None:

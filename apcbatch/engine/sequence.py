@@ -120,7 +120,7 @@ def make_sequence(
     context_length: int | None,
     max_request_tokens: int = MAX_REQUEST_TOKENS,
 ) -> Sequence:
-    """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
+    """A checked sequence; RequestError (invalid_request, context_length_exceeded) if the request cannot run."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
@@ -131,8 +131,8 @@ def make_sequence(
 def check_request(
     request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
 ) -> tuple[TokenArray, int]:
-    """The prompt of a request that can run, and its new tokens at most; RequestError says what is wrong with one
-    that cannot."""
+    """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
+    one that cannot."""
 
     def invalid(message: str) -> RequestError:
         return RequestError("invalid_request", message)

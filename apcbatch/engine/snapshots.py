@@ -52,7 +52,7 @@ class Snapshots:
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
 
     def available_position(self, sequence: Sequence) -> int:
-        """The longest position below the prompt's end that the pool or the store seems to hold; 0 for none."""
+        """The longest position below the prompt's end that seems to be held, in the pool or the store; 0 for none."""
         held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 

@@ -37,7 +37,7 @@ def held_by_node(points: Iterable[Point]) -> dict[int, list[int]]:
 
 
 def held_points(held: Held) -> Iterator[Point]:
-    """The other way round: every held point."""
+    """Every held point: held_by_node the other way round."""
     return ((node, position) for node, positions in held.items() for position in positions)
 
 
@@ -170,7 +170,7 @@ class Keeping:
         return by_owner
 
     def owners(self, shape: TreeShape, order: Sequence[int]) -> Owners:
-        """Who computes what first when requests resume where this says."""
+        """Who computes what first if the requests resume at `source`."""
         owners = Owners(shape)
         for index in order:
             owners.record(index, self.source[index][1])
@@ -247,6 +247,6 @@ def _longest_held(shape: TreeShape, held: Held, node: int, limit: int) -> int:
 
 
 def _last_at_most(ascending: Sequence[int], limit: int) -> int:
-    """The largest of the numbers that is at most the limit; 0 for none."""
+    """The largest of the numbers up to the limit; 0 for none."""
     count = bisect_right(ascending, limit)
     return ascending[count - 1] if count else 0
