@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.types import Policy
+from apcbatch.types import POLICIES, Policy
 from apcbatch.values import Kind, Spec, shown
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
 
-POLICIES = ("planned", "all", "last", "none")
 DEFAULT_POLICY = "planned"
 MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from apcbatch.errors import RequestError
 
@@ -16,7 +16,8 @@ FinishReason = Literal["stop", "length"]
 MissReason = Literal[
     "cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"
 ]
-Policy = Literal["all", "last", "planned", "none"]
+Policy = Literal["planned", "all", "last", "none"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from apcbatch.cli.options import (
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
 from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
 from apcbatch.tuning.grids import BLOCK_SIZES
+from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
     "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
-TABLES = ("all", "last", "planned")
+TABLES = sorted(set(POLICIES) - {"none"})
 
 EPILOG = """\b
 Examples:

@@ -1,15 +1,16 @@
 """What an engine's arguments may be.
 
 Must not know: models, memory. The bounds are those of the command line's options, far above what any machine runs: a
-number beyond them is a slip, and is told before anything is allocated for it.
+number beyond them is a slip, and is refused before anything is allocated for it.
 """
 
 from __future__ import annotations
 
 import torch
 
-from apcbatch.config import MOST_BYTES, MOST_RUNNING, MOST_TOKENS, POLICIES
+from apcbatch.config import MOST_BYTES, MOST_RUNNING, MOST_TOKENS
 from apcbatch.errors import UsageError
+from apcbatch.types import POLICIES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -25,7 +26,7 @@ def check_arguments(
     pool_size_bytes: int,
     store_size_bytes: int,
 ) -> None:
-    """UsageError where one cannot be used."""
+    """Raises UsageError for the first one that cannot be used."""
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
     if policy not in POLICIES:

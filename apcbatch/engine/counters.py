@@ -1,16 +1,22 @@
 """What an engine has done so far, as numbers.
 
-Must not know: who counts.
+Must not know: requests, when it is asked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
+from apcbatch.engine.pool import SnapshotPool
+from apcbatch.engine.snapshots import Snapshots
+from apcbatch.store import Store
+
 
 @dataclass
 class Counters:
-    """snapshots_read counts distinct ones that were restored."""
+    """snapshots_read counts distinct ones that were resumed from. seconds: by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -23,3 +29,18 @@ class Counters:
     store_skipped: int = 0
     peak_device_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
+
+    def update(self, snapshots: Snapshots, pool: SnapshotPool, store: Store | None, device: str) -> None:
+        """Read off everything but the seconds. After the store is closed its numbers stay as they were."""
+        self.snapshots_written = snapshots.num_written
+        self.snapshots_read = snapshots.num_read
+        self.snapshots_for_later = snapshots.num_for_later
+        self.snapshots_evicted = pool.evicted
+        self.peak_live_snapshots = pool.peak_held
+        self.unique_tokens = snapshots.coverage.unique_tokens
+        if device == "cuda":
+            self.peak_device_bytes = torch.cuda.max_memory_allocated()
+        if store:
+            self.store_bytes_written = store.counters.bytes_written
+            self.store_bytes_read = store.counters.bytes_read
+            self.store_skipped = store.counters.skipped

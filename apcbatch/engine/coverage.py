@@ -1,9 +1,11 @@
 """Which prefixes this run has already computed, at token granularity: a bounded radix tree over token ids.
 
 It answers one question: what is the longest prefix of this prompt that an earlier prefill has covered (the ideal), and
-did it end because the histories fork there. Must not know: snapshots, states.
-Invariant: an answer is exact or says that it is not: where a branch was dropped to stay within bounds, a match that
-ends at the cut, or on what has grown there since, is reported as inexact if that branch might have matched further.
+did it end because the histories fork there?
+
+Must not know: snapshots, states. Invariant: an answer is exact or says that it is not. A branch may be dropped to stay
+within bounds. A match that ends at such a cut, or on what has grown there since, is inexact if the dropped branch might
+have matched further.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ MAX_NODES = 16_384
 
 @dataclass(frozen=True)
 class Match:
-    """length: tokens of the prompt that were covered. forked: another history goes on from there with other tokens.
+    """How much of a prompt is covered. length: in tokens. forked: another history goes on from there with other tokens.
     exact: nothing that might have matched further was dropped."""
 
     length: int
@@ -30,7 +32,7 @@ class Match:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    # Bytes, not an array: the interpreter keeps small ones apart, where an array's buffer would lie between the large
+    # Bytes, not an array: the interpreter keeps small objects apart. An array's buffer would lie between the large
     # ones of the passes and keep their memory from being used again.
     edge_bytes: bytes
     parent: _Node | None
@@ -46,7 +48,7 @@ class _Node:
 
 
 class CoverageTree:
-    """Covered prefixes, least recently extended branches dropped first."""
+    """Covered prefixes. The least recently extended branches are dropped first."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS, max_nodes: int = MAX_NODES) -> None:
         self._root = _Node(b"", None)

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import torch
 
+from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.failures import failed_pass, no_room, not_finite
-from apcbatch.plan.footprint import Footprint
+from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, run_pass
-from apcbatch.engine.sampler import NOT_FINITE, greedy, sample
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, serve
@@ -29,11 +30,12 @@ from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels import ops
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
+from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
@@ -46,15 +48,15 @@ MAX_SNAPSHOT_SLOTS = 1 << 20
 class Engine:
     """Runs requests on one model.
 
-    model: `demo`, a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA where it is there. exact: on
+    model: `demo`, a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA if it is there. exact: on
     CUDA, products of fixed shapes, so that a cached answer equals a cold one bit for bit, as it does on the CPU.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
-    plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing. store: a folder that
-    outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find nothing of this
-    one's in a store that they share. pool_size_bytes: snapshots in RAM, or in the memory of the CUDA device.
-    max_batch_tokens: tokens a pass. max_request_tokens: of a prompt and its answer; a request beyond fails.
-    Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
+    plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:
+    a folder that outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find
+    nothing of this one's in a store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the
+    CUDA device. max_batch_tokens: tokens per pass. max_request_tokens: of a prompt and its answer; a longer request
+    fails. Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Engine:
         check_sizes(folder, config)
         torch_dtype = DTYPES[dtype]
         per_slot, per_page = slot_bytes(config, torch_dtype), page_bytes(config, torch_dtype)
-        num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if policy != "none" else 0
+        num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if keeps_snapshots(policy) else 0
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
         arena = make_arena(config, max_running + num_snapshots, num_pages, torch_dtype, place)
@@ -102,7 +104,7 @@ class Engine:
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
         self._store = None
-        if store is not None and policy != "none":
+        if store is not None and keeps_snapshots(policy):
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
         has_kv = per_page > 0
         fingerprint = self._model.fingerprint
@@ -113,18 +115,19 @@ class Engine:
         finish_writes = self._persistence.wait if self._persistence else lambda: False
         self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes, finish_writes)
         self._arena = arena
+        page_tables = PageTables(pages, self._pool, arena, has_kv)
         self._snapshots = Snapshots(
             policy=policy,
             block_size=block_size,
             fingerprint=self.key_fingerprint,
-            has_kv=has_kv,
-            arena=arena,
             pool=self._pool,
             pages=pages,
+            page_tables=page_tables,
             persistence=self._persistence,
         )
         self._scheduler = Scheduler(
             self._snapshots,
+            page_tables,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
             capacity_bytes=pool_size_bytes,
@@ -194,7 +197,7 @@ class Engine:
             logits = run_pass(self._model, chunks)
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
             return results + self._fail(chunks, failed_pass(error))
-        broken = self._broken(chunks, self._sample([chunk for chunk in chunks if chunk.samples], logits))
+        broken = extend_answers(chunks, logits, self.eos_token_ids, self._arena)
         results += self._fail(broken, not_finite())
         chunks = [chunk for chunk in chunks if chunk not in broken]
         if not chunks:
@@ -223,7 +226,7 @@ class Engine:
         return self._snapshots.positions(as_token_array(list(token_ids)))
 
     def snapshot(self, token_ids: Iterable[int]) -> dict[str, torch.Tensor] | None:
-        """The snapshot of exactly this prefix, or None where it is not held.
+        """The snapshot of exactly this prefix, or None if it is not held.
 
         ssm: (mamba layers, d_inner, d_state) float32. conv: (mamba layers, d_inner, d_conv - 1), oldest input first.
         kv (models with attention): (attention layers, 2, tokens, kv heads, head_dim), keys then values.
@@ -242,20 +245,8 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """A current view of what was done."""
-        counters = self._counters
-        counters.snapshots_written = self._snapshots.num_written
-        counters.snapshots_read = self._snapshots.num_restored
-        counters.snapshots_for_later = self._snapshots.num_for_later
-        counters.snapshots_evicted = self._pool.evicted
-        counters.peak_live_snapshots = self._pool.peak_held
-        counters.unique_tokens = self._snapshots.coverage.unique_tokens
-        if self.device == "cuda":
-            counters.peak_device_bytes = torch.cuda.max_memory_allocated()
-        if self._store:
-            counters.store_bytes_written = self._store.counters.bytes_written
-            counters.store_bytes_read = self._store.counters.bytes_read
-            counters.store_skipped = self._store.counters.skipped
-        return counters
+        self._counters.update(self._snapshots, self._pool, self._store, self.device)
+        return self._counters
 
     def flush(self) -> None:
         """Wait until everything that was kept is on disk."""
@@ -268,33 +259,6 @@ class Engine:
             self.flush()
             self._store.close()
             self._store = None
-
-    def _sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Chunk]:
-        """Give the sequence of each chunk its next token; returns the chunks whose logits are not all finite."""
-        tokens, logprobs = greedy(logits, any(chunk.sequence.request.logprobs for chunk in chunks))
-        broken = []
-        for row, chunk in enumerate(chunks):
-            sequence, token, logprob = chunk.sequence, tokens[row], logprobs[row]
-            request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
-            if token == NOT_FINITE:
-                broken.append(chunk)
-                continue
-            if request.temperature > 0:
-                token, logprob = sample(
-                    logits[row], request.temperature, request.top_p, sequence.sampler_key, step
-                )
-            sequence.append(token, logprob)
-            if token in self.eos_token_ids and not request.ignore_eos:
-                sequence.finish_reason = "stop"
-            elif sequence.num_tokens == sequence.limit:
-                sequence.finish_reason = "length"
-        return broken
-
-    def _broken(self, chunks: list[Chunk], broken: list[Chunk]) -> list[Chunk]:
-        """Those chunks, and those that keep a state which is not finite and have no logits yet that would tell. What is
-        not finite stays so: the last state that a chunk keeps stands for all."""
-        silent = (chunk for chunk in chunks if chunk.keep and not chunk.samples)
-        return broken + [chunk for chunk in silent if not self._arena.is_finite(chunk.keep[-1].slot)]
 
     def _account(self, chunks: list[Chunk], seconds: float) -> None:
         """Share a pass's time among its sequences and between prefill and decode, by tokens."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from apcbatch.engine.sequence import Sequence
 from apcbatch.errors import RequestError
-from apcbatch.model.place import ran_out_of_memory
 from apcbatch.model.arena import PAGE_TOKENS
+from apcbatch.model.place import ran_out_of_memory
 
 
 def no_room(sequence: Sequence) -> RequestError:
-    """Even alone it could not be sure of the KV of its last token."""
+    """Even if it ran alone, the KV of all its tokens would not fit."""
     return RequestError(
         "out_of_memory",
         f"the KV of {sequence.limit} tokens, the prompt and its answer ({-(-sequence.limit // PAGE_TOKENS)} pages), "

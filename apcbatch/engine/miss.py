@@ -13,10 +13,10 @@ from apcbatch.types import MissReason
 def explain_miss(
     cached: int, ideal: int, match: Match, block_size: int, *, disabled: bool, stranded: bool, evicted: bool
 ) -> tuple[MissReason, str] | tuple[None, None]:
-    """(reason, clause) where cached tokens fall short of the ideal or nothing was there; (None, None) otherwise.
+    """(reason, clause) if the cached tokens fall short of the ideal or nothing was there; (None, None) otherwise.
 
-    stranded: a snapshot was found whose KV chain is incomplete. evicted: the snapshot at the last boundary below the
-    ideal was kept and has been dropped since.
+    stranded: the store has a longer snapshot, but not all of its KV. evicted: the snapshot at the last boundary up to
+    the ideal was kept and has been dropped since.
     """
     if disabled:
         return "disabled", "disabled (the policy keeps nothing)"

@@ -13,7 +13,7 @@ NO_PAGES: PageArray = np.empty(0, np.int64)
 
 
 class PagePool:
-    """Reference counts of `num_pages` pages; what was never used costs no memory."""
+    """Reference counts of `num_pages` pages. A page that was never used costs no memory."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -27,7 +27,7 @@ class PagePool:
         return len(self._freed) + self.num_pages - self._num_used
 
     def allocate(self) -> int:
-        """A free page with one reference; IndexError where there is none (callers reserve first)."""
+        """A free page with one reference; IndexError if there is none (callers make sure that there is)."""
         if self._freed:
             page = self._freed.pop()
         elif self._num_used < self.num_pages:

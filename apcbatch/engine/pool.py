@@ -1,5 +1,12 @@
 """Snapshots in RAM: which keys are held, in which slot and pages, and which go when room is needed.
 
+An example with room for three: A was read last, B before it, C before that; a plan waits for C, and B is being written.
+    D comes, and no plan waits for it: A goes, the only one that is neither pinned nor awaited.
+    E comes, and no plan waits for it: D goes.
+    F comes, and a plan waits for it: E goes.
+    G comes, and no plan waits for it: the write of B is waited for, then B goes.
+    H comes, a plan waits for it: G goes. The next awaited one takes the place of C, the one read longest ago.
+
 Must not know: token ids, the store, tensors. Invariants: a pinned snapshot (being restored or written) is never
 dropped; one that a plan waits for goes only when there is no other, for another one that it waits for; the bytes held
 never exceed the capacity; a dropped key is remembered for a while, so that a later miss can say `evicted`.
@@ -19,8 +26,9 @@ FORGOTTEN_KEYS = 65_536
 @dataclass(slots=True, eq=False)
 class Snapshot:
     """One held snapshot. pages cover exactly its `position` tokens (the last one in part). reads_left: how many
-    requests of the plan will still resume from it. for_later: kept for future runs. stored: the store has it, or its
-    write is under way; store_parent: its nearest ancestor that the store has, as (key, position)."""
+    requests of the plan will still resume from it. for_later: kept for future runs. was_read: a sequence has resumed
+    from it. stored: the store has it, or its write is under way; store_parent: its nearest ancestor that the store has,
+    as (key, position)."""
 
     key: bytes
     position: int
@@ -29,14 +37,14 @@ class Snapshot:
     pins: int = 0
     reads_left: int = 0
     for_later: bool = False
-    restored: bool = False
+    was_read: bool = False
     stored: bool = False
     store_parent: tuple[bytes, int] | None = None
 
 
 class SnapshotPool:
-    """Held snapshots by key, least recently consumed first. finish_writes: wait for writes under way, which unpins what
-    they read; False where there are none."""
+    """Held snapshots by key, least recently consumed first. finish_writes: waits for the writes under way, which unpins
+    what they read; False if there are none."""
 
     def __init__(
         self,
@@ -82,7 +90,7 @@ class SnapshotPool:
 
     def consume(self, snapshot: Snapshot) -> None:
         """Note that a snapshot was restored: it is now the last to go."""
-        snapshot.restored = True
+        snapshot.was_read = True
         self._held.move_to_end(snapshot.key)
 
     def was_dropped(self, key: bytes) -> bool:
@@ -90,7 +98,7 @@ class SnapshotPool:
         return key in self._forgotten
 
     def reserve(self, key: bytes, awaited: bool) -> int | None:
-        """A slot for a snapshot that is about to be written, or None where nothing may go for it.
+        """A slot for a snapshot that is about to be written, or None if nothing may go for it.
 
         awaited: a request of this run will read it, so that it may take the place of another awaited one.
         """
@@ -107,7 +115,7 @@ class SnapshotPool:
     def insert(
         self, key: bytes, position: int, slot: int, pages: PageArray, reads: int = 0, awaited: bool = False
     ) -> Snapshot | None:
-        """Publish what was written into a reserved slot; None where there is no room for its pages.
+        """Publish what was written into a reserved slot; None if there is no room for its pages.
 
         reads: how many requests of the plan will resume from it. awaited: as in `reserve`. A key that is already
         held keeps its first copy.
@@ -144,8 +152,9 @@ class SnapshotPool:
         self._free_slots.append(slot)
 
     def drop_one(self, awaited: bool) -> bool:
-        """Drop the least recently consumed snapshot that no plan waits for and that is not pinned; where there is none,
-        let the writes under way unpin one; after that, if `awaited`, drop one that a plan waits for. False for none."""
+        """Drop the least recently consumed snapshot that no plan waits for and that is not pinned. If there is none,
+        let the writes under way unpin one; if that does not help either and `awaited`, drop one that a plan waits for.
+        Returns whether one was dropped."""
         victim = self._idle()
         if victim is None and self._finish_writes():
             victim = self._idle()

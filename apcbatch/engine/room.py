@@ -1,7 +1,7 @@
-"""How many new tokens a request may have: its own wish, the model's context, the ceiling for any request.
+"""How many new tokens a request may have: as many as it asks for, unless the model's context ends before.
 
-Must not know: tensors, the batch. It is the one place where a request's numbers are held against what there is room
-for; the planner and the engine ask it alike.
+Must not know: tensors, the batch. This is the one place that compares a request's numbers with the room there is; the
+survey of an input and the engine both ask it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ MAX_REQUEST_TOKENS = 1 << 20
 def room_for_answer(
     num_prompt: int, max_tokens: int, context_length: int | None, max_request_tokens: int
 ) -> int:
-    """The new tokens at most; RequestError context_length_exceeded where there is no room for the request.
+    """The most new tokens; RequestError context_length_exceeded if there is no room for the request.
 
-    context_length: None where the model has no limit of its own; where it has one, the answer ends there.
+    context_length: the model's own limit, at which the answer ends, or None. max_request_tokens: the ceiling for prompt
+    and answer of any request.
     """
     room = max_tokens
     if context_length is not None:

@@ -1,5 +1,5 @@
-"""One pass: packs the chunks of a step into a batch, runs the model, hands back the logits of the sequences that are
-due a token.
+"""One pass: packs the chunks of a step into a batch, runs the model, and hands back the logits of the sequences that
+are due a token.
 
 Must not know: why these chunks were chosen, what becomes of the snapshots.
 """
@@ -13,10 +13,10 @@ import torch
 
 from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.model.arena import PAGE_TOKENS
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
-from apcbatch.model.arena import PAGE_TOKENS
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def make_batch(chunks: list[Chunk]) -> Batch:
 
 
 def _page_table(chunks: list[Chunk]) -> np.ndarray:
-    """(sequences, most pages of any) int64; zeros where a model has no attention."""
+    """(sequences, most pages of any) int64; all zeros for a model without attention."""
     width = max((-(-chunk.end // PAGE_TOKENS) for chunk in chunks), default=0)
     table = np.zeros((len(chunks), width), np.int64)
     for row, chunk in enumerate(chunks):

@@ -1,7 +1,7 @@
 """The next token of each row of logits.
 
-Must not know: sequences. Invariants: a row's token and log-probability depend on that row alone, and on (seed, request
-id, step) where the temperature is above 0: never on batch mates or on the order of steps.
+Must not know: sequences. Invariants: a row's token and log-probability depend on that row alone and, if the temperature
+is above 0, on (seed, request id, step): never on batch mates or on the order of steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def request_key(seed: int, request_id: str) -> int:
 
 
 def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[float]]:
-    """The likeliest token (the lowest id on ties) and its float32 log-probability, of each row of logits
-    (r, vocabulary) float32. The token is NOT_FINITE where a logit is NaN or infinite. Without log-probabilities, which
-    take a second look at every logit, they are NaN."""
+    """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
+    log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
+    look at every logit; without with_logprobs they are NaN."""
     if not with_logprobs:
         return _checked(ops.argmax(logits), logits), [math.nan] * logits.shape[0]
     tokens, logprobs = ops.greedy(logits)
@@ -37,8 +37,8 @@ def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[f
 
 
 def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> list[int]:
-    """The tokens, NOT_FINITE where the row is not. One sum over all rows tells; where it is not finite, the rows are
-    looked at one by one. The ops of a device look at each number anyway, and say so themselves."""
+    """The tokens, with NOT_FINITE for each row that is not. One sum over all rows tells whether there is any; only then
+    are the rows looked at one by one. The ops of a device look at each number anyway and mark the rows themselves."""
     if not logits.is_cuda and not math.isfinite(logits.sum().item()):
         tokens = tokens.where(finite_rows(logits), NOT_FINITE)
     chosen: list[int] = tokens.tolist()

@@ -1,36 +1,43 @@
 """Which sequences run in the next pass, how many of their tokens, and which wait for whom.
 
-Must not know: tensors, the store, text. Invariants: every running decode gets its token each step; a sequence that
-would compute a prefix which another one is about to publish is held back until it is there; a sequence is admitted
-only when the KV pages of its whole life are within reach, so that nothing running is ever starved, and when what it
-keeps fits (see admission.py); where nothing runs, the next one is admitted in any case.
+Must not know: tensors, the store, text, which positions are kept (see policy.py). Invariants: every running decode
+gets its token each step; a sequence that would compute a prefix which another one is about to publish is held back
+until it is there; a sequence is admitted only when the KV pages of its whole life are within reach, so that nothing
+running is ever starved, and when what it keeps fits (see admission.py); if nothing runs, the next one is admitted in
+any case.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from apcbatch.engine.admission import Admission
+from apcbatch.engine.page_tables import PageTables
+from apcbatch.engine.promises import Promises
 from apcbatch.engine.runner import Chunk, Keep
 from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
-from apcbatch.prefix import boundaries_in, last_boundary
 
 
 class Scheduler:
     """Waiting and running sequences, in the order of submission."""
 
     def __init__(
-        self, snapshots: Snapshots, *, max_batch_tokens: int, max_running: int, capacity_bytes: int
+        self,
+        snapshots: Snapshots,
+        page_tables: PageTables,
+        *,
+        max_batch_tokens: int,
+        max_running: int,
+        capacity_bytes: int,
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._snapshots = snapshots
-        self._policy, self._block_size = snapshots.policy, snapshots.block_size
+        self._snapshots, self._page_tables = snapshots, page_tables
         self._max_batch_tokens = max_batch_tokens
         self._free_slots = list(range(max_running - 1, -1, -1))
-        self._pending: dict[bytes, list[Sequence]] = {}  # boundaries that sequences will publish: by whom
+        self._promises = Promises()
         self._admission = Admission(capacity_bytes)
         self._num_submitted = 0
         self._owed_pages = 0  # pages that running sequences may still ask for
@@ -44,13 +51,12 @@ class Scheduler:
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
         impossible = self._fill(chunks, budget) if self.waiting and self._free_slots and budget > 0 else []
-        for chunk in chunks:  # in what room the awaited ones of all leave
-            if chunk.sequence.request.plan is not None:
-                self._reserve(chunk, awaited=False)
+        for chunk in chunks:  # once all of the pass have the slots that somebody waits for
+            self._reserve(chunk, chunk.sequence.retention.kept_if_room(chunk.sequence.computed, chunk.end))
         return chunks, impossible
 
     def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
-        """Admit waiting sequences while there are slots and tokens left; those that can never run are handed back."""
+        """Admit waiting sequences while there are slots and tokens left. Returns those that can never run."""
         impossible: list[Sequence] = []
         passed_over: deque[Sequence] = deque()
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
@@ -76,26 +82,23 @@ class Scheduler:
         sequence = chunk.sequence
         self._snapshots.detach(sequence)
         sequence.computed = chunk.end
-        self._settle(sequence, sequence.computed)
+        self._promises.settle(sequence.number, sequence.computed)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out of the running ones and free what it holds."""
         self.running.remove(sequence)
         self._free_slots.append(sequence.slot)
-        self._owed_pages -= self._snapshots.pages_of_life(sequence) - len(sequence.pages)
+        self._owed_pages -= self._page_tables.needed_to_end(sequence) - len(sequence.pages)
         self._snapshots.detach(sequence)
-        self._snapshots.release_pages(sequence)
-        self._settle(sequence)
+        self._page_tables.release(sequence)
+        self._promises.settle(sequence.number)
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence. What the plan has it publish is expected from now on, not only once it runs."""
+        """Queue a sequence."""
         sequence.number = self._num_submitted
         self._num_submitted += 1
-        plan = sequence.request.plan
-        if plan is not None:
-            sequence.held_back = sequence.keys.get(plan.resume_at)
-            sequence.leader = next(reversed(self._owners(sequence.held_back)), None)
-            self._expect(sequence)
+        sequence.retention.follow(sequence.keys, self._promises)
+        self._promise(sequence, sequence.retention.promised_at_submission())
         self.waiting.append(sequence)
 
     def drop_waiting(self) -> None:
@@ -106,94 +109,47 @@ class Scheduler:
 
     def _give_up(self, sequence: Sequence) -> None:
         """A sequence will not run: nothing comes from it, and nothing is kept for it any more."""
-        self._settle(sequence)
+        self._promises.settle(sequence.number)
         self._snapshots.count_read(sequence)
 
     def _may_begin(self, sequence: Sequence) -> bool:
-        """Whether there is room, and nothing to wait for. Where nothing runs, room for its own KV is enough, at the
-        expense of any snapshot."""
-        if self.running and (self._held_back(sequence) or not self._admission.fits(sequence)):
+        """Whether there is room, and nothing to wait for. If nothing runs, room for its own KV is enough, and any
+        snapshot goes for it."""
+        if self.running and (self._waits(sequence) or not self._admission.fits(sequence)):
             return False
-        needed = self._snapshots.pages_to_start(sequence) + self._owed_pages
-        return self._snapshots.free_pages(needed, awaited=not self.running)
+        needed = self._page_tables.needed_to_start(sequence) + self._owed_pages
+        return self._page_tables.free(needed, awaited=not self.running)
 
-    def _held_back(self, sequence: Sequence) -> bool:
-        """Whether another sequence will publish a longer prefix of this one than is available now. With a plan it is
-        the leader that counts: where memory is short, several publish the same prefix, each for some."""
-        if sequence.request.plan is not None:
-            return sequence.leader in self._owners(sequence.held_back)
-        if self._owners(sequence.held_back):
-            return True
-        sequence.held_back = None
-        if not self._pending:
-            return False
-        available = self._snapshots.available_position(sequence)
-        for position in reversed(sequence.keys):
-            if position <= available:
-                break
-            if position < sequence.num_prompt and sequence.keys[position] in self._pending:
-                sequence.held_back = sequence.keys[position]
-                return True
-        return False
-
-    def _owners(self, key: bytes | None) -> list[Sequence]:
-        """Those that will publish a boundary, in the order of submission."""
-        return self._pending.get(key, []) if key is not None else []
+    def _waits(self, sequence: Sequence) -> bool:
+        """Whether a sequence is better off when another one has published what it can resume from."""
+        return sequence.retention.waits(
+            sequence.keys, self._promises, lambda: self._snapshots.available_position(sequence)
+        )
 
     def _admit(self, sequence: Sequence) -> None:
         sequence.slot = self._free_slots.pop()
-        sequence.leader = None
         self._admission.admit(sequence)
         self._snapshots.attach(sequence)
-        self._owed_pages += self._snapshots.pages_of_life(sequence) - len(sequence.pages)
-        if sequence.request.plan is None:
-            self._expect(sequence)
+        self._owed_pages += self._page_tables.needed_to_end(sequence) - len(sequence.pages)
+        self._promise(sequence, sequence.retention.promised_at_begin(sequence.computed))
         self.running.append(sequence)
 
-    def _expect(self, sequence: Sequence) -> None:
-        """From now on others may wait for what this sequence's prefill publishes."""
-        positions = self._kept_positions(sequence, sequence.computed, sequence.num_prompt)
-        sequence.owed = [(position, sequence.keys[position]) for position in positions]
-        for _, key in sequence.owed:
-            self._pending.setdefault(key, []).append(sequence)
-
-    def _settle(self, sequence: Sequence, end: int | None = None) -> None:
-        """What a sequence owes up to `end` is published; without an end, nothing more will come from it."""
-        while sequence.owed and (end is None or sequence.owed[0][0] <= end):
-            _, key = sequence.owed.pop(0)
-            self._pending[key].remove(sequence)
-            if not self._pending[key]:
-                del self._pending[key]
+    def _promise(self, sequence: Sequence, positions: Iterable[int]) -> None:
+        """From now on others may wait for these positions of a sequence's prompt."""
+        self._promises.make(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
     def _chunk(self, sequence: Sequence, count: int) -> Chunk:
-        """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps; with a
-        plan, for those that this run waits for."""
+        """The next `count` tokens, with pages to write to and slots for the snapshots that are kept at once."""
         chunk = Chunk(sequence, count)
-        self._owed_pages -= self._snapshots.extend_pages(sequence, chunk.end)
-        self._reserve(chunk, awaited=sequence.request.plan is not None)
+        self._owed_pages -= self._page_tables.extend(sequence, chunk.end)
+        self._reserve(chunk, sequence.retention.kept_at_once(sequence.computed, chunk.end))
         return chunk
 
-    def _reserve(self, chunk: Chunk, awaited: bool) -> None:
-        """Slots for snapshots of a chunk: for those that the plan waits for, or for the others."""
-        sequence = chunk.sequence
-        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
-            if (sequence.planned.get(position, 0) > 0) == awaited:
-                slot_key = self._snapshots.reserve(sequence, position)
-                if slot_key is not None:
-                    chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
-        chunk.keep.sort(key=lambda keep: keep.position)
-
-    def _kept_positions(self, sequence: Sequence, begin: int, end: int) -> Iterable[int]:
-        """Positions p with begin < p <= end whose snapshots the policy keeps, ascending."""
-        if self._policy == "none":
-            return ()
-        if not sequence.request.keep_answer:
-            end = min(end, sequence.num_prompt)
-        if sequence.request.plan is not None:
-            return (position for position in sequence.planned if begin < position <= end)
-        if self._policy == "all" or begin >= sequence.num_prompt:
-            return boundaries_in(begin, end, self._block_size)
-        ends = {last_boundary(sequence.num_prompt, self._block_size)}
-        if self._policy == "planned" and sequence.branch:
-            ends.add(sequence.branch)
-        return (position for position in sorted(ends) if begin < position <= end)
+    def _reserve(self, chunk: Chunk, positions: Collection[int]) -> None:
+        """Slots for the snapshots at these positions of a chunk."""
+        for position in positions:
+            slot_key = self._snapshots.reserve(chunk.sequence, position)
+            if slot_key is not None:
+                chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
+        if positions:
+            chunk.keep.sort(key=lambda keep: keep.position)

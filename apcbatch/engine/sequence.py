@@ -13,6 +13,7 @@ from numbers import Integral, Real
 import numpy as np
 
 from apcbatch.engine.pages import NO_PAGES, PageArray
+from apcbatch.engine.policy import Retention
 from apcbatch.engine.pool import Snapshot
 from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
@@ -26,16 +27,14 @@ SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """limit: tokens at most, the prompt and its answer; their memory grows as they come. computed: tokens whose
-    state is in `slot`. keys: the prefix keys of the prompt's boundaries, by position.
+    """limit: the most tokens that prompt and answer may have; their memory grows as they come. computed: tokens whose
+    state is in `slot`. keys: the prefix keys of the prompt's positions that matter, by position, ascending.
 
-    number: its place in the order of submission. start: the snapshot that the next pass reads its state from, pinned
-    until then. held_back: the key of a boundary that another sequence is about to publish and that this one waits for;
-    leader: with a plan, that sequence. owed: positions and keys that it is yet to publish, ascending. planned: reads
-    left for each position that the plan keeps (0: for later runs only), ascending. branch: the boundary below the
-    point where this prompt was seen to leave another one. rolling: the snapshot of the answer's latest boundary under
-    policies `last` and `planned`. store_parent: the last snapshot on this sequence's path that the store has, as
-    (key, position). stored_positions: usable boundaries that the store held at the first look, longest first.
+    number: its place in the order of submission. retention: what it keeps and may resume from, set by
+    Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
+    snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
+    snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
+    the store held at the first look, longest first.
     """
 
     request: Request
@@ -44,16 +43,12 @@ class Sequence:
     num_tokens: int
     limit: int
     number: int = 0
+    retention: Retention = field(init=False, repr=False)
     keys: dict[int, bytes] = field(default_factory=dict)
     computed: int = 0
     slot: int = -1
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
-    held_back: bytes | None = None
-    leader: Sequence | None = None
-    owed: list[tuple[int, bytes]] = field(default_factory=list)
-    planned: dict[int, int] = field(default_factory=dict)
-    branch: int = 0
     rolling: Snapshot | None = None
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
@@ -125,24 +120,19 @@ def make_sequence(
     context_length: int | None,
     max_request_tokens: int = MAX_REQUEST_TOKENS,
 ) -> Sequence:
-    """A checked sequence; RequestError (invalid_request, context_length_exceeded) where the request cannot run."""
+    """A checked sequence; RequestError (invalid_request, context_length_exceeded) if the request cannot run."""
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
-    if request.plan is not None:
-        reads = dict.fromkeys(request.plan.keep_for_later, 0) | dict(
-            zip(request.plan.keep, request.plan.reads, strict=True)
-        )
-        sequence.planned = dict(sorted(reads.items()))
     return sequence
 
 
 def check_request(
     request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
 ) -> tuple[TokenArray, int]:
-    """The prompt of a request that can run, and its new tokens at most; RequestError says what is wrong with one
-    that cannot."""
+    """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
+    one that cannot."""
 
     def invalid(message: str) -> RequestError:
         return RequestError("invalid_request", message)

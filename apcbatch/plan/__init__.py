@@ -1,2 +1,4 @@
-"""The prefix plan: what a dataset shares, in which order to work, what to keep and until when. Must not know: torch, text,
-states; it reads token ids and bytes."""
+"""The prefix plan: what a dataset shares, in which order to work, what to keep and until when.
+
+Must not know: torch, text, states. It reads token ids and bytes.
+"""

@@ -1,8 +1,11 @@
 """What live snapshots weigh: states, and the KV pages that snapshots of one path share.
 
-Must not know: the tree, why a snapshot is kept. Invariant: a page is counted once, however many snapshots
-refer to it, as in the pool: a request shares the full pages of the snapshot that it resumed from and has its
-own from there on.
+An example with pages of 64 tokens: a request keeps 100 and 200, which weigh 2 states and 4 pages, for the first two
+pages are in both. Another one resumes from 100 and keeps 180: it shares the one full page and fills 2 more, so that
+together they weigh 3 states and 6 pages.
+
+Must not know: the tree, why a snapshot is kept. Invariant: a page is counted once, however many snapshots refer to it,
+as in the pool: a request shares the full pages of the snapshot that it resumed from and has its own from there on.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ class Segment:
 
 
 class Ledger:
-    """num_live, live_bytes: the snapshots held now."""
+    """Counts the snapshots that are held now: num_live, live_bytes."""
 
     def __init__(self, footprint: Footprint) -> None:
         self._footprint = footprint
@@ -66,8 +69,8 @@ class Ledger:
         return self.num_live * self._footprint.state_bytes + self._num_pages * self._footprint.page_bytes
 
     def begin(self, parent: Segment | None, resume_at: int) -> Segment:
-        """The pages of a request that resumes at a position; parent: those of the request which kept that
-        snapshot, None where its pages are the new request's own (nothing resumed, or loaded from the
+        """The pages of a request that resumes at a position. parent: those of the request which kept that
+        snapshot; None if the new request has all its pages for itself (it resumes from nothing, or from the
         store)."""
         first = resume_at // self._footprint.page_tokens if parent is not None else 0
         return Segment(parent, first, first)

@@ -1,9 +1,8 @@
-"""What every policy would reuse on every grid, and what stands in the way: the tables of `plan` and
-`tune-block-size`.
+"""What every policy would reuse on every grid, and what stands in the way: the tables of `plan` and `tune-block-size`.
 
-Must not know: text, files, time. The tree is built once; all grids and policies are read off it. Invariant:
-numbers are those of the engine with nothing held before, request by request, however many run side by side (for
-`all` and `last` with room for all they keep; for `last` one after the other); what is live at once is that of one
+Must not know: text, files, time. The tree is built once; all grids and policies are read off it. Invariant: with
+nothing held before, the engine has the same numbers, request by request. That is so however many run side by side (for
+`last`: one after the other), and for `all` and `last` with room for all they keep. What is live at once is that of one
 request after the other.
 """
 
@@ -12,26 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from apcbatch.plan.kept import Keeping
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.plan.reach import NOWHERE, Reach, find_ideals, reach_all, reach_last
+from apcbatch.plan.reuse import NOWHERE, Keeping, Reach, find_ideals, reach_all, reach_last
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.types import Policy
-
-POLICIES: tuple[Policy, ...] = ("all", "last", "planned")
 
 
 @dataclass(frozen=True)
 class PolicyForecast:
     """One policy on one grid.
 
-    resume_at: by request, the tokens it finds. snapshots_written: those kept in this run; snapshots_read:
+    resume_at: by request, its cached tokens. snapshots_written: those kept in this run; snapshots_read:
     distinct ones that are resumed from; snapshots_for_later: kept for future runs alone (`planned`).
-    written_bytes: what the written ones take, the KV of a token once a path. store_bytes: what a store would
-    hold after the run. floor_tokens: covered by an earlier request, and not found since no snapshot is kept
-    at the right place. peak_live_*: the most that is held at a time; `all` and `last` let go of nothing.
+    written_bytes: what the written ones take, the KV of a token once for each path. store_bytes: what a store would
+    hold after the run. floor_tokens: tokens that an earlier request covers and that are not cached, because no snapshot
+    is kept at the right position. peak_live_*: the most that is held at a time; `all` and `last` let go of nothing.
     """
 
     policy: Policy
@@ -48,7 +44,7 @@ class PolicyForecast:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that are restored."""
+        """Prompt tokens that are served from a snapshot."""
         return sum(self.resume_at)
 
     @property
@@ -58,14 +54,13 @@ class PolicyForecast:
 
     @property
     def hit_rate(self) -> float:
-        """Restored share of all prompt tokens."""
+        """Cached share of all prompt tokens."""
         return _share(self.cached_tokens, self.prompt_tokens)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a dataset has to share, and what each policy makes of it: grids[block_size][policy], grids
-    ascending.
+    """What a dataset has to share, and what each policy makes of it: grids[block_size][policy], grids ascending.
 
     ideal_tokens: prompt tokens that an earlier request covers. rewritten_prompts: prompts that do not begin
     with the whole one before them in their conversation; rewritten_tokens: what is computed again for that.
@@ -151,7 +146,7 @@ def _keeps_everything(
 def _planned(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planner) -> PolicyForecast:
     keeping, live = planner.keep(shape, order, {})
     later = planner.later.choose(shape, keeping.owners(shape, order), {})
-    places = {snapshot.place for snapshot in keeping.kept}
+    points = {snapshot.point for snapshot in keeping.kept}
     resume_at = [position for _, position in keeping.source]
     return PolicyForecast(
         policy="planned",
@@ -159,7 +154,7 @@ def _planned(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planne
         resume_at=resume_at,
         snapshots_written=len(keeping.kept),
         snapshots_read=len(keeping.kept),
-        snapshots_for_later=sum(place not in places for place in later.places),
+        snapshots_for_later=sum(point not in points for point in later.points),
         written_bytes=_written_bytes(keeping, planner.footprint),
         store_bytes=later.num_bytes,
         peak_live_snapshots=live.peak_snapshots,
@@ -174,8 +169,8 @@ def _written_bytes(keeping: Keeping, footprint: Footprint) -> int:
     for owner, own in keeping.kept_by().items():
         above = keeping.source[owner][1]
         for snapshot in own:
-            total += footprint.snapshot_bytes(snapshot.place[1] - above)
-            above = snapshot.place[1]
+            total += footprint.snapshot_bytes(snapshot.point[1] - above)
+            above = snapshot.point[1]
     return total
 
 

@@ -1,9 +1,12 @@
-"""Which snapshots to keep for future runs: where each conversation would go on, and the stems that
-conversations share.
+"""Which snapshots to keep for future runs: where each conversation would go on, and the stems that they share.
 
-Must not know: this run's order and what it keeps for itself. Invariants: each saves at least the minimum gain
-over its nearest kept ancestor; all together fit the byte budget, the ones that save the most tokens per byte
-first.
+An example without KV, with block size 4: three conversations share 20 tokens, then they have 60, 62 and 80. Candidates
+are 20, which gains 20 tokens for each of the three, and 56, 60 and 76, which serve one each and gain 36, 40 and 56
+over it. A budget for three snapshots drops 56, which saves the fewest tokens for its bytes; a budget for one keeps 20,
+which saves 60 tokens, and drops 76, which saves 56.
+
+Must not know: this run's order and what it keeps for itself. Invariants: each saves at least the minimum gain over its
+nearest kept ancestor; all together fit the byte budget, and what saves the fewest tokens per byte goes first.
 """
 
 from __future__ import annotations
@@ -14,17 +17,16 @@ from heapq import heapify, heappop, heappush
 
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import ROOT
-from apcbatch.plan.reach import Held, Owners, Place, held_places
+from apcbatch.plan.reuse import Held, Owners, Point, held_points
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.prefix import last_boundary
 
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """serves: conversations that go through it. chosen: still among those to keep. written: not held
-    already."""
+    """serves: conversations that go through it. chosen: still among those to keep. written: it is not held already."""
 
-    place: Place
+    point: Point
     serves: int
     above: _Candidate | None = None
     below: dict[_Candidate, None] = field(default_factory=dict)
@@ -34,7 +36,7 @@ class _Candidate:
     @property
     def gain(self) -> int:
         """Tokens that it saves over the nearest one above it."""
-        return self.place[1] - (self.above.place[1] if self.above is not None else 0)
+        return self.point[1] - (self.above.point[1] if self.above is not None else 0)
 
     def value(self, footprint: Footprint) -> float:
         """Tokens saved per byte."""
@@ -42,50 +44,49 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class ForLater:
-    """places: what to keep, each after those above it. num_bytes: what it takes on disk."""
+class KeptForLater:
+    """points: what to keep, each after those above it. num_bytes: what it takes on disk."""
 
-    places: list[Place]
+    points: list[Point]
     num_bytes: int
 
     def by_owner(self, owners: Owners) -> dict[int, list[int]]:
         """The positions by the request that computes them first, ascending."""
         positions: dict[int, list[int]] = {}
-        for place in self.places:
-            owner = owners.owner(place)
+        for point in self.points:
+            owner = owners.owner(point)
             assert owner is not None, "only what is computed is kept"
-            positions.setdefault(owner, []).append(place[1])
+            positions.setdefault(owner, []).append(point[1])
         return positions
 
 
 @dataclass(frozen=True)
-class LaterPolicy:
-    """What future runs get: snapshots that save at least min_gain_tokens over their nearest kept ancestor and
-    take budget_bytes on disk at most (None: no limit)."""
+class FutureRuns:
+    """What future runs get: snapshots that each save at least min_gain_tokens over the nearest kept ancestor, and
+    together take no more than budget_bytes on disk (None: no limit)."""
 
     block_size: int
     min_gain_tokens: int
     budget_bytes: int | None
     footprint: Footprint
 
-    def choose(self, shape: TreeShape, owners: Owners, held: Held) -> ForLater:
-        """The positions to keep. owners: who computes what in this run; held: what is there already, for
-        nothing.
+    def choose(self, shape: TreeShape, owners: Owners, held: Held) -> KeptForLater:
+        """The points to keep. owners: who computes what in this run; held: what is there already, at no cost.
 
-        A conversation is kept at the last boundary from which both its last prompt and one that goes on from
-        it can resume.
+        A conversation is kept at the last boundary from which both its last prompt and one that goes on from it can
+        resume.
         """
         if self.budget_bytes == 0:
-            return ForLater([], 0)
-        places = (place for place in self._candidates(shape) if owners.owner(place) is not None)
-        candidates = _with_gain(shape, places, held, self.min_gain_tokens)
+            return KeptForLater([], 0)
+        points = (point for point in self._candidates(shape) if owners.owner(point) is not None)
+        candidates = _with_gain(shape, points, held, self.min_gain_tokens)
         total = sum(self.footprint.snapshot_bytes(one.gain) for one in candidates if one.written)
         if self.budget_bytes is not None and total > self.budget_bytes:
             total = _drop_least(candidates, self.footprint, total, self.budget_bytes)
-        return ForLater([one.place for one in candidates if one.chosen and one.written], total)
+        return KeptForLater([one.point for one in candidates if one.chosen and one.written], total)
 
-    def _candidates(self, shape: TreeShape) -> set[Place]:
-        """Where conversations would go on, and where they part."""
+    def _candidates(self, shape: TreeShape) -> set[Point]:
+        """Where each conversation would go on, and where conversations part."""
         found = set()
         for index in shape.last_prompts:
             boundary = last_boundary(shape.length[index] - 1, self.block_size)
@@ -94,26 +95,26 @@ class LaterPolicy:
             if len(shape.children[node]) > 1 and shape.conversations_below[node] > 1:
                 boundary = last_boundary(shape.end[node], self.block_size)
                 found.add((shape.node_above(node, boundary), boundary))
-        return {place for place in found if place[1]}
+        return {point for point in found if point[1]}
 
 
 def _with_gain(
-    shape: TreeShape, places: Iterable[Place], held: Held, min_gain_tokens: int
+    shape: TreeShape, points: Iterable[Point], held: Held, min_gain_tokens: int
 ) -> list[_Candidate]:
-    """Those that save enough over the nearest one above them, linked, with the held ones among them."""
-    already = set(held_places(held))
+    """Those that save enough over the nearest one above them, and the held ones, each linked to that one."""
+    already = set(held_points(held))
     by_node: dict[int, list[_Candidate]] = {}
     taken = []
-    for place in sorted({*places, *already}, key=lambda place: (place[1], place[0])):
-        node = place[0]
+    for point in sorted({*points, *already}, key=lambda point: (point[1], point[0])):
+        node = point[0]
         while node != ROOT and node not in by_node:
             node = shape.parent[node]
         above = by_node[node][-1] if node != ROOT else None
         candidate = _Candidate(
-            place, shape.conversations_below[place[0]], above, written=place not in already
+            point, shape.conversations_below[point[0]], above, written=point not in already
         )
         if candidate.gain >= min_gain_tokens or not candidate.written:
-            by_node.setdefault(place[0], []).append(candidate)
+            by_node.setdefault(point[0], []).append(candidate)
             taken.append(candidate)
             if above is not None:
                 above.below[candidate] = None

@@ -1,9 +1,7 @@
-"""The plan: in which order to work, where each request resumes, what each one keeps, for whom, and for how
-long.
+"""The plan: in which order to work, where each request resumes, what each one keeps, for whom, and for how long.
 
-Must not know: text, files, states. Invariants: requests one after the other in the plan's order find exactly
-what the plan says, and what it keeps is read; without a limit on memory each resumes where it would if
-everything were kept.
+Must not know: text, files, states. Invariants: requests one after the other in the plan's order resume exactly where
+the plan says, and what it keeps is read; without a limit on memory each resumes where it would if everything were kept.
 """
 
 from __future__ import annotations
@@ -11,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from apcbatch.plan.kept import Keeping, Live, keep_all_read, measure_live
-from apcbatch.plan.future_runs import ForLater, LaterPolicy
 from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.future_runs import FutureRuns, KeptForLater
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.rationing import Rationing
-from apcbatch.plan.reach import Held, Place, find_ideals, held_by_node, reach_all
+from apcbatch.plan.reuse import (
+    Held,
+    Keeping,
+    Live,
+    Point,
+    find_ideals,
+    held_by_node,
+    keep_all_read,
+    measure_live,
+    reach_all,
+)
 from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
 
@@ -24,7 +31,7 @@ from apcbatch.types import RequestPlan
 @dataclass(frozen=True)
 class Plan:
     """order: request indexes. requests: by index. leaders: by index, the request that computes the snapshot
-    it resumes from; None where it resumes from nothing, or from what was held before.
+    it resumes from; None if it resumes from nothing, or from what was held before.
 
     snapshots_written: kept for this run, each of them read at least once; snapshots_read: these, and the held
     ones that are read; snapshots_for_later: kept for future runs alone. later_bytes: everything that is kept
@@ -75,7 +82,7 @@ class Planner:
         if self.order not in ORDERS:
             raise ValueError(f"order is {self.order!r}; expected one of {', '.join(ORDERS)}")
 
-    def plan(self, tree: PrefixTree, held: Iterable[Place] = ()) -> Plan:
+    def plan(self, tree: PrefixTree, held: Iterable[Point] = ()) -> Plan:
         """The plan for all requests of a tree.
 
         held: (node, position) of the boundaries that are there before the run and stay; see PrefixTree.keys.
@@ -89,9 +96,9 @@ class Planner:
         return _assemble(shape, order, ideals, keeping, later, later.by_owner(owners), live)
 
     @property
-    def later(self) -> LaterPolicy:
+    def later(self) -> FutureRuns:
         """What is kept for future runs."""
-        return LaterPolicy(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
+        return FutureRuns(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
 
     def keep(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[Keeping, Live]:
         """What is kept for this run, and what it weighs."""
@@ -110,11 +117,11 @@ def _assemble(
     order: list[int],
     ideals: list[int],
     keeping: Keeping,
-    later: ForLater,
+    later: KeptForLater,
     later_by: Mapping[int, Sequence[int]],
     live: Live,
 ) -> Plan:
-    this_run = {snapshot.place for snapshot in keeping.kept}
+    this_run = {snapshot.point for snapshot in keeping.kept}
     return Plan(
         order=order,
         requests=list(_request_plans(ideals, keeping, later_by, live)),
@@ -125,7 +132,7 @@ def _assemble(
         ideal_tokens=sum(ideals),
         snapshots_written=len(keeping.kept),
         snapshots_read=len(keeping.kept) + keeping.num_held_read,
-        snapshots_for_later=sum(place not in this_run for place in later.places),
+        snapshots_for_later=sum(point not in this_run for point in later.points),
         later_bytes=later.num_bytes,
         peak_live_snapshots=live.peak_snapshots,
         peak_live_bytes=live.peak_bytes,
@@ -140,7 +147,7 @@ def _request_plans(
         own = kept_by.get(index, ())
         yield RequestPlan(
             resume_at=resume_at,
-            keep=tuple(snapshot.place[1] for snapshot in own),
+            keep=tuple(snapshot.point[1] for snapshot in own),
             reads=tuple(len(snapshot.readers) for snapshot in own),
             keep_for_later=tuple(later_by.get(index, ())),
             ideal=ideals[index],

@@ -1,8 +1,8 @@
 """The prefix tree: a radix tree over the token ids of all known requests, built while they stream in.
 
-Must not know: text, positions that are kept, the order of work. Invariants: a request ends at a node's end,
-so a node's edge is on a request's path as a whole or not at all; every distinct token (a token and all before
-it) is held once, in one buffer; a request's arrays are not held on to, but for the latest one's.
+Must not know: text, positions that are kept, the order of work. Invariants: a request ends at a node's end, so a node's
+edge is on a request's path as a whole or not at all; every distinct token (a token and all before it) is held once, in
+one buffer; no request's array is held but the latest one.
 """
 
 from __future__ import annotations
@@ -64,27 +64,22 @@ class PrefixTree:
         self.conversation.append(conversation)
         return self.num_requests - 1
 
-    def tokens(self, index: int) -> TokenArray:
-        """The prompt of a request, (tokens,) int32, put together from its path."""
-        return self._path_tokens(self.end_node[index])
+    def path_tokens(self, node: int) -> TokenArray:
+        """All tokens up to a node's end, (tokens,) int32; those of a request's end node are its prompt."""
+        tokens = np.empty(self.end[node], np.int32)
+        while node != ROOT:
+            tokens[self.begin(node) : self.end[node]] = self._edge(node)
+            node = self.parent[node]
+        return tokens
 
     def keys(self, fingerprint: bytes, block_size: int) -> Iterator[tuple[int, int, bytes]]:
         """(node, position, prefix key) of every boundary of the tree, once each, ascending on each edge."""
         for node in range(1, self.num_nodes):
             boundaries = boundaries_in(self.begin(node), self.end[node], block_size)
             if boundaries:
-                hasher = PrefixHasher(fingerprint, self._path_tokens(node))
+                hasher = PrefixHasher(fingerprint, self.path_tokens(node))
                 for position, key in hasher.keys_at(boundaries):
                     yield node, position, key
-
-    def node_at(self, index: int, position: int) -> int:
-        """The node whose edge holds the given position (1 .. length) of a request."""
-        node = self.end_node[index]
-        if not 0 < position <= self.end[node]:
-            raise ValueError(f"request {index} has positions 1 to {self.end[node]}, not {position}")
-        while self.begin(node) >= position:
-            node = self.parent[node]
-        return node
 
     def _common_with_latest(self, tokens: TokenArray) -> tuple[int, int]:
         """The node and position up to which the path of the latest request serves this one too."""
@@ -136,13 +131,6 @@ class PrefixTree:
     def _edge(self, node: int) -> TokenArray:
         offset = self._offset[node]
         return self._tokens[offset : offset + self.end[node] - self.begin(node)]
-
-    def _path_tokens(self, node: int) -> TokenArray:
-        tokens = np.empty(self.end[node], np.int32)
-        while node != ROOT:
-            tokens[self.begin(node) : self.end[node]] = self._edge(node)
-            node = self.parent[node]
-        return tokens
 
 
 def _child_key(node: int, token: int | np.integer) -> int:

@@ -1,11 +1,18 @@
-"""Which snapshots are kept when they do not all fit: the plan played through in order, the least valuable
-dropped.
+"""Which snapshots are kept if they do not all fit: the plan is played through in order, and the least valuable goes.
 
-Must not know: tokens, text. Every request to come is served by the deepest live snapshot on its path (it
-would resume there); a snapshot's value is the tokens it saves over the next live one above it, per byte and
-per request until its next use, and none while snapshots below serve all that pass. So a stem that everything
-falls back to goes last. Invariant: what is live never exceeds the capacity, save for the snapshot that is
-being read.
+Every request to come is served by the deepest live snapshot on its path: it would resume there. A snapshot's value is
+the tokens that it saves over the next live one above it, per byte, divided by how many requests ahead its next use is;
+it has none while snapshots below it serve all that pass. So a stem that everything falls back to goes last.
+
+An example without KV, with room for two snapshots: 40 (on the path of all) serves the request 2 ahead, 64 below it the
+request 4 ahead, and a request has just computed 100, below 64, for the one 3 ahead.
+    40 saves 40 tokens, next used in 2: 40 / 2 = 20
+    64 saves 24 over 40, next used in 4: 24 / 4 = 6
+    100 saves 36 over 64, next used in 3: 36 / 3 = 12
+64 goes. What it served falls back to 40, and 100 now saves 60: 60 / 3 = 20.
+
+Must not know: tokens, text. Invariant: what is live never exceeds the capacity, save for the snapshot that is being
+read.
 """
 
 from __future__ import annotations
@@ -17,10 +24,9 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from apcbatch.plan.kept import Keeping, Kept
 from apcbatch.plan.footprint import Footprint, Ledger, Segment
 from apcbatch.plan.prefix_tree import ROOT
-from apcbatch.plan.reach import NOWHERE, Held, Place, held_places
+from apcbatch.plan.reuse import NOWHERE, Held, Keeping, Kept, Point, held_points
 from apcbatch.plan.tree_shape import TreeShape
 
 NEVER = float("inf")
@@ -30,15 +36,13 @@ FIRST_ROWS = 64
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A live snapshot. uses: a heap of the ranks (places in the order) it serves, with some that are out of
-    date.
+    """A live snapshot. uses: a heap of the ranks (indexes into the order) that it serves; some are out of date.
 
     above: the next live one on its path. below: those that have this one above (a dict for its order). kept:
-    None for what was held before the plan, which costs nothing and stays. row: its place in the table of
-    values.
+    None for what was held before the plan, which costs nothing and stays. row: its row in the table of values.
     """
 
-    place: Place
+    point: Point
     above: _Live | None
     kept: Kept | None = None
     segment: Segment | None = None
@@ -79,7 +83,7 @@ class _Values:
         live.row = -1
 
     def least(self, now: int, pinned: _Live) -> _Live | None:
-        """The least valuable snapshot but the pinned one; None where there is no other."""
+        """The least valuable snapshot but the pinned one; None if there is no other."""
         value = self._gain / (self._next_use - now)
         if pinned.row >= 0:
             value[pinned.row] = NEVER
@@ -110,16 +114,16 @@ class Rationing:
         self._passing: dict[int, list[int]] = {}
         self._held = held
 
-    def run(self, wanted: Sequence[Place]) -> Keeping:
-        """The plan. wanted: where requests would resume if all were kept, which is before every branch too:
-        what they fall back to when the rest is gone."""
+    def run(self, wanted: Sequence[Point]) -> Keeping:
+        """The plan. wanted: where requests would resume if all were kept. These points lie before every branch too,
+        so that requests can fall back to them when the rest is gone."""
         self._prepare(wanted)
         count = self._shape.num_requests
-        source: list[Place] = [NOWHERE] * count
+        source: list[Point] = [NOWHERE] * count
         from_kept: list[Kept | None] = [None] * count
         for rank, index in enumerate(self._order):
             start = self._serving[rank]
-            source[index], from_kept[index] = start.place, start.kept
+            source[index], from_kept[index] = start.point, start.kept
             if start.kept is not None:
                 start.kept.readers.append(index)
                 self._refresh(start, rank)
@@ -134,8 +138,8 @@ class Rationing:
                     self._drop(live, rank)
         return Keeping(self._kept, source, from_kept)
 
-    def _prepare(self, wanted: Sequence[Place]) -> None:
-        """Note who passes the candidates, and let held positions serve."""
+    def _prepare(self, wanted: Sequence[Point]) -> None:
+        """Note who passes the candidates, and let what is held serve."""
         shape = self._shape
         for node, position in sorted(set(wanted) - {NOWHERE}):
             if position not in self._held.get(node, ()):
@@ -146,7 +150,7 @@ class Rationing:
                 if node in self._candidates or node in self._held:
                     self._passing.setdefault(node, []).append(rank)
                 node = shape.parent[node]
-        for node, position in sorted(held_places(self._held), key=lambda place: place[1]):
+        for node, position in sorted(held_points(self._held), key=lambda point: point[1]):
             ranks = self._passing_after(node, position, -1)
             if ranks:
                 there = _Live((node, position), self._serving[ranks[0]])
@@ -155,14 +159,14 @@ class Rationing:
                     self._serving[rank] = there
 
     def _passing_after(self, node: int, position: int, now: int) -> list[int]:
-        """Ranks after `now` of the requests that could resume from a place."""
+        """Ranks after `now` of the requests that could resume from a point."""
         passing = self._passing[node]
         later = passing[bisect_right(passing, now) :]
         return [rank for rank in later if self._shape.length[self._order[rank]] > position]
 
     def _keep_from(self, index: int, rank: int, start: _Live) -> None:
         """Keep the candidates that a request computes, the deepest first, if they would serve anyone."""
-        shape, node, begin = self._shape, self._shape.end_node[index], start.place[1]
+        shape, node, begin = self._shape, self._shape.end_node[index], start.point[1]
         segment: Segment | None = None
         while node != ROOT and shape.end[node] > begin:
             for position in reversed(self._candidates.get(node, ())):
@@ -179,7 +183,7 @@ class Rationing:
             node = shape.parent[node]
 
     def _add(self, live: _Live, start: _Live, rank: int) -> None:
-        node, position = live.place
+        node, position = live.point
         self._live_at.setdefault(node, {})[position] = live
         assert live.segment is not None, "only what was held before the plan has no segment"
         self._ledger.hold(live.segment, position)
@@ -201,7 +205,7 @@ class Rationing:
         assert above is not None and live.kept is not None and live.segment is not None, (
             "the root is never dropped"
         )
-        node, position = live.place
+        node, position = live.point
         del self._live_at[node][position]
         self._ledger.release(live.segment, position)
         self._values.leave(live)
@@ -226,12 +230,12 @@ class Rationing:
         while live.uses and (live.uses[0] <= rank or self._serving[live.uses[0]] is not live):
             heappop(live.uses)
         assert live.above is not None, "the root has no value"
-        saved = live.place[1] - live.above.place[1]
+        saved = live.point[1] - live.above.point[1]
         next_use = live.uses[0] if live.uses else NEVER
         self._values.set(live, saved / self._footprint.snapshot_bytes(saved), next_use)
 
     def _is_above(self, live: _Live, other: _Live) -> bool:
-        (node, position), (lower, further) = live.place, other.place
+        (node, position), (lower, further) = live.point, other.point
         if node == lower:
             return position < further
         return self._enter[node] < self._enter[lower] < self._leave[node]

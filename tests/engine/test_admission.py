@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apcbatch.engine.admission import Admission
+from apcbatch.engine.policy import retention_of
 from apcbatch.engine.sequence import check_request
 from apcbatch.errors import RequestError
 from apcbatch.types import Request, RequestPlan
@@ -19,16 +20,16 @@ from apcbatch.types import Request, RequestPlan
 def sequence(number: int, live: int, keep: int) -> Any:
     """A planned sequence, as far as admission looks at it."""
     plan = RequestPlan(live_bytes=live, keep_bytes=keep)
-    return SimpleNamespace(number=number, request=SimpleNamespace(plan=plan))
+    return SimpleNamespace(number=number, retention=SimpleNamespace(plan=plan))
 
 
 def may_begin(one: Any, first: Any, passed: list[Any], begun: dict[int, int], capacity: int) -> bool:
     """By definition: beside what each request that is ahead needs while it runs, there is room for what this one
     keeps and for what those behind that request keep who have begun."""
-    mine = one.request.plan.keep_bytes
-    ahead = [(first, begun.get(first.number, 0)), *((other, other.request.plan.keep_bytes) for other in passed)]
+    mine = one.retention.plan.keep_bytes
+    ahead = [(first, begun.get(first.number, 0)), *((other, other.retention.plan.keep_bytes) for other in passed)]
     return all(
-        other.request.plan.live_bytes + own + mine
+        other.retention.plan.live_bytes + own + mine
         + sum(kept for number, kept in begun.items() if number > other.number) <= capacity
         for other, own in ahead
     )  # fmt: skip
@@ -58,7 +59,7 @@ def test_begins_are_those_of_the_definition(
             assert admission.fits(one) == may_begin(one, everyone[ended], passed, begun, capacity)
             if admission.fits(one):
                 admission.admit(one)
-                begun[one.number] = one.request.plan.keep_bytes
+                begun[one.number] = one.retention.plan.keep_bytes
             else:
                 admission.pass_over(one)
                 passed.append(one)
@@ -80,7 +81,8 @@ def test_what_the_first_one_keeps_counts_until_it_has_ended() -> None:
 def test_a_request_without_a_plan_takes_no_room() -> None:
     """Catches an error, or a wait, for a request that keeps nothing for others."""
     admission = Admission(0)
-    plain: Any = SimpleNamespace(number=0, request=SimpleNamespace(plan=None))
+    retention = retention_of("planned", Request("plain", [1]), 1, 64)
+    plain: Any = SimpleNamespace(number=0, retention=retention)
     admission.begin(plain)
     admission.pass_over(plain)
     assert admission.fits(plain) and not admission.fits(sequence(1, 0, 1))

@@ -43,7 +43,7 @@ class Books:
         holders = [page for snapshot in held for page in snapshot.pages.tolist()]
         assert sorted(free_pages + list(set(holders))) == self.free_pages
         assert all(self.pages._refs[page] == holders.count(page) for page in self.free_pages)
-        assert (self.scheduler._pending, self.scheduler._owed_pages, lanes) == ({}, 0, self.lanes)
+        assert (len(self.scheduler._promises), self.scheduler._owed_pages, lanes) == (0, 0, self.lanes)
         assert self.engine.num_unfinished == 0
 
 

@@ -87,3 +87,34 @@ def test_the_engine_follows_a_plan_for_little_memory(
         )
         follow(engine, data, plan)
         engine.close()
+
+
+@pytest.mark.parametrize("max_running", [1, 4])
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_requests_without_a_plan_run_beside_planned_ones(
+    family: str, max_running: int, tiny_checkpoint: Callable[..., Path]
+) -> None:
+    """Catches a plan that rules requests which have none, or one that is broken by them: each planned request gets
+    what its plan says or more, and its twin without a plan the same answer."""
+    for seed in range(4):
+        data = within_vocabulary(random_dataset(seed), VOCAB)
+        plan = make_plan(data, Planner(3))
+        twins = [
+            Request(
+                f"{kind}{index}", list(data.prompts[index]), max_tokens=3, ignore_eos=True, logprobs=True,
+                plan=plan.requests[index] if kind == "planned" else None,
+            )
+            for index in plan.order for kind in ("planned", "plain")
+        ]  # fmt: skip
+        engine = Engine(
+            tiny_checkpoint(family), block_size=3, policy="planned", max_running=max_running, max_batch_tokens=40,
+            pool_size_bytes=PLENTY,
+        )  # fmt: skip
+        results = {result.id: result for result in engine.run(twins)}
+        engine.close()
+        for index, todo in enumerate(plan.requests):
+            one, twin = results[f"planned{index}"], results[f"plain{index}"]
+            assert one.error is None and twin.error is None, data.where
+            assert (one.token_ids, one.logprobs) == (twin.token_ids, twin.logprobs), (data.where, index)
+            assert one.cached_tokens >= todo.resume_at, (data.where, index)
+        assert any(results[f"plain{index}"].cached_tokens for index in range(len(data.prompts))), data.where

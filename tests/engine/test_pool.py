@@ -44,7 +44,7 @@ def test_the_least_recently_consumed_goes_first_and_room_is_used_to_the_last_byt
     a, b, _ = (shelf.put(name) for name in "abc")
     assert (shelf.names, shelf.pool.held_bytes, shelf.pool.evicted) == ("abc", 3 * SLOT, 0)
     shelf.pool.consume(a)
-    assert a.restored and not b.restored
+    assert a.was_read and not b.was_read
     shelf.put("d")
     assert (shelf.names, shelf.pool.evicted, shelf.pool.peak_held) == ("cad", 1, 3)
     assert shelf.pool.was_dropped(b"b") and not shelf.pool.was_dropped(b"a") and not shelf.pool.was_dropped(b"x")

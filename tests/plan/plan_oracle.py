@@ -88,11 +88,19 @@ def random_held(data: Dataset, block_size: int, seed: int) -> set[Prompt]:
     return set(source.sample(boundaries, source.randint(0, min(4, len(boundaries)))))
 
 
-def places(tree: PrefixTree, data: Dataset, held: set[Prompt]) -> set[tuple[int, int]]:
+def node_at(tree: PrefixTree, index: int, position: int) -> int:
+    """The node whose edge holds a position, 1 to its length, of a request."""
+    node = tree.end_node[index]
+    while tree.begin(node) >= position:
+        node = tree.parent[node]
+    return node
+
+
+def points(tree: PrefixTree, data: Dataset, held: set[Prompt]) -> set[tuple[int, int]]:
     """Held prefixes as the planner takes them."""
     return {
         (
-            tree.node_at(next(i for i, prompt in enumerate(data.prompts) if prompt[: len(p)] == p), len(p)),
+            node_at(tree, next(i for i, prompt in enumerate(data.prompts) if prompt[: len(p)] == p), len(p)),
             len(p),
         )
         for p in held
@@ -101,7 +109,7 @@ def places(tree: PrefixTree, data: Dataset, held: set[Prompt]) -> set[tuple[int,
 
 def make_plan(data: Dataset, planner: Planner, held: set[Prompt] = frozenset()) -> Plan:
     tree = data.tree()
-    return planner.plan(tree, places(tree, data, held))
+    return planner.plan(tree, points(tree, data, held))
 
 
 def prefixes_on_grid(prompt: Prompt, block_size: int) -> list[Prompt]:

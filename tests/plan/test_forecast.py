@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-
 import pytest
 
-from apcbatch.plan.forecast import Forecast, forecast
 from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.forecast import Forecast, forecast
 from apcbatch.plan.planner import Planner
 from apcbatch.types import RequestPlan
 from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, serve

@@ -115,4 +115,4 @@ def test_tau_bench(shared_data: Path) -> None:
     print(f"tree {built - begin:.2f} s, four plans {time.perf_counter() - built:.2f} s")
     for conversation in range(0, 400, 57):
         index = data.conversations.index(conversation)
-        assert np.array_equal(tree.tokens(index), data.prompts[index])
+        assert np.array_equal(tree.path_tokens(tree.end_node[index]), data.prompts[index])

@@ -10,7 +10,7 @@ import pytest
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.prefix import prefix_key
-from tests.plan.plan_oracle import Dataset, dataset, random_dataset
+from tests.plan.plan_oracle import Dataset, dataset, node_at, random_dataset
 
 
 def distinct_prefixes(data: Dataset) -> set[tuple[int, ...]]:
@@ -25,7 +25,7 @@ def test_every_distinct_token_is_held_once(seed: int) -> None:
     tree = data.tree()
     assert tree.unique_tokens == len(distinct_prefixes(data)), data.where
     for index, prompt in enumerate(data.prompts):
-        assert tuple(tree.tokens(index).tolist()) == prompt, (data.where, index)
+        assert tuple(tree.path_tokens(tree.end_node[index]).tolist()) == prompt, (data.where, index)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -49,7 +49,7 @@ def test_each_boundary_has_its_key_once(seed: int, block_size: int) -> None:
 
 
 def _passes(tree: PrefixTree, index: int, node: int, position: int) -> bool:
-    return position <= tree.end[tree.end_node[index]] and tree.node_at(index, position) == node
+    return position <= tree.end[tree.end_node[index]] and node_at(tree, index, position) == node
 
 
 def test_arrays_are_let_go_of() -> None:
@@ -84,15 +84,6 @@ def test_a_request_without_tokens_is_refused() -> None:
         PrefixTree().add(np.empty(0, np.int32), 0)
 
 
-def test_a_position_outside_a_request_is_refused() -> None:
-    """Catches a place beyond a prompt, which would name another request's node."""
-    tree = dataset([1, 2, 3]).tree()
-    assert tree.node_at(0, 3) == 1
-    for position in (0, 4):
-        with pytest.raises(ValueError, match="positions 1 to 3"):
-            tree.node_at(0, position)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_the_shape_counts_what_is_below(seed: int) -> None:
     """Catches counts that miss a request or count a conversation twice."""
@@ -101,7 +92,7 @@ def test_the_shape_counts_what_is_below(seed: int) -> None:
     shape = TreeShape(tree)
     for index, prompt in enumerate(data.prompts):
         for end in range(1, len(prompt) + 1):
-            node = tree.node_at(index, end)
+            node = node_at(tree, index, end)
             below = [i for i, other in enumerate(data.prompts) if other[:end] == prompt[:end]]
             if end == shape.end[node]:
                 assert shape.requests_below[node] == len(below), data.where

@@ -1,0 +1,72 @@
+"""The KV pages of live sequences, from their start to their end.
+
+Must not know: keys, policies. Invariant: only its own sequence writes to a page that is filled in part, so a
+snapshot's full pages are shared and its last one is copied.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
+from apcbatch.engine.pool import Snapshot, SnapshotPool
+from apcbatch.engine.sequence import Sequence
+from apcbatch.model.arena import PAGE_TOKENS, StateArena
+
+
+class PageTables:
+    """Gives sequences their pages. A model without attention has none, and every count is 0."""
+
+    def __init__(self, pages: PagePool, pool: SnapshotPool, arena: StateArena, has_kv: bool) -> None:
+        self._pages, self._pool, self._arena, self._has_kv = pages, pool, arena, has_kv
+
+    def needed_to_end(self, sequence: Sequence) -> int:
+        """Pages that a sequence needs until its last token."""
+        return self._needed(sequence.limit)
+
+    def needed_to_start(self, sequence: Sequence) -> int:
+        """Pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last one."""
+        return self.needed_to_end(sequence) + self._has_kv
+
+    def free(self, needed: int, awaited: bool) -> bool:
+        """Drop snapshots, awaited ones only if `awaited`, until `needed` pages are free. False if that cannot be; if
+        there are fewer pages in all, nothing is dropped."""
+        if needed > self._pages.num_pages:
+            return False
+        while self._pages.num_free < needed:
+            if not self._pool.drop_one(awaited):
+                return False
+        return True
+
+    def extend(self, sequence: Sequence, end: int) -> int:
+        """Give a sequence pages for its tokens up to `end`; returns how many were added."""
+        missing = self._needed(end) - len(sequence.pages)
+        if missing > 0:
+            added = [self._pages.allocate() for _ in range(missing)]
+            sequence.pages = np.concatenate([sequence.pages, np.array(added, np.int64)])
+        return max(missing, 0)
+
+    def adopt(self, sequence: Sequence, snapshot: Snapshot) -> None:
+        """Start a sequence on a snapshot's pages: references to the full ones, and a copy of a partly filled last
+        one."""
+        if not len(snapshot.pages):
+            return
+        pages: PageArray = snapshot.pages.copy()
+        full = snapshot.position // PAGE_TOKENS
+        self._pages.share(pages[:full])
+        if full < len(pages):
+            pages[full] = self._pages.allocate()
+            self._arena.copy_page(int(snapshot.pages[full]), int(pages[full]))
+        sequence.pages = pages
+
+    def covering(self, sequence: Sequence, position: int) -> PageArray:
+        """The pages of a sequence's first `position` tokens."""
+        return sequence.pages[: self._needed(position)]
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a finished sequence's references."""
+        self._pages.release(sequence.pages)
+        sequence.pages = NO_PAGES
+
+    def _needed(self, tokens: int) -> int:
+        return -(-tokens // PAGE_TOKENS) if self._has_kv else 0

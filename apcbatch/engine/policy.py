@@ -1,0 +1,235 @@
+"""What a request keeps, what it may resume from, and whom it waits for: one `Retention` for each request.
+
+The engine's policy and the request choose it at submission, so that requests with a plan and without one run side by
+side. Block size 64, a prompt of 300 tokens that leaves another one's path after 200, and an answer of 100 tokens:
+
+    all                     EveryBoundary   64, 128, 192, 256; of the answer 320, 384
+    last                    LastBoundary    256; of the answer 320, then 384 in its place
+    planned, without plan   LastAndFork     192, before the fork, and 256; of the answer as `last`
+    any but none, a plan    ByPlan          keep=(128,): 128, until its readers have come; keep_for_later=(256,): 256
+    none                    Nothing         nothing
+
+Must not know: sequences, the pool, the store, pages. What a plan keeps is decided in `apcbatch.plan`.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from apcbatch.engine.coverage import Match
+from apcbatch.engine.promises import Promises
+from apcbatch.prefix import boundaries_in, last_boundary
+from apcbatch.types import Policy, Request, RequestPlan
+
+NO_PLAN = RequestPlan()
+
+
+class Retention(ABC):
+    """The questions that the engine asks about one request, answered as without a plan.
+
+    Positions count tokens of the prompt and the answer. plan: what the request's plan says, an empty one for none.
+    """
+
+    def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
+        self.plan = request.plan or NO_PLAN
+        self._num_prompt, self._block_size = num_prompt, block_size
+        self._last_kept = sys.maxsize if request.keep_answer else num_prompt
+        self._fork = 0
+        self._awaited: bytes | None = None  # the key of a boundary that somebody else will publish
+
+    @abstractmethod
+    def kept(self, begin: int, end: int) -> Sequence[int]:
+        """Positions p with begin < p <= end whose snapshots are kept, ascending."""
+
+    def kept_at_once(self, begin: int, end: int) -> Sequence[int]:
+        """Those of `kept` that get their slots as soon as the pass is put together."""
+        return self.kept(begin, end)
+
+    def kept_if_room(self, begin: int, end: int) -> Sequence[int]:
+        """The others: they get the room that is left when all of the pass have theirs."""
+        return ()
+
+    def key_positions(self) -> Sequence[int]:
+        """Positions of the prompt that may be kept, resumed from or waited for, ascending."""
+        return boundaries_in(0, self._num_prompt, self._block_size)
+
+    def reads(self, position: int) -> int:
+        """How many requests of the plan will resume from the snapshot at a position; it is held until they have."""
+        return 0
+
+    def is_for_this_run(self, position: int) -> bool:
+        """Whether a kept snapshot counts as one of this run."""
+        return True
+
+    def is_for_later(self, position: int) -> bool:
+        """Whether a plan keeps a snapshot for future runs: it may stay in memory when its readers have come."""
+        return False
+
+    def is_stored(self, position: int) -> bool:
+        """Whether a kept snapshot goes to the store."""
+        return True
+
+    def supersedes(self, position: int) -> bool:
+        """Whether a kept snapshot takes the place of the one kept before it, and is stored when the answer ends."""
+        return False
+
+    def counts_on(self, position: int) -> bool:
+        """Whether the request may resume from a snapshot that others wait for, and push others out to load one."""
+        return True
+
+    def ideal(self, match: Match) -> tuple[int, bool]:
+        """(the longest prefix that others cover, whether that is exact). match: with the prompts that began before."""
+        if self.plan is NO_PLAN:
+            return min(match.length, self._num_prompt - 1), match.exact
+        return self.plan.ideal, True
+
+    def saw_fork(self, position: int) -> None:
+        """Note that the prompt was seen to leave another one's path. position: the last boundary before that."""
+        self._fork = position
+
+    def promised_at_submission(self) -> Sequence[int]:
+        """Positions of the prompt that others may wait for from submission on."""
+        return ()
+
+    def promised_at_begin(self, computed: int) -> Sequence[int]:
+        """Positions of the prompt that others may wait for once it runs. computed: the position it resumes at."""
+        return self.kept(computed, self._num_prompt)
+
+    def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
+        """Note at submission whom to wait for. keys: prefix keys by position, ascending."""
+        self._awaited = keys.get(self.plan.resume_at)
+
+    def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
+        """Whether somebody will publish a longer prefix of the prompt than is available now."""
+        if promises.makers(self._awaited):
+            return True
+        self._awaited = None
+        if not promises:
+            return False
+        reach = available()
+        for position in reversed(keys):
+            if position <= reach:
+                break
+            if position < self._num_prompt and keys[position] in promises:
+                self._awaited = keys[position]
+                return True
+        return False
+
+
+class EveryBoundary(Retention):
+    """Keeps every boundary of prompt and answer."""
+
+    def kept(self, begin: int, end: int) -> Sequence[int]:
+        return boundaries_in(begin, min(end, self._last_kept), self._block_size)
+
+
+class LastBoundary(Retention):
+    """Keeps the last boundary of the prompt and the latest one of the answer."""
+
+    def kept(self, begin: int, end: int) -> Sequence[int]:
+        end = min(end, self._last_kept)
+        if begin >= self._num_prompt:
+            return boundaries_in(begin, end, self._block_size)
+        return [position for position in self._of_prompt() if begin < position <= end]
+
+    def supersedes(self, position: int) -> bool:
+        return position > self._num_prompt
+
+    def _of_prompt(self) -> list[int]:
+        return [last_boundary(self._num_prompt, self._block_size)]
+
+
+class LastAndFork(LastBoundary):
+    """Keeps what LastBoundary does, and the boundary before a fork: a third prompt may come by there."""
+
+    def _of_prompt(self) -> list[int]:
+        return sorted({self._fork, *super()._of_prompt()})
+
+
+class Nothing(Retention):
+    """Keeps nothing, and resumes from nothing."""
+
+    def kept(self, begin: int, end: int) -> Sequence[int]:
+        return ()
+
+    def key_positions(self) -> Sequence[int]:
+        return ()
+
+
+class ByPlan(Retention):
+    """Keeps what the plan says, for as long as it says, and waits for the snapshot that the plan has it resume from.
+
+    It waits for its leader, the last one before it that promised this snapshot. Where memory is short, several
+    requests publish the same prefix, each of them for some: 3 and 7 keep position 128, two read the one of 3, and
+    8, which comes after both, the one of 7.
+    """
+
+    def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
+        super().__init__(request, num_prompt, block_size)
+        reads = dict.fromkeys(self.plan.keep_for_later, 0) | dict(
+            zip(self.plan.keep, self.plan.reads, strict=True)
+        )
+        self._reads = dict(sorted(reads.items()))
+        self._leader = -1
+
+    def kept(self, begin: int, end: int) -> Sequence[int]:
+        end = min(end, self._last_kept)
+        return [position for position in self._reads if begin < position <= end]
+
+    def kept_at_once(self, begin: int, end: int) -> Sequence[int]:
+        return [position for position in self.kept(begin, end) if self._reads[position]]
+
+    def kept_if_room(self, begin: int, end: int) -> Sequence[int]:
+        return [position for position in self.kept(begin, end) if not self._reads[position]]
+
+    def key_positions(self) -> Sequence[int]:
+        return sorted({self.plan.resume_at, *self._reads} - {0})
+
+    def reads(self, position: int) -> int:
+        return self._reads.get(position, 0)
+
+    def is_for_this_run(self, position: int) -> bool:
+        return self.reads(position) > 0
+
+    def is_for_later(self, position: int) -> bool:
+        return position in self.plan.keep_for_later
+
+    def is_stored(self, position: int) -> bool:
+        return self.is_for_later(position)
+
+    def counts_on(self, position: int) -> bool:
+        return position <= self.plan.resume_at
+
+    def promised_at_submission(self) -> Sequence[int]:
+        return self.kept(0, self._num_prompt)
+
+    def promised_at_begin(self, computed: int) -> Sequence[int]:
+        return ()
+
+    def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
+        super().follow(keys, promises)
+        self._leader = next(reversed(promises.makers(self._awaited)), self._leader)
+
+    def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
+        return self._leader in promises.makers(self._awaited)
+
+
+WITHOUT_PLAN: Mapping[Policy, type[Retention]] = {
+    "all": EveryBoundary,
+    "last": LastBoundary,
+    "planned": LastAndFork,
+    "none": Nothing,
+}
+
+
+def keeps_snapshots(policy: Policy) -> bool:
+    """Whether a policy keeps anything at all."""
+    return WITHOUT_PLAN[policy] is not Nothing
+
+
+def retention_of(policy: Policy, request: Request, num_prompt: int, block_size: int) -> Retention:
+    """What a checked request keeps in an engine of this policy. num_prompt, block_size: in tokens."""
+    follows_plan = request.plan is not None and keeps_snapshots(policy)
+    return (ByPlan if follows_plan else WITHOUT_PLAN[policy])(request, num_prompt, block_size)
