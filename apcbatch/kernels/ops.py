@@ -153,14 +153,13 @@ def mixture(
 
 
 def decode_stack(
-    layers: Sequence[tuple[object, object]], norm: PreNorm, head: PackedLinear | DeviceLinear
+    mixers: Sequence[object], norm: PreNorm, head: PackedLinear | DeviceLinear
 ) -> DecodeStack | None:
-    """On a CUDA device, what runs the decode passes of a few sequences through (mixer, feed-forward part) of each
-    layer; None where a layer has another part than `mixer` makes."""
-    mixers = [part for part, feed_forward in layers if isinstance(part, DeviceMixer) and feed_forward is None]
-    if len(mixers) != len(layers) or not isinstance(head, DeviceLinear):
+    """All mixers, the final norm and the head in one launch: see DecodeStack; None on the CPU."""
+    on_device = [mixer for mixer in mixers if isinstance(mixer, DeviceMixer)]
+    if len(on_device) != len(mixers) or not isinstance(head, DeviceLinear):
         return None
-    return DecodeStack(mixers, norm, head)
+    return DecodeStack(on_device, norm, head)
 
 
 def most_captured(feed_forwards: Iterable[object]) -> int:

@@ -49,6 +49,7 @@ class CausalLM:
     def __init__(self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena) -> None:
         self.config = config
         self.dtype = dtype
+        self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
         with Checkpoint(model_dir, arena.device) as checkpoint:
@@ -58,8 +59,7 @@ class CausalLM:
             self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
             self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
-        blocks = [(layer.mixer.part, layer.feed_forward) for layer in self.layers]
-        self._decode = ops.decode_stack(blocks, self.final_norm, self.lm_head)
+        self._decode = self._decode_stack()
         self.fingerprint = model_fingerprint(
             config.architecture(),
             self.weights_digest,
@@ -73,7 +73,7 @@ class CausalLM:
         name, mixer_kind = family.mixers[config.mixers[layer]]
         norm = self._norm(checkpoint, f"{prefix}.{family.norm}.weight")
         mixer = mixer_kind.load(config, checkpoint, f"{prefix}.{name}", self.dtype, norm, arena.layer(layer))
-        if config.feed_forwards[layer] not in family.feed_forwards:
+        if config.feed_forwards[layer] == "none":
             return _Layer(mixer, None)
         name, kind = family.feed_forwards[config.feed_forwards[layer]]
         norm = self._norm(checkpoint, f"{prefix}.{family.feed_forward_norm}.weight")
@@ -100,6 +100,14 @@ class CausalLM:
     def most_captured(self) -> int:
         """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
         return ops.most_captured(layer.feed_forward for layer in self.layers)
+
+    def _decode_stack(self) -> ops.DecodeStack | None:
+        """What runs the decode passes of a few sequences; None where something stands between the mixers, or a mixer is
+        made of several operations."""
+        mixers = [layer.mixer.part for layer in self.layers if layer.mixer.part is not None]
+        if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
+            return None
+        return ops.decode_stack(mixers, self.final_norm, self.lm_head)
 
     @property
     def most_decoded(self) -> int:

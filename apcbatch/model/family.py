@@ -19,7 +19,7 @@ class Family:
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. norm, feed_forward_norm: their names in a
     layer. mixers, feed_forwards: for each kind that ModelConfig names, its name in a layer and what it is; a layer
-    whose feed-forward kind is not listed has none. rank: where it stands in lists; equal ones go by name.
+    without a feed-forward part has the kind `none`. rank: where it stands in lists; equal ones go by name.
     """
 
     model_type: str
