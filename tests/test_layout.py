@@ -117,6 +117,7 @@ WRONG_LAYOUTS = {
         [SSM.part(0, (2, 4), "float32"), MAMBA2.part(1, (2, 4, 3), "float32")],
         "expected another role",
     ),
+    "other axes": ([CONV.part(0, (3, 4), "float32"), MIXED_CONV.part(1, (3, 4), "float32")], "in layer 1"),
     "the same twice": ([SSM.part(0, (2, 4), "float32")] * 2, "two parts of one role"),
 }
 

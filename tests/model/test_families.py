@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from apcbatch import Engine, Request
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
+from apcbatch.kernels.isa import numerics
 from apcbatch.layout import TensorLayout
 from apcbatch.model import families
 from apcbatch.model.families import load_model_config, state_layout
@@ -86,6 +88,17 @@ def test_fingerprints_stay(name: str, tmp_path: Path) -> None:
     made = model_fingerprint(config.architecture(), bytes(range(16)), "bfloat16", layout, "numerics")
     assert made.hex() == FINGERPRINTS[name]
     assert model_fingerprint(config.architecture(), bytes(range(16)), "bfloat16", "", "numerics") != made
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_models_fingerprint_covers_its_layout(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a fact that is left out of the fingerprint: states of another layout would be restored."""
+    folder = tiny_checkpoint(name)
+    engine, config = Engine(folder, pool_size_bytes=1 << 20), load_model_config(folder)
+    facts = state_layout(config, "float32").description, numerics(torch.float32)
+    digest = engine._model.weights_digest
+    assert engine.fingerprint == model_fingerprint(config.architecture(), digest, "float32", *facts).hex()
+    engine.close()
 
 
 def test_the_stored_tensors_of_the_bundled_model_stay() -> None:

@@ -55,6 +55,9 @@ def test_a_chain_brings_every_tensor_of_tokens(store: Store, folder: Path, warni
     links = store.get_chain(c, latent).links
     assert [set(link.arrays) for link in links] == [set(tokens)] * 2 + [{"ssm", *tokens}]
     assert [int(link.arrays["kv_rope"][0, 0, 0]) for link in links] == [1, 2, 3]
+    assert store.put(key_of("l", 80), 80, (key_of("l", 64), 64), latent, tokens)
+    store.flush()
+    assert store.counters.skipped_stranded == 1, "it could never be used"
     path_of(folder, a).unlink()
     assert (store.get_chain(c, latent).miss, warnings) == ("stranded", [])
     first, second = key_of("m", 16), key_of("m", 32)
