@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS as KERNEL_PAGE_TOKENS
 from apcbatch.layout import PAGE_TOKENS, Extent, Role, StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.families import load_model_config, state_layout
@@ -57,7 +57,7 @@ def test_a_slot_and_a_page_weigh_what_the_layout_says(
 
 def test_a_page_has_the_tokens_that_the_kernels_expect() -> None:
     """Catches a page of the layout that is not one of the compiled attention."""
-    assert PAGE_TOKENS == ops.PAGE_TOKENS
+    assert PAGE_TOKENS == KERNEL_PAGE_TOKENS
 
 
 def test_a_layer_sees_its_own_parts() -> None:
