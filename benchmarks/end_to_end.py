@@ -23,9 +23,9 @@ from typing import Any
 
 from peer_engines.llama_server import serving
 
-from apcbatch.config import Config
 from apcbatch.bench.datasets import requests_in
 from apcbatch.bench.machine import describe
+from apcbatch.config import Config
 
 SLOTS = {"llama-1": 1, "llama-8": 8}
 CONTENDERS = ("planned", "none", *SLOTS)

@@ -11,7 +11,8 @@ import numpy as np
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.sequence import Sequence
-from apcbatch.model.arena import PAGE_TOKENS, StateArena
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.arena import StateArena
 
 
 class PageTables:

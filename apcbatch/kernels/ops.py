@@ -5,7 +5,8 @@ Must not know: models, requests. An op runs where its first tensor lies, on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, cast
@@ -14,10 +15,14 @@ import torch
 
 from apcbatch.kernels.cpu import attention, choose, norm, scan
 from apcbatch.kernels.cpu import linear as packed
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS
+from apcbatch.kernels.cpu.feed_forward import Expert, FusedMixture, FusedMlp
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.mixer import FusedMixer, MixerWeights
+from apcbatch.kernels.cpu.residual import PreNorm, Residual
 from apcbatch.kernels.cuda import attention as cuda_attention
 from apcbatch.kernels.cuda import rows as cuda_rows
 from apcbatch.kernels.cuda import scan as cuda_scan
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS
 from apcbatch.kernels.cuda.decode import DecodeStack
 from apcbatch.kernels.cuda.layers import (
     DeviceExpert,
@@ -28,13 +33,9 @@ from apcbatch.kernels.cuda.layers import (
     DeviceResidual,
 )
 from apcbatch.kernels.cuda.rows import DeviceLinear, set_exact
-from apcbatch.kernels.cpu.feed_forward import Expert, FusedMixture, FusedMlp
 from apcbatch.kernels.isa import available_isas, isa, set_isa
 from apcbatch.kernels.isa import numerics as cpu_numerics
-from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.mixer import FusedMixer, MixerWeights
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.kernels.cpu.residual import PreNorm, Residual
 
 __all__ = [
     "PAGE_TOKENS",
@@ -58,6 +59,7 @@ __all__ = [
     "argmax",
     "available_isas",
     "causal_conv",
+    "decode_stack",
     "expert",
     "greedy",
     "isa",
@@ -65,6 +67,7 @@ __all__ = [
     "mixer",
     "mixture",
     "mlp",
+    "most_captured",
     "numerics",
     "pack_linear",
     "paged_attention",
@@ -147,6 +150,22 @@ def mixture(
     """Some of the experts for each token: see FusedMixture."""
     make: Any = DeviceMixture if isinstance(norm, DeviceNorm) else FusedMixture
     return cast(Callable[[Residual], None], make(norm, router, experts, experts_per_token))
+
+
+def decode_stack(
+    mixers: Sequence[object], norm: PreNorm, head: PackedLinear | DeviceLinear
+) -> DecodeStack | None:
+    """All mixers, the final norm and the head in one launch: see DecodeStack; None on the CPU."""
+    on_device = [mixer for mixer in mixers if isinstance(mixer, DeviceMixer)]
+    if len(on_device) != len(mixers) or not isinstance(head, DeviceLinear):
+        return None
+    return DecodeStack(on_device, norm, head)
+
+
+def most_captured(feed_forwards: Iterable[object]) -> int:
+    """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
+    mixtures = (part for part in feed_forwards if isinstance(part, DeviceMixture))
+    return min((part.most_captured for part in mixtures), default=sys.maxsize)
 
 
 def numerics(dtype: torch.dtype, device: torch.device | None = None) -> str:

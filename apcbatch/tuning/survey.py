@@ -22,8 +22,7 @@ from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
 from apcbatch.job.window import Window
 from apcbatch.job.work import Failure
-from apcbatch.model.footprint import kv_token_bytes, state_bytes
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import PrefixTree
@@ -74,7 +73,7 @@ def survey(
     folder = locate_model(config.model)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
-    footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
+    footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
     feeder, line, window = Feeder(config, records, renderer, Answers()), 0, Window(config)
     while not feeder.exhausted:

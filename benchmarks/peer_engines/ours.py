@@ -6,8 +6,8 @@ import sys
 
 from protocol import answer, tokens_of
 
-from apcbatch.config import Config
 from apcbatch.bench.server import Server, serving
+from apcbatch.config import Config
 from apcbatch.types import Request
 
 

@@ -11,9 +11,9 @@ import pytest
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import engine as engine_module
 from apcbatch.plan.planner import Planner
-from tests.plan.plan_oracle import dataset, make_plan
 from tests.engine.test_reuse import tokens
 from tests.engine.test_tight_pool import requests_of
+from tests.plan.plan_oracle import dataset, make_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

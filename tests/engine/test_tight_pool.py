@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from apcbatch import Engine, Request, Result
+from apcbatch.errors import UsageError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Plan, Planner
-from apcbatch.errors import UsageError
 from tests.plan.plan_oracle import Dataset, dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 

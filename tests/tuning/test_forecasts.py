@@ -7,12 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from apcbatch.cli.program import main
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
-from apcbatch.model.footprint import kv_token_bytes, state_bytes
-from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
 from apcbatch.tuning.export.json import forecast_document
@@ -131,12 +127,3 @@ def test_a_rollout_cannot_be_planned(chats: Path, capsys: pytest.CaptureFixture[
     """Fault: prompts that are built on answers nobody knows are planned as if they were recorded."""
     assert main(["plan", str(chats), "--turns", "rollout"]) == 2
     assert "--turns rollout: its prompts are built on answers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_weight_of_a_snapshot_is_the_arenas(dtype: str, tiny_checkpoint) -> None:
-    """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
-    folders = [locate_model("demo"), *(tiny_checkpoint(name) for name in ("mamba", "jamba"))]
-    for config in map(load_model_config, folders):
-        assert state_bytes(config, dtype) == slot_bytes(config, getattr(torch, dtype))
-        assert kv_token_bytes(config, dtype) * PAGE_TOKENS == page_bytes(config, getattr(torch, dtype))

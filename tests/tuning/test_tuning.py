@@ -11,8 +11,7 @@ import pytest
 from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.errors import UsageError
-from apcbatch.model.footprint import kv_token_bytes, state_bytes
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.tree_shape import TreeShape
@@ -209,7 +208,7 @@ def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pyt
     monkeypatch.setattr(measurement, "SHORT", 2)
     config = load({}, None, {})
     model = load_model_config(locate_model("demo"))
-    footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
+    footprint = Footprint.of(state_layout(model, config.dtype))
     measured = measurement.measure(config, footprint, pytest.fail)
     assert seen["memory", False] == measurement.ROUNDS * measurement.NUM_CONTINUED
     assert seen["disk", True] == measurement.NUM_STORED

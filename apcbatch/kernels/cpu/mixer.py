@@ -14,7 +14,6 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.arguments import DTYPE_CODES, address, num_threads, require_parameter
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
-from apcbatch.kernels.ragged import Ragged
 from apcbatch.kernels.cpu.residual import PreNorm, Residual
 from apcbatch.kernels.cpu.scan import (
     MAX_CONV_WIDTH,
@@ -22,6 +21,7 @@ from apcbatch.kernels.cpu.scan import (
     require_slots,
     slot_stride,
 )
+from apcbatch.kernels.ragged import Ragged
 
 
 @dataclass(frozen=True, eq=False)
