@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 
+#include "instruction_sets.h"
 #include "params.h"
 
 namespace apcbatch {
@@ -72,14 +73,12 @@ SequenceFault check_sequences(const AttentionParams& params, int64_t t, int64_t 
 void paged_attention(const AttentionParams& params, int num_threads);
 void write_kv(const KvParams& params, int num_threads);
 
-#define APC_DECLARE_ATTENTION(Namespace)                                                          \
-    namespace Namespace {                                                                         \
+#define APC_DECLARE(argument, name, ...)                                                          \
+    namespace name {                                                                              \
     void attention_unit(const AttentionParams& params, const AttentionUnit& unit, char* scratch); \
     void write_kv_rows(const KvParams& params, int64_t begin, int64_t end);                       \
     }
-APC_DECLARE_ATTENTION(plain)
-APC_DECLARE_ATTENTION(avx2)
-APC_DECLARE_ATTENTION(avx512)
-#undef APC_DECLARE_ATTENTION
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 }  // namespace apcbatch

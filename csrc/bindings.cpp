@@ -13,11 +13,8 @@ namespace {
 
 // ---- instruction sets
 
-constexpr apcbatch::Isa kIsas[] = {apcbatch::Isa::plain, apcbatch::Isa::avx2, apcbatch::Isa::avx512,
-                                   apcbatch::Isa::avx512bf16};
-
 bool set_isa(const std::string& name) {
-    for (const apcbatch::Isa isa : kIsas) {
+    for (const apcbatch::Isa isa : apcbatch::kIsas) {
         if (name == apcbatch::isa_name(isa)) return apcbatch::set_isa(isa);
     }
     return false;
@@ -25,10 +22,11 @@ bool set_isa(const std::string& name) {
 
 void bind_isa(py::module_& m) {
     m.def("isa", [] { return apcbatch::isa_name(apcbatch::isa()); });
+    m.def("isa_product", [] { return apcbatch::isa_product(apcbatch::isa()); });
     m.def("set_isa", &set_isa);  // false where the processor lacks it or the name is none
     m.def("available_isas", [] {
         py::list names;
-        for (const apcbatch::Isa isa : kIsas) {
+        for (const apcbatch::Isa isa : apcbatch::kIsas) {
             if (apcbatch::isa_available(isa)) names.append(apcbatch::isa_name(isa));
         }
         return names;

@@ -105,21 +105,6 @@ Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
     return best;
 }
 
-LinearIsa linear_isa() {
-    switch (isa()) {
-#if APC_HAS_X86_ISAS
-        case Isa::avx512bf16:
-            return avx512bf16::linear_isa();
-        case Isa::avx512:
-            return avx512::linear_isa();
-        case Isa::avx2:
-            return avx2::linear_isa();
-#endif
-        default:
-            return plain::linear_isa();
-    }
-}
-
 int64_t scratch_bytes(int64_t rows, int64_t panels) { return rows * kRowBytes + 4 * panels * rows * kPanel; }
 
 }  // namespace
@@ -158,7 +143,7 @@ void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const
 }
 
 void linear(const LinearArgs& args, int num_threads) {
-    const LinearIsa isa = linear_isa();
+    const LinearIsa isa = APC_FOR_OWN_ISA(linear_isa)();
     if (args.t == 0 || args.out == 0) return;
     const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
     const int64_t threads = work < double(kSerialWork) ? 1 : usable_threads(num_threads);

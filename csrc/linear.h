@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "instruction_sets.h"
 #include "params.h"
 
 namespace apcbatch {
@@ -49,18 +50,12 @@ struct LinearIsa {
     int64_t tile_rows;  // rows of the largest register tile; row blocks are multiples of it
 };
 
-namespace plain {
-LinearIsa linear_isa();
-}
-namespace avx2 {
-LinearIsa linear_isa();
-}
-namespace avx512 {
-LinearIsa linear_isa();
-}
-namespace avx512bf16 {
-LinearIsa linear_isa();
-}
+#define APC_DECLARE(argument, name, ...) \
+    namespace name {                     \
+    LinearIsa linear_isa();              \
+    }
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 // A projection: packed weights (out, in) and a bias (out) or null.
 struct Projection {

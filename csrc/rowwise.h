@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "instruction_sets.h"
 #include "params.h"
 
 namespace apcbatch {
@@ -63,16 +64,14 @@ void logprob(const LogprobParams& params, int num_threads);
 // Scratch of softmax_topk: the row's exponentials.
 constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
 
-#define APC_DECLARE_ROWWISE(Namespace)                                                           \
-    namespace Namespace {                                                                        \
+#define APC_DECLARE(argument, name, ...)                                                         \
+    namespace name {                                                                             \
     void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                    \
     void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                 \
     void softmax_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
     void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                  \
     }
-APC_DECLARE_ROWWISE(plain)
-APC_DECLARE_ROWWISE(avx2)
-APC_DECLARE_ROWWISE(avx512)
-#undef APC_DECLARE_ROWWISE
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 }  // namespace apcbatch

@@ -29,13 +29,7 @@
 #endif
 #endif
 
-#if defined(__AVX512BF16__)
-#define APC_ISA avx512bf16
-#elif defined(__AVX512F__)
-#define APC_ISA avx512
-#elif defined(__AVX2__)
-#define APC_ISA avx2
-#else
+#if !defined(APC_ISA)  // the build names it and gives its flags together (build_flags.py)
 #define APC_ISA plain
 #endif
 
