@@ -13,7 +13,8 @@ struct BFloat16 {
 
 enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels alone
 
-// Whatever makes a DType of a number checks that it is one of them.
+// Whatever makes a DType of a number checks that it is one of them. A choice by type is a switch without a
+// default, so that the compiler names what a new type leaves out.
 constexpr std::int64_t bytes_of(DType dtype) {
     switch (dtype) {
         case DType::float32:
@@ -24,6 +25,29 @@ constexpr std::int64_t bytes_of(DType dtype) {
     }
     __builtin_trap();
 }
+
+// Stands for a type of values that is known at run time only: Of<T>::type is T.
+template <class T>
+struct Of {
+    using type = T;
+};
+
+// function(Of<T>()) for the type T of the values. The CPU has no kernels for float16.
+template <class Function>
+inline __attribute__((always_inline)) auto with_type(DType dtype, const Function& function) {
+    switch (dtype) {
+        case DType::float32:
+            return function(Of<float>());
+        case DType::bfloat16:
+            return function(Of<BFloat16>());
+        case DType::float16:
+            break;
+    }
+    __builtin_trap();
+}
+
+template <class T>
+using TypeOf = typename T::type;  // TypeOf<decltype(x)> of an Of
 
 // The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
 struct RaggedParams {
