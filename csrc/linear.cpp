@@ -160,7 +160,7 @@ void linear(const LinearArgs& args, int num_threads) {
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads) {
     const PartTimer timer(Part::products);
-    LinearArgs args{};
+    LinearArgs args;
     args.t = y.t;
     args.in = projection.in;
     args.out = projection.out;

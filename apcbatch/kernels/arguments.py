@@ -98,6 +98,17 @@ def require_parameter(
     )
 
 
+def view(tensor: torch.Tensor, name: str) -> _C.View:
+    """The tensor as the compiled module takes it: where it begins, elements from one row to the next, its dtype's
+    number. ValueError unless each row is contiguous, of float32 or bfloat16."""
+    return tensor.data_ptr(), row_stride(tensor, name), dtype_code(tensor, name)
+
+
+def contiguous_view(tensor: torch.Tensor, name: str) -> _C.View:
+    """The same of a tensor that is contiguous, as is known. ValueError for another dtype."""
+    return tensor.data_ptr(), tensor.stride(0), dtype_code(tensor, name)
+
+
 def address(tensor: torch.Tensor | None) -> int:
     """Where the tensor begins; 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -12,12 +12,12 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
-    dtype_code,
+    contiguous_view,
     num_threads,
     require_cpu,
     require_indices,
     require_same_shape,
-    row_stride,
+    view,
 )
 
 PAGE_TOKENS: int = _C.PAGE_TOKENS
@@ -48,9 +48,8 @@ def write_kv(
     t, kv_heads, head_dim = k.shape
     token_slots = require_indices(token_slots, "token_slots", (t,), k_cache.shape[0] * PAGE_TOKENS)
     _C.write_kv(
-        t, kv_heads * head_dim, k.data_ptr(), row_stride(k, "k"), v.data_ptr(), row_stride(v, "v"),
-        dtype_code(k, "k"), k_cache.data_ptr(), v_cache.data_ptr(), dtype_code(k_cache, "k_cache"),
-        token_slots.data_ptr(), num_threads(),
+        t, kv_heads * head_dim, view(k, "k"), view(v, "v"), contiguous_view(k_cache, "k_cache"),
+        contiguous_view(v_cache, "v_cache"), token_slots.data_ptr(), num_threads(),
     )
 
 
@@ -84,9 +83,20 @@ def paged_attention(
     page_table, cu_seqlens, context = _require_sequences(t, b, pages, page_table, cu_seqlens, context)
     out = torch.empty(t, heads, head_dim, dtype=q.dtype)
     _C.paged_attention(
-        b, heads, kv_heads, head_dim, scale, q.data_ptr(), row_stride(q, "q"), dtype_code(q, "q"),
-        k_cache.data_ptr(), v_cache.data_ptr(), dtype_code(k_cache, "k_cache"), page_table.data_ptr(),
-        page_table.shape[1], cu_seqlens.data_ptr(), context.data_ptr(), out.data_ptr(), num_threads(),
+        q=view(q, "q"),
+        k_cache=contiguous_view(k_cache, "k_cache"),
+        v_cache=contiguous_view(v_cache, "v_cache"),
+        page_table=page_table.data_ptr(),
+        columns=page_table.shape[1],
+        cu_seqlens=cu_seqlens.data_ptr(),
+        context=context.data_ptr(),
+        out=contiguous_view(out, "q"),
+        num_sequences=b,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=scale,
+        num_threads=num_threads(),
     )
     return out
 
