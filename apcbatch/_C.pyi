@@ -1,5 +1,7 @@
 """Types of the private extension (csrc/bindings*.cpp). Addresses and dtype codes are integers; 0 is no address."""
 
+# A number of sequences, the address of their page table and its columns, the addresses of cu_seqlens and context.
+Sequences = tuple[int, int, int, int, int]
 View = tuple[int, int, int]  # a tensor: where it begins, elements from one row to the next, its dtype's code
 
 PAGE_TOKENS: int
@@ -24,15 +26,13 @@ def logprob(
     t: int, n: int, logits: View, choose: bool, tokens: int, logprobs: int, num_threads: int, /
 ) -> None: ...
 def span(values: int, count: int, /) -> tuple[int, int]: ...
-def check_sequences(
-    num_sequences: int, t: int, pages: int, columns: int, page_table: int, cu_seqlens: int, context: int, /
-) -> int: ...
+def check_sequences(sequences: Sequences, t: int, pages: int, /) -> int: ...
 def write_kv(
     t: int, row: int, k: View, v: View, k_cache: View, v_cache: View, token_slots: int, num_threads: int, /
 ) -> None: ...
 def paged_attention(
-    *, q: View, k_cache: View, v_cache: View, page_table: int, columns: int, cu_seqlens: int, context: int,
-    out: View, num_sequences: int, heads: int, kv_heads: int, head_dim: int, scale: float, num_threads: int,
+    q: View, k_cache: View, v_cache: View, out: View, sequences: Sequences, heads: int, kv_heads: int, head_dim: int,
+    scale: float, num_threads: int, /
 ) -> None: ...
 
 class RaggedParams:

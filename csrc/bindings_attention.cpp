@@ -1,5 +1,8 @@
 // Attention over the paged cache for Python (pybind11), and the checks of the integers that it follows.
 #include "attention.h"
+
+#include <tuple>
+
 #include "bindings.h"
 
 namespace apcbatch {
@@ -23,13 +26,24 @@ void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View&
     write_kv(p, num_threads);
 }
 
-// q, out (t, heads, head_dim), out contiguous; page_table (b, columns).
-void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, Address page_table,
-                           std::int64_t columns, Address cu_seqlens, Address context, const View& out,
-                           std::int64_t num_sequences, std::int64_t heads, std::int64_t kv_heads,
+// The integers that a pass has for its sequences: how many, page_table (b, columns), cu_seqlens, context.
+using Sequences = std::tuple<std::int64_t, Address, std::int64_t, Address, Address>;
+
+void set_sequences(const Sequences& sequences, AttentionParams& p) {
+    const std::int64_t b = std::get<0>(sequences);
+    p.num_sequences = b;
+    p.page_table = integers(std::get<1>(sequences), kMaybe);
+    p.page_table_stride = std::get<2>(sequences);
+    p.cu_seqlens = integers(std::get<3>(sequences), 1);
+    p.context = integers(std::get<4>(sequences), b);
+}
+
+// q, out (t, heads, head_dim), out contiguous; the caches contiguous, of one type.
+void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, const View& out,
+                           const Sequences& sequences, std::int64_t heads, std::int64_t kv_heads,
                            std::int64_t head_dim, float scale, int num_threads) {
     AttentionParams p;
-    p.num_sequences = num_sequences;
+    set_sequences(sequences, p);
     p.heads = heads;
     p.kv_heads = kv_heads;
     p.head_dim = head_dim;
@@ -40,23 +54,14 @@ void bound_paged_attention(const View& q, const View& k_cache, const View& v_cac
     p.k_cache = values(k_cache, kMaybe);
     p.v_cache = values(v_cache, k_cache.dtype, kMaybe);
     p.cache_dtype = k_cache.dtype;
-    p.page_table = integers(page_table, kMaybe);
-    p.page_table_stride = columns;
-    p.cu_seqlens = integers(cu_seqlens, num_sequences);
-    p.context = integers(context, num_sequences);
     p.out = values(out, q.dtype, kMaybe);
     paged_attention(p, num_threads);
 }
 
-int bound_check_sequences(std::int64_t num_sequences, std::int64_t t, std::int64_t pages,
-                          std::int64_t columns, Address page_table, Address cu_seqlens, Address context) {
+int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64_t pages) {
     AttentionParams p;
-    p.num_sequences = num_sequences;
-    p.page_table = integers(page_table, kMaybe);
-    p.page_table_stride = columns;
-    p.cu_seqlens = integers(cu_seqlens, 1);
-    p.context = integers(context, num_sequences);
-    return int(check_sequences(p, t, pages, columns));
+    set_sequences(sequences, p);
+    return int(check_sequences(p, t, pages, p.page_table_stride));
 }
 
 // The smallest and the largest of `count` (at least one) integers.
@@ -75,12 +80,9 @@ py::tuple span(Address values, std::int64_t count) {
 }  // namespace apcbatch
 
 void bind_attention(py::module_& m) {
-    using namespace py::literals;
     m.attr("PAGE_TOKENS") = apcbatch::kPageTokens;
     m.def("span", &apcbatch::span);
     m.def("check_sequences", &apcbatch::bound_check_sequences);
     m.def("write_kv", &apcbatch::bound_write_kv, ReleaseGil());
-    m.def("paged_attention", &apcbatch::bound_paged_attention, ReleaseGil(), py::kw_only(), "q"_a,
-          "k_cache"_a, "v_cache"_a, "page_table"_a, "columns"_a, "cu_seqlens"_a, "context"_a, "out"_a,
-          "num_sequences"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "num_threads"_a);
+    m.def("paged_attention", &apcbatch::bound_paged_attention, ReleaseGil());
 }

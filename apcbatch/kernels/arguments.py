@@ -71,7 +71,10 @@ def float_vector(tensor: torch.Tensor, name: str, size: int, of: str) -> torch.T
 
 def row_stride(tensor: torch.Tensor, name: str) -> int:
     """Elements from one row (first dimension) to the next; ValueError unless each row is contiguous."""
-    stride = tensor.stride()
+    return _row_stride(tensor, tensor.stride(), name)
+
+
+def _row_stride(tensor: torch.Tensor, stride: tuple[int, ...], name: str) -> int:
     if len(stride) == 2 and stride[1] == 1:
         return stride[0]
     expected = 1
@@ -101,7 +104,7 @@ def require_parameter(
 def view(tensor: torch.Tensor, name: str) -> _C.View:
     """The tensor as the compiled module takes it: where it begins, elements from one row to the next, its dtype's
     number. ValueError unless each row is contiguous, of float32 or bfloat16."""
-    return tensor.data_ptr(), row_stride(tensor, name), dtype_code(tensor, name)
+    return tensor.data_ptr(), _row_stride(tensor, tensor.stride(), name), dtype_code(tensor, name)
 
 
 def contiguous_view(tensor: torch.Tensor, name: str) -> _C.View:
