@@ -21,13 +21,13 @@ from tests.kernels.driver import build_driver
 
 @dataclass(frozen=True)
 class Build:
-    """One compiler and its flags. machine: the target; runner: what runs a program for another machine."""
+    """One compiler and its flags. machine: the target; runner: the command that runs another machine's programs."""
 
     name: str
     compiler: str
     flags: tuple[str, ...]
     machine: str = platform.machine()
-    runner: str | None = None
+    runner: tuple[str, ...] = ()
 
 
 BUILDS = [
@@ -35,7 +35,8 @@ BUILDS = [
     Build("GCC without OpenMP", "g++", ("-O1", WITHOUT_OPENMP)),
     Build("Clang", "clang++", ("-O1", OPENMP)),
     Build(
-        "GCC for aarch64", "aarch64-linux-gnu-g++", ("-O1", "-static", OPENMP), "aarch64", "qemu-aarch64-static"
+        "GCC for aarch64", "aarch64-linux-gnu-g++", ("-O1", OPENMP), "aarch64",
+        ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"),
     ),
 ]  # fmt: skip
 
@@ -48,12 +49,11 @@ def check(build: Build, seconds: float, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         flags = [*build.flags, *WARNINGS, "-Werror"]
         program = build_driver(build.compiler, flags, [], build.machine, Path(folder))
-        if build.runner and shutil.which(build.runner) is None:
-            print(f"{build.name}: builds; not run, as there is no {build.runner}", flush=True)
+        if build.runner and shutil.which(build.runner[0]) is None:
+            print(f"{build.name}: builds; not run, as there is no {build.runner[0]}", flush=True)
             return
-        runner = [build.runner] if build.runner else []
         print(f"{build.name}: builds; driver {seconds} {seed}", flush=True)
-        subprocess.run([*runner, str(program), str(seconds), str(seed)], check=True)
+        subprocess.run([*build.runner, str(program), str(seconds), str(seed)], check=True)
 
 
 def check_bindings() -> None:
