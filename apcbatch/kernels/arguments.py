@@ -9,7 +9,8 @@ import torch
 
 from apcbatch import _C
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/params.h, DType
+FLOAT32 = 0  # csrc/params.h, DType
+DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: 1}
 
 
 def dtype_code(tensor: torch.Tensor, name: str) -> int:

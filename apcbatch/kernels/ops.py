@@ -14,14 +14,10 @@ import torch
 
 from apcbatch.kernels.cpu import attention, choose, norm, scan
 from apcbatch.kernels.cpu import linear as packed
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS
-from apcbatch.kernels.cpu.feed_forward import Expert, FusedMixture, FusedMlp
-from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.mixer import FusedMixer, MixerWeights
-from apcbatch.kernels.cpu.residual import PreNorm, Residual
 from apcbatch.kernels.cuda import attention as cuda_attention
 from apcbatch.kernels.cuda import rows as cuda_rows
 from apcbatch.kernels.cuda import scan as cuda_scan
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS
 from apcbatch.kernels.cuda.decode import DecodeStack
 from apcbatch.kernels.cuda.layers import (
     DeviceExpert,
@@ -32,9 +28,13 @@ from apcbatch.kernels.cuda.layers import (
     DeviceResidual,
 )
 from apcbatch.kernels.cuda.rows import DeviceLinear, set_exact
+from apcbatch.kernels.cpu.feed_forward import Expert, FusedMixture, FusedMlp
 from apcbatch.kernels.isa import available_isas, isa, set_isa
 from apcbatch.kernels.isa import numerics as cpu_numerics
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.mixer import FusedMixer, MixerWeights
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.cpu.residual import PreNorm, Residual
 
 __all__ = [
     "PAGE_TOKENS",

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import address, num_threads, require_parameter
+from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, num_threads, require_parameter
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
 from apcbatch.kernels.cpu.residual import PreNorm, Residual
 from apcbatch.kernels.cpu.scan import (
     MAX_CONV_WIDTH,
     MAX_D_STATE,
     require_slots,
-    slot_view,
+    slot_stride,
 )
 from apcbatch.kernels.ragged import Ragged
 
@@ -85,8 +85,8 @@ class FusedMixer:
             B_norm=address(b_norm),
             C_norm=address(c_norm),
             norm_eps=weights.norm_eps,
-            ssm=slot_view(ssm, (n, d), torch.float32),
-            conv=slot_view(conv, (width - 1, d), dtype),
+            ssm=(ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32), FLOAT32),
+            conv=(conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype), DTYPE_CODES[dtype]),
         )
 
     def __call__(self, residual: Residual, ragged: Ragged) -> None:

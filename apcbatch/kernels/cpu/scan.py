@@ -11,6 +11,7 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
+    FLOAT32,
     address,
     contiguous_view,
     dtype_code,
@@ -35,23 +36,24 @@ def causal_conv(
     """
     require_cpu(x, "x")
     t, d = _rows_shape(x, ragged)
-    inputs = _row_view(x, "x", t, d, x.dtype)
+    x_stride = _row_stride(x, "x", t, d, x.dtype)
     require_parameter(weight, "weight", (d, weight.shape[-1]), None)
     width = weight.shape[1]
     if not 1 <= width <= MAX_CONV_WIDTH:
         raise ValueError(f"weight must have 1 to {MAX_CONV_WIDTH} columns, the taps; it has {width}")
     if bias is not None:
         require_parameter(bias, "bias", (d,), weight.dtype)
-    slots = slot_view(state, (width - 1, d), x.dtype)
+    state_stride = slot_stride(state, (width - 1, d), x.dtype)
     require_slots(ragged, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype)
+    code = dtype_code(x, "x")
     _C.causal_conv(
         ragged=ragged.params,
-        x=inputs,
+        x=(x.data_ptr(), x_stride, code),
         weight=contiguous_view(weight, "weight"),
         bias=address(bias),
-        state=slots,
-        out=contiguous_view(out, "out"),
+        state=(state.data_ptr(), state_stride, code),
+        out=(out.data_ptr(), d, code),
         d_inner=d,
         width=width,
         num_threads=num_threads(),
@@ -89,21 +91,22 @@ def selective_scan(
         if vector is not None:
             require_parameter(vector, name, (d,), torch.float32)
     dtype = x.dtype
-    slots = slot_view(state, (n, d), torch.float32)
+    state_stride = slot_stride(state, (n, d), torch.float32)
     require_slots(ragged, state.shape[0])
     out = torch.empty((t, d), dtype=dtype)
+    code = dtype_code(x, "x")
     _C.selective_scan(
         ragged=ragged.params,
-        x=_row_view(x, "x", t, d, dtype),
-        dt=_row_view(dt, "dt", t, d, dtype),
+        x=(x.data_ptr(), _row_stride(x, "x", t, d, dtype), code),
+        dt=(dt.data_ptr(), _row_stride(dt, "dt", t, d, dtype), code),
         A=A.data_ptr(),
-        B=_row_view(B, "B", t, n, dtype),
-        C=_row_view(C, "C", t, n, dtype),
+        B=(B.data_ptr(), _row_stride(B, "B", t, n, dtype), code),
+        C=(C.data_ptr(), _row_stride(C, "C", t, n, dtype), code),
         D=address(D),
-        z=None if z is None else _row_view(z, "z", t, d, dtype),
+        z=None if z is None else (z.data_ptr(), _row_stride(z, "z", t, d, dtype), code),
         dt_bias=address(dt_bias),
-        state=slots,
-        out=contiguous_view(out, "out"),
+        state=(state.data_ptr(), state_stride, FLOAT32),
+        out=(out.data_ptr(), d, code),
         d_inner=d,
         d_state=n,
         num_threads=num_threads(),
@@ -121,20 +124,21 @@ def _rows_shape(x: torch.Tensor, ragged: Ragged) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _row_view(tensor: torch.Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> _C.View:
-    """The rows, one a token; ValueError unless (rows, columns) of dtype, rows contiguous."""
+def _row_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Elements from one token to the next; ValueError unless (rows, columns) of dtype, rows contiguous."""
     strides = tensor.stride()
     if tensor.dtype == dtype and tensor.shape == (rows, columns) and (strides[1] == 1 or columns == 1):
         require_cpu(tensor, name)
-        return tensor.data_ptr(), strides[0], dtype_code(tensor, name)
+        return strides[0]
     raise ValueError(
         f"{name} must be {dtype} (like x) of shape ({rows}, {columns}) with a stride of 1 within a row; "
         f"it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {strides}"
     )
 
 
-def slot_view(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype) -> _C.View:
-    """The slots; ValueError unless they have this shape, are contiguous and lie apart."""
+def slot_stride(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Elements from one slot to the next; ValueError unless the slots have this shape, are contiguous and lie
+    apart."""
     require_cpu(state, "state")
     strides = state.stride()
     shape = tuple(state.shape)
@@ -150,7 +154,7 @@ def slot_view(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dty
         raise ValueError(
             f"the state's slots must not overlap, as they are written; its strides are {strides} for the shape {shape}"
         )
-    return state.data_ptr(), strides[0], dtype_code(state, "state")
+    return strides[0]
 
 
 def require_slots(ragged: Ragged, num_slots: int) -> None:

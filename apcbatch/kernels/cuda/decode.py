@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from apcbatch.kernels.cpu.residual import PreNorm
-from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.scan import DTYPE_CODES, extension
 from apcbatch.kernels.cuda.layers import DeviceMixer
 from apcbatch.kernels.cuda.rows import DeviceLinear
-from apcbatch.kernels.cuda.scan import DTYPE_CODES, extension
+from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cpu.residual import PreNorm
 
 ALIGNMENT = 16  # bytes: how weights are read
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from apcbatch.kernels.cuda.rows import DeviceLinear
 from apcbatch.kernels.cuda.scan import extension
+from apcbatch.kernels.cuda.rows import DeviceLinear
 
 ALIGNMENT = 16  # bytes: how weights are read
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.cpu.mixer import MixerWeights
-from apcbatch.kernels.cpu.residual import PreNorm, Residual
-from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.scan import causal_conv, selective_scan
 from apcbatch.kernels.cuda.experts import FewTokens
 from apcbatch.kernels.cuda.rows import (
     DeviceLinear,
@@ -23,8 +21,10 @@ from apcbatch.kernels.cuda.rows import (
     silu_mul,
     softmax_topk,
 )
-from apcbatch.kernels.cuda.scan import causal_conv, selective_scan
+from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cpu.mixer import MixerWeights
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.cpu.residual import PreNorm, Residual
 
 
 class DeviceNorm(PreNorm):

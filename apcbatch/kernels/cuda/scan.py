@@ -47,16 +47,17 @@ def causal_conv(
     _require(weight, "weight", (d, width), weight.dtype, x.device)
     if bias is not None:
         _require(bias, "bias", (d,), weight.dtype, x.device)
-    slots = _slot_view(state, (width - 1, d), x.dtype, batch)
+    slot_stride = _slot_stride(state, (width - 1, d), x.dtype, batch)
     out = torch.empty((t, d), dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
+        code = _code(x, "x")
         extension().causal_conv(
             batch=batch.params,
-            x=_row_view(x, "x", t, d, x),
+            x=(x.data_ptr(), _row_stride(x, "x", t, d, x), code),
             weight=(weight.data_ptr(), width, _code(weight, "weight")),
             bias=_address(bias),
-            state=slots,
-            out=(out.data_ptr(), d, _code(out, "x")),
+            state=(state.data_ptr(), slot_stride, code),
+            out=(out.data_ptr(), d, code),
             d_inner=d,
             width=width,
             stream=torch.cuda.current_stream().cuda_stream,
@@ -88,21 +89,22 @@ def selective_scan(
     for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
         if vector is not None:
             _require(vector, name, (d,), torch.float32, x.device)
-    slots = _slot_view(state, (n, d), torch.float32, batch)
+    slot_stride = _slot_stride(state, (n, d), torch.float32, batch)
     out = torch.empty((t, d), dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
+        code = _code(x, "x")
         extension().selective_scan(
             batch=batch.params,
-            x=_row_view(x, "x", t, d, x),
-            dt=_row_view(dt, "dt", t, d, x),
+            x=(x.data_ptr(), _row_stride(x, "x", t, d, x), code),
+            dt=(dt.data_ptr(), _row_stride(dt, "dt", t, d, x), code),
             A=A.data_ptr(),
-            B=_row_view(B, "B", t, n, x),
-            C=_row_view(C, "C", t, n, x),
+            B=(B.data_ptr(), _row_stride(B, "B", t, n, x), code),
+            C=(C.data_ptr(), _row_stride(C, "C", t, n, x), code),
             D=_address(D),
-            z=None if z is None else _row_view(z, "z", t, d, x),
+            z=None if z is None else (z.data_ptr(), _row_stride(z, "z", t, d, x), code),
             dt_bias=_address(dt_bias),
-            state=slots,
-            out=(out.data_ptr(), d, _code(out, "x")),
+            state=(state.data_ptr(), slot_stride, DTYPE_CODES[torch.float32]),
+            out=(out.data_ptr(), d, code),
             d_inner=d,
             d_state=n,
             lanes=lanes,
@@ -143,17 +145,14 @@ def _rows_shape(x: torch.Tensor, batch: DeviceBatch) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _row_view(
-    tensor: torch.Tensor, name: str, rows: int, columns: int, like: torch.Tensor
-) -> tuple[int, int, int]:
-    """The rows, one a token, as the compiled module takes them; ValueError unless (rows, columns), rows contiguous, as
-    x is."""
+def _row_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, like: torch.Tensor) -> int:
+    """Elements from one token to the next; ValueError unless (rows, columns), rows contiguous, as x is."""
     strides = tensor.stride()
     if (
         tensor.dtype == like.dtype and tensor.device == like.device and tensor.shape == (rows, columns)
         and (strides[1] == 1 or columns == 1)
     ):
-        return tensor.data_ptr(), strides[0], _code(tensor, name)
+        return strides[0]
     raise ValueError(
         f"{name} must be {like.dtype} on {like.device} (like x) of shape ({rows}, {columns}) with a stride of 1 "
         f"within a row; it is {tensor.dtype} on {tensor.device} of shape {tuple(tensor.shape)} with strides {strides}"
@@ -173,10 +172,10 @@ def _require(
     )
 
 
-def _slot_view(
+def _slot_stride(
     state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype, batch: DeviceBatch
-) -> tuple[int, int, int]:
-    """The slots as the compiled module takes them; ValueError unless the batch's slots are there and whole."""
+) -> int:
+    """Elements from one slot to the next; ValueError unless the batch's slots are there and whole."""
     shape, strides = tuple(state.shape), state.stride()
     if (
         state.dtype != dtype or state.device != batch.device or shape[1:] != slot_shape or len(shape) != 3
@@ -190,4 +189,4 @@ def _slot_view(
         raise ValueError(
             f"state must have slot {batch.max_slot}, which the batch names; it has {shape[0]} slots"
         )
-    return state.data_ptr(), strides[0], _code(state, "state")
+    return strides[0]
