@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import DTYPE_CODES, num_threads, require_parameter
-from apcbatch.kernels.cpu.linear import PackedLinear, projection
+from apcbatch.kernels.arguments import num_threads, require_parameter
+from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.residual import PreNorm, Residual
 
 
@@ -30,7 +30,7 @@ class Expert:
                 f"{gate_up.dtype} and ({down.out_features}, {f}) {down.dtype}"
             )
         self.gate_up, self.down = gate_up, down  # kept alive: the plan below holds their addresses
-        self.plan = _C.Mlp(DTYPE_CODES[gate_up.dtype], projection(gate_up, None), projection(down, None))
+        self.plan = _C.Mlp(gate_up.plan, down.plan)
 
 
 class FusedMlp:
@@ -73,7 +73,7 @@ class FusedMixture:
         self.router, self.experts = router, list(experts)  # kept alive: the plan below holds their addresses
         self.experts_per_token = experts_per_token
         self._plan = _C.Mixture(
-            projection(router, None), experts_per_token, [expert.plan for expert in experts]
+            router.plan, experts_per_token, [expert.plan for expert in experts]
         )
 
     def __call__(self, residual: Residual) -> None:

@@ -11,12 +11,12 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
-    dtype_code,
+    address,
     float_vector,
     num_threads,
     require_matrix,
     require_same_shape,
-    row_stride,
+    view,
 )
 
 
@@ -68,13 +68,9 @@ def _rms_norm(
     if weight is not None:
         weight = float_vector(weight, "weight", h, "x")
     y = torch.empty(t, h, dtype=out_dtype)
-    delta_arguments = (0, 0, 0) if delta is None else (
-        delta.data_ptr(), row_stride(delta, "delta"), dtype_code(delta, "delta")
-    )
+    addend = None if delta is None else view(delta, "delta")
     _C.rms_norm(
-        t, h, x.data_ptr(), row_stride(x, "x"), dtype_code(x, "x"), *delta_arguments,
-        0 if weight is None else weight.data_ptr(), eps, y.data_ptr(), dtype_code(y, "out_dtype"),
-        num_threads(),
+        t, h, view(x, "x"), addend, address(weight), eps, view(y, "out_dtype"), num_threads()
     )
     return y
 
@@ -89,8 +85,5 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"gate and up must have one dtype; they are {gate.dtype} and {up.dtype}")
     t, f = gate.shape
     y = torch.empty(t, f, dtype=gate.dtype)
-    _C.silu_mul(
-        t, f, gate.data_ptr(), row_stride(gate, "gate"), up.data_ptr(), row_stride(up, "up"), y.data_ptr(),
-        dtype_code(gate, "gate"), num_threads(),
-    )
+    _C.silu_mul(t, f, view(gate, "gate"), view(up, "up"), view(y, "y"), num_threads())
     return y

@@ -50,10 +50,17 @@ def causal_conv(
     slot_stride = _slot_stride(state, (width - 1, d), x.dtype, batch)
     out = torch.empty((t, d), dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
+        code = _code(x, "x")
         extension().causal_conv(
-            batch.params, _code(x, "x"), d, width, x.data_ptr(), _row_stride(x, "x", t, d, x),
-            weight.data_ptr(), _address(bias), _code(weight, "weight"), state.data_ptr(), slot_stride,
-            out.data_ptr(), torch.cuda.current_stream().cuda_stream,
+            batch=batch.params,
+            x=(x.data_ptr(), _row_stride(x, "x", t, d, x), code),
+            weight=(weight.data_ptr(), width, _code(weight, "weight")),
+            bias=_address(bias),
+            state=(state.data_ptr(), slot_stride, code),
+            out=(out.data_ptr(), d, code),
+            d_inner=d,
+            width=width,
+            stream=torch.cuda.current_stream().cuda_stream,
         )
     return out
 
@@ -85,13 +92,23 @@ def selective_scan(
     slot_stride = _slot_stride(state, (n, d), torch.float32, batch)
     out = torch.empty((t, d), dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
+        code = _code(x, "x")
         extension().selective_scan(
-            batch.params, _code(x, "x"), d, n,
-            x.data_ptr(), _row_stride(x, "x", t, d, x), dt.data_ptr(), _row_stride(dt, "dt", t, d, x),
-            A.data_ptr(), B.data_ptr(), _row_stride(B, "B", t, n, x),
-            C.data_ptr(), _row_stride(C, "C", t, n, x), _address(D),
-            _address(z), 0 if z is None else _row_stride(z, "z", t, d, x), _address(dt_bias),
-            state.data_ptr(), slot_stride, out.data_ptr(), lanes, torch.cuda.current_stream().cuda_stream,
+            batch=batch.params,
+            x=(x.data_ptr(), _row_stride(x, "x", t, d, x), code),
+            dt=(dt.data_ptr(), _row_stride(dt, "dt", t, d, x), code),
+            A=A.data_ptr(),
+            B=(B.data_ptr(), _row_stride(B, "B", t, n, x), code),
+            C=(C.data_ptr(), _row_stride(C, "C", t, n, x), code),
+            D=_address(D),
+            z=None if z is None else (z.data_ptr(), _row_stride(z, "z", t, d, x), code),
+            dt_bias=_address(dt_bias),
+            state=(state.data_ptr(), slot_stride, DTYPE_CODES[torch.float32]),
+            out=(out.data_ptr(), d, code),
+            d_inner=d,
+            d_state=n,
+            lanes=lanes,
+            stream=torch.cuda.current_stream().cuda_stream,
         )
     return out
 
