@@ -15,7 +15,6 @@ import torch
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.failures import failed_pass, no_room, not_finite
-from apcbatch.plan.footprint import Footprint
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
@@ -27,12 +26,14 @@ from apcbatch.engine.sequence import Sequence, check_request, failed, make_seque
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
-from apcbatch.kernels import ops
+from apcbatch.kernels.backend import backend_for
+from apcbatch.kernels.ops import Backend
+from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.hf_config import load_model_config
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
+from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Store
 from apcbatch.types import Policy, Request, Result
@@ -85,7 +86,6 @@ class Engine:
             store_size_bytes=store_size_bytes,
         )
         place = choose_device(device)
-        ops.set_exact(exact)
         self.dtype, self.device, self.block_size, self.policy = dtype, place.type, block_size, policy
         folder = locate_model(str(model))
         self.model_name = name_of(str(model))
@@ -97,7 +97,7 @@ class Engine:
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
         arena = make_arena(config, max_running + num_snapshots, num_pages, torch_dtype, place)
-        self._model = load_model(folder, config, torch_dtype, arena)
+        self._model = load_model(folder, config, torch_dtype, arena, backend_for(place, exact))
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
         self._store = None
@@ -246,6 +246,11 @@ class Engine:
         return parts
 
     @property
+    def backend(self) -> Backend:
+        """What runs the model's ops: for benchmarks, which observe it."""
+        return self._model.backend
+
+    @property
     def counters(self) -> Counters:
         """A current view of what was done."""
         counters = self._counters
@@ -277,7 +282,7 @@ class Engine:
 
     def _sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Chunk]:
         """Give the sequence of each chunk its next token; returns the chunks whose logits are not all finite."""
-        tokens, logprobs = greedy(logits, any(chunk.sequence.request.logprobs for chunk in chunks))
+        tokens, logprobs = greedy(self.backend, logits, any(chunk.sequence.request.logprobs for chunk in chunks))
         broken = []
         for row, chunk in enumerate(chunks):
             sequence, token, logprob = chunk.sequence, tokens[row], logprobs[row]

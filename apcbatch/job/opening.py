@@ -140,9 +140,9 @@ def use_isa(config: Config) -> None:
     """Run the CPU kernels on the instruction set that the configuration asks for, if it does."""
     if config.isa is None:
         return
-    from apcbatch.kernels import ops
+    from apcbatch.kernels.isa import set_isa
 
     try:
-        ops.set_isa(config.isa)
+        set_isa(config.isa)
     except ValueError as error:
         raise UsageError(f"{config.origins['isa']}: {error}") from None

@@ -6,22 +6,21 @@ Must not know: requests. Pre-norm residual layers; the residual stream is float3
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
-from apcbatch.kernels import ops
+from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward
+from apcbatch.model.arena import StateArena
 from apcbatch.model.attention import AttentionMixer
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.mamba import MambaMixer
 from apcbatch.model.moe import load_mixture, load_mlp
-from apcbatch.model.arena import StateArena
 from apcbatch.model.weights import Checkpoint
 
 
@@ -63,15 +62,18 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
 @dataclass
 class _Layer:
     mixer: MambaMixer | AttentionMixer
-    feed_forward: Callable[[ops.Residual], None] | None
+    feed_forward: FeedForward | None
 
 
 class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32."""
 
-    def __init__(self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena) -> None:
+    def __init__(
+        self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self.backend = backend
         names = _NAMES[config.family]
         shape = (config.vocab_size, config.hidden_size)
         with Checkpoint(model_dir, arena.ssm.device) as checkpoint:
@@ -79,18 +81,18 @@ class CausalLM:
             self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
             self.layers = self._load_layers(checkpoint, names, arena)
             self.final_norm = self._norm(checkpoint, f"{names.final_norm}.weight")
-            self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
+            self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self._decode = self._decode_stack()
         self.fingerprint = model_fingerprint(
             config.architecture(),
             self.weights_digest,
             str(dtype).removeprefix("torch."),
-            ops.numerics(dtype, arena.ssm.device),
+            backend.numerics(dtype),
         )
 
     def _load_layers(self, checkpoint: Checkpoint, names: _Names, arena: StateArena) -> list[_Layer]:
-        config, layers = self.config, []
+        config, dtype, backend, layers = self.config, self.dtype, self.backend, []
         mamba_index = attention_index = 0
         for i, (mixer_kind, ff_kind) in enumerate(zip(config.mixers, config.feed_forwards, strict=True)):
             prefix = f"{names.layer}.{i}"
@@ -98,25 +100,27 @@ class CausalLM:
             mixer: MambaMixer | AttentionMixer
             if mixer_kind == "mamba":
                 states = arena.ssm[:, mamba_index], arena.conv[:, mamba_index]
-                mixer = MambaMixer(config, checkpoint, f"{prefix}.{names.mamba}", self.dtype, norm, *states)
+                mixer = MambaMixer(
+                    config, checkpoint, f"{prefix}.{names.mamba}", dtype, backend, norm, *states
+                )
                 mamba_index += 1
             else:
                 k_cache, v_cache = arena.kv[attention_index]
                 mixer = AttentionMixer(
-                    config, checkpoint, f"{prefix}.self_attn", self.dtype, norm, k_cache, v_cache
+                    config, checkpoint, f"{prefix}.self_attn", dtype, backend, norm, k_cache, v_cache
                 )
                 attention_index += 1
             feed_forward = None
             if ff_kind != "none":
                 norm = self._norm(checkpoint, f"{prefix}.pre_ff_layernorm.weight")
                 load = load_mlp if ff_kind == "mlp" else load_mixture
-                feed_forward = load(config, checkpoint, f"{prefix}.feed_forward", self.dtype, norm)
+                feed_forward = load(config, checkpoint, f"{prefix}.feed_forward", dtype, backend, norm)
             layers.append(_Layer(mixer, feed_forward))
         return layers
 
-    def _norm(self, checkpoint: Checkpoint, name: str) -> ops.PreNorm:
+    def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
-        return ops.pre_norm(weight, self.config.norm_eps)
+        return PreNorm(weight, self.config.norm_eps)
 
     def _load_head(
         self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
@@ -135,18 +139,16 @@ class CausalLM:
     @property
     def most_captured(self) -> int:
         """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
-        mixtures = (part for part in (x.feed_forward for x in self.layers) if isinstance(part, ops.DeviceMixture))
-        return min((part.most_captured for part in mixtures), default=sys.maxsize)
+        parts = (layer.feed_forward for layer in self.layers)
+        return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
-    def _decode_stack(self) -> ops.DecodeStack | None:
-        """On a CUDA device, what runs the decode passes of a few sequences; None where attention or experts stand
-        between the mixers."""
-        parts = [layer.mixer.part for layer in self.layers if isinstance(layer.mixer, MambaMixer)]
-        mixers = [part for part in parts if isinstance(part, ops.DeviceMixer)]
+    def _decode_stack(self) -> DecodeStack | None:
+        """What runs the decode passes of a few sequences, where the backend has that; None where attention or experts
+        stand between the mixers."""
+        mixers = [layer.mixer.part for layer in self.layers if isinstance(layer.mixer, MambaMixer)]
         if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
             return None
-        assert isinstance(self.lm_head, ops.DeviceLinear)
-        return ops.DecodeStack(mixers, self.final_norm, self.lm_head)
+        return self.backend.decode_stack(mixers, self.final_norm, self.lm_head)
 
     @property
     def most_decoded(self) -> int:
@@ -163,15 +165,16 @@ class CausalLM:
         """Like `forward`, for a power of two of sequences, most_decoded at most, of one token each, all of whose logits
         are wanted."""
         assert self._decode is not None
-        return self._decode(self._embed(batch.token_ids), cast(Any, batch.ragged))
+        return self._decode(self._embed(batch.token_ids), batch.ragged)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
+        ops = self.backend
         residual = ops.residual(self._embed(batch.token_ids), batch.present)
         for layer in self.layers:
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:
-                layer.feed_forward(residual)
-        normed = residual.rows(batch.logits_rows).normed(self.final_norm, self.dtype)
+                ops.run_feed_forward(layer.feed_forward, residual)
+        normed = ops.normed(residual.rows(batch.logits_rows), self.final_norm, self.dtype)
         return ops.linear(normed, self.lm_head, out_dtype=torch.float32)  # (r, h) -> (r, v)

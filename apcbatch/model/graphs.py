@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
@@ -24,7 +24,7 @@ class GraphedLM:
     """`forward(batch)` like CausalLM's, for batches made on the host; the logits are those of the last call alone."""
 
     def __init__(self, model: CausalLM, device: torch.device) -> None:
-        self.fingerprint = model.fingerprint
+        self.fingerprint, self.backend = model.fingerprint, model.backend
         self._model, self._device = model, device
         self._has_pages = model.config.num_attention_layers > 0
         self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
@@ -64,7 +64,7 @@ class _DecodeGraph:
     ) -> None:
         self._staged = _Lists(size, columns, pin_memory=True)
         self._lists = _Lists(size, columns, device=device)
-        self._batch = self._lists.batch(device)
+        self._batch, self._device = self._lists.batch(device), device
         self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -79,9 +79,7 @@ class _DecodeGraph:
 
     def _pass(self) -> torch.Tensor:
         self._lists.memory.copy_(self._staged.memory, non_blocking=True)
-        ragged: object = self._batch.ragged
-        assert isinstance(ragged, DeviceBatch)
-        ragged.slots.copy_(self._lists.slots)
+        batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
         return self._run(self._batch)
 
     def replay(self, batch: Batch) -> torch.Tensor:

@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 from apcbatch.errors import UsageError
-from apcbatch.kernels.cuda import scan as cuda
+from apcbatch.kernels.cuda import extension as cuda
+from apcbatch.kernels.ops import Backend
+from apcbatch.model.arena import StateArena, page_bytes, slot_bytes
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.arena import StateArena, page_bytes, slot_bytes
 
 
 def choose_device(name: str) -> torch.device:
@@ -64,11 +65,11 @@ def make_arena(
 
 
 def load_model(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena
+    folder: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
 ) -> CausalLM | GraphedLM:
     """The model with its weights on the arena's device. ModelError, UsageError."""
     try:
-        model = CausalLM(folder, config, dtype, arena)
+        model = CausalLM(folder, config, dtype, arena, backend)
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

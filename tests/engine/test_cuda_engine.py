@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from apcbatch import Engine
+from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import graphs
+from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.hf_config import load_model_config
-from apcbatch.model.arena import StateArena
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
@@ -122,7 +123,7 @@ def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
     folder = checkpoint("jamba whole")
     config, device = load_model_config(folder), torch.device("cuda", 0)
     arena = StateArena(config, 16, 64, torch.bfloat16, device)
-    model = CausalLM(folder, config, torch.bfloat16, arena)
+    model = CausalLM(folder, config, torch.bfloat16, arena, backend_for(device))
     graphed = graphs.GraphedLM(model, device)
     for contexts in ([3, 700, 64, 63, 129, 5, 9], [1, 90, 64, 128, 65], [1300, 7, 2]):
         for part in (arena.ssm, arena.conv, arena.kv):
