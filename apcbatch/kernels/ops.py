@@ -17,8 +17,9 @@ import torch
 from apcbatch.kernels.layer import Expert, Linear, LinearT, MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
-UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 Mixer: TypeAlias = Callable[[Residual, Ragged], None]
+MixerT = TypeVar("MixerT", bound=Mixer)
+UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
 
 class FeedForward(Protocol):
@@ -129,7 +130,7 @@ OPS = tuple(name for name in vars(Ops) if not name.startswith("_"))
 Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
 
 
-class BackendOf(Ops[LinearT], Protocol[LinearT]):
+class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     """The ops of a device, and what is made once for a model. exact: whether a row's bits never depend on the rows that
     come with it."""
 
@@ -142,7 +143,7 @@ class BackendOf(Ops[LinearT], Protocol[LinearT]):
 
     def mixer(
         self, norm: PreNorm, weights: MixerWeights[LinearT], ssm: torch.Tensor, conv: torch.Tensor
-    ) -> Mixer: ...
+    ) -> MixerT: ...
 
     def mlp(self, norm: PreNorm, expert: Expert[LinearT]) -> FeedForward: ...
 
@@ -150,7 +151,7 @@ class BackendOf(Ops[LinearT], Protocol[LinearT]):
         self, norm: PreNorm, router: LinearT, experts: Sequence[Expert[LinearT]], experts_per_token: int
     ) -> FeedForward: ...
 
-    def decode_stack(self, mixers: Sequence[Mixer], norm: PreNorm, head: LinearT) -> DecodeStack | None:
+    def decode_stack(self, mixers: Sequence[MixerT], norm: PreNorm, head: LinearT) -> DecodeStack | None:
         """What runs decode passes of these mixers alone in one launch; None where the device has no such kernel."""
 
     @contextmanager
@@ -165,4 +166,4 @@ class BackendOf(Ops[LinearT], Protocol[LinearT]):
                 delattr(self, name)
 
 
-Backend: TypeAlias = BackendOf[Any]  # which one, and so how it packs, is known when the program runs
+Backend: TypeAlias = BackendOf[Any, Any]  # which one, and so how it packs, is known when the program runs

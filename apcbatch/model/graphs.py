@@ -95,8 +95,11 @@ class _Lists:
     """What changes from pass to pass, in one piece of memory: how many sequences are there, and of each the token, the
     initial and the final slot, the tokens before, where the token's KV goes, the pages."""
 
-    def __init__(self, size: int, columns: int, **where: Any) -> None:
-        self.memory = torch.full((1 + (5 + columns) * size,), -1, dtype=torch.int64, **where)
+    def __init__(
+        self, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
+    ) -> None:
+        numbers = 1 + (5 + columns) * size
+        self.memory = torch.full((numbers,), -1, dtype=torch.int64, device=device, pin_memory=pin_memory)
         self.present, rest = self.memory[:1], self.memory[1:]
         self._each = each = rest[: 5 * size].view(5, size)
         self.token_ids, self.slots, self.context, self.token_slots = each[0], each[1:3], each[3], each[4]

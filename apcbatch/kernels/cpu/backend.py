@@ -15,10 +15,10 @@ from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.mixer import FusedMixer
 from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import BackendOf, Mixer
+from apcbatch.kernels.ops import BackendOf
 
 
-class CpuBackend(BackendOf[PackedLinear]):
+class CpuBackend(BackendOf[PackedLinear, FusedMixer]):
     """See apcbatch.kernels.ops."""
 
     exact = True
@@ -44,5 +44,5 @@ class CpuBackend(BackendOf[PackedLinear]):
     mlp = staticmethod(FusedMlp)
     mixture = staticmethod(FusedMixture)
 
-    def decode_stack(self, mixers: Sequence[Mixer], norm: PreNorm, head: PackedLinear) -> None:
+    def decode_stack(self, mixers: Sequence[FusedMixer], norm: PreNorm, head: PackedLinear) -> None:
         """There is none."""

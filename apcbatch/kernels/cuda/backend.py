@@ -17,13 +17,13 @@ from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.mixer import DeviceMixer
 from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import BackendOf, Mixer
+from apcbatch.kernels.ops import BackendOf
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
 CUDA_NUMERICS_VERSION = 3
 
 
-class CudaBackend(BackendOf[DeviceLinear]):
+class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     """See apcbatch.kernels.ops. exact: weights that are packed here are multiplied so that a row's bits do not depend
     on the rows that come with it."""
 
@@ -60,6 +60,6 @@ class CudaBackend(BackendOf[DeviceLinear]):
         """Weights as `linear` takes them."""
         return products.pack_linear(weight, self.exact)
 
-    def decode_stack(self, mixers: Sequence[Mixer], norm: PreNorm, head: DeviceLinear) -> DecodeStack:
+    def decode_stack(self, mixers: Sequence[DeviceMixer], norm: PreNorm, head: DeviceLinear) -> DecodeStack:
         """See DecodeStack."""
-        return DecodeStack([mixer for mixer in mixers if isinstance(mixer, DeviceMixer)], norm, head)
+        return DecodeStack(mixers, norm, head)

@@ -6,6 +6,7 @@ Must not know: any one kernel.
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -18,12 +19,12 @@ ALIGNMENT = 16  # bytes: how the kernels of decode passes read weights
 def extension() -> ModuleType:
     """apcbatch._CUDA; RuntimeError where it was not built."""
     try:
-        from apcbatch import _CUDA
+        compiled = import_module("apcbatch._CUDA")
     except ImportError as error:
         raise RuntimeError(
             f"the CUDA kernels are not in this build ({error}): install nvcc and build again with APCBATCH_CUDA=1"
         ) from error
-    return _CUDA
+    return compiled
 
 
 def current_stream() -> int:

@@ -95,7 +95,6 @@ def batch_on(device: torch.device, ragged: Ragged | DeviceBatch) -> DeviceBatch:
     """The batch on this device: a Ragged is uploaded by the first op that meets it. ValueError for a DeviceBatch of
     another device."""
     if isinstance(ragged, Ragged):
-        extension()
         return ragged.on(device, DeviceBatch)
     if ragged.device != device:
         raise ValueError(f"the batch must be on {device}, like x; it is on {ragged.device}")
