@@ -1,4 +1,4 @@
-"""The causal convolution against float64 and against torch's own (cases 5 and 6)."""
+"""The causal convolution against float64 and against torch's own."""
 
 from __future__ import annotations
 

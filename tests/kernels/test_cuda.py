@@ -1,6 +1,6 @@
 """What is the CUDA kernels' own: float16, lanes, rows that cannot be read in groups, batches that stay in place.
 
-The tables of cases 1 to 7 run on a CUDA device in test_selective_scan, test_causal_conv and test_recurrent_cuts.
+The tables of the single ops run on a CUDA device too, in test_selective_scan, test_causal_conv and test_recurrent_cuts.
 """
 
 from __future__ import annotations
