@@ -7,7 +7,7 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-light test-cuda lint bench soak sanitize mutants clean
+.PHONY: demo test test-light test-cuda lint bench soak sanitize portability mutants clean
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -68,6 +68,10 @@ soak: $(VENV)/.installed sanitize
 # The kernels with a plain C++ driver under the address and undefined-behaviour sanitizers.
 sanitize: $(VENV)/.installed
 	$(BIN)/python -m tests.kernels.sanitize --seconds 20
+
+# The kernels with every compiler that is here (GCC, Clang, GCC for aarch64), with and without OpenMP, warnings as errors.
+portability: $(VENV)/.installed
+	$(BIN)/python -m tests.kernels.portability
 
 # Changes the code in 300 small ways, a fixed sample, and lists those that no test notices: about 35 minutes on two idle
 # cores. Works in copies under build/mutants, and leaves all outcomes in build/mutants/outcomes.json.

@@ -1,8 +1,8 @@
 """Builds the private extensions: apcbatch._C always, apcbatch._CUDA where CUDA's compiler is.
 
 The kernels are plain C++ over pointers and strides, and the bindings take addresses, so nothing here needs
-torch: one build serves every torch. Each instruction set is its own translation unit with its own flags and the
-choice is made at run time; nothing is built with -march=native.
+torch: one build serves every torch. csrc/build_flags.py has the flags of each source. Where the compiler has no OpenMP,
+the kernels use one thread.
 
 APCBATCH_CUDA=0 leaves the CUDA kernels out, =1 insists on them; otherwise they are built if nvcc is found (in
 CUDA_HOME, on the PATH, or in /usr/local/cuda). APCBATCH_CUDA_ARCHS names other targets than the usual ones.
@@ -14,7 +14,9 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,41 +24,13 @@ import pybind11
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
 ROOT = Path(__file__).parent
 CSRC = Path("csrc")
+sys.path.insert(0, str(ROOT))  # a build from an archive does not have it
 
-# -ffp-contract=off: a fused multiply-add happens where the source says so and nowhere else, which is what makes
-# all instruction sets agree bit for bit.
-COMMON_FLAGS = [
-    "-O3",
-    "-fopenmp",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-Wall",
-    "-Wextra",
-    "-Wno-psabi",
-]
-AVX2_FLAGS = ["-mavx2", "-mfma"]
-AVX512_FLAGS = [*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-ISA_FLAGS = {
-    "_avx2": AVX2_FLAGS,
-    "_avx512": AVX512_FLAGS,
-    "_avx512bf16": [*AVX512_FLAGS, "-mavx512bf16"],
-}
-
-
-def isa_flags(source: str) -> list[str]:
-    """Compiler flags of one source: those of the instruction set its name ends with, if any."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return []
-    stem = Path(source).stem
-    for suffix, flags in ISA_FLAGS.items():
-        if stem.endswith(suffix):
-            return flags
-    return []
-
+from csrc.build_flags import ARITHMETIC, OPENMP, WARNINGS, WITHOUT_OPENMP, isa_flags  # noqa: E402
 
 # -fmad=false: like -ffp-contract=off above.
 NVCC_FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
@@ -106,8 +80,21 @@ def build_cuda(nvcc: str, folder: Path, module: Path) -> None:
     run([nvcc, "-shared", *objects, "-o", str(module)])
 
 
+def has_openmp(compiler) -> bool:
+    """Whether a program for OpenMP compiles and links."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text("int main() { return 0; }\n")
+        try:
+            objects = compiler.compile([str(source)], output_dir=folder, extra_postargs=[OPENMP])
+            compiler.link_executable(objects, "probe", folder, extra_postargs=[OPENMP], target_lang="c++")
+        except (CompileError, LinkError):
+            return False
+    return True
+
+
 class BuildExt(build_ext):
-    """build_ext with the flags of `isa_flags` added source by source, and the CUDA module made by nvcc."""
+    """build_ext with the flags of each source, and the CUDA module made by nvcc."""
 
     def build_extension(self, ext) -> None:
         if ext is cuda:
@@ -117,9 +104,15 @@ class BuildExt(build_ext):
 
     def build_extensions(self) -> None:
         compile_one = self.compiler._compile
+        if has_openmp(self.compiler):
+            extension.extra_compile_args.append(OPENMP)
+            extension.extra_link_args.append(OPENMP)
+        else:
+            print("apcbatch: kernels of one thread, as the compiler has no OpenMP")
+            extension.extra_compile_args.append(WITHOUT_OPENMP)
 
         def compile_with_isa(obj, src, ext, cc_args, extra_postargs, pp_opts):
-            compile_one(obj, src, ext, cc_args, [*extra_postargs, *isa_flags(src)], pp_opts)
+            compile_one(obj, src, ext, cc_args, [*extra_postargs, *isa_flags(src, platform.machine())], pp_opts)
 
         self.compiler._compile = compile_with_isa
         super().build_extensions()
@@ -130,8 +123,8 @@ extension = Pybind11Extension(
     sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / CSRC).glob("*.cpp")),
     depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / CSRC).glob("*.h")),
     include_dirs=[str(CSRC)],
-    extra_compile_args=COMMON_FLAGS,
-    extra_link_args=["-fopenmp", "-ldl"],
+    extra_compile_args=["-O3", *ARITHMETIC, *WARNINGS],
+    extra_link_args=["-ldl"],
     cxx_std=17,
 )
 

@@ -1,48 +1,38 @@
-"""Types of the private extension (csrc/bindings.cpp). Addresses and dtype codes are integers."""
+"""Types of the private extension (csrc/bindings*.cpp). Addresses and dtype codes are integers; 0 is no address."""
+
+# A number of sequences, the address of their page table and its columns, the addresses of cu_seqlens and context.
+Sequences = tuple[int, int, int, int, int]
+View = tuple[int, int, int]  # a tensor: where it begins, elements from one row to the next, its dtype's code
 
 PAGE_TOKENS: int
 
 def refuse_scratch(count: int, /) -> None: ...  # for tests: the next `count` requests for scratch find no memory
 def isa() -> str: ...
+def isa_product() -> str: ...
 def set_isa(name: str) -> bool: ...
 def available_isas() -> list[str]: ...
 def packed_bytes(out: int, in_: int, dtype: int, /) -> int: ...
-def pack_linear(
-    weight: int, stride: int, out: int, in_: int, dtype: int, packed: int, num_threads: int, /
-) -> None: ...
-def unpack_rows(
-    packed: int, out: int, in_: int, dtype: int, indices: int, count: int, rows: int, num_threads: int, /
-) -> None: ...
-def linear(
-    t: int, in_: int, out: int, x: int, x_stride: int, x_dtype: int, w: int, w_dtype: int, bias: int, y: int,
-    y_stride: int, y_dtype: int, num_threads: int, /
-) -> None: ...
+def pack_linear(weight: View, out: int, in_: int, packed: int, num_threads: int, /) -> None: ...
+def unpack_rows(weights: Projection, indices: int, count: int, rows: int, num_threads: int, /) -> None: ...
+def linear(t: int, x: View, weights: Projection, y: View, num_threads: int, /) -> None: ...
 def rms_norm(
-    t: int, h: int, x: int, x_stride: int, x_dtype: int, delta: int, delta_stride: int, delta_dtype: int,
-    weight: int, eps: float, y: int, y_dtype: int, num_threads: int, /
+    t: int, h: int, x: View, delta: View | None, weight: int, eps: float, y: View, num_threads: int, /
 ) -> None: ...
-def silu_mul(
-    t: int, f: int, gate: int, gate_stride: int, up: int, up_stride: int, y: int, dtype: int,
-    num_threads: int, /
-) -> None: ...
+def silu_mul(t: int, f: int, gate: View, up: View, y: View, num_threads: int, /) -> None: ...
 def softmax_topk(
-    t: int, n: int, k: int, logits: int, stride: int, weights: int, indices: int, num_threads: int, /
+    t: int, n: int, k: int, logits: View, weights: int, indices: int, num_threads: int, /
 ) -> None: ...
 def logprob(
-    t: int, n: int, logits: int, stride: int, choose: bool, tokens: int, logprobs: int, num_threads: int, /
+    t: int, n: int, logits: View, choose: bool, tokens: int, logprobs: int, num_threads: int, /
 ) -> None: ...
 def span(values: int, count: int, /) -> tuple[int, int]: ...
-def check_sequences(
-    num_sequences: int, t: int, pages: int, columns: int, page_table: int, cu_seqlens: int, context: int, /
-) -> int: ...
+def check_sequences(sequences: Sequences, t: int, pages: int, /) -> int: ...
 def write_kv(
-    t: int, row: int, k: int, k_stride: int, v: int, v_stride: int, dtype: int, k_cache: int, v_cache: int,
-    cache_dtype: int, token_slots: int, num_threads: int, /
+    t: int, row: int, k: View, v: View, k_cache: View, v_cache: View, token_slots: int, num_threads: int, /
 ) -> None: ...
 def paged_attention(
-    num_sequences: int, heads: int, kv_heads: int, head_dim: int, scale: float, q: int, q_stride: int,
-    q_dtype: int, k_cache: int, v_cache: int, cache_dtype: int, page_table: int, page_table_stride: int,
-    cu_seqlens: int, context: int, out: int, num_threads: int, /
+    q: View, k_cache: View, v_cache: View, out: View, sequences: Sequences, heads: int, kv_heads: int, head_dim: int,
+    scale: float, num_threads: int, /
 ) -> None: ...
 
 class RaggedParams:
@@ -52,33 +42,35 @@ class RaggedParams:
     ) -> None: ...
 
 def causal_conv(
-    ragged: RaggedParams, dtype: int, d_inner: int, width: int, x: int, x_stride: int, weight: int, bias: int,
-    weight_dtype: int, state: int, state_stride: int, out: int, num_threads: int, /
+    *, ragged: RaggedParams, x: View, weight: View, bias: int, state: View, out: View, d_inner: int, width: int,
+    num_threads: int,
 ) -> None: ...
 def selective_scan(
-    ragged: RaggedParams, dtype: int, d_inner: int, d_state: int, x: int, x_stride: int, dt: int,
-    dt_stride: int, A: int, B: int, B_stride: int, C: int, C_stride: int, D: int, z: int, z_stride: int,
-    dt_bias: int, state: int, state_stride: int, out: int, num_threads: int, /
+    *, ragged: RaggedParams, x: View, dt: View, A: int, B: View, C: View, D: int, z: View | None, dt_bias: int,
+    state: View, out: View, d_inner: int, d_state: int, num_threads: int,
 ) -> None: ...
+
 class Projection:
-    def __init__(self, out: int, in_: int, weights: int, dtype: int, bias: int, /) -> None: ...
+    def __init__(
+        self, *, out_features: int, in_features: int, weights: int, dtype: int, bias: int
+    ) -> None: ...
 
 class PreNorm:
     def __init__(self, weight: int, eps: float, /) -> None: ...
 
 class Mixer:
     def __init__(
-        self, norm: PreNorm, dtype: int, in_proj: Projection, x_proj: Projection, dt_proj: Projection,
-        out_proj: Projection, d_state: int, width: int, conv_weight: int, conv_bias: int, A: int, D: int, dt_bias: int,
-        has_norms: bool, dt_norm: int, B_norm: int, C_norm: int, norm_eps: float, ssm: int, ssm_stride: int,
-        conv: int, conv_stride: int, /
+        self, *, norm: PreNorm, in_proj: Projection, x_proj: Projection, dt_proj: Projection,
+        out_proj: Projection, d_state: int, width: int, conv_weight: int, conv_bias: int, A: int, D: int,
+        dt_bias: int, has_norms: bool, dt_norm: int, B_norm: int, C_norm: int, norm_eps: float, ssm: View,
+        conv: View,
     ) -> None: ...
     def run(
         self, ragged: RaggedParams, residual: int, delta: int, has_delta: bool, num_threads: int, /
     ) -> None: ...
 
 class Mlp:
-    def __init__(self, dtype: int, gate_up: Projection, down: Projection, /) -> None: ...
+    def __init__(self, gate_up: Projection, down: Projection, /) -> None: ...
     def run(
         self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /
     ) -> None: ...

@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 
+#include "instruction_sets.h"
 #include "params.h"
 
 namespace apcbatch {
@@ -16,19 +17,19 @@ namespace apcbatch {
 constexpr int64_t kPageTokens = 64;
 
 struct AttentionParams {
-    int64_t num_sequences, heads, kv_heads, head_dim;
-    float scale;
-    const void* q;  // (t, heads, head_dim), token stride q_stride
-    int64_t q_stride;
-    DType q_dtype;
-    const void* k_cache;  // (pages, kPageTokens, kv_heads, head_dim) contiguous
-    const void* v_cache;
-    DType cache_dtype;
-    const int64_t* page_table;  // (b, max_pages), row stride page_table_stride
-    int64_t page_table_stride;
-    const int64_t* cu_seqlens;  // (b + 1)
-    const int64_t* context;     // (b): tokens cached before this piece
-    void* out;                  // (t, heads, head_dim) contiguous, q's dtype
+    int64_t num_sequences = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    float scale = 0.0f;
+    const void* q = nullptr;  // (t, heads, head_dim), token stride q_stride
+    int64_t q_stride = 0;
+    DType q_dtype = DType::float32;
+    const void* k_cache = nullptr;  // (pages, kPageTokens, kv_heads, head_dim) contiguous
+    const void* v_cache = nullptr;
+    DType cache_dtype = DType::float32;
+    const int64_t* page_table = nullptr;  // (b, max_pages), row stride page_table_stride
+    int64_t page_table_stride = 0;
+    const int64_t* cu_seqlens = nullptr;  // (b + 1)
+    const int64_t* context = nullptr;     // (b): tokens cached before this piece
+    void* out = nullptr;                  // (t, heads, head_dim) contiguous, q's dtype
 };
 
 // Queries [begin, end) of one sequence's piece, for the heads of one kv head.
@@ -37,16 +38,16 @@ struct AttentionUnit {
 };
 
 struct KvParams {
-    int64_t t, row;  // row: kv_heads * head_dim
-    const void* k;   // (t, row), token stride k_stride
-    int64_t k_stride;
-    const void* v;
-    int64_t v_stride;
-    DType dtype;  // of k and v
-    void* k_cache;
-    void* v_cache;
-    DType cache_dtype;
-    const int64_t* token_slots;  // (t): page * kPageTokens + offset
+    int64_t t = 0, row = 0;   // row: kv_heads * head_dim
+    const void* k = nullptr;  // (t, row), token stride k_stride
+    int64_t k_stride = 0;
+    const void* v = nullptr;
+    int64_t v_stride = 0;
+    DType dtype = DType::float32;  // of k and v
+    void* k_cache = nullptr;
+    void* v_cache = nullptr;
+    DType cache_dtype = DType::float32;
+    const int64_t* token_slots = nullptr;  // (t): page * kPageTokens + offset
 };
 
 // Rows (a query of one head each) of a unit at most, for pieces of more than one token.
@@ -72,14 +73,12 @@ SequenceFault check_sequences(const AttentionParams& params, int64_t t, int64_t 
 void paged_attention(const AttentionParams& params, int num_threads);
 void write_kv(const KvParams& params, int num_threads);
 
-#define APC_DECLARE_ATTENTION(Namespace)                                                          \
-    namespace Namespace {                                                                         \
+#define APC_DECLARE(argument, name, ...)                                                          \
+    namespace name {                                                                              \
     void attention_unit(const AttentionParams& params, const AttentionUnit& unit, char* scratch); \
     void write_kv_rows(const KvParams& params, int64_t begin, int64_t end);                       \
     }
-APC_DECLARE_ATTENTION(plain)
-APC_DECLARE_ATTENTION(avx2)
-APC_DECLARE_ATTENTION(avx512)
-#undef APC_DECLARE_ATTENTION
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 }  // namespace apcbatch

@@ -8,11 +8,11 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace {
 
-constexpr int kLanes = Vec::lanes;
+// Rows of the largest register tile.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12;
+constexpr int kQueryRows = 12;
 #else
-constexpr int kTileRows = 6;
+constexpr int kQueryRows = 6;
 #endif
 
 // to[r, c] = the chain over i < count, ascending, of a[r, i] * b[i, c], from factor[r] * to[r, c], or from

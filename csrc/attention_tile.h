@@ -21,7 +21,7 @@ struct Work {
     int64_t dim, head_dim;
     float* keys;     // (head_dim, kPageTokens): the page's keys, transposed
     float* values;   // (kPageTokens, dim): the page's values where they are not read in place
-    float* weights;  // (kTileRows, kPageTokens): a tile's scores, then weights
+    float* weights;  // (kQueryRows, kPageTokens): a tile's scores, then weights
     float* q;        // (rows, dim), scaled
     float* y;        // (rows, dim), running
     float* maximum;  // (rows)
@@ -79,8 +79,8 @@ void attend_tile(const Work& work, const Values<V>& values, int64_t row, int64_t
                  const int64_t* counts) {
     multiply_rows(rows, Product<float>{work.q + row * work.dim, work.dim, work.keys, kPageTokens,
                                        work.head_dim, nullptr, work.weights, kPageTokens, kPageTokens});
-    static_assert(kTileRows <= 16 && 16 % kLanes == 0, "whole vectors hold a tile's rows");
-    float before[16] = {}, factor[16], page_sum[kTileRows];
+    static_assert(kQueryRows <= 16 && 16 % kLanes == 0, "whole vectors hold a tile's rows");
+    float before[16] = {}, factor[16], page_sum[kQueryRows];
     int64_t common = kPageTokens;
     for (int64_t r = 0; r < rows; ++r) {
         before[r] = work.maximum[row + r];
@@ -111,9 +111,9 @@ void attend_tile(const Work& work, const Values<V>& values, int64_t row, int64_t
 template <class V>
 void attend_page(const Work& work, const Values<V>& values, int64_t key, int64_t first, int64_t group,
                  int64_t rows) {
-    for (int64_t row = 0; row < rows; row += kTileRows) {
-        const int64_t size = rows - row < kTileRows ? rows - row : kTileRows;
-        int64_t counts[kTileRows];
+    for (int64_t row = 0; row < rows; row += kQueryRows) {
+        const int64_t size = rows - row < kQueryRows ? rows - row : kQueryRows;
+        int64_t counts[kQueryRows];
         for (int64_t r = 0; r < size; ++r) {
             const int64_t seen = first + (row + r) / group + 1 - key;
             counts[r] = seen < 0 ? 0 : seen < kPageTokens ? seen : kPageTokens;
@@ -132,7 +132,7 @@ void attend_pages(const AttentionParams& p, const AttentionUnit& unit, const Wor
     const int64_t length = p.context[unit.sequence] + unit.end;  // keys that the last query sees
     const int64_t stride = p.kv_heads * p.head_dim;
     const int64_t* pages = p.page_table + unit.sequence * p.page_table_stride;
-    const bool in_place = rows <= kTileRows && work.dim == p.head_dim;
+    const bool in_place = rows <= kQueryRows && work.dim == p.head_dim;
     for (int64_t key = 0; key < length; key += kPageTokens, ++pages) {
         const int64_t count = length - key < kPageTokens ? length - key : kPageTokens;
         const bool more = key + kPageTokens < length;
@@ -199,11 +199,7 @@ Work cut_scratch(const AttentionParams& p, int64_t rows, char* scratch) {
 template <class Q>
 void attend(const AttentionParams& p, const AttentionUnit& unit, const Work& work) {
     load_queries<Q>(p, unit, work);
-    if (p.cache_dtype == DType::float32) {
-        attend_pages<float>(p, unit, work);
-    } else {
-        attend_pages<BFloat16>(p, unit, work);
-    }
+    with_type(p.cache_dtype, [&](auto k) { attend_pages<TypeOf<decltype(k)>>(p, unit, work); });
     store_rows<Q>(p, unit, work);
 }
 
@@ -211,8 +207,7 @@ void attend(const AttentionParams& p, const AttentionUnit& unit, const Work& wor
 
 void attention_unit(const AttentionParams& p, const AttentionUnit& unit, char* scratch) {
     const Work work = cut_scratch(p, (unit.end - unit.begin) * (p.heads / p.kv_heads), scratch);
-    if (p.q_dtype == DType::float32) return attend<float>(p, unit, work);
-    attend<BFloat16>(p, unit, work);
+    with_type(p.q_dtype, [&](auto q) { attend<TypeOf<decltype(q)>>(p, unit, work); });
 }
 
 namespace {
@@ -235,13 +230,11 @@ void write_kv_typed(const KvParams& p, int64_t begin, int64_t end) {
 }  // namespace
 
 void write_kv_rows(const KvParams& p, int64_t begin, int64_t end) {
-    const bool wide = p.cache_dtype == DType::float32;
-    if (p.dtype == DType::float32) {
-        return wide ? write_kv_typed<float, float>(p, begin, end)
-                    : write_kv_typed<float, BFloat16>(p, begin, end);
-    }
-    return wide ? write_kv_typed<BFloat16, float>(p, begin, end)
-                : write_kv_typed<BFloat16, BFloat16>(p, begin, end);
+    with_type(p.dtype, [&](auto k) {
+        with_type(p.cache_dtype, [&](auto cache) {
+            write_kv_typed<TypeOf<decltype(k)>, TypeOf<decltype(cache)>>(p, begin, end);
+        });
+    });
 }
 
 }  // namespace APC_ISA

@@ -13,7 +13,6 @@ namespace APC_ISA {
 namespace conv {
 
 constexpr int64_t kMaxWidth = 8;
-constexpr int64_t kLanes = Vec::lanes;
 // Channels whose weights and last inputs stay in the first cache level while tokens go by.
 constexpr int64_t kTile = 256;
 
@@ -28,11 +27,7 @@ class UnitConv {
         weight = scratch;
         bias = weight + p.width * padded;
         history = reinterpret_cast<T*>(bias + padded);
-        if (p.weight_dtype == DType::bfloat16) {
-            prepare_weight<BFloat16>();
-        } else {
-            prepare_weight<float>();
-        }
+        with_type(p.weight_dtype, [&](auto w) { prepare_weight<TypeOf<decltype(w)>>(); });
     }
 
     void run(int64_t s) {
@@ -155,11 +150,7 @@ void run_unit(const ConvParams& params, const Unit& unit, float* scratch) {
 }  // namespace conv
 
 void causal_conv_unit(const ConvParams& params, const Unit& unit, float* scratch) {
-    if (params.dtype == DType::bfloat16) {
-        conv::run_unit<BFloat16>(params, unit, scratch);
-    } else {
-        conv::run_unit<float>(params, unit, scratch);
-    }
+    with_type(params.dtype, [&](auto x) { conv::run_unit<TypeOf<decltype(x)>>(params, unit, scratch); });
 }
 
 }  // namespace APC_ISA

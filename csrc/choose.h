@@ -19,19 +19,18 @@ constexpr int64_t kExpLanes = 32;
 
 // `count` logits and minus infinity in the lanes after them.
 APC_INLINE Vec load_logits(const float* p, int64_t count) {
-    if (count >= Vec::lanes) return Vec::load(p);
-    float padded[Vec::lanes];
-    for (int64_t i = 0; i < Vec::lanes; ++i) padded[i] = i < count ? p[i] : -__builtin_inff();
+    if (count >= kLanes) return Vec::load(p);
+    float padded[kLanes];
+    for (int64_t i = 0; i < kLanes; ++i) padded[i] = i < count ? p[i] : -__builtin_inff();
     return Vec::load(padded);
 }
 
 APC_INLINE float row_max(const float* logits, int64_t n) {
     Vec best = load_logits(logits, n);
-    for (int64_t at = Vec::lanes; at < n; at += Vec::lanes)
-        best = max(best, load_logits(logits + at, n - at));
-    float lane[Vec::lanes];
+    for (int64_t at = kLanes; at < n; at += kLanes) best = max(best, load_logits(logits + at, n - at));
+    float lane[kLanes];
     best.store(lane);
-    for (int i = 1; i < Vec::lanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
+    for (int i = 1; i < kLanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
     return lane[0];
 }
 
@@ -41,7 +40,7 @@ APC_INLINE double exp_sum(const float* logits, int64_t n, float highest) {
     double sum[kExpLanes] = {};
     for (int64_t block = 0; block < n; block += kExpLanes) {
         float part[kExpLanes] = {};
-        for (int64_t at = 0; at < kExpLanes && block + at < n; at += Vec::lanes) {
+        for (int64_t at = 0; at < kExpLanes && block + at < n; at += kLanes) {
             exp(load_logits(logits + block + at, n - block - at) - base).store(part + at);
         }
         for (int64_t i = 0; i < kExpLanes; ++i) sum[i] += double(part[i]);
@@ -78,7 +77,7 @@ void softmax_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* sc
     for (int64_t r = begin; r < end; ++r) {
         const float* logits = p.logits + r * p.stride;
         const Vec base = Vec::broadcast(row_max(logits, p.n));
-        for (int64_t at = 0; at < p.n; at += Vec::lanes) {
+        for (int64_t at = 0; at < p.n; at += kLanes) {
             exp(load_logits(logits + at, p.n - at) - base).store(exponentials + at);
         }
         float sum = 0.0f;

@@ -1,27 +1,26 @@
 #include "dispatch.h"
 
 #include <atomic>
-#include <initializer_list>
 
 namespace apcbatch {
 namespace {
 
 // The bfloat16 dot product has twice the rate of float32 on AMD's processors and half of it on Intel's
 // (measured on a Sapphire Rapids: 210 against 380 GFLOP/s on two cores).
-bool dot_product_is_fast() {
-#if APC_HAS_X86_ISAS
-    return __builtin_cpu_is("amd");
+bool pays(Isa isa) {
+#if defined(__x86_64__)
+    return isa != Isa::avx512bf16 || __builtin_cpu_is("amd");
 #else
-    return false;
+    return isa == Isa::plain;
 #endif
 }
 
 Isa fastest_isa() {
-    for (Isa candidate : {Isa::avx512bf16, Isa::avx512, Isa::avx2}) {
-        if (candidate == Isa::avx512bf16 && !dot_product_is_fast()) continue;
-        if (isa_available(candidate)) return candidate;
+    Isa fastest = Isa::plain;
+    for (const Isa candidate : kIsas) {
+        if (pays(candidate) && isa_available(candidate)) fastest = candidate;
     }
-    return Isa::plain;
+    return fastest;
 }
 
 std::atomic<Isa>& current() {
@@ -32,23 +31,16 @@ std::atomic<Isa>& current() {
 }  // namespace
 
 bool isa_available(Isa isa) {
-#if APC_HAS_X86_ISAS
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     switch (isa) {
-        case Isa::avx512bf16:
-            return avx512 && __builtin_cpu_supports("avx512bf16");
-        case Isa::avx512:
-            return avx512;
-        case Isa::avx2:
-            return avx2;
-        default:
-            return true;
+#define APC_HAS(feature) &&__builtin_cpu_supports(#feature)
+#define APC_AVAILABLE(argument, name, kernels, product, features) \
+    case Isa::name:                                               \
+        return true features;
+        APC_ISAS(APC_AVAILABLE, )
+#undef APC_AVAILABLE
+#undef APC_HAS
     }
-#else
-    return isa == Isa::plain;
-#endif
+    return false;
 }
 
 Isa isa() { return current().load(std::memory_order_relaxed); }
@@ -60,16 +52,17 @@ bool set_isa(Isa isa) {
 }
 
 const char* isa_name(Isa isa) {
-    switch (isa) {
-        case Isa::avx512bf16:
-            return "avx512bf16";
-        case Isa::avx512:
-            return "avx512";
-        case Isa::avx2:
-            return "avx2";
-        default:
-            return "plain";
-    }
+#define APC_NAME(argument, name, ...) #name,
+    static const char* const names[] = {APC_ISAS(APC_NAME, )};
+#undef APC_NAME
+    return names[int(isa)];
+}
+
+const char* isa_product(Isa isa) {
+#define APC_PRODUCT(argument, name, kernels, product, ...) #product,
+    static const char* const products[] = {APC_ISAS(APC_PRODUCT, )};
+#undef APC_PRODUCT
+    return products[int(isa)];
 }
 
 }  // namespace apcbatch

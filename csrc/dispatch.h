@@ -1,36 +1,37 @@
 // Which instruction set the kernels use: chosen from what the processor has, changed by set_isa.
-// Every kernel keeps one function per instruction set and asks for_isa which of them to call.
+// Every kernel has one function for each instruction set, and asks APC_FOR_ISA which of them to call.
 #pragma once
+
+#include "instruction_sets.h"
 
 namespace apcbatch {
 
-// avx512bf16 is avx512 with the bfloat16 dot product; only the matrix product tells them apart.
-enum class Isa : int { plain = 0, avx2 = 1, avx512 = 2, avx512bf16 = 3 };
+#define APC_ISA_ENUMERATOR(argument, name, ...) name,
+enum class Isa : int { APC_ISAS(APC_ISA_ENUMERATOR, ) };
+#undef APC_ISA_ENUMERATOR
 
-bool isa_available(Isa isa);  // built in, and this processor and operating system have it
+#define APC_ISA_ENTRY(argument, name, ...) Isa::name,
+constexpr Isa kIsas[] = {APC_ISAS(APC_ISA_ENTRY, )};  // the plainest first
+#undef APC_ISA_ENTRY
+constexpr int kNumIsas = int(sizeof(kIsas) / sizeof(kIsas[0]));
+
+bool isa_available(Isa isa);  // this processor and operating system have it
 Isa isa();                    // the one in use: the fastest available until set_isa
 bool set_isa(Isa isa);        // false, and no change, where it is not available
 const char* isa_name(Isa isa);
+const char* isa_product(Isa isa);  // how it multiplies bfloat16 weights: instruction_sets.h
 
-#if defined(__x86_64__)
-#define APC_HAS_X86_ISAS 1
-#else
-#define APC_HAS_X86_ISAS 0
-#endif
-
-// The entry of the instruction set in use. On processors other than x86-64 all three arguments are the plain
-// one.
+// The entry of the instruction set in use.
 template <class Function>
-Function for_isa(Function plain, Function avx2, Function avx512) {
-    switch (isa()) {
-        case Isa::avx512bf16:
-        case Isa::avx512:
-            return avx512;
-        case Isa::avx2:
-            return avx2;
-        default:
-            return plain;
-    }
+Function for_isa(const Function (&entries)[kNumIsas]) {
+    return entries[int(isa())];
 }
+
+#define APC_SHARED_KERNEL(function, name, kernels, ...) &kernels::function,
+#define APC_OWN_KERNEL(function, name, ...) &name::function,
+// The kernel of this name for the instruction set in use; for the matrix product, whose kernels no set
+// shares.
+#define APC_FOR_ISA(function) for_isa({APC_ISAS(APC_SHARED_KERNEL, function)})
+#define APC_FOR_OWN_ISA(function) for_isa({APC_ISAS(APC_OWN_KERNEL, function)})
 
 }  // namespace apcbatch

@@ -11,7 +11,7 @@ namespace APC_ISA {
 template <class Function>
 APC_INLINE void map(const float* from, float* to, int64_t count, Function function) {
     int64_t i = 0;
-    for (; i + Vec::lanes <= count; i += Vec::lanes) function(Vec::load(from + i)).store(to + i);
+    for (; i + kLanes <= count; i += kLanes) function(Vec::load(from + i)).store(to + i);
     if (i < count) store_partial(function(load_partial(from + i, count - i)), to + i, count - i);
 }
 

@@ -35,7 +35,7 @@ std::int64_t hidden_bytes(const MlpParams& p, std::int64_t t) {
 void gate_in_place(const MlpParams& p, std::int64_t t, char* hidden, int num_threads) {
     const PartTimer timer(Part::gated_product);
     const std::int64_t f = p.down.in;
-    SiluMulParams product{};
+    SiluMulParams product;
     product.t = t;
     product.f = f;
     product.gate = product.y = hidden;
@@ -67,7 +67,7 @@ void choose_experts(const MixtureParams& p, const Rows& x, float* logits, float*
     const std::int64_t n = p.router.out;
     project(p.router, x, nullptr, {x.t, logits, n, DType::float32}, num_threads);  // (t, h) -> (t, n)
     const PartTimer timer(Part::routing);
-    TopkParams top{};
+    TopkParams top;
     top.t = x.t;
     top.n = n;
     top.k = p.experts_per_token;

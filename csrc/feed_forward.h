@@ -14,13 +14,13 @@
 namespace apcbatch {
 
 struct MlpParams {
-    DType dtype;               // of the activations
-    Projection gate_up, down;  // (2f, h): gate rows, then up rows; (h, f)
+    DType dtype = DType::float32;  // of the activations
+    Projection gate_up, down;      // (2f, h): gate rows, then up rows; (h, f)
 };
 
 struct MixtureParams {
     Projection router;  // (experts, h)
-    std::int64_t experts_per_token;
+    std::int64_t experts_per_token = 0;
     std::vector<MlpParams> experts;
 };
 

@@ -14,7 +14,7 @@ namespace {
 // `count` values from one type to another.
 template <class From, class To>
 APC_INLINE void convert(const From* from, To* to, int64_t count) {
-    for (int64_t i = 0; i < count; i += kWidth)
+    for (int64_t i = 0; i < count; i += kLanes)
         store_first(load_first(from + i, count - i), to + i, count - i);
 }
 
@@ -44,15 +44,13 @@ APC_INLINE void copy_row(const float* x, int64_t k, char* to) {
 // are; or, for kDot, as bfloat16 with an even count.
 template <Mode mode>
 void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int64_t k, char* to) {
-    for (int64_t r = 0; r < piece.rows; ++r, to += kRowBytes) {
-        const int64_t row = args.x_rows ? args.x_rows[piece.row + r] : piece.row + r;
-        const int64_t at = row * args.x_stride + k0;
-        if (args.x_dtype == DType::bfloat16) {
-            copy_row<mode>(static_cast<const BFloat16*>(args.x) + at, k, to);
-        } else {
-            copy_row<mode>(static_cast<const float*>(args.x) + at, k, to);
+    with_type(args.x_dtype, [&](auto of) {
+        const auto* x = static_cast<const TypeOf<decltype(of)>*>(args.x);
+        for (int64_t r = 0; r < piece.rows; ++r) {
+            const int64_t row = args.x_rows ? args.x_rows[piece.row + r] : piece.row + r;
+            copy_row<mode>(x + row * args.x_stride + k0, k, to + r * kRowBytes);
         }
-    }
+    });
 }
 
 // Adds the bias to one panel's finished sums (rows of kPanel values) and writes them to the columns that y
@@ -67,7 +65,7 @@ void finish(const LinearArgs& args, const LinearPiece& piece, int64_t panel, con
         Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
         Y done[kPanel];
         Y* target = columns == kPanel ? to : done;
-        for (int64_t i = 0; i < kPanel; i += kWidth) {
+        for (int64_t i = 0; i < kPanel; i += kLanes) {
             const Vec sum = Vec::load(sums + i);
             (args.bias ? sum + Vec::load(bias + i) : sum).store(target + i);
         }
@@ -115,14 +113,13 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
                 int64_t p, int64_t panels) {
     const int64_t tiles = (piece.rows + kTileRows - 1) / kTileRows;
     const int64_t column = (piece.panel + p) * kPanel;
-    const bool half = args.y_dtype == DType::bfloat16;
     Tile t{};
     t.k = block.k;
     t.b = block.weights + p * block.panel_bytes;
     t.panel_bytes = block.panel_bytes;
     t.sums_panel = piece.rows * kPanel;
     t.y_row = args.y_stride;
-    t.y_half = half;
+    t.y_dtype = args.y_dtype;
     t.bias = args.bias ? args.bias + column : nullptr;
     const bool direct = block.last && column + panels * kPanel <= args.out;
     for (int64_t i = 0, row = 0; i < tiles; ++i) {
@@ -133,7 +130,8 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
         t.ahead = ahead_of(rows);
         fetch_later(t, panels, i, tiles);
         if (direct) {
-            t.y = static_cast<char*>(args.y) + ((piece.row + row) * args.y_stride + column) * (half ? 2 : 4);
+            t.y = static_cast<char*>(args.y) +
+                  ((piece.row + row) * args.y_stride + column) * bytes_of(args.y_dtype);
         }
         run_tile<mode>(rows, panels, t);
         row += rows;
@@ -141,11 +139,8 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
     if (!block.last || direct) return;
     for (int64_t q = p; q < p + panels; ++q) {
         const float* sums = scratch.sums + q * piece.rows * kPanel;
-        if (half) {
-            finish<BFloat16>(args, piece, piece.panel + q, sums);
-        } else {
-            finish<float>(args, piece, piece.panel + q, sums);
-        }
+        with_type(args.y_dtype,
+                  [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, piece.panel + q, sums); });
     }
 }
 
@@ -166,12 +161,7 @@ void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
     Scratch scratch{};
     scratch.rows = memory;
     scratch.sums = reinterpret_cast<float*>(memory + piece.rows * kRowBytes);
-    if (args.w_dtype == DType::float32) return run_piece<Mode::kFloat>(args, piece, scratch);
-#if defined(__AVX512BF16__)
-    return run_piece<Mode::kDot>(args, piece, scratch);
-#else
-    return run_piece<Mode::kWidened>(args, piece, scratch);
-#endif
+    with_type(args.w_dtype, [&](auto w) { run_piece<mode_of(decltype(w)())>(args, piece, scratch); });
 }
 
 }  // namespace

@@ -18,8 +18,7 @@ constexpr int kTileRows = 6, kTilePanels = 1;
 constexpr int kTileRows = 4, kTilePanels = 1;
 #endif
 
-constexpr int kWidth = Vec::lanes;
-constexpr int kVecs = int(kPanel) / kWidth;  // vectors of one panel
+constexpr int kVecs = int(kPanel) / kLanes;  // vectors of one panel
 
 // Weights are fetched this many bytes before a tile uses them, also over the end of a panel's block into the
 // next: few where few rows take many panels, whose streams the processor follows by itself.
@@ -30,6 +29,14 @@ enum class Mode {
     kWidened,  // bfloat16 weights, widened in registers; the arithmetic of kFloat
     kDot,      // bfloat16 weights and inputs in couples, vdpbf16ps
 };
+
+// How weights of a type are multiplied here.
+constexpr Mode mode_of(Of<float>) { return Mode::kFloat; }
+#if defined(__AVX512BF16__)
+constexpr Mode mode_of(Of<BFloat16>) { return Mode::kDot; }
+#else
+constexpr Mode mode_of(Of<BFloat16>) { return Mode::kWidened; }
+#endif
 
 // What one tile reads and writes. Its sums start at zero or at `from`, and go to `to` (rows of kPanel, panels
 // sums_panel apart) or, with the bias, to y (rows y_row apart).
@@ -46,7 +53,7 @@ struct Tile {
     int64_t sums_panel;
     void* y;  // or null
     int64_t y_row;
-    bool y_half;        // bfloat16
+    DType y_dtype;
     const float* bias;  // or null
 };
 
@@ -65,7 +72,7 @@ APC_INLINE Vec odd_k(const char* p) {
 
 // Bytes from the first panel's row of weights to a tile's vector v.
 APC_INLINE int64_t vector_bytes(int v, int64_t panel_bytes) {
-    return (v / kVecs) * panel_bytes + (v % kVecs) * kWidth * 4;
+    return (v / kVecs) * panel_bytes + (v % kVecs) * kLanes * 4;
 }
 
 // acc += x w for one k: Rows values of x at a, kRowBytes apart; Vecs vectors of weights, the v-th from
@@ -119,7 +126,7 @@ APC_INLINE void load_sums(Vec (&acc)[Rows][Vecs], const float* from, int64_t pan
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < Vecs; ++v) {
-            const int64_t at = r * kPanel + (v / kVecs) * panel + (v % kVecs) * kWidth;
+            const int64_t at = r * kPanel + (v / kVecs) * panel + (v % kVecs) * kLanes;
             acc[r][v] = from ? Vec::load(from + at) : Vec::zero();
         }
     }
@@ -131,7 +138,7 @@ APC_INLINE void store_sums(const Vec (&acc)[Rows][Vecs], To* to, int64_t row, in
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < Vecs; ++v) {
-            acc[r][v].store(to + r * row + (v / kVecs) * panel + (v % kVecs) * kWidth);
+            acc[r][v].store(to + r * row + (v / kVecs) * panel + (v % kVecs) * kLanes);
         }
     }
 }
@@ -140,7 +147,7 @@ template <int Rows, int Vecs>
 APC_INLINE void add_bias(Vec (&acc)[Rows][Vecs], const float* bias) {
 #pragma GCC unroll 8
     for (int v = 0; v < Vecs; ++v) {
-        const Vec value = Vec::load(bias + v * kWidth);
+        const Vec value = Vec::load(bias + v * kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) acc[r][v] = acc[r][v] + value;
     }
@@ -183,8 +190,8 @@ __attribute__((noinline)) void tile(const Tile& t) {
     if (mode == Mode::kWidened && t.k % 2 != 0) multiply(acc, a, even);
     if (!t.y) return store_sums(acc, t.to, kPanel, t.sums_panel);
     if (t.bias) add_bias(acc, t.bias);
-    if (t.y_half) return store_sums(acc, static_cast<BFloat16*>(t.y), t.y_row, kPanel);
-    store_sums(acc, static_cast<float*>(t.y), t.y_row, kPanel);
+    with_type(t.y_dtype,
+              [&](auto y) { store_sums(acc, static_cast<TypeOf<decltype(y)>*>(t.y), t.y_row, kPanel); });
 }
 
 template <Mode mode, int Panels>

@@ -22,10 +22,14 @@ constexpr int64_t kWeightCost = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Values of k that lie side by side in a panel: as many as fill a float.
+template <class T>
+constexpr int64_t kCouple = int64_t(sizeof(float) / sizeof(T));
+
 // One panel of one block of k.
 template <class T>
-void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t group, int64_t panel,
-                T* to) {
+void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t panel, T* to) {
+    constexpr int64_t group = kCouple<T>;
     std::memset(to, 0, sizeof(T) * size_t(ceil_div(k, group) * group * kPanel));
     for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel && n < out; ++n) {
         T* column = to + (n - panel * kPanel) * group;
@@ -35,22 +39,23 @@ void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t
 }
 
 template <class T>
-void pack(const T* weight, int64_t stride, int64_t out, int64_t in, int64_t group, T* packed,
-          int num_threads) {
+void pack(const T* weight, int64_t stride, int64_t out, int64_t in, T* packed, int num_threads) {
+    constexpr int64_t group = kCouple<T>;
     const int64_t panels = panels_of(out), blocks = ceil_div(in, kBlockK);
     share_rows(blocks * panels, kBlockK * kPanel, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t k0 = i / panels * kBlockK, panel = i % panels;
             const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
             T* to = packed + k0 * panels * kPanel + panel * ceil_div(k, group) * group * kPanel;
-            pack_panel(weight + k0, stride, out, k, group, panel, to);
+            pack_panel(weight + k0, stride, out, k, panel, to);
         }
     });
 }
 
 template <class T>
-void unpack(const T* packed, int64_t out, int64_t in, int64_t group, const int64_t* indices, int64_t count,
-            T* rows, int num_threads) {
+void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, int64_t count, T* rows,
+            int num_threads) {
+    constexpr int64_t group = kCouple<T>;
     const int64_t panels = panels_of(out);
     share_rows(count, in, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
         for (int64_t r = begin; r < end; ++r) {
@@ -105,27 +110,12 @@ Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
     return best;
 }
 
-LinearIsa linear_isa() {
-    switch (isa()) {
-#if APC_HAS_X86_ISAS
-        case Isa::avx512bf16:
-            return avx512bf16::linear_isa();
-        case Isa::avx512:
-            return avx512::linear_isa();
-        case Isa::avx2:
-            return avx2::linear_isa();
-#endif
-        default:
-            return plain::linear_isa();
-    }
-}
-
 int64_t scratch_bytes(int64_t rows, int64_t panels) { return rows * kRowBytes + 4 * panels * rows * kPanel; }
 
 }  // namespace
 
 int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
-    const int64_t couple = dtype == DType::bfloat16 ? 2 : 1;
+    const int64_t couple = with_type(dtype, [](auto w) { return kCouple<TypeOf<decltype(w)>>; });
     int64_t values = 0, bytes = 0;
     if (out < 0 || out > INT64_MAX - kPanel || in < 0 || in > INT64_MAX - couple ||
         __builtin_mul_overflow(panels_of(out) * kPanel, ceil_div(in, couple) * couple, &values) ||
@@ -138,27 +128,22 @@ int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
 
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
                  int num_threads) {
-    if (dtype == DType::bfloat16) {
-        pack(static_cast<const BFloat16*>(weight), stride, out, in, 2, static_cast<BFloat16*>(packed),
-             num_threads);
-    } else {
-        pack(static_cast<const float*>(weight), stride, out, in, 1, static_cast<float*>(packed), num_threads);
-    }
+    with_type(dtype, [&](auto of) {
+        using T = TypeOf<decltype(of)>;
+        pack(static_cast<const T*>(weight), stride, out, in, static_cast<T*>(packed), num_threads);
+    });
 }
 
 void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const int64_t* indices,
                  int64_t count, void* rows, int num_threads) {
-    if (dtype == DType::bfloat16) {
-        unpack(static_cast<const BFloat16*>(packed), out, in, 2, indices, count, static_cast<BFloat16*>(rows),
-               num_threads);
-    } else {
-        unpack(static_cast<const float*>(packed), out, in, 1, indices, count, static_cast<float*>(rows),
-               num_threads);
-    }
+    with_type(dtype, [&](auto of) {
+        using T = TypeOf<decltype(of)>;
+        unpack(static_cast<const T*>(packed), out, in, indices, count, static_cast<T*>(rows), num_threads);
+    });
 }
 
 void linear(const LinearArgs& args, int num_threads) {
-    const LinearIsa isa = linear_isa();
+    const LinearIsa isa = APC_FOR_OWN_ISA(linear_isa)();
     if (args.t == 0 || args.out == 0) return;
     const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
     const int64_t threads = work < double(kSerialWork) ? 1 : usable_threads(num_threads);
@@ -175,7 +160,7 @@ void linear(const LinearArgs& args, int num_threads) {
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,
              int num_threads) {
     const PartTimer timer(Part::products);
-    LinearArgs args{};
+    LinearArgs args;
     args.t = y.t;
     args.in = projection.in;
     args.out = projection.out;

@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include "instruction_sets.h"
 #include "params.h"
 
 namespace apcbatch {
@@ -24,17 +25,17 @@ constexpr int64_t kBlockK = 256;
 constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
 
 struct LinearArgs {
-    int64_t t, in, out;
-    const void* x;  // (t, in), row stride x_stride
-    int64_t x_stride;
-    const int64_t* x_rows;  // (t): row r of the product is row x_rows[r] of x; null: row r
-    DType x_dtype;
-    const void* w;  // packed
-    DType w_dtype;
-    const float* bias;  // (out) or null
-    void* y;            // (t, out), row stride y_stride
-    int64_t y_stride;
-    DType y_dtype;
+    int64_t t = 0, in = 0, out = 0;
+    const void* x = nullptr;  // (t, in), row stride x_stride
+    int64_t x_stride = 0;
+    const int64_t* x_rows = nullptr;  // (t): row r of the product is row x_rows[r] of x; null: row r
+    DType x_dtype = DType::float32;
+    const void* w = nullptr;  // packed
+    DType w_dtype = DType::float32;
+    const float* bias = nullptr;  // (out) or null
+    void* y = nullptr;            // (t, out), row stride y_stride
+    int64_t y_stride = 0;
+    DType y_dtype = DType::float32;
 };
 
 // One piece of the output: rows [row, row + rows) and panels [panel, panel + panels).
@@ -49,25 +50,19 @@ struct LinearIsa {
     int64_t tile_rows;  // rows of the largest register tile; row blocks are multiples of it
 };
 
-namespace plain {
-LinearIsa linear_isa();
-}
-namespace avx2 {
-LinearIsa linear_isa();
-}
-namespace avx512 {
-LinearIsa linear_isa();
-}
-namespace avx512bf16 {
-LinearIsa linear_isa();
-}
+#define APC_DECLARE(argument, name, ...) \
+    namespace name {                     \
+    LinearIsa linear_isa();              \
+    }
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 // A projection: packed weights (out, in) and a bias (out) or null.
 struct Projection {
-    int64_t out, in;
-    const void* weights;
-    DType dtype;
-    const float* bias;
+    int64_t out = 0, in = 0;
+    const void* weights = nullptr;
+    DType dtype = DType::float32;
+    const float* bias = nullptr;
 };
 
 constexpr int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
@@ -84,10 +79,10 @@ void linear(const LinearArgs& args, int num_threads);  // by the instruction set
 
 // Rows of activations of one type.
 struct Rows {
-    int64_t t;
-    void* data;
-    int64_t stride;
-    DType dtype;
+    int64_t t = 0;
+    void* data = nullptr;
+    int64_t stride = 0;
+    DType dtype = DType::float32;
 };
 // y = x W^T (+ bias). x_rows as in LinearArgs; y.t rows.
 void project(const Projection& projection, const Rows& x, const int64_t* x_rows, const Rows& y,

@@ -31,7 +31,7 @@ class Layout {
   private:
     DType dtype_;
     std::int64_t t_, bytes_ = 0;
-    std::int64_t offset_[6], stride_[6];
+    std::int64_t offset_[6] = {}, stride_[6] = {};
 
     Rows rows(char* memory, int i) const { return {t_, memory + offset_[i], stride_[i], dtype_}; }
 };
@@ -43,7 +43,7 @@ Rows columns_from(const Rows& rows, std::int64_t first) {
 void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from, const Rows& to,
               int num_threads) {
     const PartTimer timer(Part::convolution);
-    ConvParams conv{};
+    ConvParams conv;
     conv.ragged = ragged;
     conv.dtype = p.dtype;
     conv.d_inner = p.dt_proj.out;
@@ -64,15 +64,12 @@ void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from
 Rows norm(const MixerParams& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
           int num_threads) {
     const PartTimer timer(Part::norms);
-    NormParams norm{};
+    NormParams norm;
     norm.t = rows.t;
     norm.h = columns;
     norm.x = rows.data;
     norm.x_stride = rows.stride;
     norm.x_dtype = rows.dtype;
-    norm.delta = nullptr;
-    norm.delta_stride = 0;
-    norm.delta_dtype = DType::float32;
     norm.weight = weight;
     norm.eps = p.norm_eps;
     norm.y = to;
@@ -101,7 +98,7 @@ Selection select(const MixerParams& p, const Rows& low, const Rows& normed, int 
 void scan(const MixerParams& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
           int num_threads) {
     const PartTimer timer(Part::scan);
-    ScanParams scan{};
+    ScanParams scan;
     scan.ragged = ragged;
     scan.dtype = p.dtype;
     scan.d_inner = p.dt_proj.out;

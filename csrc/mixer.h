@@ -13,21 +13,21 @@ namespace apcbatch {
 // Filled once for each layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
 struct MixerParams {
     PreNorm norm;
-    DType dtype;                                    // of the activations and of the convolution's state
+    DType dtype = DType::float32;                   // of the activations and of the convolution's state
     Projection in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
-    std::int64_t d_state, width;                    // n, w
-    const float* conv_weight;                       // (d, w)
-    const float* conv_bias;                         // (d) or null
-    const float* A;                                 // (n, d)
-    const float* D;                                 // (d)
-    const float* dt_bias;                           // (d)
-    bool has_norms;                                 // RMS norms of dt, B and C before they are used
-    const float *dt_norm, *B_norm, *C_norm;         // (r), (n), (n); null: ones
-    float norm_eps;
-    float* ssm;  // (num_slots, n, d), slot stride ssm_stride
-    std::int64_t ssm_stride;
-    void* conv;  // (num_slots, w - 1, d), slot stride conv_stride
-    std::int64_t conv_stride;
+    std::int64_t d_state = 0, width = 0;            // n, w
+    const float* conv_weight = nullptr;             // (d, w)
+    const float* conv_bias = nullptr;               // (d) or null
+    const float* A = nullptr;                       // (n, d)
+    const float* D = nullptr;                       // (d)
+    const float* dt_bias = nullptr;                 // (d)
+    bool has_norms = false;                         // RMS norms of dt, B and C before they are used
+    const float *dt_norm = nullptr, *B_norm = nullptr, *C_norm = nullptr;  // (r), (n), (n); null: ones
+    float norm_eps = 0.0f;
+    float* ssm = nullptr;  // (num_slots, n, d), slot stride ssm_stride
+    std::int64_t ssm_stride = 0;
+    void* conv = nullptr;  // (num_slots, w - 1, d), slot stride conv_stride
+    std::int64_t conv_stride = 0;
 };
 
 // The residual's delta becomes the mixer's result.

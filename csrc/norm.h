@@ -14,11 +14,11 @@ namespace APC_ISA {
 namespace {
 
 constexpr int64_t kSumLanes = 32;
-constexpr int kSumVecs = int(kSumLanes) / Vec::lanes;
+constexpr int kSumVecs = int(kSumLanes) / kLanes;
 
 APC_INLINE float sum_lanes(const Vec (&sums)[kSumVecs]) {
     float lane[kSumLanes];
-    for (int v = 0; v < kSumVecs; ++v) sums[v].store(lane + v * Vec::lanes);
+    for (int v = 0; v < kSumVecs; ++v) sums[v].store(lane + v * kLanes);
     for (int64_t half = kSumLanes / 2; half > 0; half /= 2) {
         for (int64_t i = 0; i < half; ++i) lane[i] += lane[i + half];
     }
@@ -33,7 +33,7 @@ APC_INLINE float square_sum(X* x, const Delta* delta, int64_t h) {
     for (int64_t block = 0; block < h; block += kSumLanes) {
 #pragma GCC unroll 4
         for (int v = 0; v < kSumVecs; ++v) {
-            const int64_t at = block + v * Vec::lanes;
+            const int64_t at = block + v * kLanes;
             if (at >= h) break;
             Vec value = load_first(x + at, h - at);
             if (delta) {
@@ -49,7 +49,7 @@ APC_INLINE float square_sum(X* x, const Delta* delta, int64_t h) {
 template <class X, class Y>
 APC_INLINE void normalise(const X* x, const float* weight, float factor, Y* y, int64_t h) {
     const Vec scale = Vec::broadcast(factor);
-    for (int64_t at = 0; at < h; at += Vec::lanes) {
+    for (int64_t at = 0; at < h; at += kLanes) {
         Vec value = load_first(x + at, h - at) * scale;
         if (weight) value = value * load_first(weight + at, h - at);
         store_first(value, y + at, h - at);
@@ -66,19 +66,13 @@ void rms_norm_typed(const NormParams& p, int64_t begin, int64_t end) {
     }
 }
 
-template <class X, class Delta>
-void rms_norm_to(const NormParams& p, int64_t begin, int64_t end) {
-    if (p.y_dtype == DType::float32) return rms_norm_typed<X, Delta, float>(p, begin, end);
-    return rms_norm_typed<X, Delta, BFloat16>(p, begin, end);
-}
-
 template <class T>
 void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const T* gate = static_cast<const T*>(p.gate) + r * p.gate_stride;
         const T* up = static_cast<const T*>(p.up) + r * p.up_stride;
         T* y = static_cast<T*>(p.y) + r * p.y_stride;
-        for (int64_t at = 0; at < p.f; at += Vec::lanes) {
+        for (int64_t at = 0; at < p.f; at += kLanes) {
             const int64_t left = p.f - at;
             store_first(silu(load_first(gate + at, left)) * load_first(up + at, left), y + at, left);
         }
@@ -88,14 +82,18 @@ void silu_mul_typed(const SiluMulParams& p, int64_t begin, int64_t end) {
 }  // namespace
 
 void rms_norm_rows(const NormParams& p, int64_t begin, int64_t end) {
-    if (p.x_dtype == DType::bfloat16) return rms_norm_to<BFloat16, float>(p, begin, end);
-    if (p.delta_dtype == DType::bfloat16) return rms_norm_to<float, BFloat16>(p, begin, end);
-    return rms_norm_to<float, float>(p, begin, end);
+    with_type(p.x_dtype, [&](auto x) {
+        with_type(p.delta_dtype, [&](auto delta) {
+            with_type(p.y_dtype, [&](auto y) {
+                rms_norm_typed<TypeOf<decltype(x)>, TypeOf<decltype(delta)>, TypeOf<decltype(y)>>(p, begin,
+                                                                                                  end);
+            });
+        });
+    });
 }
 
 void silu_mul_rows(const SiluMulParams& p, int64_t begin, int64_t end) {
-    if (p.dtype == DType::float32) return silu_mul_typed<float>(p, begin, end);
-    return silu_mul_typed<BFloat16>(p, begin, end);
+    with_type(p.dtype, [&](auto gate) { silu_mul_typed<TypeOf<decltype(gate)>>(p, begin, end); });
 }
 
 }  // namespace APC_ISA

@@ -13,8 +13,9 @@ struct BFloat16 {
 
 enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels alone
 
-// Whatever makes a DType of a number checks that it is one of them.
-constexpr std::int64_t bytes_of(DType dtype) {
+// Whatever makes a DType of a number checks that it is one of them. A choice by type is a switch without a
+// default, so that the compiler names what a new type leaves out.
+constexpr inline __attribute__((always_inline)) std::int64_t bytes_of(DType dtype) {
     switch (dtype) {
         case DType::float32:
             return 4;
@@ -25,55 +26,78 @@ constexpr std::int64_t bytes_of(DType dtype) {
     __builtin_trap();
 }
 
+// Stands for a type of values that is known at run time only: Of<T>::type is T.
+template <class T>
+struct Of {
+    using type = T;
+};
+
+// function(Of<T>()) for the type T of the values. The CPU has no kernels for float16.
+template <class Function>
+inline __attribute__((always_inline)) auto with_type(DType dtype, const Function& function) {
+    switch (dtype) {
+        case DType::float32:
+            return function(Of<float>());
+        case DType::bfloat16:
+            return function(Of<BFloat16>());
+        case DType::float16:
+            break;
+    }
+    __builtin_trap();
+}
+
+template <class T>
+using TypeOf = typename T::type;  // TypeOf<decltype(x)> of an Of
+
 // The packed batch's metadata (apcbatch/kernels/ragged.py says what each list means and checks them all).
 struct RaggedParams {
-    std::int64_t num_sequences;
-    const std::int64_t* cu_seqlens;          // (b + 1)
-    const std::int64_t* initial_slots;       // (b), -1: zeros
-    const std::int64_t* final_slots;         // (b), -1: not written
-    const std::int64_t* snapshot_cu;         // (b + 1)
-    const std::int64_t* snapshot_positions;  // (k)
-    const std::int64_t* snapshot_slots;      // (k)
+    std::int64_t num_sequences = 0;
+    const std::int64_t* cu_seqlens = nullptr;          // (b + 1)
+    const std::int64_t* initial_slots = nullptr;       // (b), -1: zeros
+    const std::int64_t* final_slots = nullptr;         // (b), -1: not written
+    const std::int64_t* snapshot_cu = nullptr;         // (b + 1)
+    const std::int64_t* snapshot_positions = nullptr;  // (k)
+    const std::int64_t* snapshot_slots = nullptr;      // (k)
 };
 
 struct ConvParams {
     RaggedParams ragged;
-    DType dtype;           // of x, out and state
-    std::int64_t d_inner;  // channels
-    std::int64_t width;    // taps, 1 .. 8
-    const void* x;         // (t, d), token stride x_stride
-    std::int64_t x_stride;
-    const void* weight;  // (d, w) contiguous
-    DType weight_dtype;  // of weight and bias
-    const void* bias;    // (d) or null
-    void* state;         // (num_slots, w - 1, d), slot stride state_stride
-    std::int64_t state_stride;
-    void* out;  // (t, d), token stride out_stride
-    std::int64_t out_stride;
+    DType dtype = DType::float32;  // of x, out and state
+    std::int64_t d_inner = 0;      // channels
+    std::int64_t width = 0;        // taps, 1 .. 8
+    const void* x = nullptr;       // (t, d), token stride x_stride
+    std::int64_t x_stride = 0;
+    const void* weight = nullptr;         // (d, w) contiguous
+    DType weight_dtype = DType::float32;  // of weight and bias
+    const void* bias = nullptr;           // (d) or null
+    void* state = nullptr;                // (num_slots, w - 1, d), slot stride state_stride
+    std::int64_t state_stride = 0;
+    void* out = nullptr;  // (t, d), token stride out_stride
+    std::int64_t out_stride = 0;
 };
 
 struct ScanParams {
     RaggedParams ragged;
-    DType dtype;           // of x, dt, B, C, z and out
-    std::int64_t d_inner;  // channels
-    std::int64_t d_state;  // states a channel
-    const void* x;         // (t, d)
-    std::int64_t x_stride;
-    const void* dt;  // (t, d), before bias and softplus
-    std::int64_t dt_stride;
-    const float* A;  // (n, d) contiguous
-    const void* B;   // (t, n)
-    std::int64_t B_stride;
-    const void* C;  // (t, n)
-    std::int64_t C_stride;
-    const float* D;  // (d) or null
-    const void* z;   // (t, d) or null
-    std::int64_t z_stride;
-    const float* dt_bias;  // (d) or null
-    float* state;          // (num_slots, n, d), slot stride state_stride
-    std::int64_t state_stride;
-    void* out;  // (t, d)
-    std::int64_t out_stride;
+    DType dtype = DType::float32;  // of x, dt, B, C, z and out
+    std::int64_t d_inner = 0;      // channels
+    std::int64_t d_state = 0;      // states a channel
+    const void* x = nullptr;       // (t, d)
+    std::int64_t x_stride = 0;
+    const void* dt = nullptr;  // (t, d), before bias and softplus
+    std::int64_t dt_stride = 0;
+    const float* A = nullptr;  // (n, d) contiguous
+    const void* B = nullptr;   // (t, n)
+    std::int64_t B_stride = 0;
+    const void* C = nullptr;  // (t, n)
+    std::int64_t C_stride = 0;
+    const float* D = nullptr;  // (d) or null
+    const void* z = nullptr;   // (t, d) or null
+    std::int64_t z_stride = 0;
+    const float* dt_bias = nullptr;  // (d) or null
+    float* state = nullptr;          // (num_slots, n, d), slot stride state_stride
+    std::int64_t state_stride = 0;
+    void* out = nullptr;  // (t, d)
+    std::int64_t out_stride = 0;
 };
 
 }  // namespace apcbatch

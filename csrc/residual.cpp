@@ -8,7 +8,7 @@ namespace apcbatch {
 void pre_norm(const PreNorm& norm, std::int64_t t, std::int64_t h, const Residual& residual, void* normed,
               DType dtype, int num_threads) {
     const PartTimer timer(Part::norms);
-    NormParams p{};
+    NormParams p;
     p.t = t;
     p.h = h;
     p.x = residual.sum;

@@ -7,16 +7,16 @@
 namespace apcbatch {
 
 struct PreNorm {
-    const float* weight;  // (h)
-    float eps;
+    const float* weight = nullptr;  // (h)
+    float eps = 0.0f;
 };
 
 // Both (t, h) contiguous. has_delta: delta is to be added first; in any case the part's result takes its
 // place.
 struct Residual {
-    float* sum;
-    float* delta;
-    bool has_delta;
+    float* sum = nullptr;
+    float* delta = nullptr;
+    bool has_delta = false;
 };
 
 // sum += delta, then its norm into `normed` (t, h) contiguous of `dtype`.

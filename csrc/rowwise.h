@@ -5,54 +5,55 @@
 
 #include <stdint.h>
 
+#include "instruction_sets.h"
 #include "params.h"
 
 namespace apcbatch {
 
 // y = x / sqrt(mean(x^2) + eps) * weight. With delta: x (float32) += delta first, in place.
 struct NormParams {
-    int64_t t, h;
-    void* x;  // (t, h), row stride x_stride; written only if there is a delta
-    int64_t x_stride;
-    DType x_dtype;
-    const void* delta;  // (t, h) or null
-    int64_t delta_stride;
-    DType delta_dtype;
-    const float* weight;  // (h) or null
-    float eps;
-    void* y;  // (t, h) contiguous
-    DType y_dtype;
+    int64_t t = 0, h = 0;
+    void* x = nullptr;  // (t, h), row stride x_stride; written only if there is a delta
+    int64_t x_stride = 0;
+    DType x_dtype = DType::float32;
+    const void* delta = nullptr;  // (t, h) or null
+    int64_t delta_stride = 0;
+    DType delta_dtype = DType::float32;
+    const float* weight = nullptr;  // (h) or null
+    float eps = 0.0f;
+    void* y = nullptr;  // (t, h) contiguous
+    DType y_dtype = DType::float32;
 };
 
 // y = silu(gate) * up. y may be gate itself.
 struct SiluMulParams {
-    int64_t t, f;
-    const void* gate;  // (t, f)
-    int64_t gate_stride;
-    const void* up;  // (t, f)
-    int64_t up_stride;
-    void* y;  // (t, f)
-    int64_t y_stride;
-    DType dtype;
+    int64_t t = 0, f = 0;
+    const void* gate = nullptr;  // (t, f)
+    int64_t gate_stride = 0;
+    const void* up = nullptr;  // (t, f)
+    int64_t up_stride = 0;
+    void* y = nullptr;  // (t, f)
+    int64_t y_stride = 0;
+    DType dtype = DType::float32;
 };
 
 // The k largest of each row of logits, the lower index first on ties, and their softmax over the whole row.
 struct TopkParams {
-    int64_t t, n, k;
-    const float* logits;  // (t, n)
-    int64_t stride;
-    float* weights;    // (t, k) contiguous
-    int64_t* indices;  // (t, k) contiguous
+    int64_t t = 0, n = 0, k = 0;
+    const float* logits = nullptr;  // (t, n)
+    int64_t stride = 0;
+    float* weights = nullptr;    // (t, k) contiguous
+    int64_t* indices = nullptr;  // (t, k) contiguous
 };
 
 // The log-probability of one token a row: logit - max - log(sum of exp(logit - max)).
 struct LogprobParams {
-    int64_t t, n;
-    const float* logits;  // (t, n)
-    int64_t stride;
-    bool choose;      // true: tokens receives the largest logit's index, the lowest on ties
-    int64_t* tokens;  // (t)
-    float* logprobs;  // (t) or null
+    int64_t t = 0, n = 0;
+    const float* logits = nullptr;  // (t, n)
+    int64_t stride = 0;
+    bool choose = false;        // true: tokens receives the largest logit's index, the lowest on ties
+    int64_t* tokens = nullptr;  // (t)
+    float* logprobs = nullptr;  // (t) or null
 };
 
 void rms_norm(const NormParams& params, int num_threads);
@@ -63,16 +64,14 @@ void logprob(const LogprobParams& params, int num_threads);
 // Scratch of softmax_topk: the row's exponentials.
 constexpr int64_t topk_scratch_bytes(int64_t n) { return 4 * (n + 16); }
 
-#define APC_DECLARE_ROWWISE(Namespace)                                                           \
-    namespace Namespace {                                                                        \
+#define APC_DECLARE(argument, name, ...)                                                         \
+    namespace name {                                                                             \
     void rms_norm_rows(const NormParams& params, int64_t begin, int64_t end);                    \
     void silu_mul_rows(const SiluMulParams& params, int64_t begin, int64_t end);                 \
     void softmax_topk_rows(const TopkParams& params, int64_t begin, int64_t end, char* scratch); \
     void logprob_rows(const LogprobParams& params, int64_t begin, int64_t end);                  \
     }
-APC_DECLARE_ROWWISE(plain)
-APC_DECLARE_ROWWISE(avx2)
-APC_DECLARE_ROWWISE(avx512)
-#undef APC_DECLARE_ROWWISE
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 }  // namespace apcbatch

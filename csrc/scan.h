@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "instruction_sets.h"
 #include "params.h"
 #include "partition.h"
 
@@ -26,15 +27,13 @@ std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels
 constexpr std::int64_t kTileTokens = 64;
 constexpr std::int64_t kTileChannels = 64;
 
-#define APC_DECLARE_SCAN(Namespace)                                                       \
-    namespace Namespace {                                                                 \
+#define APC_DECLARE(argument, name, ...)                                                  \
+    namespace name {                                                                      \
     void causal_conv_unit(const ConvParams& params, const Unit& unit, float* scratch);    \
     void selective_scan_unit(const ScanParams& params, const Unit& unit, float* scratch); \
     void elementwise(Elementwise function, const float* from, float* to, std::int64_t n); \
     }
-APC_DECLARE_SCAN(plain)
-APC_DECLARE_SCAN(avx2)
-APC_DECLARE_SCAN(avx512)
-#undef APC_DECLARE_SCAN
+APC_ISAS(APC_DECLARE, )
+#undef APC_DECLARE
 
 }  // namespace apcbatch

@@ -13,11 +13,10 @@ namespace apcbatch {
 namespace APC_ISA {
 namespace scan {
 
-constexpr int64_t kLanes = Vec::lanes;
 // States whose h is held in registers while tokens go by; more would be spilled.
 constexpr int kBlockStates = 8;
 // Vectors of channels that fill a cache line; single tokens go by in such groups.
-constexpr int kGroup = 16 / Vec::lanes;
+constexpr int kGroup = 16 / kLanes;
 constexpr int64_t kRow = 3 * kLanes;  // floats of a row: dt, dt x, y
 
 // Size of the block that begins when `left` states are left: full blocks, then powers of two.

@@ -13,6 +13,7 @@
 // widened and packed once a tile, shared by all channels.
 #pragma once
 
+#include "lanes.h"
 #include "scan.h"
 #include "scan_states.h"
 
@@ -21,20 +22,6 @@ namespace APC_ISA {
 namespace scan {
 
 APC_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <class T>
-APC_INLINE Vec load_lanes(const T* p, int64_t count) {
-    return count >= kLanes ? Vec::load(p) : load_partial(p, count);
-}
-
-template <class T>
-APC_INLINE void store_lanes(Vec value, T* p, int64_t count) {
-    if (count >= kLanes) {
-        value.store(p);
-    } else {
-        store_partial(value, p, count);
-    }
-}
 
 // One unit's work, T being the type of x, dt, B, C, z and out. Scratch, in floats, of scan_scratch_floats:
 //   A (vector, n, lane), times log2 e | largest_A, dt_bias, D (vector, lane) | h (vector, n, lane) |
@@ -113,7 +100,7 @@ class UnitScan {
         for (int64_t v = 0; v < vectors; ++v) {
             VecI largest = VecI::broadcast(0);  // of the bits, so that NaN counts as larger than infinity
             for (int64_t i = 0; i < n; ++i) {
-                const Vec a = load_lanes(p.A + i * p.d_inner + c0 + v * kLanes, lanes_of(v)) * log2e;
+                const Vec a = load_first(p.A + i * p.d_inner + c0 + v * kLanes, lanes_of(v)) * log2e;
                 a.store(A + (v * n + i) * kLanes);
                 largest = max(largest, as_bits(absolute(a)));
             }
@@ -123,7 +110,7 @@ class UnitScan {
 
     void copy_or_zero(const float* from, float* to) const {
         for (int64_t v = 0; v < vectors; ++v) {
-            const Vec value = from == nullptr ? Vec::zero() : load_lanes(from + c0 + v * kLanes, lanes_of(v));
+            const Vec value = from == nullptr ? Vec::zero() : load_first(from + c0 + v * kLanes, lanes_of(v));
             value.store(to + v * kLanes);
         }
     }
@@ -339,7 +326,7 @@ class UnitScan {
         for (int64_t i = 0; i < n; ++i) {
             const float* from = slot(index) + i * p.d_inner;
             for (int64_t v = 0; v < vectors; ++v) {
-                load_lanes(from + v * kLanes, lanes_of(v)).store(h + (v * n + i) * kLanes);
+                load_first(from + v * kLanes, lanes_of(v)).store(h + (v * n + i) * kLanes);
             }
         }
     }
@@ -348,7 +335,7 @@ class UnitScan {
         for (int64_t i = 0; i < n; ++i) {
             float* to = slot(index) + i * p.d_inner;
             for (int64_t v = 0; v < vectors; ++v) {
-                store_lanes(Vec::load(h + (v * n + i) * kLanes), to + v * kLanes, lanes_of(v));
+                store_first(Vec::load(h + (v * n + i) * kLanes), to + v * kLanes, lanes_of(v));
             }
         }
     }
@@ -365,11 +352,7 @@ void run_unit(const ScanParams& params, const Unit& unit, float* scratch) {
 }  // namespace scan
 
 void selective_scan_unit(const ScanParams& params, const Unit& unit, float* scratch) {
-    if (params.dtype == DType::bfloat16) {
-        scan::run_unit<BFloat16>(params, unit, scratch);
-    } else {
-        scan::run_unit<float>(params, unit, scratch);
-    }
+    with_type(params.dtype, [&](auto x) { scan::run_unit<TypeOf<decltype(x)>>(params, unit, scratch); });
 }
 
 }  // namespace APC_ISA

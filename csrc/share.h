@@ -9,12 +9,6 @@
 #include "dispatch.h"
 #include "scratch.h"
 
-#if APC_HAS_X86_ISAS
-#define APC_FOR_ISA(function) for_isa(&plain::function, &avx2::function, &avx512::function)
-#else
-#define APC_FOR_ISA(function) for_isa(&plain::function, &plain::function, &plain::function)
-#endif
-
 namespace apcbatch {
 
 // Elements below which one thread is faster than waking the others.

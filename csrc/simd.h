@@ -29,13 +29,7 @@
 #endif
 #endif
 
-#if defined(__AVX512BF16__)
-#define APC_ISA avx512bf16
-#elif defined(__AVX512F__)
-#define APC_ISA avx512
-#elif defined(__AVX2__)
-#define APC_ISA avx2
-#else
+#if !defined(APC_ISA)  // the build names it and gives its flags together (build_flags.py)
 #define APC_ISA plain
 #endif
 
@@ -368,17 +362,19 @@ APC_INLINE VecI shift_right(VecI a) {  // arithmetic: keeps the sign
 
 #endif
 
+constexpr int kLanes = Vec::lanes;
+
 // The first `count` lanes (1 .. lanes), the others zero; never touches memory past them.
 template <class T>
 APC_INLINE Vec load_partial(const T* p, int64_t count) {
-    T padded[Vec::lanes] = {};
+    T padded[kLanes] = {};
     memcpy(padded, p, sizeof(T) * size_t(count));
     return Vec::load(padded);
 }
 
 template <class T>
 APC_INLINE void store_partial(Vec value, T* p, int64_t count) {
-    T padded[Vec::lanes];
+    T padded[kLanes];
     value.store(padded);
     memcpy(p, padded, sizeof(T) * size_t(count));
 }

@@ -12,7 +12,8 @@ import torch
 
 from apcbatch import _C
 
-DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}  # csrc/params.h, DType
+FLOAT32 = 0  # csrc/params.h, DType
+DTYPE_CODES = {torch.float32: FLOAT32, torch.bfloat16: 1}
 CPU = torch.device("cpu")
 
 
@@ -83,7 +84,10 @@ def float_vector(tensor: torch.Tensor, name: str, size: int, of: torch.Tensor, o
 
 def row_stride(tensor: torch.Tensor, name: str) -> int:
     """Elements from one row (first dimension) to the next; ValueError unless each row is contiguous."""
-    stride = tensor.stride()
+    return _row_stride(tensor, tensor.stride(), name)
+
+
+def _row_stride(tensor: torch.Tensor, stride: tuple[int, ...], name: str) -> int:
     if len(stride) == 2 and stride[1] == 1:
         return stride[0]
     expected = 1
@@ -112,6 +116,17 @@ def require_parameter(
         f"{name} must be contiguous of shape {shape}{'' if dtype is None else f' and {dtype}'}{_where(device)}; "
         f"it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {tensor.stride()}"
     )
+
+
+def view(tensor: torch.Tensor, name: str) -> _C.View:
+    """The tensor as the compiled module takes it: where it begins, elements from one row to the next, its dtype's
+    number. ValueError unless each row is contiguous, of float32 or bfloat16."""
+    return tensor.data_ptr(), _row_stride(tensor, tensor.stride(), name), dtype_code(tensor, name)
+
+
+def contiguous_view(tensor: torch.Tensor, name: str) -> _C.View:
+    """The same of a tensor that is contiguous, as is known. ValueError for another dtype."""
+    return tensor.data_ptr(), tensor.stride(0), dtype_code(tensor, name)
 
 
 def address(tensor: torch.Tensor | None) -> int:

@@ -15,7 +15,7 @@ NUMERICS_VERSION = 1
 
 
 def isa() -> str:
-    """The instruction set in use: "avx512bf16", "avx512", "avx2" or "plain"."""
+    """The instruction set in use, one of `available_isas`."""
     return _C.isa()
 
 
@@ -37,10 +37,10 @@ def numerics(dtype: torch.dtype) -> str:
     """The arithmetic of weights of this dtype, float32 or bfloat16, under the instruction set in use.
 
     float32 is the same on all of them. bfloat16 weights are widened to float32 ("bf16-widen"), but for
-    avx512bf16, whose dot product rounds differently ("bf16-dp").
+    avx512bf16, whose dot product rounds differently ("bf16-dp"): csrc/instruction_sets.h has the word of each.
     """
     if dtype == torch.float32:
         return f"f32-fma-{NUMERICS_VERSION}"
     if dtype != torch.bfloat16:
         raise ValueError(f"weights must be float32 or bfloat16; they are {dtype}")
-    return f"bf16-{'dp' if isa() == 'avx512bf16' else 'widen'}-{NUMERICS_VERSION}"
+    return f"bf16-{_C.isa_product()}-{NUMERICS_VERSION}"

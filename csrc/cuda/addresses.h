@@ -2,19 +2,12 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <pybind11/pybind11.h>
 
-#include <cstdint>
-
+#include "../views.h"
 #include "launch.h"
-
-namespace py = pybind11;
 
 namespace apcbatch {
 namespace cuda {
-
-using Address = std::uintptr_t;
-using ReleaseGil = py::call_guard<py::gil_scoped_release>;
 
 inline void* pointer(Address address) { return reinterpret_cast<void*>(address); }
 inline const std::int64_t* integers(Address address) {

@@ -1,14 +1,18 @@
 // apcbatch._CUDA: the recurrent kernels for Python (pybind11); bindings_*.cpp have the others. Every
 // address is one of the device's; the Python side checks shapes, and keeps alive what the addresses point at
 // until the stream has passed.
-#include <pybind11/pybind11.h>
-
-#include <stdexcept>
-
 #include "addresses.h"
+
+apcbatch::DType apcbatch::dtype_of(int code) {
+    if (code >= 0 && code <= 2) return DType(code);
+    throw std::invalid_argument(
+        "the CUDA kernels take float32 (0), bfloat16 (1) and float16 (2); the type is " +
+        std::to_string(code));
+}
 
 namespace {
 
+using namespace apcbatch;
 using namespace apcbatch::cuda;
 
 Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t num_longer,
@@ -22,52 +26,17 @@ Batch batch(int64_t num_sequences, int64_t num_tokens, int64_t longest, int64_t 
             {integers(order) + num_longer, num_sequences - num_longer}};
 }
 
-void conv(const Batch& batch, int dtype, int64_t d_inner, int64_t width, Address x, int64_t x_stride,
-          Address weight, Address bias, int weight_dtype, Address state, int64_t state_stride, Address out,
-          Address stream) {
-    apcbatch::ConvParams params{};
-    params.ragged = batch.ragged;
-    params.dtype = apcbatch::DType(dtype);
-    params.d_inner = d_inner;
-    params.width = width;
-    params.x = pointer(x);
-    params.x_stride = x_stride;
-    params.weight = pointer(weight);
-    params.bias = pointer(bias);
-    params.weight_dtype = apcbatch::DType(weight_dtype);
-    params.state = pointer(state);
-    params.state_stride = state_stride;
-    params.out = pointer(out);
-    params.out_stride = d_inner;
-    causal_conv(params, batch.num_tokens, batch.longest, stream_of(stream));
+void conv(const Batch& batch, const View& x, const View& weight, Address bias, const View& state,
+          const View& out, int64_t d_inner, int64_t width, Address stream) {
+    causal_conv(conv_params(batch.ragged, x, weight, bias, state, out, d_inner, width), batch.num_tokens,
+                batch.longest, stream_of(stream));
 }
 
-void scan(const Batch& batch, int dtype, int64_t d_inner, int64_t d_state, Address x, int64_t x_stride,
-          Address dt, int64_t dt_stride, Address A, Address B, int64_t B_stride, Address C, int64_t C_stride,
-          Address D, Address z, int64_t z_stride, Address dt_bias, Address state, int64_t state_stride,
-          Address out, int lanes, Address stream) {
-    apcbatch::ScanParams params{};
-    params.ragged = batch.ragged;
-    params.dtype = apcbatch::DType(dtype);
-    params.d_inner = d_inner;
-    params.d_state = d_state;
-    params.x = pointer(x);
-    params.x_stride = x_stride;
-    params.dt = pointer(dt);
-    params.dt_stride = dt_stride;
-    params.A = floats(A);
-    params.B = pointer(B);
-    params.B_stride = B_stride;
-    params.C = pointer(C);
-    params.C_stride = C_stride;
-    params.D = floats(D);
-    params.z = pointer(z);
-    params.z_stride = z_stride;
-    params.dt_bias = floats(dt_bias);
-    params.state = static_cast<float*>(pointer(state));
-    params.state_stride = state_stride;
-    params.out = pointer(out);
-    params.out_stride = d_inner;
+void scan(const Batch& batch, const View& x, const View& dt, Address A, const View& B, const View& C,
+          Address D, const View& z, Address dt_bias, const View& state, const View& out, int64_t d_inner,
+          int64_t d_state, int lanes, Address stream) {
+    const ScanParams params =
+        scan_params(batch.ragged, x, dt, A, B, C, D, z, dt_bias, state, out, d_inner, d_state);
     selective_scan(params, batch.longer, lanes, stream_of(stream));
     selective_step(params, batch.single, stream_of(stream));
 }
@@ -75,12 +44,15 @@ void scan(const Batch& batch, int dtype, int64_t d_inner, int64_t d_state, Addre
 }  // namespace
 
 PYBIND11_MODULE(_CUDA, m) {
+    using namespace py::literals;
     m.doc() = "apcbatch CUDA kernels over addresses and a stream (private; see apcbatch.kernels.cuda.scan)";
     m.attr("MOST_STATES") = kMostStates;
     m.attr("MOST_TAPS") = kMostTaps;
     py::class_<Batch>(m, "Batch").def(py::init(&batch));
-    m.def("causal_conv", &conv, ReleaseGil());
-    m.def("selective_scan", &scan, ReleaseGil());
+    m.def("causal_conv", &conv, ReleaseGil(), py::kw_only(), "batch"_a, "x"_a, "weight"_a, "bias"_a,
+          "state"_a, "out"_a, "d_inner"_a, "width"_a, "stream"_a);
+    m.def("selective_scan", &scan, ReleaseGil(), py::kw_only(), "batch"_a, "x"_a, "dt"_a, "A"_a, "B"_a, "C"_a,
+          "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a, "d_state"_a, "lanes"_a, "stream"_a);
     bind_rows(m);
     bind_decode(m);
     bind_experts(m);

@@ -9,28 +9,13 @@ import platform
 import secrets
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-FLAGS = [
-    "-std=c++17", "-g1", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi",
-    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc",
-]  # fmt: skip
-AVX2 = ["-mavx2", "-mfma"]
-AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
-ISA_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512bf16": [*AVX512, "-mavx512bf16"]}  # as in setup.py
+from csrc.build_flags import OPENMP
+from tests.kernels.driver import build_driver
 
-
-def compile_one(source: Path, folder: Path) -> Path:
-    """The object file of one source. CalledProcessError if it does not compile."""
-    isa = source.stem.rsplit("_", 1)[-1]
-    level = "-O0" if isa == "plain" else "-O1"  # at -O1 the plain scan alone takes half a minute
-    target = folder / f"{source.stem}.o"
-    flags = ISA_FLAGS.get(isa, []) if platform.machine() in ("x86_64", "AMD64") else []
-    command = ["g++", *FLAGS, level, *flags, "-c", str(source), "-o", str(target)]
-    subprocess.run(command, check=True, cwd=ROOT)
-    return target
+FLAGS = ["-g1", "-O1", OPENMP, "-Wno-psabi", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+PLAIN_FLAGS = ["-O0"]  # at -O1 the plain scan alone takes half a minute
 
 
 def main() -> None:
@@ -39,16 +24,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     arguments = parser.parse_args()
-    sources = [path for path in sorted((ROOT / "csrc").glob("*.cpp")) if not path.stem.startswith("bindings")]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(os.cpu_count()) as pool:
-        folder = Path(name)
-        driver = ROOT / "tests" / "kernels" / "driver.cpp"
-        objects = list(pool.map(lambda source: compile_one(source, folder), [driver, *sources]))
-        program = str(folder / "driver")
-        subprocess.run(["g++", *FLAGS, *map(str, objects), "-ldl", "-o", program], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        program = build_driver("g++", FLAGS, PLAIN_FLAGS, platform.machine(), Path(folder))
         print(f"driver {arguments.seconds} {arguments.seed}", flush=True)
         options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # libgomp keeps its pool
-        command = [program, str(arguments.seconds), str(arguments.seed)]
+        command = [str(program), str(arguments.seconds), str(arguments.seed)]
         ended = subprocess.run(command, check=False, env=os.environ | options)
     raise SystemExit(ended.returncode)
 

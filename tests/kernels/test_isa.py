@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from apcbatch.config import Config
 from apcbatch.kernels.isa import available_isas, isa, set_isa
+from csrc.build_flags import FOLDER, instruction_sets, isa_flags
 from tests.kernels.recurrent import DTYPES, Conv, Scan, fresh_seed, ragged, same_bits
 from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SILU, SOFTPLUS, apply
 
@@ -80,3 +83,16 @@ def test_choosing(every_isa):
     with pytest.raises(ValueError, match="one of those of this processor, plain"):
         set_isa("neon")
     assert isa() == every_isa[-1]
+
+
+def test_the_build_and_the_options_follow_one_list(every_isa):
+    """A row of csrc/instruction_sets.h that the build, the module or the option `isa` does not know."""
+    names = list(instruction_sets())
+    assert names[0] == "plain" and every_isa == [name for name in names if name in every_isa]
+    spec = next(field.metadata["spec"] for field in fields(Config) if field.name == "isa")
+    assert list(spec.choices) == names[::-1]
+    for name in names:
+        features = [flag.removeprefix("-m") for flag in isa_flags(f"gemm_{name}.cpp", "x86_64")[1:]]
+        assert features == instruction_sets()[name] and (FOLDER / f"gemm_{name}.cpp").exists()
+    assert instruction_sets()["avx2"] == ["avx2", "fma"]
+    assert isa_flags("scan_avx2.cpp", "aarch64") == isa_flags("dispatch.cpp", "x86_64") == []

@@ -12,6 +12,7 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
+    contiguous_view,
     dtype_code,
     num_threads,
     require_cache,
@@ -19,7 +20,7 @@ from apcbatch.kernels.arguments import (
     require_indices,
     require_kv,
     require_queries,
-    row_stride,
+    view,
 )
 
 PAGE_TOKENS: int = _C.PAGE_TOKENS
@@ -45,8 +46,7 @@ def write_kv(
     t, kv_heads, head_dim = k.shape
     token_slots = require_indices(token_slots, "token_slots", (t,), k_cache.shape[0] * PAGE_TOKENS)
     _C.write_kv(
-        t, kv_heads * head_dim, k.data_ptr(), row_stride(k, "k"), v.data_ptr(), row_stride(v, "v"),
-        dtype_code(k, "k"), k_cache.data_ptr(), v_cache.data_ptr(), dtype_code(k_cache, "k_cache"),
+        t, kv_heads * head_dim, view(k, "k"), view(v, "v"), *_cache_views(k_cache, v_cache),
         token_slots.data_ptr(), num_threads(),
     )
 
@@ -75,20 +75,29 @@ def paged_attention(
     pages, _, kv_heads, head_dim = k_cache.shape
     t, heads, _ = q.shape
     b = context.numel()
-    page_table, cu_seqlens, context = _require_sequences(t, b, pages, page_table, cu_seqlens, context)
+    page_table, cu_seqlens, context = _require_sequences(b, page_table, cu_seqlens, context)
+    sequences = b, page_table.data_ptr(), page_table.shape[1], cu_seqlens.data_ptr(), context.data_ptr()
+    fault = _C.check_sequences(sequences, t, pages)
+    if fault:
+        raise ValueError(_fault_sentence(fault, t, pages, page_table, cu_seqlens, context))
     out = torch.empty(t, heads, head_dim, dtype=q.dtype)
     _C.paged_attention(
-        b, heads, kv_heads, head_dim, scale, q.data_ptr(), row_stride(q, "q"), dtype_code(q, "q"),
-        k_cache.data_ptr(), v_cache.data_ptr(), dtype_code(k_cache, "k_cache"), page_table.data_ptr(),
-        page_table.shape[1], cu_seqlens.data_ptr(), context.data_ptr(), out.data_ptr(), num_threads(),
+        view(q, "q"), *_cache_views(k_cache, v_cache), contiguous_view(out, "q"), sequences, heads, kv_heads,
+        head_dim, scale, num_threads(),
     )
     return out
 
 
+def _cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:
+    """Both, of one dtype and contiguous."""
+    stride, code = k_cache.stride(0), dtype_code(k_cache, "k_cache")
+    return (k_cache.data_ptr(), stride, code), (v_cache.data_ptr(), stride, code)
+
+
 def _require_sequences(
-    t: int, b: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
+    b: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three, contiguous. The kernel follows their numbers into the cache, so each is checked here."""
+    """The three, contiguous; ValueError unless they are int64 for b sequences, on the CPU."""
     columns = page_table.shape[-1] if page_table.dim() else 0
     for name, tensor, shape in (
         ("cu_seqlens", cu_seqlens, (b + 1,)),
@@ -100,18 +109,18 @@ def _require_sequences(
                 f"{name} must be int64 of shape {shape} on the CPU; it is {tensor.dtype} of shape "
                 f"{tuple(tensor.shape)} on {tensor.device}"
             )
-    page_table, cu_seqlens, context = page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
-    fault = _C.check_sequences(
-        b, t, pages, columns, page_table.data_ptr(), cu_seqlens.data_ptr(), context.data_ptr()
-    )
-    if fault:
-        sentence = (
-            "",
-            f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}",
-            f"context must not be negative; it is {context.tolist()}",
-            f"page_table must have a column for each page of the longest sequence; it has {columns} for "
-            f"context {context.tolist()} and cu_seqlens {cu_seqlens.tolist()}",
-            f"page_table must name pages in [0, {pages}) up to each sequence's end; it is {page_table.tolist()}",
-        )[fault]
-        raise ValueError(sentence)
-    return page_table, cu_seqlens, context
+    return page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
+
+
+def _fault_sentence(
+    fault: int, t: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
+) -> str:
+    """What is wrong with the numbers that the kernel would follow into the cache (csrc/attention.h, SequenceFault)."""
+    return (
+        "",
+        f"cu_seqlens must ascend from 0 to the {t} tokens of q; it is {cu_seqlens.tolist()}",
+        f"context must not be negative; it is {context.tolist()}",
+        f"page_table must have a column for each page of the longest sequence; it has {page_table.shape[1]} for "
+        f"context {context.tolist()} and cu_seqlens {cu_seqlens.tolist()}",
+        f"page_table must name pages in [0, {pages}) up to each sequence's end; it is {page_table.tolist()}",
+    )[fault]

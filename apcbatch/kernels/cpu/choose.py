@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads, require_cpu, require_logits, require_token, row_stride
+from apcbatch.kernels.arguments import num_threads, require_cpu, require_logits, require_token, view
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,8 +25,7 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     weights = torch.empty(t, k, dtype=torch.float32)
     indices = torch.empty(t, k, dtype=torch.int64)
     _C.softmax_topk(
-        t, n, k, logits.data_ptr(), row_stride(logits, "logits"), weights.data_ptr(), indices.data_ptr(),
-        num_threads(),
+        t, n, k, view(logits, "logits"), weights.data_ptr(), indices.data_ptr(), num_threads()
     )
     return weights, indices
 
@@ -39,7 +38,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64)
     _C.logprob(
-        t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), 0, num_threads()
+        t, v, view(logits, "logits"), True, tokens.data_ptr(), 0, num_threads()
     )
     return tokens
 
@@ -56,8 +55,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.empty(t, dtype=torch.int64)
     logprobs = torch.empty(t, dtype=torch.float32)
     _C.logprob(
-        t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), logprobs.data_ptr(),
-        num_threads(),
+        t, v, view(logits, "logits"), True, tokens.data_ptr(), logprobs.data_ptr(), num_threads()
     )
     return tokens, logprobs
 
@@ -72,7 +70,6 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
     tokens = torch.tensor([token])
     logprobs = torch.empty(1, dtype=torch.float32)
     _C.logprob(
-        1, logits.numel(), row.data_ptr(), row_stride(row, "logits"), False, tokens.data_ptr(),
-        logprobs.data_ptr(), 1,
+        1, logits.numel(), view(row, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), 1
     )
     return float(logprobs)

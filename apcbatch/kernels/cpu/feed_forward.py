@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import DTYPE_CODES, num_threads
-from apcbatch.kernels.cpu.linear import PackedLinear, projection
+from apcbatch.kernels.arguments import num_threads
+from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.residual import addresses, norm_plan
 from apcbatch.kernels.layer import Expert, PreNorm, Residual
 
@@ -64,7 +64,7 @@ class FusedMixture:
         self.norm, self.router, self.experts = norm, router, list(experts)
         self.experts_per_token = experts_per_token
         self._plan = _C.Mixture(
-            projection(router, None), experts_per_token, [_expert_plan(expert) for expert in experts]
+            router.plan, experts_per_token, [_expert_plan(expert) for expert in experts]
         )
 
     def __call__(self, residual: Residual) -> None:
@@ -74,5 +74,4 @@ class FusedMixture:
 
 
 def _expert_plan(expert: Expert[PackedLinear]) -> _C.Mlp:
-    gate_up, down = expert.gate_up, expert.down
-    return _C.Mlp(DTYPE_CODES[gate_up.dtype], projection(gate_up, None), projection(down, None))
+    return _C.Mlp(expert.gate_up.plan, expert.down.plan)

@@ -7,7 +7,7 @@ one rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,18 +20,23 @@ from apcbatch.kernels.arguments import (
     require_cpu,
     require_indices,
     require_matrix,
-    row_stride,
+    view,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
-    """Weights (out_features, in_features) in the order `linear` reads them; `data` is their bytes."""
+    """Weights (out_features, in_features) in the order `linear` reads them; `data` is their bytes, and `plan` how
+    the compiled module finds them."""
 
     data: torch.Tensor
     out_features: int
     in_features: int
     dtype: torch.dtype
+    plan: _C.Projection = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", projection(self, None))
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the weights: indices (k,) int64 in [0, out_features) -> (k, in_features) in their dtype.
@@ -40,10 +45,7 @@ class PackedLinear:
         """
         indices = require_indices(indices, "indices", (indices.numel(),), self.out_features)
         rows = torch.empty(indices.numel(), self.in_features, dtype=self.dtype)
-        _C.unpack_rows(
-            self.data.data_ptr(), self.out_features, self.in_features, dtype_code(self.data, "weight"),
-            indices.data_ptr(), indices.numel(), rows.data_ptr(), num_threads(),
-        )
+        _C.unpack_rows(self.plan, indices.data_ptr(), indices.numel(), rows.data_ptr(), num_threads())
         return rows
 
 
@@ -57,18 +59,18 @@ def pack_linear(weight: torch.Tensor) -> PackedLinear:
     code = dtype_code(weight, "weight")
     count = _C.packed_bytes(out_features, in_features, code) // weight.element_size()
     data = torch.empty(count, dtype=weight.dtype)
-    _C.pack_linear(
-        weight.data_ptr(), row_stride(weight, "weight"), out_features, in_features, code, data.data_ptr(),
-        num_threads(),
-    )
+    _C.pack_linear(view(weight, "weight"), out_features, in_features, data.data_ptr(), num_threads())
     return PackedLinear(data, out_features, in_features, weight.dtype)
 
 
 def projection(packed: PackedLinear, bias: torch.Tensor | None) -> _C.Projection:
     """The addresses of packed weights and a contiguous float32 bias; whoever holds them keeps both alive."""
-    code = dtype_code(packed.data, "weight")
     return _C.Projection(
-        packed.out_features, packed.in_features, packed.data.data_ptr(), code, address(bias)
+        out_features=packed.out_features,
+        in_features=packed.in_features,
+        weights=packed.data.data_ptr(),
+        dtype=dtype_code(packed.data, "weight"),
+        bias=address(bias),
     )
 
 
@@ -91,12 +93,10 @@ def linear(
         raise ValueError(
             f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}"
         )
+    plan = packed.plan
     if bias is not None:
         bias = float_vector(bias, "bias", packed.out_features, x, "y")
+        plan = projection(packed, bias)
     y = torch.empty(t, packed.out_features, dtype=out_dtype or x.dtype)
-    _C.linear(
-        t, in_features, packed.out_features, x.data_ptr(), row_stride(x, "x"), dtype_code(x, "x"),
-        packed.data.data_ptr(), dtype_code(packed.data, "weight"), 0 if bias is None else bias.data_ptr(),
-        y.data_ptr(), packed.out_features, dtype_code(y, "out_dtype"), num_threads(),
-    )
+    _C.linear(t, view(x, "x"), plan, view(y, "out_dtype"), num_threads())
     return y

@@ -12,6 +12,7 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
     DTYPE_CODES,
+    FLOAT32,
     address,
     num_threads,
     require_parameter,
@@ -44,14 +45,25 @@ class FusedMixer:
         self._num_slots = min(ssm.shape[0], conv.shape[0])
         dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
         self._plan = _C.Mixer(
-            norm_plan(norm, self._hidden), DTYPE_CODES[dtype], projection(weights.in_proj, weights.in_bias),
-            projection(weights.x_proj, None), projection(weights.dt_proj, None),
-            projection(weights.out_proj, weights.out_bias), n, width, weights.conv_weight.data_ptr(),
-            address(weights.conv_bias), weights.A.data_ptr(), weights.D.data_ptr(),
-            weights.dt_bias.data_ptr(), weights.norms is not None,
-            address(dt_norm), address(b_norm), address(c_norm), weights.norm_eps,
-            ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32),
-            conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype),
+            norm=norm_plan(norm, self._hidden),
+            in_proj=projection(weights.in_proj, weights.in_bias),
+            x_proj=weights.x_proj.plan,
+            dt_proj=weights.dt_proj.plan,
+            out_proj=projection(weights.out_proj, weights.out_bias),
+            d_state=n,
+            width=width,
+            conv_weight=weights.conv_weight.data_ptr(),
+            conv_bias=address(weights.conv_bias),
+            A=weights.A.data_ptr(),
+            D=weights.D.data_ptr(),
+            dt_bias=weights.dt_bias.data_ptr(),
+            has_norms=weights.norms is not None,
+            dt_norm=address(dt_norm),
+            B_norm=address(b_norm),
+            C_norm=address(c_norm),
+            norm_eps=weights.norm_eps,
+            ssm=(ssm.data_ptr(), slot_stride(ssm, (n, d), torch.float32), FLOAT32),
+            conv=(conv.data_ptr(), slot_stride(conv, (width - 1, d), dtype), DTYPE_CODES[dtype]),
         )
 
     def __call__(self, residual: Residual, ragged: Ragged) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
-    dtype_code,
+    address,
     float_vector,
     num_threads,
     require_alike,
@@ -19,7 +19,7 @@ from apcbatch.kernels.arguments import (
     require_matrix,
     require_one_dtype,
     require_sums,
-    row_stride,
+    view,
 )
 
 
@@ -64,13 +64,9 @@ def _rms_norm(
     if weight is not None:
         weight = float_vector(weight, "weight", h, x, "x")
     y = torch.empty(t, h, dtype=out_dtype)
-    delta_arguments = (0, 0, 0) if delta is None else (
-        delta.data_ptr(), row_stride(delta, "delta"), dtype_code(delta, "delta")
-    )
+    addend = None if delta is None else view(delta, "delta")
     _C.rms_norm(
-        t, h, x.data_ptr(), row_stride(x, "x"), dtype_code(x, "x"), *delta_arguments,
-        0 if weight is None else weight.data_ptr(), eps, y.data_ptr(), dtype_code(y, "out_dtype"),
-        num_threads(),
+        t, h, view(x, "x"), addend, address(weight), eps, view(y, "out_dtype"), num_threads()
     )
     return y
 
@@ -84,8 +80,5 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     require_one_dtype(gate, "gate", up, "up")
     t, f = gate.shape
     y = torch.empty(t, f, dtype=gate.dtype)
-    _C.silu_mul(
-        t, f, gate.data_ptr(), row_stride(gate, "gate"), up.data_ptr(), row_stride(up, "up"), y.data_ptr(),
-        dtype_code(gate, "gate"), num_threads(),
-    )
+    _C.silu_mul(t, f, view(gate, "gate"), view(up, "up"), view(y, "y"), num_threads())
     return y

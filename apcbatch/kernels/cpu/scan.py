@@ -11,7 +11,9 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
+    FLOAT32,
     address,
+    contiguous_view,
     dtype_code,
     num_threads,
     require_cpu,
@@ -48,10 +50,17 @@ def causal_conv(
     state_stride = slot_stride(state, (width - 1, d), x.dtype)
     require_slots(ragged.max_slot, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype)
+    code = dtype_code(x, "x")
     _C.causal_conv(
-        ragged.params, dtype_code(x, "x"), d, width, x.data_ptr(), x_stride,
-        weight.data_ptr(), address(bias), dtype_code(weight, "weight"),
-        state.data_ptr(), state_stride, out.data_ptr(), num_threads(),
+        ragged=ragged.params,
+        x=(x.data_ptr(), x_stride, code),
+        weight=contiguous_view(weight, "weight"),
+        bias=address(bias),
+        state=(state.data_ptr(), state_stride, code),
+        out=(out.data_ptr(), d, code),
+        d_inner=d,
+        width=width,
+        num_threads=num_threads(),
     )
     return out
 
@@ -88,12 +97,21 @@ def selective_scan(
     state_stride = slot_stride(state, (n, d), torch.float32)
     require_slots(ragged.max_slot, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype)
+    code = dtype_code(x, "x")
     _C.selective_scan(
-        ragged.params, dtype_code(x, "x"), d, n,
-        x.data_ptr(), token_stride(x, "x", t, d, x), dt.data_ptr(), token_stride(dt, "dt", t, d, x),
-        A.data_ptr(), B.data_ptr(), token_stride(B, "B", t, n, x),
-        C.data_ptr(), token_stride(C, "C", t, n, x), address(D),
-        address(z), 0 if z is None else token_stride(z, "z", t, d, x), address(dt_bias),
-        state.data_ptr(), state_stride, out.data_ptr(), num_threads(),
+        ragged=ragged.params,
+        x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
+        dt=(dt.data_ptr(), token_stride(dt, "dt", t, d, x), code),
+        A=A.data_ptr(),
+        B=(B.data_ptr(), token_stride(B, "B", t, n, x), code),
+        C=(C.data_ptr(), token_stride(C, "C", t, n, x), code),
+        D=address(D),
+        z=None if z is None else (z.data_ptr(), token_stride(z, "z", t, d, x), code),
+        dt_bias=address(dt_bias),
+        state=(state.data_ptr(), state_stride, FLOAT32),
+        out=(out.data_ptr(), d, code),
+        d_inner=d,
+        d_state=n,
+        num_threads=num_threads(),
     )
     return out

@@ -44,10 +44,17 @@ def causal_conv(
     require_slots(batch.max_slot, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
+        code = dtype_code(x, "x", DTYPE_CODES)
         extension().causal_conv(
-            batch.params, dtype_code(x, "x", DTYPE_CODES), d, width, x.data_ptr(), token_stride(x, "x", t, d, x),
-            weight.data_ptr(), address(bias), dtype_code(weight, "weight", DTYPE_CODES), state.data_ptr(), state_stride,
-            out.data_ptr(), current_stream(),
+            batch=batch.params,
+            x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
+            weight=(weight.data_ptr(), width, dtype_code(weight, "weight", DTYPE_CODES)),
+            bias=address(bias),
+            state=(state.data_ptr(), state_stride, code),
+            out=(out.data_ptr(), d, code),
+            d_inner=d,
+            width=width,
+            stream=current_stream(),
         )
     return out
 
@@ -80,13 +87,23 @@ def selective_scan(
     require_slots(batch.max_slot, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
+        code = dtype_code(x, "x", DTYPE_CODES)
         extension().selective_scan(
-            batch.params, dtype_code(x, "x", DTYPE_CODES), d, n,
-            x.data_ptr(), token_stride(x, "x", t, d, x), dt.data_ptr(), token_stride(dt, "dt", t, d, x),
-            A.data_ptr(), B.data_ptr(), token_stride(B, "B", t, n, x),
-            C.data_ptr(), token_stride(C, "C", t, n, x), address(D),
-            address(z), 0 if z is None else token_stride(z, "z", t, d, x), address(dt_bias),
-            state.data_ptr(), state_stride, out.data_ptr(), lanes, current_stream(),
+            batch=batch.params,
+            x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
+            dt=(dt.data_ptr(), token_stride(dt, "dt", t, d, x), code),
+            A=A.data_ptr(),
+            B=(B.data_ptr(), token_stride(B, "B", t, n, x), code),
+            C=(C.data_ptr(), token_stride(C, "C", t, n, x), code),
+            D=address(D),
+            z=None if z is None else (z.data_ptr(), token_stride(z, "z", t, d, x), code),
+            dt_bias=address(dt_bias),
+            state=(state.data_ptr(), state_stride, DTYPE_CODES[torch.float32]),
+            out=(out.data_ptr(), d, code),
+            d_inner=d,
+            d_state=n,
+            lanes=lanes,
+            stream=current_stream(),
         )
     return out
 

@@ -1,0 +1,88 @@
+// Attention over the paged cache for Python (pybind11), and the checks of the integers that it follows.
+#include "attention.h"
+
+#include <tuple>
+
+#include "bindings.h"
+
+namespace apcbatch {
+namespace {
+
+// k, v (t, row); the caches contiguous, of one type; token_slots (t).
+void bound_write_kv(std::int64_t t, std::int64_t row, const View& k, const View& v, const View& k_cache,
+                    const View& v_cache, Address token_slots, int num_threads) {
+    KvParams p;
+    p.t = t;
+    p.row = row;
+    p.k = values(k, t);
+    p.k_stride = k.stride;
+    p.v = values(v, k.dtype, t);
+    p.v_stride = v.stride;
+    p.dtype = k.dtype;
+    p.k_cache = values(k_cache, t);
+    p.v_cache = values(v_cache, k_cache.dtype, t);
+    p.cache_dtype = k_cache.dtype;
+    p.token_slots = integers(token_slots, t);
+    write_kv(p, num_threads);
+}
+
+// The integers that a pass has for its sequences: how many, page_table (b, columns), cu_seqlens, context.
+using Sequences = std::tuple<std::int64_t, Address, std::int64_t, Address, Address>;
+
+void set_sequences(const Sequences& sequences, AttentionParams& p) {
+    const std::int64_t b = std::get<0>(sequences);
+    p.num_sequences = b;
+    p.page_table = integers(std::get<1>(sequences), kMaybe);
+    p.page_table_stride = std::get<2>(sequences);
+    p.cu_seqlens = integers(std::get<3>(sequences), 1);
+    p.context = integers(std::get<4>(sequences), b);
+}
+
+// q, out (t, heads, head_dim), out contiguous; the caches contiguous, of one type.
+void bound_paged_attention(const View& q, const View& k_cache, const View& v_cache, const View& out,
+                           const Sequences& sequences, std::int64_t heads, std::int64_t kv_heads,
+                           std::int64_t head_dim, float scale, int num_threads) {
+    AttentionParams p;
+    set_sequences(sequences, p);
+    p.heads = heads;
+    p.kv_heads = kv_heads;
+    p.head_dim = head_dim;
+    p.scale = scale;
+    p.q = values(q, kMaybe);
+    p.q_stride = q.stride;
+    p.q_dtype = q.dtype;
+    p.k_cache = values(k_cache, kMaybe);
+    p.v_cache = values(v_cache, k_cache.dtype, kMaybe);
+    p.cache_dtype = k_cache.dtype;
+    p.out = values(out, q.dtype, kMaybe);
+    paged_attention(p, num_threads);
+}
+
+int bound_check_sequences(const Sequences& sequences, std::int64_t t, std::int64_t pages) {
+    AttentionParams p;
+    set_sequences(sequences, p);
+    return int(check_sequences(p, t, pages, p.page_table_stride));
+}
+
+// The smallest and the largest of `count` (at least one) integers.
+py::tuple span(Address values, std::int64_t count) {
+    const std::int64_t* p = integers(values, count);
+    if (count == 0) throw std::invalid_argument("no integers have neither a smallest nor a largest");
+    std::int64_t lowest = p[0], highest = p[0];
+    for (std::int64_t i = 1; i < count; ++i) {
+        lowest = p[i] < lowest ? p[i] : lowest;
+        highest = p[i] > highest ? p[i] : highest;
+    }
+    return py::make_tuple(lowest, highest);
+}
+
+}  // namespace
+}  // namespace apcbatch
+
+void bind_attention(py::module_& m) {
+    m.attr("PAGE_TOKENS") = apcbatch::kPageTokens;
+    m.def("span", &apcbatch::span);
+    m.def("check_sequences", &apcbatch::bound_check_sequences);
+    m.def("write_kv", &apcbatch::bound_write_kv, ReleaseGil());
+    m.def("paged_attention", &apcbatch::bound_paged_attention, ReleaseGil());
+}

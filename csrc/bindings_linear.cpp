@@ -1,0 +1,57 @@
+// Packed weights and their product for Python (pybind11).
+#include "bindings.h"
+#include "linear.h"
+
+namespace apcbatch {
+namespace {
+
+// weights: packed, of the type of this number.
+Projection projection(std::int64_t out, std::int64_t in, Address weights, int dtype, Address bias) {
+    const DType type = dtype_of(dtype);
+    return {out, in, values({weights, 0, type}, out), type, floats(bias, kMaybe)};
+}
+
+void bound_pack_linear(const View& weight, std::int64_t out, std::int64_t in, Address packed,
+                       int num_threads) {
+    pack_linear(values(weight, out), weight.stride, out, in, weight.dtype,
+                values({packed, 0, weight.dtype}, out), num_threads);
+}
+
+void bound_unpack_rows(const Projection& weights, Address indices, std::int64_t count, Address rows,
+                       int num_threads) {
+    unpack_rows(weights.weights, weights.out, weights.in, weights.dtype, integers(indices, count), count,
+                values({rows, 0, weights.dtype}, count), num_threads);
+}
+
+void bound_linear(std::int64_t t, const View& x, const Projection& weights, const View& y, int num_threads) {
+    LinearArgs args;
+    args.t = t;
+    args.in = weights.in;
+    args.out = weights.out;
+    args.x = values(x, t);
+    args.x_stride = x.stride;
+    args.x_dtype = x.dtype;
+    args.w = weights.weights;
+    args.w_dtype = weights.dtype;
+    args.bias = weights.bias;
+    args.y = values(y, t);
+    args.y_stride = y.stride;
+    args.y_dtype = y.dtype;
+    linear(args, num_threads);
+}
+
+}  // namespace
+}  // namespace apcbatch
+
+void bind_linear(py::module_& m) {
+    using namespace py::literals;
+    py::class_<apcbatch::Projection>(m, "Projection")
+        .def(py::init(&apcbatch::projection), py::kw_only(), "out_features"_a, "in_features"_a, "weights"_a,
+             "dtype"_a, "bias"_a);
+    m.def("packed_bytes", [](std::int64_t out, std::int64_t in, int dtype) {
+        return apcbatch::packed_bytes(out, in, apcbatch::dtype_of(dtype));
+    });
+    m.def("pack_linear", &apcbatch::bound_pack_linear, ReleaseGil());
+    m.def("unpack_rows", &apcbatch::bound_unpack_rows, ReleaseGil());
+    m.def("linear", &apcbatch::bound_linear, ReleaseGil());
+}

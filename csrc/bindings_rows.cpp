@@ -1,0 +1,79 @@
+// The ops on single rows for Python (pybind11): norms, the gated product, what is chosen from logits.
+#include "bindings.h"
+#include "rowwise.h"
+
+namespace apcbatch {
+namespace {
+
+// x (t, h); delta (t, h) or none; weight (h) or none; y (t, h) contiguous.
+void bound_rms_norm(std::int64_t t, std::int64_t h, const View& x, const View& delta, Address weight,
+                    float eps, const View& y, int num_threads) {
+    NormParams p;
+    p.t = t;
+    p.h = h;
+    p.x = values(x, t * h);
+    p.x_stride = x.stride;
+    p.x_dtype = x.dtype;
+    p.delta = values(delta, kMaybe);
+    p.delta_stride = delta.stride;
+    p.delta_dtype = delta.dtype;
+    p.weight = floats(weight, kMaybe);
+    p.eps = eps;
+    p.y = values(y, t * h);
+    p.y_dtype = y.dtype;
+    rms_norm(p, num_threads);
+}
+
+// All (t, f), of one type.
+void bound_silu_mul(std::int64_t t, std::int64_t f, const View& gate, const View& up, const View& y,
+                    int num_threads) {
+    SiluMulParams p;
+    p.t = t;
+    p.f = f;
+    p.gate = values(gate, t * f);
+    p.gate_stride = gate.stride;
+    p.up = values(up, gate.dtype, t * f);
+    p.up_stride = up.stride;
+    p.y = values(y, gate.dtype, t * f);
+    p.y_stride = y.stride;
+    p.dtype = gate.dtype;
+    silu_mul(p, num_threads);
+}
+
+// logits (t, n) float32; weights, indices (t, k) contiguous.
+void bound_softmax_topk(std::int64_t t, std::int64_t n, std::int64_t k, const View& logits, Address weights,
+                        Address indices, int num_threads) {
+    TopkParams p;
+    p.t = t;
+    p.n = n;
+    p.k = k;
+    p.logits = static_cast<float*>(values(logits, DType::float32, t));
+    p.stride = logits.stride;
+    p.weights = floats(weights, t);
+    p.indices = integers(indices, t);
+    softmax_topk(p, num_threads);
+}
+
+// logits (t, n) float32; tokens (t), written if they are to be chosen; logprobs (t) or none.
+void bound_logprob(std::int64_t t, std::int64_t n, const View& logits, bool choose, Address tokens,
+                   Address logprobs, int num_threads) {
+    LogprobParams p;
+    p.t = t;
+    p.n = n;
+    p.logits = static_cast<float*>(values(logits, DType::float32, t));
+    p.stride = logits.stride;
+    p.choose = choose;
+    p.tokens = integers(tokens, t);
+    p.logprobs = floats(logprobs, kMaybe);
+    logprob(p, num_threads);
+}
+
+}  // namespace
+}  // namespace apcbatch
+
+void bind_rows(py::module_& m) {
+    m.def("rms_norm", &apcbatch::bound_rms_norm, ReleaseGil());
+    m.def("silu_mul", &apcbatch::bound_silu_mul, ReleaseGil());
+    m.def("softmax_topk", &apcbatch::bound_softmax_topk, ReleaseGil());
+    m.def("logprob", &apcbatch::bound_logprob, ReleaseGil());
+}

@@ -1,0 +1,42 @@
+"""How the kernels are compiled: which flags each source gets, from the list in instruction_sets.h.
+
+Must not know: setuptools, Python's headers. Each instruction set is its own translation units with its own flags, and
+the choice is made at run time; nothing is built with -march=native.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+# -ffp-contract=off: a fused multiply-add happens where the source says so and nowhere else, which is what makes
+# all instruction sets agree bit for bit.
+ARITHMETIC = ["-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
+OPENMP = "-fopenmp"
+WITHOUT_OPENMP = "-Wno-unknown-pragmas"  # of a build with one thread
+
+_ROW = re.compile(r"ISA\(argument, (\w+), \w+, \w+,((?:\s|APC_HAS\([\w-]+\))*)\)")
+
+
+def instruction_sets() -> dict[str, list[str]]:
+    """What each instruction set needs of the processor, the plainest first."""
+    text = (FOLDER / "instruction_sets.h").read_text().replace("\\\n", "\n").partition("#else")[0]
+    return {name: re.findall(r"APC_HAS\(([\w-]+)\)", features) for name, features in _ROW.findall(text)}
+
+
+def isa_flags(source: str | Path, machine: str) -> list[str]:
+    """The flags of the instruction set that the source's name ends with; none if it ends with none. machine: what
+    platform.machine() calls the target."""
+    name = Path(source).stem.rpartition("_")[2]
+    features = instruction_sets().get(name)
+    if features is None or machine not in ("x86_64", "AMD64"):
+        return []
+    return [f"-DAPC_ISA={name}", *(f"-m{feature}" for feature in features)]
+
+
+def kernel_sources() -> list[Path]:
+    """The sources that know neither Python nor CUDA."""
+    return [path for path in sorted(FOLDER.glob("*.cpp")) if not path.stem.startswith("bindings")]

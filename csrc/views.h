@@ -1,0 +1,148 @@
+// How the bindings of both devices see what Python gives them (pybind11): numbers become addresses and
+// tensors, and these fill the kernels' structs. The Python side checks shapes and keeps the memory alive.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "params.h"
+
+namespace py = pybind11;
+
+using Address = std::uintptr_t;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+namespace apcbatch {
+
+// The type of this number; ValueError unless the module's kernels know it. Each module defines its own.
+DType dtype_of(int code);
+
+// A tensor: where it begins, elements from one row (its first dimension) to the next, and the type of its
+// values. In Python a tuple of the three, the type as its number, or None for no tensor.
+struct View {
+    Address address = 0;
+    std::int64_t stride = 0;
+    DType dtype = DType::float32;
+};
+
+constexpr std::int64_t kMaybe = 0;  // how many values are there of what may be left out
+
+// Where `count` values of `bytes` each begin; ValueError if there are some and they are nowhere, or not
+// aligned. Whether they go on to the end is for the Python side to know.
+inline void* checked(Address address, std::int64_t count, std::int64_t bytes) {
+    if (count < 0) throw std::invalid_argument("sizes must be 0 or more; one is " + std::to_string(count));
+    if (count > 0 && address == 0) {
+        throw std::invalid_argument("a tensor of " + std::to_string(count) +
+                                    " rows or values has no memory: was its storage resized?");
+    }
+    if (address % Address(bytes) != 0) {
+        throw std::invalid_argument("values of " + std::to_string(bytes) +
+                                    " bytes must lie at a multiple of that; they are at " +
+                                    std::to_string(address) + ": clone() the tensor");
+    }
+    return reinterpret_cast<void*>(address);
+}
+
+inline void* values(const View& view, std::int64_t count) {
+    return checked(view.address, count, bytes_of(view.dtype));
+}
+inline float* floats(Address address, std::int64_t count) {
+    return static_cast<float*>(checked(address, count, sizeof(float)));
+}
+inline std::int64_t* integers(Address address, std::int64_t count) {
+    return static_cast<std::int64_t*>(checked(address, count, sizeof(std::int64_t)));
+}
+
+// The same for values that must be of this type.
+inline void* values(const View& view, DType dtype, std::int64_t count) {
+    if (view.address != 0 && view.dtype != dtype) {
+        throw std::invalid_argument("a tensor must be of type " + std::to_string(int(dtype)) +
+                                    ", as the kernel's others; it is of type " +
+                                    std::to_string(int(view.dtype)));
+    }
+    return checked(view.address, count, bytes_of(dtype));
+}
+
+// x (t, d); weight (d, w), bias (d) of its type or none; state (slots, w - 1, d); out (t, d).
+inline ConvParams conv_params(const RaggedParams& ragged, const View& x, const View& weight, Address bias,
+                              const View& state, const View& out, std::int64_t d_inner, std::int64_t width) {
+    const std::int64_t b = ragged.num_sequences;
+    ConvParams params;
+    params.ragged = ragged;
+    params.dtype = x.dtype;
+    params.d_inner = d_inner;
+    params.width = width;
+    params.x = values(x, b);
+    params.x_stride = x.stride;
+    params.weight = values(weight, d_inner);
+    params.bias = values({bias, 0, weight.dtype}, kMaybe);
+    params.weight_dtype = weight.dtype;
+    params.state = values(state, x.dtype, kMaybe);
+    params.state_stride = state.stride;
+    params.out = values(out, x.dtype, b);
+    params.out_stride = out.stride;
+    return params;
+}
+
+// x, dt, z or none, out (t, d); B, C (t, n); A (n, d); D, dt_bias (d) or none; state (slots, n, d).
+inline ScanParams scan_params(const RaggedParams& ragged, const View& x, const View& dt, Address A,
+                              const View& B, const View& C, Address D, const View& z, Address dt_bias,
+                              const View& state, const View& out, std::int64_t d_inner,
+                              std::int64_t d_state) {
+    const std::int64_t b = ragged.num_sequences;
+    ScanParams params;
+    params.ragged = ragged;
+    params.dtype = x.dtype;
+    params.d_inner = d_inner;
+    params.d_state = d_state;
+    params.x = values(x, b);
+    params.x_stride = x.stride;
+    params.dt = values(dt, x.dtype, b);
+    params.dt_stride = dt.stride;
+    params.A = floats(A, d_inner);
+    params.B = values(B, x.dtype, b);
+    params.B_stride = B.stride;
+    params.C = values(C, x.dtype, b);
+    params.C_stride = C.stride;
+    params.D = floats(D, kMaybe);
+    params.z = values(z, x.dtype, kMaybe);
+    params.z_stride = z.stride;
+    params.dt_bias = floats(dt_bias, kMaybe);
+    params.state = static_cast<float*>(values(state, DType::float32, kMaybe));
+    params.state_stride = state.stride;
+    params.out = values(out, x.dtype, b);
+    params.out_stride = out.stride;
+    return params;
+}
+
+}  // namespace apcbatch
+
+namespace pybind11 {
+namespace detail {
+
+template <>
+struct type_caster<apcbatch::View> {
+    PYBIND11_TYPE_CASTER(apcbatch::View, const_name("tuple[int, int, int] | None"));
+
+    bool load(handle source, bool) {
+        value = {};
+        if (source.is_none()) return true;
+        if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 3) return false;
+        const auto part = [&](int i) { return PyTuple_GET_ITEM(source.ptr(), i); };
+        value.address = PyLong_AsSize_t(part(0));
+        value.stride = PyLong_AsLongLong(part(1));
+        const long code = PyLong_AsLong(part(2));
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return false;
+        }
+        value.dtype = apcbatch::dtype_of(int(code));
+        return true;
+    }
+};
+
+}  // namespace detail
+}  // namespace pybind11
