@@ -30,7 +30,7 @@ test-light: $(VENV)/.installed
 	rm -rf $(LIGHT)
 	$(PYTHON) -m venv $(LIGHT)
 	$(LIGHT)/bin/pip install --quiet pytest hypothesis `$(BIN)/python -c '$(WITHOUT_TORCH)'`
-	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/test_prefix.py tests/test_floors.py
+	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/test_prefix.py tests/test_layout.py tests/test_floors.py
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run

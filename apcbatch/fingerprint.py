@@ -11,11 +11,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-STATE_LAYOUT = "ssm(layer,d_state,d_inner)f32 conv(layer,d_conv-1,d_inner) kv(layer,2,token,kv_head,head_dim)"
-
 
 def model_fingerprint(
-    architecture: Mapping[str, Any], weights_digest: bytes, dtype: str, numerics: str
+    architecture: Mapping[str, Any], weights_digest: bytes, dtype: str, state_layout: str, numerics: str
 ) -> bytes:
     """SHA-256 (32 bytes) over the weights' digest, the architecture, the dtype of weights and activations, the layout
     of states, and the version of the kernels' arithmetic: any other one of these never shares a snapshot."""
@@ -23,7 +21,7 @@ def model_fingerprint(
         "architecture": dict(architecture),
         "weights": weights_digest.hex(),
         "dtype": dtype,
-        "state_layout": STATE_LAYOUT,
+        "state_layout": state_layout,
         "numerics": numerics,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()).digest()

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from apcbatch import Engine, Request
-from apcbatch.model.hf_config import ModelConfig, load_model_config
+from apcbatch.model.families import load_model_config
+from apcbatch.model.hf_config import ModelConfig
 
 REPEATS = 5
 PREFILL = ((1, 2048), (1, 8192), (16, 512), (64, 128))

@@ -18,6 +18,7 @@ FLOORS = {
     "config_file": 1,
     "prefix": 1,
     "fingerprint": 1,
+    "layout": 1,
     "formats": 1,
     "config": 1,
     "plan": 2,
@@ -31,7 +32,8 @@ FLOORS = {
     "bench": 7,
     "cli": 8,
 }
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "tuning", "bench", "cli"}  # same floor: strangers to each other
+# On the same floor they are strangers to each other.
+PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "tuning", "bench", "cli"}
 NO_TORCH = {
     "errors",
     "types",
@@ -42,6 +44,7 @@ NO_TORCH = {
     "config_file",
     "prefix",
     "fingerprint",
+    "layout",
     "formats",
     "config",
     "plan",
@@ -50,7 +53,14 @@ NO_TORCH = {
     "cli",
 }
 ONLY_KERNELS_MAY = {"_C", "_CUDA"}
-LIGHT_TESTS = ("tests/store", "tests/data", "tests/plan", "tests/test_prefix.py", "tests/test_floors.py")
+LIGHT_TESTS = (
+    "tests/store",
+    "tests/data",
+    "tests/plan",
+    "tests/test_prefix.py",
+    "tests/test_layout.py",
+    "tests/test_floors.py",
+)
 
 
 def parts_and_imports() -> list[tuple[Path, str, set[str], set[str]]]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from apcbatch.config import Config
-from apcbatch.errors import UsageError
 from apcbatch.bench import datasets, kernels, machine, passes, reuse
 from apcbatch.bench.figures import Figure, Sizes
+from apcbatch.config import Config
+from apcbatch.errors import UsageError
 from apcbatch.job.opening import use_isa
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.version import VERSION
 

@@ -28,9 +28,8 @@ from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ops import Backend
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from apcbatch.model.causal_lm import check_sizes
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
 from apcbatch.plan.footprint import Footprint
@@ -91,24 +90,23 @@ class Engine:
         self.model_name = name_of(str(model))
         config = load_model_config(folder)
         check_sizes(folder, config)
-        torch_dtype = DTYPES[dtype]
-        per_slot, per_page = slot_bytes(config, torch_dtype), page_bytes(config, torch_dtype)
+        layout = state_layout(config, dtype)
+        per_slot, per_page = layout.slot_bytes, layout.page_bytes
         num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if policy != "none" else 0
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
-        arena = make_arena(config, max_running + num_snapshots, num_pages, torch_dtype, place)
-        self._model = load_model(folder, config, torch_dtype, arena, backend_for(place, exact))
+        arena = make_arena(layout, max_running + num_snapshots, num_pages, place)
+        self._model = load_model(folder, config, DTYPES[dtype], arena, backend_for(place, exact))
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
         self._store = None
         if store is not None and policy != "none":
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
-        has_kv = per_page > 0
         fingerprint = self._model.fingerprint
         self.fingerprint, self.key_fingerprint = fingerprint.hex(), key_fingerprint(fingerprint, cache_salt)
         self._persistence = None
         if self._store is not None:
-            self._persistence = Persistence(self._store, arena, fingerprint, self.model_name, has_kv)
+            self._persistence = Persistence(self._store, arena, fingerprint, self.model_name)
         finish_writes = self._persistence.wait if self._persistence else lambda: False
         self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes, finish_writes)
         self._arena = arena
@@ -116,7 +114,7 @@ class Engine:
             policy=policy,
             block_size=block_size,
             fingerprint=self.key_fingerprint,
-            has_kv=has_kv,
+            has_kv=layout.has_tokens,
             arena=arena,
             pool=self._pool,
             pages=pages,
@@ -132,7 +130,7 @@ class Engine:
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
-        self.footprint = Footprint(per_slot, per_page // PAGE_TOKENS, PAGE_TOKENS)
+        self.footprint = Footprint.of(layout)
         self.context_length = config.context_length
         self.vocab_size = config.vocab_size
         self.eos_token_ids = frozenset(config.eos_token_ids)
@@ -229,7 +227,7 @@ class Engine:
         return self._snapshots.positions(as_token_array(list(token_ids)))
 
     def snapshot(self, token_ids: Iterable[int]) -> dict[str, torch.Tensor] | None:
-        """The snapshot of exactly this prefix, or None where it is not held.
+        """The snapshot of exactly this prefix by role, or None where it is not held. For example:
 
         ssm: (mamba layers, d_inner, d_state) float32. conv: (mamba layers, d_inner, d_conv - 1), oldest input first.
         kv (models with attention): (attention layers, 2, tokens, kv heads, head_dim), keys then values.
@@ -237,13 +235,7 @@ class Engine:
         snapshot = self._snapshots.fetch(as_token_array(list(token_ids)))
         if snapshot is None:
             return None
-        parts = {
-            "ssm": self._arena.ssm[snapshot.slot].transpose(1, 2).contiguous().cpu(),
-            "conv": self._arena.conv[snapshot.slot].transpose(1, 2).contiguous().cpu(),
-        }
-        if len(snapshot.pages):
-            parts["kv"] = self._arena.gather_kv(torch.from_numpy(snapshot.pages), 0, snapshot.position).cpu()
-        return parts
+        return self._arena.shown(snapshot.slot, torch.from_numpy(snapshot.pages), snapshot.position)
 
     @property
     def backend(self) -> Backend:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from apcbatch.engine.sequence import Sequence
 from apcbatch.errors import RequestError
+from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.place import ran_out_of_memory
-from apcbatch.model.arena import PAGE_TOKENS
 
 
 def no_room(sequence: Sequence) -> RequestError:

@@ -7,6 +7,7 @@ since its parent, so that a chain of parents gives the whole KV; a chain with a 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,9 @@ import torch
 
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.model.arena import PAGE_TOKENS, StateArena
-from apcbatch.store import Layout, Store, StoredSnapshot, TensorLayout
-
-STORED_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.arena import StateArena
+from apcbatch.store import Store, StoredSnapshot
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,12 @@ class Stranded:
 class Persistence:
     """One model's snapshots in a store."""
 
-    def __init__(
-        self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str, has_kv: bool
-    ) -> None:
-        self._store, self._arena = store, arena
-        self._fingerprint, self._has_kv = fingerprint, has_kv
+    def __init__(self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str) -> None:
+        self._store, self._arena, self._fingerprint = store, arena, fingerprint
+        self._has_kv = arena.layout.has_tokens
         self._writing: dict[bytes, Snapshot] = {}
         self._done: deque[tuple[bytes, bool]] = deque()  # filled by the store's writer thread
-        store.register(fingerprint, model_name, _layout(arena, has_kv))
+        store.register(fingerprint, model_name, arena.layout.stored())
 
     def positions(self, keys: dict[int, bytes]) -> list[int]:
         """Which of the positions the store holds."""
@@ -50,11 +48,10 @@ class Persistence:
         """Queue a snapshot for writing; it stays pinned until that is done. False where it was not taken."""
         if snapshot.key in self._writing:
             return True
-        arrays = _arrays(*self._arena.host_slot(snapshot.slot, copied=True))
+        parts = self._arena.host_slot(snapshot.slot, copied=True)
         if self._has_kv:
-            begin = parent[1] if parent else 0
-            pages = torch.from_numpy(snapshot.pages)
-            arrays["kv"] = _to_numpy(self._arena.gather_kv(pages, begin, snapshot.position).cpu())
+            begin, pages = parent[1] if parent else 0, torch.from_numpy(snapshot.pages)
+            parts |= self._arena.gather(pages, begin, snapshot.position)
         snapshot.pins += 1
         self._writing[snapshot.key] = snapshot
         snapshot.stored = self._store.put(
@@ -62,7 +59,7 @@ class Persistence:
             snapshot.position,
             parent,
             self._fingerprint,
-            arrays,
+            _arrays(parts),
             lambda key, is_stored: self._done.append((key, is_stored)),
         )
         if not snapshot.stored:
@@ -111,11 +108,11 @@ class Persistence:
         if slot is None:
             return None
         host = self._arena.host_slot(slot, copied=False)
-        stored = self._store.get(key, self._fingerprint, into=_arrays(*host))
+        stored = self._store.get(key, self._fingerprint, into=_arrays(host))
         if stored is None:
             pool.cancel(slot)
             return None
-        self._arena.fill_slot(slot, *host)
+        self._arena.fill_slot(slot, host)
         snapshot = pool.insert(key, stored.position, slot, NO_PAGES, awaited=awaited)
         if snapshot is not None:
             snapshot.stored = True
@@ -148,9 +145,8 @@ class Persistence:
             pool.cancel(slot)
             return None
         for link in links if self._has_kv else ():
-            kv = self._tensor(link.arrays["kv"])
-            self._arena.scatter_kv(torch.from_numpy(table), link.parent_position, kv)
-        self._arena.fill_slot(slot, self._tensor(last.arrays["ssm"]), self._tensor(last.arrays["conv"]))
+            self._arena.scatter(torch.from_numpy(table), link.parent_position, _tensors(link.arrays))
+        self._arena.fill_slot(slot, _tensors(last.arrays))
         snapshot = pool.insert(last.key, last.position, slot, table, awaited=awaited)
         if snapshot is not None:
             snapshot.stored = True
@@ -171,29 +167,20 @@ class Persistence:
             self._arena.copy_page(int(base.pages[-1]), int(added[0]))
         return np.concatenate([full, added])
 
-    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        """A stored array as a tensor of the arena's dtype (bfloat16 travels as its 16 bits)."""
-        tensor = torch.from_numpy(array)
-        return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
-
-def _layout(arena: StateArena, has_kv: bool) -> Layout:
-    """What a stored snapshot of this model holds."""
-    layout = {
-        "ssm": TensorLayout("F32", tuple(arena.ssm.shape[1:])),
-        "conv": TensorLayout(STORED_DTYPES[arena.conv.dtype], tuple(arena.conv.shape[1:])),
+def _arrays(parts: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
+    """Tensors as the store takes them, by role: on the host, bfloat16 as its 16 bits; views where that is possible."""
+    host = {role: tensor.cpu() for role, tensor in parts.items()}
+    return {
+        role: (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for role, tensor in host.items()
     }
-    if has_kv:
-        layers, two, _, _, heads, head_dim = arena.kv.shape
-        layout["kv"] = TensorLayout(STORED_DTYPES[arena.kv.dtype], (layers, two, None, heads, head_dim))
-    return layout
 
 
-def _arrays(ssm: torch.Tensor, conv: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-    """A slot's recurrent states and convolution tails, by their names in the store."""
-    return {"ssm": _to_numpy(ssm), "conv": _to_numpy(conv)}
-
-
-def _to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """A view of a CPU tensor; bfloat16 as its 16 bits."""
-    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
+def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+    """What the store gives, by role, as tensors of the arena's dtypes."""
+    tensors = {role: torch.from_numpy(array) for role, array in arrays.items()}
+    return {
+        role: tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+        for role, tensor in tensors.items()
+    }

@@ -13,10 +13,10 @@ import torch
 
 from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
-from apcbatch.model.arena import PAGE_TOKENS
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.runner import Chunk
 from apcbatch.engine.sequence import Sequence
-from apcbatch.model.arena import PAGE_TOKENS, StateArena
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.arena import StateArena
 from apcbatch.prefix import PrefixHasher, TokenArray, boundaries_in, last_boundary, prefix_key
 from apcbatch.types import CachedFrom, Policy
 

@@ -1,77 +1,119 @@
-"""The arena of states: every live state and every snapshot of a run, in one allocation per kind.
+"""The arena of states: every live state and every snapshot of a run, one allocation for each role of the layout.
 
-Must not know: requests, keys, who owns a slot. The memory is reserved, not touched: a page of it becomes resident when
-a kernel first writes there, a huge page where the system has them, so that states are read and written with few misses
-of the TLB.
+Must not know: requests, keys, who owns a slot, what the roles mean. The memory is reserved, not touched: a page of it
+becomes resident when a kernel first writes there, a huge page where the system has them, so that states are read and
+written with few misses of the TLB.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Mapping
 
 import torch
 
+from apcbatch.layout import PAGE_TOKENS, TOKEN_AXIS, Extent, Stack, StateLayout
 from apcbatch.model.finite import finite_rows
-from apcbatch.model.hf_config import ModelConfig
 
-PAGE_TOKENS = 64
+Tensors = dict[str, torch.Tensor]
 
 
 class StateArena:
-    """ssm: (num_slots, mamba layers, d_state, d_inner) float32. conv: (num_slots, mamba layers, d_conv - 1, d_inner) in
-    the activations' dtype, oldest token first. kv: (attention layers, 2, num_pages, PAGE_TOKENS, kv heads, head_dim) in
-    the activations' dtype, keys then values."""
+    """slots: by role, (num_slots, layers, *the part's axes). pages: by role of what is kept for each token, (layers,
+    *the part's axes) with (num_pages, PAGE_TOKENS) in place of the tokens."""
 
-    def __init__(
-        self, config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        layers = config.num_mamba_layers
-        self.device = device
-        self.ssm = _reserved((num_slots, layers, config.d_state, config.d_inner), torch.float32, device)
-        self.conv = _reserved((num_slots, layers, config.d_conv - 1, config.d_inner), dtype, device)
-        heads, head_dim = config.num_key_value_heads, config.head_dim
-        pages = (config.num_attention_layers, 2, num_pages, PAGE_TOKENS, heads, head_dim)
-        self.kv = _reserved(pages, dtype, device)
+    def __init__(self, layout: StateLayout, num_slots: int, num_pages: int, device: torch.device) -> None:
+        self.layout, self.device = layout, device
+        self.slots: Tensors = {}
+        self.pages: Tensors = {}
+        self._token_dim: dict[str, int] = {}  # of the tensor with one axis of tokens; in `pages` it is two
+        for stack in layout.stacks:
+            name, dtype = stack.role.name, getattr(torch, stack.dtype)
+            if stack.role.extent is Extent.TOKENS:
+                self._token_dim[name] = 1 + stack.role.axes.index(TOKEN_AXIS)
+                self.pages[name] = _reserved(_shape(stack, num_pages, PAGE_TOKENS), dtype, device)
+            else:
+                self.slots[name] = _reserved((num_slots, *_shape(stack)), dtype, device)
+
+    def layer(self, layer: int) -> Tensors:
+        """The parts of one layer, by role: (num_slots, ...) or the pages, as views that a mixer reads and writes."""
+        views = {}
+        for stack in self.layout.stacks:
+            if layer in stack.layers:
+                name, row = stack.role.name, stack.layers.index(layer)
+                views[name] = self.pages[name][row] if name in self.pages else self.slots[name][:, row]
+        return views
 
     def is_finite(self, slot: int) -> bool:
         """Whether a slot's state holds neither NaN nor infinity."""
-        return all(bool(finite_rows(part[slot].view(1, -1))) for part in (self.ssm, self.conv))
+        states = (part[slot] for part in self.slots.values() if part.is_floating_point())
+        return all(bool(finite_rows(state.view(1, -1))) for state in states)
 
-    def host_slot(self, slot: int, *, copied: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ssm, conv) of a slot where the host can reach them: the slot itself or, for an arena on a CUDA device,
-        pinned memory, with a copy of the slot if `copied`. `fill_slot` brings what was written there into the slot."""
-        ssm, conv = self.ssm[slot], self.conv[slot]
-        if not ssm.is_cuda:
-            return ssm, conv
-        pinned = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in (ssm, conv)]
+    def host_slot(self, slot: int, *, copied: bool) -> Tensors:
+        """The parts of a slot where the host can reach them: the slot itself or, for an arena on a CUDA device, pinned
+        memory, with a copy of the slot if `copied`. `fill_slot` brings what was written there into the slot."""
+        if self.device.type == "cpu":
+            return {name: part[slot] for name, part in self.slots.items()}
+        pinned = {
+            name: torch.empty(part.shape[1:], dtype=part.dtype, pin_memory=True)
+            for name, part in self.slots.items()
+        }
         if copied:
-            pinned[0].copy_(ssm)
-            pinned[1].copy_(conv)
-        return pinned[0], pinned[1]
+            for name, host in pinned.items():
+                host.copy_(self.slots[name][slot])
+        return pinned
 
-    def fill_slot(self, slot: int, ssm: torch.Tensor, conv: torch.Tensor) -> None:
-        """Write a slot's state; nothing is to be done where they are the slot itself."""
-        if ssm.data_ptr() != self.ssm[slot].data_ptr():
-            self.ssm[slot].copy_(ssm)
-            self.conv[slot].copy_(conv)
+    def fill_slot(self, slot: int, parts: Mapping[str, torch.Tensor]) -> None:
+        """Write a slot's state; a part that is the slot itself is there already. Other names are left alone."""
+        for name, part in self.slots.items():
+            if parts[name].data_ptr() != part[slot].data_ptr():
+                part[slot].copy_(parts[name])
 
-    def gather_kv(self, pages: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-        """The KV of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as a new tensor
-        (attention layers, 2, end - begin, kv heads, head_dim)."""
+    def gather(self, pages: torch.Tensor, begin: int, end: int) -> Tensors:
+        """What is kept for tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new tensors of
+        end - begin tokens: keys and values are (layers, 2, end - begin, kv heads, head_dim)."""
         first = begin // PAGE_TOKENS
-        kept = self.kv[:, :, pages[first : -(-end // PAGE_TOKENS)].to(self.device)].flatten(2, 3)
-        return kept[:, :, begin - first * PAGE_TOKENS : end - first * PAGE_TOKENS].contiguous()
+        chosen = pages[first : -(-end // PAGE_TOKENS)].to(self.device)
+        gathered = {}
+        for name, dim in self._token_dim.items():
+            kept = self.pages[name].index_select(dim, chosen).flatten(dim, dim + 1)
+            gathered[name] = kept.narrow(dim, begin - first * PAGE_TOKENS, end - begin).contiguous()
+        return gathered
 
-    def scatter_kv(self, pages: torch.Tensor, begin: int, kv: torch.Tensor) -> None:
-        """Write kv (attention layers, 2, tokens, kv heads, head_dim) as the tokens from `begin` on."""
-        positions = torch.arange(begin, begin + kv.shape[2])
-        slots = pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
-        self.kv.flatten(2, 3).index_copy_(2, slots.to(self.device), kv.to(self.device))
+    def scatter(self, pages: torch.Tensor, begin: int, parts: Mapping[str, torch.Tensor]) -> None:
+        """Write what `gather` gives as the tokens from `begin` on. Other names are left alone."""
+        for name, dim in self._token_dim.items():
+            positions = torch.arange(begin, begin + parts[name].shape[dim])
+            places = pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+            flat = self.pages[name].flatten(dim, dim + 1)
+            flat.index_copy_(dim, places.to(self.device), parts[name].to(self.device))
 
     def copy_page(self, source: int, target: int) -> None:
-        """Copy one page of every attention layer."""
-        self.kv[:, :, target].copy_(self.kv[:, :, source])
+        """Copy one page of every layer."""
+        for name, dim in self._token_dim.items():
+            pages = self.pages[name]
+            pages.select(dim, target).copy_(pages.select(dim, source))
+
+    def shown(self, slot: int, pages: torch.Tensor, position: int) -> Tensors:
+        """A snapshot as the Python surface gives it: new tensors on the host, the layer first, then a role's axes in
+        the order that it is shown in; what is kept for tokens only if the snapshot has pages."""
+        parts = {name: part[slot].clone() for name, part in self.slots.items()}
+        if len(pages):
+            parts |= self.gather(pages, 0, position)
+        orders = {
+            stack.role.name: [0, *(1 + axis for axis in stack.role.shown_order)]
+            for stack in self.layout.stacks
+        }
+        return {name: part.permute(orders[name]).contiguous().cpu() for name, part in parts.items()}
+
+
+def _shape(stack: Stack, *tokens: int) -> tuple[int, ...]:
+    """The shape of a role's parts over all layers, with `tokens` in place of the axis of tokens."""
+    shape: tuple[int, ...] = (len(stack.layers),)
+    for size in stack.shape:
+        shape += tokens if size is None else (size,)
+    return shape
 
 
 def _reserved(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -83,15 +125,3 @@ def _reserved(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-def slot_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one state slot: the recurrent states and the convolution tails of all layers."""
-    per_layer = 4 * config.d_state + dtype.itemsize * (config.d_conv - 1)
-    return config.num_mamba_layers * config.d_inner * per_layer
-
-
-def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one KV page over all attention layers; 0 for a model without attention."""
-    per_token = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    return config.num_attention_layers * PAGE_TOKENS * per_token

@@ -16,7 +16,7 @@ from apcbatch.model.weights import Checkpoint
 
 class AttentionMixer:
     """Norms the residual (t, h) and leaves (t, h) to be added to it; the KV of the batch's tokens is written before it
-    is read. norm: the layer's, which it begins with."""
+    is read. norm: the layer's, which it begins with. part: None, since no single operation is all of it."""
 
     def __init__(
         self,
@@ -42,6 +42,7 @@ class AttentionMixer:
         v_weight = checkpoint.take(f"{prefix}.v_proj.weight", (kv, h))
         self.qkv_proj = backend.pack_linear(torch.cat([q_weight, k_weight, v_weight]).to(dtype))
         self.o_proj = backend.pack_linear(checkpoint.take(f"{prefix}.o_proj.weight", (h, h)).to(dtype))
+        self.part = None
         self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5
 

@@ -1,6 +1,7 @@
-"""The stack of all three families: embedding, layers, head.
+"""The stack of layers of any family: embedding, layers, head.
 
-Must not know: requests. Pre-norm residual layers; the residual stream is float32 whatever the weights' dtype.
+Must not know: requests, families, what its layers are made of. Pre-norm residual layers; the residual stream is float32
+whatever the weights' dtype.
 """
 
 from __future__ import annotations
@@ -16,52 +17,30 @@ from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward
 from apcbatch.model.arena import StateArena
-from apcbatch.model.attention import AttentionMixer
 from apcbatch.model.batch import Batch
+from apcbatch.model.blocks import Mixer
+from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.mamba import MambaMixer
-from apcbatch.model.moe import load_mixture, load_mlp
 from apcbatch.model.weights import Checkpoint
-
-
-@dataclass(frozen=True)
-class _Names:
-    """How a family names its tensors."""
-
-    embedding: str
-    layer: str
-    mamba: str
-    norm: str
-    final_norm: str
-
-
-_NAMES = {
-    "jamba": _Names(
-        "model.embed_tokens", "model.layers", "mamba", "input_layernorm", "model.final_layernorm"
-    ),
-    "mamba": _Names("backbone.embeddings", "backbone.layers", "mixer", "norm", "backbone.norm_f"),
-    "falcon_mamba": _Names("backbone.embeddings", "backbone.layers", "mixer", "norm", "backbone.norm_f"),
-}
 
 
 def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """ModelError where the weights' headers do not have the sizes of config.json that a state and a row of logits are
     made of; nothing is allocated for what the weights would contradict."""
-    names, h, d = _NAMES[config.family], config.hidden_size, config.d_inner
+    family, h = family_of(config), config.hidden_size
     with Checkpoint(model_dir, torch.device("cpu")) as checkpoint:
-        checkpoint.require(f"{names.embedding}.weight", (config.vocab_size, h))
-        checkpoint.require(f"{names.layer}.{len(config.mixers) - 1}.{names.norm}.weight", (h,))
-        mixer = f"{names.layer}.{config.mixers.index('mamba')}.{names.mamba}"
-        checkpoint.require(f"{mixer}.A_log", (d, config.d_state))
-        checkpoint.require(f"{mixer}.conv1d.weight", (d, 1, config.d_conv))
-        if config.num_attention_layers:
-            mixer = f"{names.layer}.{config.mixers.index('attention')}.self_attn"
-            checkpoint.require(f"{mixer}.k_proj.weight", (config.num_key_value_heads * config.head_dim, h))
+        checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
+        checkpoint.require(f"{family.layers}.{len(config.mixers) - 1}.{family.norm}.weight", (h,))
+        for kind, (name, mixer) in family.mixers.items():
+            if kind in config.mixers:
+                prefix = f"{family.layers}.{config.mixers.index(kind)}.{name}"
+                for tensor, shape in mixer.sizes(config).items():
+                    checkpoint.require(f"{prefix}.{tensor}", shape)
 
 
 @dataclass
 class _Layer:
-    mixer: MambaMixer | AttentionMixer
+    mixer: Mixer
     feed_forward: FeedForward | None
 
 
@@ -74,13 +53,14 @@ class CausalLM:
         self.config = config
         self.dtype = dtype
         self.backend = backend
-        names = _NAMES[config.family]
+        self.has_pages = arena.layout.has_tokens
+        self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
-        with Checkpoint(model_dir, arena.ssm.device) as checkpoint:
-            embedding = checkpoint.take(f"{names.embedding}.weight", shape)
+        with Checkpoint(model_dir, arena.device) as checkpoint:
+            embedding = checkpoint.take(f"{family.embedding}.weight", shape)
             self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
-            self.layers = self._load_layers(checkpoint, names, arena)
-            self.final_norm = self._norm(checkpoint, f"{names.final_norm}.weight")
+            self.layers = [self._load_layer(checkpoint, i, arena) for i in range(len(config.mixers))]
+            self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
             self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self._decode = self._decode_stack()
@@ -88,35 +68,22 @@ class CausalLM:
             config.architecture(),
             self.weights_digest,
             str(dtype).removeprefix("torch."),
+            arena.layout.description,
             backend.numerics(dtype),
         )
 
-    def _load_layers(self, checkpoint: Checkpoint, names: _Names, arena: StateArena) -> list[_Layer]:
-        config, dtype, backend, layers = self.config, self.dtype, self.backend, []
-        mamba_index = attention_index = 0
-        for i, (mixer_kind, ff_kind) in enumerate(zip(config.mixers, config.feed_forwards, strict=True)):
-            prefix = f"{names.layer}.{i}"
-            norm = self._norm(checkpoint, f"{prefix}.{names.norm}.weight")
-            mixer: MambaMixer | AttentionMixer
-            if mixer_kind == "mamba":
-                states = arena.ssm[:, mamba_index], arena.conv[:, mamba_index]
-                mixer = MambaMixer(
-                    config, checkpoint, f"{prefix}.{names.mamba}", dtype, backend, norm, *states
-                )
-                mamba_index += 1
-            else:
-                k_cache, v_cache = arena.kv[attention_index]
-                mixer = AttentionMixer(
-                    config, checkpoint, f"{prefix}.self_attn", dtype, backend, norm, k_cache, v_cache
-                )
-                attention_index += 1
-            feed_forward = None
-            if ff_kind != "none":
-                norm = self._norm(checkpoint, f"{prefix}.pre_ff_layernorm.weight")
-                load = load_mlp if ff_kind == "mlp" else load_mixture
-                feed_forward = load(config, checkpoint, f"{prefix}.feed_forward", dtype, backend, norm)
-            layers.append(_Layer(mixer, feed_forward))
-        return layers
+    def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
+        config, family, prefix = self.config, self._family, f"{self._family.layers}.{layer}"
+        dtype, backend = self.dtype, self.backend
+        name, mixer_kind = family.mixers[config.mixers[layer]]
+        norm = self._norm(checkpoint, f"{prefix}.{family.norm}.weight")
+        parts = arena.layer(layer)
+        mixer = mixer_kind.load(config, checkpoint, f"{prefix}.{name}", dtype, backend, norm, parts)
+        if config.feed_forwards[layer] == "none":
+            return _Layer(mixer, None)
+        name, kind = family.feed_forwards[config.feed_forwards[layer]]
+        norm = self._norm(checkpoint, f"{prefix}.{family.feed_forward_norm}.weight")
+        return _Layer(mixer, kind.load(config, checkpoint, f"{prefix}.{name}", dtype, backend, norm))
 
     def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
@@ -125,13 +92,12 @@ class CausalLM:
     def _load_head(
         self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
     ) -> torch.Tensor:
+        head = f"{self._family.head}.weight"
         if not self.config.tie_word_embeddings:
-            return checkpoint.take("lm_head.weight", shape)
-        if "lm_head.weight" in checkpoint and not torch.equal(
-            checkpoint.take("lm_head.weight", shape), embedding
-        ):
+            return checkpoint.take(head, shape)
+        if head in checkpoint and not torch.equal(checkpoint.take(head, shape), embedding):
             raise ModelError(
-                f"{checkpoint.model_dir}: lm_head.weight differs from the embedding although config.json ties them; "
+                f"{checkpoint.model_dir}: {head} differs from the embedding although config.json ties them; "
                 "set tie_word_embeddings to false or remove the tensor"
             )
         return embedding
@@ -143,9 +109,9 @@ class CausalLM:
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
     def _decode_stack(self) -> DecodeStack | None:
-        """What runs the decode passes of a few sequences, where the backend has that; None where attention or experts
-        stand between the mixers."""
-        mixers = [layer.mixer.part for layer in self.layers if isinstance(layer.mixer, MambaMixer)]
+        """What runs the decode passes of a few sequences; None where something stands between the mixers, or a mixer is
+        made of several operations."""
+        mixers = [layer.mixer.part for layer in self.layers if layer.mixer.part is not None]
         if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
             return None
         return self.backend.decode_stack(mixers, self.final_norm, self.lm_head)

@@ -26,7 +26,7 @@ class GraphedLM:
     def __init__(self, model: CausalLM, device: torch.device) -> None:
         self.fingerprint, self.backend = model.fingerprint, model.backend
         self._model, self._device = model, device
-        self._has_pages = model.config.num_attention_layers > 0
+        self._has_pages = model.has_pages
         self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
         self._memory: Any = None  # shared by all graphs: only one runs at a time
 

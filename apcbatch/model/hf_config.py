@@ -1,8 +1,7 @@
-"""The architecture of a checkpoint, read from its Hugging Face config.json.
+"""The description of a model, and the values of the Hugging Face config.json that it is read from.
 
-Must not know: weights, requests. One dataclass covers the three families; what a family lacks is 0, None or empty.
-Invariant: every size is an integer within its bounds, so that sums and products of them are harmless; whether the
-weights have these sizes is for who loads them to see.
+Must not know: families, weights, requests. Invariant: every size is an integer within its bounds, so that sums and
+products of them are harmless; whoever loads the weights checks that they have these sizes.
 """
 
 from __future__ import annotations
@@ -18,15 +17,8 @@ from typing import Any, Literal
 from apcbatch.errors import ModelError
 from apcbatch.regular_files import read_regular_file
 
-Mixer = Literal["mamba", "attention"]
-FeedForward = Literal["none", "mlp", "moe"]
 MixerNorm = Literal["none", "weightless", "weighted"]
 
-FAMILIES = {
-    "MambaForCausalLM": "mamba",
-    "FalconMambaForCausalLM": "falcon_mamba",
-    "JambaForCausalLM": "jamba",
-}
 LARGEST_SIZE = (1 << 31) - 1
 MOST_LAYERS = 1 << 14
 MOST_JSON_BYTES = 16 << 20
@@ -34,17 +26,18 @@ MOST_JSON_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and choices of one architecture, under the field's names.
+    """Sizes and choices of one architecture, under the field's names; what it lacks is 0, None or empty.
 
-    mixers, feed_forwards: one entry a layer. mixer_norm: the RMS norms that FalconMamba (weightless) and Jamba
-    (weighted) put on dt, B and C. context_length: None where the architecture has no limit of its own.
+    family: the model_type of its family. mixers, feed_forwards: the kinds of its blocks, one entry for each layer.
+    mixer_norm: RMS norms on dt, B and C, with or without weights. context_length: None where the architecture has no
+    limit of its own. A family with other sizes adds them in a subclass, so that the fingerprints of the others stay.
     """
 
     family: str
     vocab_size: int
     hidden_size: int
-    mixers: tuple[Mixer, ...]
-    feed_forwards: tuple[FeedForward, ...]
+    mixers: tuple[str, ...]
+    feed_forwards: tuple[str, ...]
     d_inner: int
     d_state: int
     d_conv: int
@@ -81,7 +74,7 @@ class ModelConfig:
         return fields
 
 
-class _Reader:
+class ConfigReader:
     """config.json with errors that name the key, the value and the file."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
@@ -153,120 +146,3 @@ def load_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"{path} holds a {type(values).__name__}; expected a JSON object")
     return values
-
-
-def load_model_config(model_dir: Path) -> ModelConfig:
-    """The ModelConfig of a checkpoint folder (config.json, and generation_config.json for the stop tokens)."""
-    path = model_dir / "config.json"
-    reader = _Reader(path, load_json(path))
-    architectures = reader.values.get("architectures") or []
-    name = (
-        architectures[0]
-        if isinstance(architectures, list) and architectures
-        else reader.values.get("model_type")
-    )
-    family = FAMILIES.get(str(name)) or (name if name in FAMILIES.values() else None)
-    if family is None:
-        raise ModelError(
-            f"{path}: architecture {reprlib.repr(name)} is not supported; expected one of {', '.join(FAMILIES)}"
-        )
-    reader.activation()
-    config = _jamba(reader) if family == "jamba" else _mamba(reader, str(family))
-    generation = model_dir / "generation_config.json"
-    if generation.exists():
-        eos = _Reader(generation, load_json(generation)).eos_token_ids()
-        if eos:
-            return ModelConfig(**{**config.__dict__, "eos_token_ids": eos})
-    return config
-
-
-def _mamba(reader: _Reader, family: str) -> ModelConfig:
-    hidden_size = reader.integer("hidden_size", 768)
-    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
-    falcon = family == "falcon_mamba"
-    mixer: Mixer = "mamba"
-    feed_forward: FeedForward = "none"
-    return ModelConfig(
-        family=family,
-        vocab_size=reader.integer("vocab_size", 50280),
-        hidden_size=hidden_size,
-        mixers=(mixer,) * layers,
-        feed_forwards=(feed_forward,) * layers,
-        d_inner=reader.integer("intermediate_size", reader.expanded("expand", hidden_size)),
-        d_state=reader.integer("state_size", 16),
-        d_conv=reader.integer("conv_kernel", 4, minimum=2),
-        dt_rank=reader.dt_rank("time_step_rank", hidden_size),
-        conv_bias=reader.flag("use_conv_bias", True),
-        proj_bias=reader.flag("use_bias", False),
-        norm_eps=reader.number("layer_norm_epsilon", 1e-5),
-        mixer_norm="weightless" if falcon else "none",
-        mixer_norm_eps=reader.number("mixer_rms_eps", 1e-6),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", True),
-        eos_token_ids=reader.eos_token_ids(),
-    )
-
-
-def _jamba(reader: _Reader) -> ModelConfig:
-    hidden_size = reader.integer("hidden_size", 4096)
-    layers = range(reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS))
-    heads = reader.integer("num_attention_heads", 32)
-    kv_heads = reader.integer("num_key_value_heads", heads)
-    if hidden_size % heads or heads % kv_heads:
-        raise ModelError(
-            f"{reader.path}: hidden_size {hidden_size}, num_attention_heads {heads}, num_key_value_heads {kv_heads}; "
-            "expected each to be a multiple of the next"
-        )
-    attention_period, attention_offset = _period(reader, "attn", 8, 4)
-    expert_period, expert_offset = _period(reader, "expert", 2, 1)
-    experts = reader.integer("num_experts", 16)
-    experts_per_tok = reader.integer("num_experts_per_tok", 2)
-    if experts > 1 and experts_per_tok > experts:
-        raise ModelError(
-            f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts"
-        )
-    mixers: list[Mixer] = [
-        "attention" if i % attention_period == attention_offset else "mamba" for i in layers
-    ]
-    if "mamba" not in mixers:
-        raise ModelError(
-            f"{reader.path}: attn_layer_period {attention_period} and attn_layer_offset {attention_offset} make all of "
-            f"{len(mixers)} layers attention; expected a Mamba layer, whose state can be kept"
-        )
-    feed_forwards: list[FeedForward] = [
-        "moe" if experts > 1 and i % expert_period == expert_offset else "mlp" for i in layers
-    ]
-    return ModelConfig(
-        family="jamba",
-        vocab_size=reader.integer("vocab_size", 65536),
-        hidden_size=hidden_size,
-        mixers=tuple(mixers),
-        feed_forwards=tuple(feed_forwards),
-        d_inner=reader.expanded("mamba_expand", hidden_size),
-        d_state=reader.integer("mamba_d_state", 16),
-        d_conv=reader.integer("mamba_d_conv", 4, minimum=2),
-        dt_rank=reader.dt_rank("mamba_dt_rank", hidden_size),
-        conv_bias=reader.flag("mamba_conv_bias", True),
-        proj_bias=reader.flag("mamba_proj_bias", False),
-        norm_eps=reader.number("rms_norm_eps", 1e-6),
-        mixer_norm="weighted",
-        mixer_norm_eps=reader.number("rms_norm_eps", 1e-6),
-        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-        intermediate_size=reader.integer("intermediate_size", 14336),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=hidden_size // heads,
-        num_experts=experts,
-        num_experts_per_tok=experts_per_tok,
-        context_length=reader.integer("max_position_embeddings", 262144),
-        eos_token_ids=reader.eos_token_ids(),
-    )
-
-
-def _period(reader: _Reader, kind: str, period_default: int, offset_default: int) -> tuple[int, int]:
-    period = reader.integer(f"{kind}_layer_period", period_default)
-    offset = reader.integer(f"{kind}_layer_offset", offset_default, minimum=0)
-    if offset >= period:
-        raise ModelError(
-            f"{reader.path}: {kind}_layer_offset is {offset}; expected less than the period, {period}"
-        )
-    return period, offset

@@ -15,7 +15,8 @@ import torch
 from apcbatch.errors import UsageError
 from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.kernels.ops import Backend
-from apcbatch.model.arena import StateArena, page_bytes, slot_bytes
+from apcbatch.layout import StateLayout
+from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
@@ -46,17 +47,15 @@ def ran_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def make_arena(
-    config: ModelConfig, num_slots: int, num_pages: int, dtype: torch.dtype, device: torch.device
-) -> StateArena:
+def make_arena(layout: StateLayout, num_slots: int, num_pages: int, device: torch.device) -> StateArena:
     """The arena; UsageError where the memory is too small for it."""
-    needed = num_slots * slot_bytes(config, dtype) + num_pages * page_bytes(config, dtype)
+    needed = num_slots * layout.slot_bytes + num_pages * layout.page_bytes
     states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
     remedy = "give a smaller --pool-size or --max-running"
     try:
         if needed > sys.maxsize:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return StateArena(config, num_slots, num_pages, dtype, device)
+        return StateArena(layout, num_slots, num_pages, device)
     except OSError as error:
         raise UsageError(f"{states}, which the system does not give ({error.strerror}); {remedy}") from None
     except torch.OutOfMemoryError:

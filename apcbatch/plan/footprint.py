@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from apcbatch.layout import PAGE_TOKENS, StateLayout
+
 
 @dataclass(frozen=True)
 class Footprint:
@@ -18,13 +20,18 @@ class Footprint:
 
     state_bytes: int
     kv_token_bytes: int = 0
-    page_tokens: int = 64
+    page_tokens: int = PAGE_TOKENS
 
     def __post_init__(self) -> None:
         if self.state_bytes < 1 or self.kv_token_bytes < 0 or self.page_tokens < 1:
             raise ValueError(
                 f"{self} has no weight; expected a state of at least 1 byte and pages of 1 token"
             )
+
+    @classmethod
+    def of(cls, layout: StateLayout) -> Footprint:
+        """What the snapshots of a model with this layout weigh."""
+        return cls(layout.slot_bytes, layout.token_bytes)
 
     def snapshot_bytes(self, tokens: int) -> int:
         """A snapshot that has the KV of so many tokens: those after its nearest kept ancestor."""

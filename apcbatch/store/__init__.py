@@ -4,19 +4,17 @@ torch."""
 from apcbatch.store.counters import StoreCounters
 from apcbatch.store.index import ModelStats
 from apcbatch.store.maintenance import CheckReport, PruneReport
-from apcbatch.store.snapshot_file import Layout, StoredSnapshot, TensorLayout
+from apcbatch.store.snapshot_file import StoredSnapshot
 from apcbatch.store.snapshot_reader import Chain
 from apcbatch.store.store import Store, StoreStats
 
 __all__ = [
     "Chain",
     "CheckReport",
-    "Layout",
     "ModelStats",
     "PruneReport",
     "Store",
     "StoreCounters",
     "StoreStats",
     "StoredSnapshot",
-    "TensorLayout",
 ]

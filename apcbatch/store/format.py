@@ -36,9 +36,6 @@ MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 32
 HEADER_ALIGNMENT_BYTES = 64
 
-KV = "kv"
-"""The tensor that holds only the tokens since the parent: a snapshot with it needs its chain of parents."""
-
 DTYPES: dict[str, npt.DTypeLike] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """safetensors dtype -> NumPy dtype. NumPy has no bfloat16: a uint16 array holds the bits of one."""
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
+from apcbatch.layout import holds_tokens
 from apcbatch.store.files import FileReader
 from apcbatch.store.format import (
     DTYPE_OF,
@@ -26,7 +27,6 @@ from apcbatch.store.format import (
     FORMAT_NAME,
     HEADER_ALIGNMENT_BYTES,
     KEY_BYTES,
-    KV,
     MAX_DIMENSIONS,
     MAX_FILE_BYTES,
     MAX_FINGERPRINT_BYTES,
@@ -80,7 +80,7 @@ class Header:
     @property
     def is_chained(self) -> bool:
         """True where the snapshot can be used only together with its parent."""
-        return self.parent is not None and any(tensor.name == KV for tensor in self.tensors)
+        return self.parent is not None and any(holds_tokens(tensor.name) for tensor in self.tensors)
 
     @property
     def num_data_bytes(self) -> int:

@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from apcbatch.layout import Layout, holds_tokens
 from apcbatch.store.files import Buffer, Files, not_plain
-from apcbatch.store.format import KEY_BYTES, KV, OBJECT_SUFFIX, OBJECTS_FOLDER
+from apcbatch.store.format import KEY_BYTES, OBJECT_SUFFIX, OBJECTS_FOLDER
 from apcbatch.store.header import Array, BadSnapshot, Header, read_header
-from apcbatch.store.snapshot_file import Layout, StoredSnapshot, check_layout, read_tensors
+from apcbatch.store.snapshot_file import StoredSnapshot, check_layout, read_tensors
 
 _NAME = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}}){re.escape(OBJECT_SUFFIX)}")
 
@@ -176,13 +177,19 @@ class Objects:
         return self._files.names(path) if self._files.kind(path) == "folder" else []
 
 
+def token_names(snapshot: StoredSnapshot) -> list[str]:
+    """The tensors of a snapshot that hold the tokens since its parent alone; with one it needs its chain of parents."""
+    return [name for name in snapshot.arrays if holds_tokens(name)]
+
+
 def check_link(child: StoredSnapshot, parent: StoredSnapshot | Header) -> None:
-    """Raise BadSnapshot where a snapshot with KV does not continue its parent's."""
+    """Raise BadSnapshot where what a snapshot keeps for each token does not continue its parent's."""
     if parent.position != child.parent_position:
         raise BadSnapshot(f"its parent is at {parent.position}, it continues {child.parent_position}")
     tensors = parent.arrays if isinstance(parent, StoredSnapshot) else {info.name for info in parent.tensors}
-    if KV not in tensors:
-        raise BadSnapshot("its parent has no kv")
+    for name in token_names(child):
+        if name not in tensors:
+            raise BadSnapshot(f"its parent has no {name}")
 
 
 def _check_key(header: Header, key: bytes) -> None:

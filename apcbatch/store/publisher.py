@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from apcbatch.layout import Layout
 from apcbatch.store.counters import Tally
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.entry import row_id
 from apcbatch.store.eviction import Room
-from apcbatch.store.format import KV
 from apcbatch.store.header import Array, BadSnapshot, Header
 from apcbatch.store.index import Index
 from apcbatch.store.notices import Notices
-from apcbatch.store.objects import Objects, check_link
+from apcbatch.store.objects import Objects, check_link, token_names
 from apcbatch.store.session import Session
-from apcbatch.store.snapshot_file import Layout, encode
+from apcbatch.store.snapshot_file import encode
 
 OnDone = Callable[[bytes, bool], None]
 Outcome = Literal["written", "duplicates", "skipped_no_room", "skipped_stranded", "failed"]
@@ -138,7 +138,7 @@ class Publisher:
         """Remove a suspect if it is still bad or missing; False where that cannot be told."""
         try:
             snapshot = self._objects.read(key, fingerprint, self._layouts)
-            parent = snapshot.parent if KV in snapshot.arrays else None
+            parent = snapshot.parent if token_names(snapshot) else None
             if parent is not None and self._objects.exists(parent):
                 check_link(snapshot, self._objects.header(parent))
         except FileNotFoundError:

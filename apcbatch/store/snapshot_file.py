@@ -14,21 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from apcbatch.layout import Layout
 from apcbatch.store.files import Buffer, FileReader
 from apcbatch.store.format import DTYPES
 from apcbatch.store.header import Array, BadSnapshot, Header
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """What a model's snapshots must hold under one name; None in the shape is the number of tokens since the
-    parent."""
-
-    dtype: str
-    shape: tuple[int | None, ...]
-
-
-Layout = Mapping[str, TensorLayout]
 
 
 @dataclass(frozen=True, slots=True)

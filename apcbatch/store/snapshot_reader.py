@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from apcbatch.layout import Layout
 from apcbatch.store.counters import Tally
 from apcbatch.store.database import IndexDamaged, IndexFault
-from apcbatch.store.format import KV
 from apcbatch.store.header import Array, BadSnapshot
 from apcbatch.store.index import Index
 from apcbatch.store.notices import Notices
-from apcbatch.store.objects import Objects, check_link
-from apcbatch.store.snapshot_file import Layout, StoredSnapshot
+from apcbatch.store.objects import Objects, check_link, token_names
+from apcbatch.store.snapshot_file import StoredSnapshot
 
 ChainMiss = Literal["missing", "stranded"]
 
@@ -80,9 +80,10 @@ class SnapshotReader:
         if last is None:
             return Chain((), "missing")
         links = [last]
-        while KV in links[-1].arrays and links[-1].parent is not None and links[-1].parent not in held:
+        names = token_names(last)
+        while names and links[-1].parent is not None and links[-1].parent not in held:
             child = links[-1]
-            parent = self._read(links[-1].parent, fingerprint, (KV,))
+            parent = self._read(links[-1].parent, fingerprint, names)
             if parent is None:
                 return Chain((), "stranded", child.parent_position)
             try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from apcbatch.errors import UsageError
+from apcbatch.layout import Layout
 from apcbatch.store.counters import StoreCounters, Tally
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.files import Files
@@ -28,7 +29,7 @@ from apcbatch.store.objects import Objects
 from apcbatch.store.opening import Opened, open_folder, sweep_now
 from apcbatch.store.publisher import Offer, OnDone, Publisher
 from apcbatch.store.session import Session
-from apcbatch.store.snapshot_file import Layout, StoredSnapshot, check_layout
+from apcbatch.store.snapshot_file import StoredSnapshot, check_layout
 from apcbatch.store.snapshot_reader import Chain, SnapshotReader
 from apcbatch.store.writer import Writer
 

@@ -15,17 +15,16 @@ from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
 from apcbatch.data.tokenizer import load_tokenizer
-from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.engine.room import room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.answered import Answered
 from apcbatch.job.feed import Failure, Feeder
 from apcbatch.job.window import Window
-from apcbatch.model.footprint import kv_token_bytes, state_bytes
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.prefix import as_token_array
 
 
@@ -71,7 +70,7 @@ def survey(
     folder = locate_model(config.model)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
-    footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
+    footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
     feeder, line, window = Feeder(config, records, renderer, Answered()), 0, Window(config)
     while not feeder.exhausted:

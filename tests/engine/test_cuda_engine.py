@@ -16,7 +16,7 @@ from apcbatch.model import graphs
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config, state_layout
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
@@ -122,24 +122,25 @@ def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
     are left from the pass before: sequences of uneven contexts in a larger graph, against the same op by op."""
     folder = checkpoint("jamba whole")
     config, device = load_model_config(folder), torch.device("cuda", 0)
-    arena = StateArena(config, 16, 64, torch.bfloat16, device)
+    arena = StateArena(state_layout(config, "bfloat16"), 16, 64, device)
+    parts = [*arena.slots.values(), *arena.pages.values()]
     model = CausalLM(folder, config, torch.bfloat16, arena, backend_for(device))
     graphed = graphs.GraphedLM(model, device)
     for contexts in ([3, 700, 64, 63, 129, 5, 9], [1, 90, 64, 128, 65], [1300, 7, 2]):
-        for part in (arena.ssm, arena.conv, arena.kv):
+        for part in parts:
             part.normal_()
-        before = [part.clone() for part in (arena.ssm, arena.conv, arena.kv)]
+        before = [part.clone() for part in parts]
         batch = _decode_batch(contexts, config.vocab_size)
         logits = graphed.forward(batch).clone()
-        after = [part.clone() for part in (arena.ssm, arena.conv, arena.kv)]
-        for part, kept in zip((arena.ssm, arena.conv, arena.kv), before, strict=True):
+        after = [part.clone() for part in parts]
+        for part, kept in zip(parts, before, strict=True):
             part.copy_(kept)
         launched = model.forward(batch.on(device))
         apart = (logits - launched).norm(dim=1) / launched.norm(dim=1)
         assert apart.median() <= 2e-2  # of one row, the products' last bits may choose another expert
-        for part, replayed, kept in zip((arena.ssm, arena.conv), after, before, strict=False):
+        for part, replayed, kept in zip(arena.slots.values(), after, before, strict=False):
             assert torch.equal(_changed(replayed, kept), _changed(part, kept))
-        tokens = [part.flatten(2, 3).movedim(2, 0) for part in (after[2], arena.kv, before[2])]
+        tokens = [part.flatten(2, 3).movedim(2, 0) for part in (after[2], arena.pages["kv"], before[2])]
         assert torch.equal(_changed(tokens[0], tokens[2]), _changed(tokens[1], tokens[2]))
 
 

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ from apcbatch.engine.engine import Counters
 from apcbatch.engine.pages import NO_PAGES
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import Snapshot
+from apcbatch.layout import CONV, SSM, StateLayout
+from apcbatch.model.arena import StateArena
 
 
 class SlowStore:
@@ -48,9 +49,8 @@ class SlowStore:
 
 
 def persistence(store: SlowStore) -> Persistence:
-    state = torch.zeros(2, 3)
-    arena: Any = SimpleNamespace(ssm=state, conv=state, host_slot=lambda slot, copied: (state, state))
-    return Persistence(store, arena, b"f", "m", has_kv=False)  # type: ignore[arg-type]
+    layout = StateLayout.of([SSM.part(0, (2, 3), "float32"), CONV.part(0, (1, 3), "float32")])
+    return Persistence(store, StateArena(layout, 1, 0, torch.device("cpu")), b"f", "m")  # type: ignore[arg-type]
 
 
 def test_what_is_written_is_pinned_until_it_is() -> None:

@@ -7,16 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from apcbatch.cli.program import main
 from apcbatch.config import load
+from apcbatch.model.locate import locate_model
 from apcbatch.tuning.plan import as_json, as_lines, forecast_of
 from apcbatch.tuning.survey import survey
-from apcbatch.model.footprint import kv_token_bytes, state_bytes
-from apcbatch.model.hf_config import load_model_config
-from apcbatch.model.locate import locate_model
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes, slot_bytes
 from tests.job.conftest import conversation, write_lines
 
 KEYS = [
@@ -129,12 +125,3 @@ def test_a_rollout_cannot_be_planned(chats: Path, capsys: pytest.CaptureFixture[
     """Fault: prompts that are built on answers nobody knows are planned as if they were recorded."""
     assert main(["plan", str(chats), "--turns", "rollout"]) == 2
     assert "--turns rollout: its prompts are built on answers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_weight_of_a_snapshot_is_the_arenas(dtype: str, tiny_checkpoint) -> None:
-    """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
-    folders = [locate_model("demo"), *(tiny_checkpoint(name) for name in ("mamba", "jamba"))]
-    for config in map(load_model_config, folders):
-        assert state_bytes(config, dtype) == slot_bytes(config, getattr(torch, dtype))
-        assert kv_token_bytes(config, dtype) * PAGE_TOKENS == page_bytes(config, getattr(torch, dtype))

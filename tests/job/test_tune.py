@@ -11,18 +11,17 @@ import pytest
 from apcbatch import Engine
 from apcbatch.cli.program import main
 from apcbatch.config import load
+from apcbatch.errors import UsageError
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.tree_shape import TreeShape
-from apcbatch.errors import UsageError
 from apcbatch.tuning import measurement
 from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
-from apcbatch.tuning.workload import Workload, walk
 from apcbatch.tuning.survey import survey
 from apcbatch.tuning.tune import Candidate, Verified, check, conclude, foresee, predict
 from apcbatch.tuning.tune_report import as_json, as_lines, as_yaml
-from apcbatch.model.footprint import kv_token_bytes, state_bytes
-from apcbatch.model.hf_config import load_model_config
-from apcbatch.model.locate import locate_model
+from apcbatch.tuning.workload import Workload, walk
 from tests.job.conftest import conversation, read_records, write_lines
 
 SIZES = [1, 16, 64]
@@ -204,7 +203,7 @@ def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pyt
     monkeypatch.setattr(measurement, "SHORT", 2)
     config = load({}, None, {})
     model = load_model_config(locate_model("demo"))
-    footprint = Footprint(state_bytes(model, config.dtype), kv_token_bytes(model, config.dtype))
+    footprint = Footprint.of(state_layout(model, config.dtype))
     measured = measurement.measure(config, footprint, pytest.fail)
     assert seen["memory", False] == measurement.ROUNDS * measurement.NUM_CONTINUED
     assert seen["disk", True] == measurement.NUM_STORED

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from apcbatch import Engine
 from apcbatch.errors import ModelError
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.model.families import load_model_config
 from tests.model.folders import REMOVED, copy_of, with_config
 
 Checkpoints = Callable[..., Path]

@@ -27,8 +27,8 @@ import apcbatch
 from apcbatch.cli.program import main
 from apcbatch.kernels.isa import available_isas, numerics, set_isa
 from apcbatch.kernels.isa import isa as isa_in_use
-from apcbatch.model.arena import PAGE_TOKENS, page_bytes
-from apcbatch.model.hf_config import load_model_config
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.publisher import Batch, Publisher
 from tests.soak.compare import Difference, compare, num_prompt, read_records
 from tests.soak.ways import Draw, Kill, Part, Way
@@ -100,7 +100,7 @@ class _Table:
         self.folder.mkdir(parents=True)
         (self.folder / "in.jsonl").write_text("\n".join(draw.lines) + "\n")
         dtype = getattr(torch, draw.dtype)
-        self._page_bytes = page_bytes(load_model_config(self._model), dtype)
+        self._page_bytes = state_layout(load_model_config(self._model), draw.dtype).page_bytes
         isas = available_isas()
         self._cold_isa = _pick(isas, draw.isa_rank)
         arithmetic = _arithmetic(self._cold_isa, dtype)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apcbatch.store import Store, StoredSnapshot, TensorLayout
+from apcbatch.layout import TensorLayout
+from apcbatch.store import Store, StoredSnapshot
 from apcbatch.store.format import OBJECT_SUFFIX
 
 FINGERPRINT = hashlib.sha256(b"a model").digest()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from apcbatch.store import Store
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, path_of, put_chain
 
@@ -39,6 +41,31 @@ def test_a_chain_without_kv_is_one_snapshot(store: Store, folder: Path) -> None:
     path_of(folder, a).unlink()
     chain = store.get_chain(b, other)
     assert [link.key for link in chain.links] == [b]
+
+
+def test_a_chain_brings_every_tensor_of_tokens(store: Store, folder: Path, warnings: list[str]) -> None:
+    """A model may keep more for each token than `kv`; a link without one of them would leave a gap in it."""
+    latent, other = b"a latent model", b"another model"
+    a, b, c = (key_of("l", position) for position in (16, 32, 48))
+    tokens = {"kv_latent": np.ones((1, 16, 4), np.uint16), "kv_rope": np.ones((1, 16, 2), np.uint16)}
+    for number, (key, parent) in enumerate(((a, None), (b, (a, 16)), (c, (b, 32)))):
+        held = {name: array + number for name, array in tokens.items()}
+        assert store.put(key, 16 * number + 16, parent, latent, {"ssm": np.zeros((1, 2), np.float32), **held})
+    store.flush()
+    links = store.get_chain(c, latent).links
+    assert [set(link.arrays) for link in links] == [set(tokens)] * 2 + [{"ssm", *tokens}]
+    assert [int(link.arrays["kv_rope"][0, 0, 0]) for link in links] == [1, 2, 3]
+    assert store.put(key_of("l", 80), 80, (key_of("l", 64), 64), latent, tokens)
+    store.flush()
+    assert store.counters.skipped_stranded == 1, "it could never be used"
+    path_of(folder, a).unlink()
+    assert (store.get_chain(c, latent).miss, warnings) == ("stranded", [])
+    first, second = key_of("m", 16), key_of("m", 32)
+    store.put(first, 16, None, other, {"kv_latent": tokens["kv_latent"]})
+    store.put(second, 32, (first, 16), other, tokens)
+    store.flush()
+    assert store.get_chain(second, other).miss == "stranded"
+    assert "its parent has no kv_rope" in warnings[0]
 
 
 def test_a_missing_snapshot_is_told_from_a_stranded_one(

@@ -14,9 +14,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apcbatch.layout import TensorLayout
 from apcbatch.store.format import MAX_HEADER_BYTES
 from apcbatch.store.header import BadSnapshot, Header, make_header, read_header
-from apcbatch.store.snapshot_file import TensorLayout, check_layout, encode, read_tensors
+from apcbatch.store.snapshot_file import check_layout, encode, read_tensors
 from tests.store.conftest import FINGERPRINT, arrays_of, key_of
 
 GOLDEN = Path(__file__).parent / "golden" / "snapshot-v1.safetensors"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from apcbatch.store import Store, StoreCounters, TensorLayout
+from apcbatch.layout import TensorLayout
+from apcbatch.store import Store, StoreCounters
 from tests.store.conftest import (
     BLOCK,
     FINGERPRINT,

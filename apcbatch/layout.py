@@ -1,0 +1,210 @@
+"""The layout of a model's state: its parts by layer and role, and every size and name that follows from them.
+
+Must not know: torch, families, files. The arena and its bytes, the plan's footprint, the tensors of a stored snapshot,
+the fingerprint and `Engine.snapshot` all derive from here, so a state has its shape in one place. Invariant: all parts
+of one role have the same shape and dtype, so that the layers of a role stack into one tensor.
+
+An example, one Mamba layer of d_inner 4, d_state 2 and d_conv 3 in bfloat16: `ssm` (2, 4) float32 has 32 bytes, `conv`
+(2, 4) bfloat16 has 16; a slot has 48, and a token adds none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+PAGE_TOKENS = 64
+"""Tokens in one page of what is kept for each token."""
+
+TOKEN_AXIS = "token"
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "uint32": 4}
+STORED_DTYPES = {"float32": "F32", "bfloat16": "BF16", "uint32": "U32"}
+_SHORT_DTYPES = {None: "", "float32": "f32", "uint32": "u32"}
+
+
+class Extent(Enum):
+    """Which of the first p tokens a part depends on, and how it grows with p."""
+
+    AT = "at"
+    """The value of a recurrence after exactly p tokens, always float32."""
+    TAIL = "tail"
+    """The last inputs before p, oldest first, zeros before the first token; of a fixed number."""
+    TOKENS = "tokens"
+    """One entry for each of the p tokens; what is appended later leaves it as it is."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the parts of one name have in common.
+
+    name: of the tensor in a stored snapshot and in Engine.snapshot. axes: of one part, as it lies in memory; TOKENS has
+    one axis `token`. shown: the same axes in the order of Engine.snapshot, empty where that is the order in memory.
+    dtype: None for the model's. ValueError for what contradicts itself.
+    """
+
+    name: str
+    extent: Extent
+    axes: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.extent is Extent.TOKENS) != holds_tokens(self.name):
+            raise ValueError(
+                f"role {self.name}: exactly the names kv and kv_... are for what is kept for each token"
+            )
+        if self.axes.count(TOKEN_AXIS) != (self.extent is Extent.TOKENS):
+            raise ValueError(
+                f"role {self.name} has the axes {self.axes}; expected one {TOKEN_AXIS} for tokens alone"
+            )
+        if self.extent is Extent.AT and self.dtype != "float32":
+            raise ValueError(f"role {self.name} is {self.dtype}; a recurrent value is float32")
+        if self.shown and sorted(self.shown) != sorted(self.axes):
+            raise ValueError(f"role {self.name} shows {self.shown}; expected an order of {self.axes}")
+
+    def part(self, layer: int, shape: tuple[int | None, ...], model_dtype: str) -> StatePart:
+        """The part that a layer has of this role. shape: sizes of the axes, None for tokens."""
+        return StatePart(layer, self, shape, self.dtype or model_dtype)
+
+    @property
+    def shown_order(self) -> list[int]:
+        """For each axis that is shown, its number in memory."""
+        return [self.axes.index(axis) for axis in self.shown or self.axes]
+
+    @property
+    def description(self) -> str:
+        """The role as the fingerprint has it."""
+        return f"{self.name}(layer,{','.join(self.axes)}){_SHORT_DTYPES[self.dtype]}"
+
+
+def holds_tokens(name: str) -> bool:
+    """Whether a tensor of this name has an entry for each token. A stored one holds the tokens since its parent alone;
+    the name tells, so that a store needs no model to know."""
+    return name == "kv" or name.startswith("kv_")
+
+
+SSM = Role("ssm", Extent.AT, ("d_state", "d_inner"), ("d_inner", "d_state"), "float32")
+CONV = Role("conv", Extent.TAIL, ("d_conv-1", "d_inner"), ("d_inner", "d_conv-1"))
+KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
+"""Keys, then values."""
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """One part of one layer's state. layer: counted over all layers of the model. shape: sizes of the role's axes, None
+    for tokens. dtype: by torch's name. ValueError for a shape or a dtype that no state can have."""
+
+    layer: int
+    role: Role
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.role.axes, self.shape, strict=False)
+        fits = all((size is None) == (axis == TOKEN_AXIS) for axis, size in pairs)
+        if len(self.shape) != len(self.role.axes) or not fits or self.dtype not in DTYPE_BYTES:
+            raise ValueError(
+                f"layer {self.layer} has {self.role.name} {self.shape} {self.dtype}, not {self.role.axes}"
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the part, or of one token of it."""
+        return math.prod(size for size in self.shape if size is not None) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """All parts of one role, in the order of their layers."""
+
+    role: Role
+    layers: tuple[int, ...]
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """One tensor of a model's stored snapshots: its safetensors dtype and its shape, where None is the number of tokens
+    since the parent."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+Layout = Mapping[str, TensorLayout]
+"""The tensors of a stored snapshot, by name."""
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """All parts of a model's state. ValueError where two parts of a role differ, or a layer has one role twice."""
+
+    parts: tuple[StatePart, ...]
+
+    def __post_init__(self) -> None:
+        first: dict[str, StatePart] = {}
+        for part in self.parts:
+            other = first.setdefault(part.role.name, part)
+            if (part.role, part.shape, part.dtype) != (other.role, other.shape, other.dtype):
+                raise ValueError(
+                    f"{part.role.name} is {other.shape} {other.dtype} in layer {other.layer} and {part.shape} "
+                    f"{part.dtype} in layer {part.layer}; expected another role for another shape"
+                )
+        if len({(part.layer, part.role.name) for part in self.parts}) < len(self.parts):
+            raise ValueError("a layer has two parts of one role; expected a role for each")
+
+    @staticmethod
+    def of(parts: Iterable[StatePart]) -> StateLayout:
+        """The layout of these parts."""
+        return StateLayout(tuple(parts))
+
+    @cached_property
+    def stacks(self) -> tuple[Stack, ...]:
+        """One for each role: what lies in a slot first, then what is kept for each token."""
+        by_role: dict[Role, list[StatePart]] = {}
+        for part in self.parts:
+            by_role.setdefault(part.role, []).append(part)
+        return tuple(
+            Stack(role, tuple(part.layer for part in parts), parts[0].shape, parts[0].dtype)
+            for role, parts in sorted(by_role.items(), key=lambda item: item[0].extent is Extent.TOKENS)
+        )
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        """Bytes of one state without what is kept for each token."""
+        return sum(part.num_bytes for part in self.parts if part.role.extent is not Extent.TOKENS)
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Bytes that each token adds; 0 for a model without attention."""
+        return sum(part.num_bytes for part in self.parts if part.role.extent is Extent.TOKENS)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all layers; 0 for a model without attention."""
+        return PAGE_TOKENS * self.token_bytes
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether anything is kept for each token, so that a stored snapshot needs its chain of parents."""
+        return self.token_bytes > 0
+
+    def stored(self) -> dict[str, TensorLayout]:
+        """The tensors of a stored snapshot: the parts of each role, stacked by layer."""
+        return {
+            stack.role.name: TensorLayout(STORED_DTYPES[stack.dtype], (len(stack.layers), *stack.shape))
+            for stack in self.stacks
+        }
+
+    @property
+    def description(self) -> str:
+        """What the fingerprint covers: the axes and dtypes of every role; the sizes are the architecture's. The roles
+        of the first families stand in every description: those of the stores that exist have all three."""
+        roles = {role.name: role for role in (SSM, CONV, KV)} | {
+            stack.role.name: stack.role for stack in self.stacks
+        }
+        return " ".join(role.description for role in roles.values())

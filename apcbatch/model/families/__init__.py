@@ -1,0 +1,67 @@
+"""The families of models: each module of this folder is one, with a `Family` named FAMILY.
+
+Must not know: torch, what a family consists of. A module that is put here is found: no list names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import reprlib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from apcbatch.errors import ModelError
+from apcbatch.layout import StateLayout
+from apcbatch.model.family import Family
+from apcbatch.model.hf_config import ConfigReader, ModelConfig, load_json
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """All families, in the order of lists."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    found: list[Family] = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
+    return tuple(sorted(found, key=lambda family: (family.rank, family.model_type)))
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family of a model that was read."""
+    return next(family for family in families() if family.model_type == config.family)
+
+
+def load_model_config(model_dir: Path) -> ModelConfig:
+    """The ModelConfig of a checkpoint folder (config.json, and generation_config.json for the stop tokens)."""
+    path = model_dir / "config.json"
+    reader = ConfigReader(path, load_json(path))
+    architectures = reader.values.get("architectures") or []
+    name = (
+        architectures[0]
+        if isinstance(architectures, list) and architectures
+        else reader.values.get("model_type")
+    )
+    family = next((one for one in families() if name in (one.architecture, one.model_type)), None)
+    if family is None:
+        raise ModelError(
+            f"{path}: architecture {reprlib.repr(name)} is not supported; expected one of "
+            f"{', '.join(one.architecture for one in families())}"
+        )
+    reader.activation()
+    config = family.read(reader, family.model_type)
+    generation = model_dir / "generation_config.json"
+    if generation.exists():
+        eos = ConfigReader(generation, load_json(generation)).eos_token_ids()
+        if eos:
+            return replace(config, eos_token_ids=eos)
+    return config
+
+
+def state_layout(config: ModelConfig, dtype: str) -> StateLayout:
+    """The layout of a model's state; dtype: of its weights and activations, by torch's name."""
+    mixers = family_of(config).mixers
+    return StateLayout.of(
+        part
+        for layer, kind in enumerate(config.mixers)
+        for part in mixers[kind][1].state(config, layer, dtype)
+    )

@@ -1,0 +1,22 @@
+"""Falcon Mamba: Mamba, with RMS norms without weights on dt, B and C. Zuo et al., arXiv 2410.05355."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from apcbatch.model.families import mamba
+from apcbatch.model.hf_config import ConfigReader, ModelConfig
+
+
+def read(reader: ConfigReader, family: str) -> ModelConfig:
+    """The model that config.json describes."""
+    return mamba.read(reader, family, mixer_norm="weightless")
+
+
+FAMILY = replace(
+    mamba.FAMILY,
+    model_type="falcon_mamba",
+    architecture="FalconMambaForCausalLM",
+    read=read,
+    rank=1,
+)

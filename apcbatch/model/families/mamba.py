@@ -1,0 +1,44 @@
+"""Mamba: a stack of Mamba-1 mixers and nothing else. Gu and Dao, arXiv 2312.00752."""
+
+from __future__ import annotations
+
+from apcbatch.model.blocks import MAMBA
+from apcbatch.model.family import Family
+from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, MixerNorm, ModelConfig
+
+
+def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> ModelConfig:
+    """The model that config.json describes; mixer_norm: the norms on dt, B and C."""
+    hidden_size = reader.integer("hidden_size", 768)
+    layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
+    return ModelConfig(
+        family=family,
+        vocab_size=reader.integer("vocab_size", 50280),
+        hidden_size=hidden_size,
+        mixers=("mamba",) * layers,
+        feed_forwards=("none",) * layers,
+        d_inner=reader.integer("intermediate_size", reader.expanded("expand", hidden_size)),
+        d_state=reader.integer("state_size", 16),
+        d_conv=reader.integer("conv_kernel", 4, minimum=2),
+        dt_rank=reader.dt_rank("time_step_rank", hidden_size),
+        conv_bias=reader.flag("use_conv_bias", True),
+        proj_bias=reader.flag("use_bias", False),
+        norm_eps=reader.number("layer_norm_epsilon", 1e-5),
+        mixer_norm=mixer_norm,
+        mixer_norm_eps=reader.number("mixer_rms_eps", 1e-6),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", True),
+        eos_token_ids=reader.eos_token_ids(),
+    )
+
+
+FAMILY = Family(
+    model_type="mamba",
+    architecture="MambaForCausalLM",
+    read=read,
+    embedding="backbone.embeddings",
+    layers="backbone.layers",
+    norm="norm",
+    final_norm="backbone.norm_f",
+    mixers={"mamba": ("mixer", MAMBA)},
+    rank=0,
+)

@@ -1,0 +1,176 @@
+"""Families of models: how they are found, what identifies their models, how another one is added."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from apcbatch import Engine, Request
+from apcbatch.errors import ModelError
+from apcbatch.fingerprint import model_fingerprint
+from apcbatch.kernels.isa import numerics
+from apcbatch.layout import TensorLayout
+from apcbatch.model import families
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.locate import locate_model
+from tests.model.folders import weights_of, with_config
+
+CONFIGS = {
+    "mamba": {"hidden_size": 36, "num_hidden_layers": 2, "state_size": 8, "time_step_rank": 3},
+    "falcon_mamba": {
+        "hidden_size": 36,
+        "num_hidden_layers": 2,
+        "state_size": 8,
+        "time_step_rank": 3,
+        "tie_word_embeddings": False,
+    },
+    "jamba": {
+        "hidden_size": 40,
+        "intermediate_size": 44,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts": 4,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 3,
+    },
+}
+# Of version 0.1, for weights with the digest 00 01 .. 0f in bfloat16 and the arithmetic "numerics".
+FINGERPRINTS = {
+    "mamba": "86bcd3b22e726b972b914093366634978c6d81e952d4c679edc5f9e0f65e985b",
+    "falcon_mamba": "cc97c58fc5728c3add5b9427f50b399d637f80a517b9097c0f6bbb9ae88b0e81",
+    "jamba": "2de937b8abae44793ffa6565255970a875e681f7e024143f3b92afd94b3cd17b",
+}
+PRETEND = '''
+"""A second name for Mamba, with other tensor names."""
+
+from dataclasses import replace
+
+from apcbatch.model.families import mamba
+
+FAMILY = replace(
+    mamba.FAMILY,
+    model_type="pretend",
+    architecture="PretendForCausalLM",
+    embedding="net.words",
+    layers="net.blocks",
+    norm="before",
+    final_norm="net.after",
+    mixers={"mamba": ("core", mamba.FAMILY.mixers["mamba"][1])},
+    head="net.head",
+    rank=100,
+)
+'''
+PRETEND_NAMES = {
+    "backbone.embeddings": "net.words",
+    "backbone.layers": "net.blocks",
+    "backbone.norm_f": "net.after",
+    ".norm.": ".before.",
+    ".mixer.": ".core.",
+    "lm_head": "net.head",
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_fingerprints_stay(name: str, tmp_path: Path) -> None:
+    """Catches a field, a name or a layout that changes the fingerprint of models whose snapshots are on disks."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, "vocab_size": 97, **CONFIGS[name]}))
+    config = load_model_config(tmp_path)
+    layout = state_layout(config, "bfloat16").description
+    made = model_fingerprint(config.architecture(), bytes(range(16)), "bfloat16", layout, "numerics")
+    assert made.hex() == FINGERPRINTS[name]
+    assert model_fingerprint(config.architecture(), bytes(range(16)), "bfloat16", "", "numerics") != made
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba"])
+def test_a_models_fingerprint_covers_its_layout(name: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a fact that is left out of the fingerprint: states of another layout would be restored."""
+    folder = tiny_checkpoint(name)
+    engine, config = Engine(folder, pool_size_bytes=1 << 20), load_model_config(folder)
+    facts = state_layout(config, "float32").description, numerics(torch.float32)
+    digest = engine._model.weights_digest
+    assert engine.fingerprint == model_fingerprint(config.architecture(), digest, "float32", *facts).hex()
+    engine.close()
+
+
+def test_the_stored_tensors_of_the_bundled_model_stay() -> None:
+    """Catches snapshots under other names, shapes or dtypes: every store of the bundled model would be refused."""
+    config = load_model_config(locate_model("demo"))
+    assert state_layout(config, "bfloat16").stored() == {
+        "ssm": TensorLayout("F32", (5, 16, 256)),
+        "conv": TensorLayout("BF16", (5, 3, 256)),
+        "kv": TensorLayout("BF16", (1, 2, None, 2, 32)),
+    }
+    assert state_layout(config, "float32").stored()["kv"] == TensorLayout("F32", (1, 2, None, 2, 32))
+
+
+def test_every_module_of_the_folder_is_a_family() -> None:
+    """Catches a family that is not found, one under another's name, and lists in another order."""
+    names = [family.architecture for family in families.families()]
+    assert names == ["MambaForCausalLM", "FalconMambaForCausalLM", "JambaForCausalLM"]
+    files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {family.model_type for family in families.families()} == files
+
+
+@pytest.fixture
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A family whose file lies in the folder, as far as anybody can see."""
+    (tmp_path / "families").mkdir()
+    (tmp_path / "families" / "pretend.py").write_text(PRETEND)
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path / "families")])
+    families.families.cache_clear()
+    yield
+    families.families.cache_clear()
+    sys.modules.pop("apcbatch.model.families.pretend", None)
+
+
+@pytest.mark.usefixtures("pretend")
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_family_is_added_by_one_file(
+    tied: bool, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Catches a name or a kind of layer that is written anywhere but in the family's file."""
+    mamba = tiny_checkpoint("mamba", tie_word_embeddings=tied)
+    changes = {"model_type": "pretend", "architectures": ["PretendForCausalLM"]}
+    folder = with_config(mamba, tmp_path / "model", **changes)
+    tensors = {_pretend_name(name): tensor.contiguous() for name, tensor in weights_of(mamba).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    answers, prints = [], []
+    for model in (mamba, folder):
+        engine = Engine(model, pool_size_bytes=1 << 20, block_size=16)
+        requests = [
+            Request(str(i), [5, 6, 7] * 20, max_tokens=8, ignore_eos=True, logprobs=True) for i in range(2)
+        ]
+        results = [result for request in requests for result in engine.run([request])]
+        answers.append([(result.token_ids, result.logprobs, result.cached_tokens) for result in results])
+        prints.append(engine.fingerprint)
+        engine.close()
+    assert answers[0] == answers[1] and answers[0][1][2] == 48
+    assert prints[0] != prints[1], "another family shares no snapshot"
+
+
+@pytest.mark.usefixtures("pretend")
+def test_the_sentence_about_an_unknown_architecture_lists_all(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Catches a list of the supported architectures beside the families themselves."""
+    folder = with_config(tiny_checkpoint("mamba"), tmp_path / "model", architectures=["Llama"])
+    with pytest.raises(
+        ModelError,
+        match="one of MambaForCausalLM, FalconMambaForCausalLM, JambaForCausalLM, PretendForCausalLM$",
+    ):
+        load_model_config(folder)
+
+
+def _pretend_name(name: str) -> str:
+    for theirs, ours in PRETEND_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
