@@ -24,7 +24,7 @@ from typing import Any
 import click
 import torch
 
-from apcbatch.kernels import cuda
+from apcbatch.kernels.cuda import scan as cuda
 from apcbatch.kernels.ragged import Ragged
 
 Shape = tuple[int, int, int, int]  # sequences, d_inner, tokens, d_state

@@ -14,7 +14,11 @@ import torch
 
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
 from apcbatch.bench.shapes import product_shapes
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS, paged_attention
+from apcbatch.kernels.cpu.choose import softmax_topk
+from apcbatch.kernels.cpu.linear import PackedLinear, linear, pack_linear
+from apcbatch.kernels.cpu.norm import add_rms_norm_
+from apcbatch.kernels.cpu.scan import causal_conv, selective_scan
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.hf_config import ModelConfig
 
@@ -77,7 +81,7 @@ class Kernels:
         a, skip = -torch.rand(n, d) - 0.1, torch.randn(d)
         ragged = _one_sequence(tokens, every)
         state = torch.zeros(ragged.max_slot + 1, n, d)
-        return lambda: ops.selective_scan(x, dt, a, b, c, skip, z, skip, state, ragged)
+        return lambda: selective_scan(x, dt, a, b, c, skip, z, skip, state, ragged)
 
     def _convolution(self) -> Figure:
         config, tokens = self._config, self._sizes.kernel_tokens
@@ -86,7 +90,7 @@ class Kernels:
         weight, bias = torch.randn(d, width), torch.randn(d)
         state = torch.zeros(1, width - 1, d, dtype=self._dtype)
         ragged = _one_sequence(tokens)
-        seconds = median_s(lambda: ops.causal_conv(xz[:, :d], weight, bias, state, ragged), self._sizes)
+        seconds = median_s(lambda: causal_conv(xz[:, :d], weight, bias, state, ragged), self._sizes)
         operations, size = tokens * d * (width + SILU_OPS), 2 * _bytes(self._dtype) * tokens * d
         share = self._limit_s(2 * operations, size) / seconds
         value = 1e9 * seconds / (tokens * d)
@@ -119,15 +123,15 @@ class Kernels:
 
         def step() -> None:
             for layer in range(layers):
-                y = ops.causal_conv(x, weight, skip, conv[:, layer], ragged)
-                ops.selective_scan(y, dt, a, b, c, skip, z, skip, ssm[:, layer], ragged)
+                y = causal_conv(x, weight, skip, conv[:, layer], ragged)
+                selective_scan(y, dt, a, b, c, skip, z, skip, ssm[:, layer], ragged)
 
         return step
 
     def _norm(self) -> Figure:
         tokens, h = self._sizes.kernel_tokens, self._config.hidden_size
         residual, delta, weight = torch.randn(tokens, h), torch.zeros(tokens, h), torch.ones(h)
-        norm = partial(ops.add_rms_norm_, residual, delta, weight, 1e-5, self._dtype)
+        norm = partial(add_rms_norm_, residual, delta, weight, 1e-5, self._dtype)
         seconds, size = median_s(norm, self._sizes), tokens * h * (12 + _bytes(self._dtype))
         value = 1e9 * seconds / (tokens * h)
         share = self._limit_s(4 * tokens * h, size) / seconds
@@ -136,19 +140,19 @@ class Kernels:
     def _routing(self) -> Figure:
         tokens, experts = self._sizes.kernel_tokens, self._config.num_experts
         logits = torch.randn(tokens, experts)
-        route = partial(ops.softmax_topk, logits, self._config.num_experts_per_tok)
+        route = partial(softmax_topk, logits, self._config.num_experts_per_tok)
         seconds = median_s(route, self._sizes)
         return Figure(GROUP, "routing to experts", 1e9 * seconds / tokens, "ns a token", {})
 
     def _attention(self) -> Figure:
-        config, pages = self._config, -(-self._sizes.kernel_tokens // ops.PAGE_TOKENS)
-        tokens, heads, size = pages * ops.PAGE_TOKENS, config.num_attention_heads, config.head_dim
+        config, pages = self._config, -(-self._sizes.kernel_tokens // PAGE_TOKENS)
+        tokens, heads, size = pages * PAGE_TOKENS, config.num_attention_heads, config.head_dim
         q = torch.randn(tokens, heads, size).to(self._dtype)
-        cache = torch.randn(2, pages, ops.PAGE_TOKENS, config.num_key_value_heads, size).to(self._dtype)
+        cache = torch.randn(2, pages, PAGE_TOKENS, config.num_key_value_heads, size).to(self._dtype)
         table, ends = torch.arange(pages).unsqueeze(0), torch.tensor([0, tokens])
         context = torch.zeros(1, dtype=torch.int64)
         attend = partial(
-            ops.paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5
+            paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5
         )
         seconds, flops = median_s(attend, self._sizes), 2 * heads * size * tokens**2
         share = self._limit_s(flops, 2 * q.nbytes + cache.nbytes) / seconds
@@ -159,7 +163,7 @@ class Kernels:
             rows = [r for r in self._sizes.product_rows if name != "lm_head" or r <= 32]
             weight = torch.randn(outputs, inputs).to(self._dtype)
             copies = min(MOST_COPIES, -(-COLD_BYTES // weight.nbytes))
-            packed = [ops.pack_linear(weight) for _ in range(copies)]
+            packed = [pack_linear(weight) for _ in range(copies)]
             for count in rows:
                 x = torch.randn(count, inputs).to(self._dtype)
                 seconds = median_s(partial(_all_products, x, packed), self._sizes)
@@ -187,9 +191,9 @@ def _one_sequence(tokens: int, every: int = 0) -> Ragged:
     return Ragged.create(ends, begin, final, cuts, positions, 1 + torch.arange(len(positions)))
 
 
-def _all_products(x: torch.Tensor, packed: list[ops.PackedLinear]) -> None:
+def _all_products(x: torch.Tensor, packed: list[PackedLinear]) -> None:
     for weights in packed:
-        ops.linear(x, weights)
+        linear(x, weights)
 
 
 def _with_threads(threads: int, run: Callable[[], float]) -> float:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from apcbatch.bench.figures import timed
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.linear import linear, pack_linear
+from apcbatch.kernels.isa import isa
 
 TRIES = 12
 SIDE = 512
@@ -24,7 +25,7 @@ def describe() -> dict[str, Any]:
     """Names and numbers of this machine, without timing anything."""
     return {
         "processor": _processor(),
-        "isa": ops.isa(),
+        "isa": isa(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -47,8 +48,8 @@ def limits(dtype: torch.dtype) -> dict[str, float]:
 
 
 def _product_rate(dtype: torch.dtype) -> float:
-    x, packed = torch.randn(SIDE, SIDE).to(dtype), ops.pack_linear(torch.randn(SIDE, SIDE).to(dtype))
-    return 2 * SIDE**3 / min(timed(lambda: ops.linear(x, packed)) for _ in range(4 * TRIES))
+    x, packed = torch.randn(SIDE, SIDE).to(dtype), pack_linear(torch.randn(SIDE, SIDE).to(dtype))
+    return 2 * SIDE**3 / min(timed(lambda: linear(x, packed)) for _ in range(4 * TRIES))
 
 
 def _processor() -> str:

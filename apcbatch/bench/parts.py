@@ -1,4 +1,4 @@
-"""Where the time of a pass goes: the functions that it calls, replaced by timed ones for the time of a measurement.
+"""Where the time of a pass goes: the ops of an engine's backend and the engine's own steps, timed for a measurement.
 
 Must not know: what is run. The engine's own path carries no timers. A call's time counts for its part alone: time in
 timed calls below it is theirs. What is in no part (the interpreter, small tensors, the embedding) is `python`.
@@ -14,17 +14,19 @@ from typing import Any
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
-from apcbatch.kernels import ops
-from apcbatch.kernels.parts import recorded_parts
+from apcbatch.kernels.fused_seconds import recorded_parts
+from apcbatch.kernels.ops import Backend
 
 PRODUCTS = "matrix products"
 REST = "python"
+# Of every op; None: what takes time in it is told apart by itself, or is the interpreter.
 OP_PARTS = {
     "linear": PRODUCTS,
     "selective_scan": "scan",
     "causal_conv": "convolution",
     "rms_norm": "norms",
     "add_rms_norm_": "norms",
+    "normed": "norms",
     "silu_mul": "gated product",
     "paged_attention": "attention",
     "write_kv": "attention",
@@ -32,11 +34,10 @@ OP_PARTS = {
     "argmax": "sampling",
     "greedy": "sampling",
     "token_logprob": "sampling",
+    "residual": None,
+    "run_mixer": None,
+    "run_feed_forward": None,
 }
-NOT_TIMED = {
-    "PAGE_TOKENS", "PackedLinear", "pack_linear", "isa", "set_isa", "available_isas", "numerics",
-    "MixerWeights", "FusedMixer", "FusedMlp", "FusedMixture", "Expert", "PreNorm", "Residual",
-}  # fmt: skip
 METHODS = (
     (Scheduler, "schedule", "scheduling"),
     (Snapshots, "attach", "restore"),
@@ -60,12 +61,10 @@ class Parts:
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Time every op and the engine's own steps while it lasts."""
+    def recording(self, backend: Backend) -> Iterator[None]:
+        """Time every op of the backend and the engine's own steps while it lasts."""
         with ExitStack() as stack:
-            for name in ops.__all__:
-                if name not in NOT_TIMED:
-                    stack.enter_context(self._replaced(ops, name, OP_PARTS.get(name, name)))
+            stack.enter_context(backend.observed(self._time_op))
             for owner, name, part in METHODS:
                 stack.enter_context(self._replaced(owner, name, part))
             fused = stack.enter_context(recorded_parts())
@@ -74,10 +73,18 @@ class Parts:
             if seconds:
                 self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
+    def _time_op(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        part = OP_PARTS[name]
+        return op(*args, **kwargs) if part is None else self._timed(op, part)(*args, **kwargs)
+
     @contextmanager
-    def _replaced(self, owner: Any, name: str, part: str) -> Iterator[None]:
-        with replaced(owner, name, lambda original: self._timed(original, part)):
+    def _replaced(self, owner: type, name: str, part: str) -> Iterator[None]:
+        original = getattr(owner, name)
+        setattr(owner, name, self._timed(original, part))
+        try:
             yield
+        finally:
+            setattr(owner, name, original)
 
     def _timed(self, original: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,14 +100,3 @@ class Parts:
                     self._below[-1] += seconds
 
         return call
-
-
-@contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """owner.name is make(owner.name) while it lasts."""
-    original = getattr(owner, name)
-    setattr(owner, name, make(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

@@ -56,7 +56,7 @@ def _decode(server: Server, running: int, sizes: Sizes) -> Figure:
 def _products_share(server: Server, sizes: Sizes) -> Figure:
     """The products of a prefill timed alone, over the prefill's wall time."""
     products = Products()
-    with products.recording():
+    with products.recording(server.engine.backend):
         server.serve(server.prompts(1, sizes.long_tokens))
     products.again()
     prompts = iter(server.prompts(sizes.repeats, sizes.long_tokens))
@@ -72,7 +72,7 @@ def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
     runs = []
     for _ in range(PARTS_REPEATS):
         parts, prompts = Parts(), server.prompts(1, sizes.long_tokens)
-        with parts.recording():
+        with parts.recording(server.engine.backend):
             total = server.serve(prompts)["wall"]
         server.engine.flush()
         runs.append((total, parts.of(total)))
@@ -86,7 +86,7 @@ def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
         taken = []
         for new_tokens in (1, 1 + sizes.new_tokens):
             parts, prompts = Parts(), server.prompts(running, DECODE_PROMPT)
-            with parts.recording():
+            with parts.recording(server.engine.backend):
                 total = server.serve(prompts, new_tokens)["wall"]
             taken.append((total, parts.of(total)))
         (short_s, short), (long_s, long) = taken

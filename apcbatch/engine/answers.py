@@ -11,24 +11,27 @@ import torch
 
 from apcbatch.engine.runner import Chunk
 from apcbatch.engine.sampler import NOT_FINITE, greedy, sample
+from apcbatch.kernels.ops import Backend
 from apcbatch.model.arena import StateArena
 
 
 def extend_answers(
-    chunks: list[Chunk], logits: torch.Tensor, eos_token_ids: Collection[int], arena: StateArena
+    ops: Backend, chunks: list[Chunk], logits: torch.Tensor, eos_token_ids: Collection[int], arena: StateArena
 ) -> list[Chunk]:
     """Give each sequence that is due a token its next one; returns the chunks whose numbers are not finite.
 
-    logits: (chunks that sample, vocabulary) float32. Also a chunk whose logits are finite, or that has none, breaks if
-    a state that it keeps is not finite. What is not finite stays so: the last state of a chunk tells for all of them.
+    logits: (chunks that sample, vocabulary) float32. A chunk without logits breaks if a state that it keeps is not
+    finite. What is not finite stays so: the last state of a chunk tells for all of them.
     """
-    broken = _sample([chunk for chunk in chunks if chunk.samples], logits, eos_token_ids)
-    keeping = (chunk for chunk in chunks if chunk.keep and chunk not in broken)
-    return broken + [chunk for chunk in keeping if not arena.is_finite(chunk.keep[-1].slot)]
+    broken = _sample(ops, [chunk for chunk in chunks if chunk.samples], logits, eos_token_ids)
+    silent = (chunk for chunk in chunks if chunk.keep and not chunk.samples)
+    return broken + [chunk for chunk in silent if not arena.is_finite(chunk.keep[-1].slot)]
 
 
-def _sample(chunks: list[Chunk], logits: torch.Tensor, eos_token_ids: Collection[int]) -> list[Chunk]:
-    tokens, logprobs = greedy(logits, any(chunk.sequence.request.logprobs for chunk in chunks))
+def _sample(
+    ops: Backend, chunks: list[Chunk], logits: torch.Tensor, eos_token_ids: Collection[int]
+) -> list[Chunk]:
+    tokens, logprobs = greedy(ops, logits, any(chunk.sequence.request.logprobs for chunk in chunks))
     broken = []
     for row, chunk in enumerate(chunks):
         sequence, token, logprob = chunk.sequence, tokens[row], logprobs[row]

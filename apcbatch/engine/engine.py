@@ -29,7 +29,8 @@ from apcbatch.engine.serving import LOOK_AHEAD, serve
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
-from apcbatch.kernels import ops
+from apcbatch.kernels.backend import backend_for
+from apcbatch.kernels.ops import Backend
 from apcbatch.model.causal_lm import check_sizes
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model, name_of
@@ -87,7 +88,6 @@ class Engine:
             store_size_bytes=store_size_bytes,
         )
         place = choose_device(device)
-        ops.set_exact(exact)
         self.dtype, self.device, self.block_size, self.policy = dtype, place.type, block_size, policy
         folder = locate_model(str(model))
         self.model_name = name_of(str(model))
@@ -99,7 +99,7 @@ class Engine:
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
         arena = make_arena(layout, max_running + num_snapshots, num_pages, place)
-        self._model = load_model(folder, config, DTYPES[dtype], arena)
+        self._model = load_model(folder, config, DTYPES[dtype], arena, backend_for(place, exact))
         pages = PagePool(num_pages)
         slots = range(max_running, max_running + num_snapshots)
         self._store = None
@@ -195,7 +195,7 @@ class Engine:
             logits = run_pass(self._model, chunks)
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
             return results + self._fail(chunks, failed_pass(error))
-        broken = extend_answers(chunks, logits, self.eos_token_ids, self._arena)
+        broken = extend_answers(self.backend, chunks, logits, self.eos_token_ids, self._arena)
         results += self._fail(broken, not_finite())
         chunks = [chunk for chunk in chunks if chunk not in broken]
         if not chunks:
@@ -233,6 +233,11 @@ class Engine:
         if snapshot is None:
             return None
         return self._arena.shown(snapshot.slot, torch.from_numpy(snapshot.pages), snapshot.position)
+
+    @property
+    def backend(self) -> Backend:
+        """What runs the model's ops: for benchmarks, which observe it."""
+        return self._model.backend
 
     @property
     def counters(self) -> Counters:

@@ -12,7 +12,8 @@ import math
 import numpy as np
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.choose import token_logprob
+from apcbatch.kernels.ops import Backend
 from apcbatch.model.finite import finite_rows
 
 NOT_FINITE = -1
@@ -26,7 +27,7 @@ def request_key(seed: int, request_id: str) -> int:
     return int.from_bytes(digest[:16], "little")
 
 
-def greedy(logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[float]]:
+def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[float]]:
     """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
     look at every logit; without with_logprobs they are NaN."""
@@ -64,4 +65,4 @@ def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: 
         int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(cumulative) - 1
     )
     token = int(order[choice])
-    return token, float(ops.token_logprob(row, token))
+    return token, float(token_logprob(row, token))

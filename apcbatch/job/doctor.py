@@ -77,18 +77,19 @@ def _torch() -> str:
 
 def _extension(config: Config) -> str:
     try:
-        from apcbatch.kernels import ops
+        from apcbatch.kernels.isa import isa
     except ImportError as error:
         raise Broken(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
     use_isa(config)
-    return f"instruction set {ops.isa()}"
+    return f"instruction set {isa()}"
 
 
 def _kernels() -> str:
     """Run a small scan with two sequences and a snapshot through the extension and through the reference."""
     import torch
 
-    from apcbatch.kernels import ops, reference
+    from apcbatch.kernels import reference
+    from apcbatch.kernels.cpu import scan
 
     lengths = [5, 12]
     draw = torch.Generator().manual_seed(0)
@@ -98,7 +99,7 @@ def _kernels() -> str:
     A = -torch.rand(states, channels, generator=draw) - 0.5
     D, dt_bias = torch.randn(channels, generator=draw), torch.randn(channels, generator=draw)
     outputs = []
-    for kernels in (ops, reference):
+    for kernels in (scan, reference):
         state = torch.zeros(3, states, channels)
         y = kernels.selective_scan(x, dt, A, B, C, D, z, dt_bias, state, _ragged(lengths))
         outputs.append(torch.cat([y.flatten(), state.flatten()]))
@@ -128,7 +129,7 @@ def _ragged(lengths: list[int]) -> Any:
 def _cuda(device: str) -> str:
     import torch
 
-    from apcbatch.kernels.cuda import scan as cuda
+    from apcbatch.kernels.cuda import extension as cuda
 
     if not torch.cuda.is_available():
         if device == "cuda":

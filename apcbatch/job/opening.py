@@ -142,9 +142,9 @@ def use_isa(config: Config) -> None:
     """Choose the instruction set of the CPU kernels, if the configuration names one."""
     if config.isa is None:
         return
-    from apcbatch.kernels import ops
+    from apcbatch.kernels.isa import set_isa
 
     try:
-        ops.set_isa(config.isa)
+        set_isa(config.isa)
     except ValueError as error:
         raise UsageError(f"{config.origins['isa']}: {error}") from None

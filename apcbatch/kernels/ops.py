@@ -1,173 +1,169 @@
-"""The kernels' public face: one function an op. What each takes and returns stands in its docstring.
+"""What a model asks of a device: its ops, and the parts of a layer over its own packed weights.
 
-Must not know: models, requests. An op runs where its first tensor lies, on the CPU or on a CUDA device.
+Must not know: models, requests. Each device has one class here (apcbatch.kernels.cpu.backend and cuda.backend); what an
+op takes and returns stands in the docstring of the CPU's. A model is given one backend and reaches every op through
+it, so that whoever observes that backend sees them all. Two engines of a process share nothing.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from inspect import signature
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from apcbatch.kernels.cpu import attention, choose, norm, scan
-from apcbatch.kernels.cpu import linear as packed
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS
-from apcbatch.kernels.cpu.feed_forward import Expert, FusedMixture, FusedMlp
-from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.mixer import FusedMixer, MixerWeights
-from apcbatch.kernels.cpu.residual import PreNorm, Residual
-from apcbatch.kernels.cuda import attention as cuda_attention
-from apcbatch.kernels.cuda import rows as cuda_rows
-from apcbatch.kernels.cuda import scan as cuda_scan
-from apcbatch.kernels.cuda.decode import DecodeStack
-from apcbatch.kernels.cuda.layers import (
-    DeviceExpert,
-    DeviceMixer,
-    DeviceMixture,
-    DeviceMlp,
-    DeviceNorm,
-    DeviceResidual,
-)
-from apcbatch.kernels.cuda.rows import DeviceLinear, set_exact
-from apcbatch.kernels.isa import available_isas, isa, set_isa
-from apcbatch.kernels.isa import numerics as cpu_numerics
+from apcbatch.kernels.layer import Expert, Linear, LinearT, MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
-__all__ = [
-    "PAGE_TOKENS",
-    "DecodeStack",
-    "DeviceExpert",
-    "DeviceLinear",
-    "DeviceMixer",
-    "DeviceMixture",
-    "DeviceMlp",
-    "DeviceNorm",
-    "DeviceResidual",
-    "Expert",
-    "FusedMixer",
-    "FusedMixture",
-    "FusedMlp",
-    "MixerWeights",
-    "PackedLinear",
-    "PreNorm",
-    "Residual",
-    "add_rms_norm_",
-    "argmax",
-    "available_isas",
-    "causal_conv",
-    "decode_stack",
-    "expert",
-    "greedy",
-    "isa",
-    "linear",
-    "mixer",
-    "mixture",
-    "mlp",
-    "most_captured",
-    "numerics",
-    "pack_linear",
-    "paged_attention",
-    "pre_norm",
-    "residual",
-    "rms_norm",
-    "selective_scan",
-    "set_exact",
-    "set_isa",
-    "silu_mul",
-    "softmax_topk",
-    "token_logprob",
-    "write_kv",
-]
-
-Op = TypeVar("Op", bound=Callable[..., Any])
+Mixer: TypeAlias = Callable[[Residual, Ragged], None]
+MixerT = TypeVar("MixerT", bound=Mixer)
+UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
 
-def _either(on_cpu: Op, on_cuda: Callable[..., Any]) -> Op:
-    """The op that runs where its first argument lies; its docstring is the CPU's."""
+class FeedForward(Protocol):
+    """An MLP or a mixture. most_captured: the most tokens of a call that a CUDA graph can hold."""
 
-    first = next(iter(signature(on_cpu).parameters))
+    @property
+    def most_captured(self) -> int: ...
 
-    @wraps(on_cpu)
-    def run(*arguments: Any, **named: Any) -> Any:
-        tensor = arguments[0] if arguments else named[first]
-        return (on_cuda if tensor.is_cuda else on_cpu)(*arguments, **named)
-
-    return cast(Op, run)
+    def __call__(self, residual: Residual, /) -> None: ...
 
 
-causal_conv = _either(scan.causal_conv, cuda_scan.causal_conv)
-selective_scan = _either(scan.selective_scan, cuda_scan.selective_scan)
-pack_linear = _either(packed.pack_linear, cuda_rows.device_linear)
-linear = _either(packed.linear, cuda_rows.linear)
-rms_norm = _either(norm.rms_norm, cuda_rows.rms_norm)
-add_rms_norm_ = _either(norm.add_rms_norm_, cuda_rows.add_rms_norm_)
-silu_mul = _either(norm.silu_mul, cuda_rows.silu_mul)
-softmax_topk = _either(choose.softmax_topk, cuda_rows.softmax_topk)
-argmax = _either(choose.argmax, cuda_rows.argmax)
-greedy = _either(choose.greedy, cuda_rows.greedy)
-token_logprob = _either(choose.token_logprob, cuda_rows.token_logprob)
-write_kv = _either(attention.write_kv, cuda_attention.write_kv)
-paged_attention = _either(attention.paged_attention, cuda_attention.paged_attention)
+class DecodeStack(Protocol):
+    """All mixers, the final norm and the head in one launch, for a pass of one token each of most_rows sequences at
+    most; 0: it takes none."""
+
+    @property
+    def most_rows(self) -> int: ...
+
+    def __call__(self, residual: torch.Tensor, ragged: Ragged, /) -> torch.Tensor: ...
 
 
-# The parts of a layer, where their weights lie.
+class Ops(Protocol[UsedLinear]):
+    """What a pass is made of."""
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: UsedLinear,
+        out_dtype: torch.dtype | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
+    def causal_conv(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, ragged: Ragged
+    ) -> torch.Tensor: ...
+
+    def selective_scan(
+        self,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        D: torch.Tensor | None,
+        z: torch.Tensor | None,
+        dt_bias: torch.Tensor | None,
+        state: torch.Tensor,
+        ragged: Ragged,
+    ) -> torch.Tensor: ...
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
+    ) -> torch.Tensor: ...
+
+    def add_rms_norm_(
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor | None,
+        eps: float,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor: ...
+
+    def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor: ...
+
+    def softmax_topk(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor: ...
+
+    def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def token_logprob(self, logits: torch.Tensor, token: int) -> float: ...
+
+    def write_kv(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        token_slots: torch.Tensor,
+    ) -> None: ...
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        page_table: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        context: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor: ...
+
+    def residual(self, begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual: ...
+
+    def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor: ...
+
+    def run_mixer(self, mixer: Mixer, residual: Residual, ragged: Ragged) -> None:
+        """Run a mixer of this backend, over the states that the batch names."""
+        mixer(residual, ragged)
+
+    def run_feed_forward(self, part: FeedForward, residual: Residual) -> None:
+        """Run an MLP or a mixture of this backend."""
+        part(residual)
 
 
-def pre_norm(weight: torch.Tensor, eps: float) -> PreNorm:
-    """The norm at the beginning of a part: see PreNorm."""
-    return (DeviceNorm if weight.is_cuda else PreNorm)(weight, eps)
+OPS = tuple(name for name in vars(Ops) if not name.startswith("_"))
+Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
 
 
-def residual(begin: torch.Tensor, present: torch.Tensor | None = None) -> Residual:
-    """The residual stream of a pass: see Residual, and DeviceResidual for `present`."""
-    return DeviceResidual(begin, present) if begin.is_cuda else Residual(begin)
+class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
+    """The ops of a device, and what is made once for a model. exact: whether a row's bits never depend on the rows that
+    come with it."""
+
+    exact: bool
+
+    def numerics(self, dtype: torch.dtype) -> str:
+        """The name of the arithmetic of weights of this dtype: snapshots are of use only where it is the same."""
+
+    def pack_linear(self, weight: torch.Tensor) -> LinearT: ...
+
+    def mixer(
+        self, norm: PreNorm, weights: MixerWeights[LinearT], ssm: torch.Tensor, conv: torch.Tensor
+    ) -> MixerT: ...
+
+    def mlp(self, norm: PreNorm, expert: Expert[LinearT]) -> FeedForward: ...
+
+    def mixture(
+        self, norm: PreNorm, router: LinearT, experts: Sequence[Expert[LinearT]], experts_per_token: int
+    ) -> FeedForward: ...
+
+    def decode_stack(self, mixers: Sequence[MixerT], norm: PreNorm, head: LinearT) -> DecodeStack | None:
+        """What runs decode passes of these mixers alone in one launch; None where the device has no such kernel."""
+
+    @contextmanager
+    def observed(self, around: Around) -> Iterator[None]:
+        """Each op that is called through this backend while it lasts is left to around(name, op, *arguments)."""
+        for name in OPS:
+            setattr(self, name, partial(around, name, getattr(self, name)))
+        try:
+            yield
+        finally:
+            for name in OPS:
+                delattr(self, name)
 
 
-def mixer(
-    norm: PreNorm, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor
-) -> Callable[[Residual, Ragged], None]:
-    """The Mamba mixer of a layer: see FusedMixer."""
-    return (DeviceMixer if ssm.is_cuda else FusedMixer)(norm, weights, ssm, conv)
-
-
-def expert(gate_up: Any, down: Any) -> Expert | DeviceExpert:
-    """A SwiGLU product of two packed weights: see Expert."""
-    return (DeviceExpert if isinstance(down, DeviceLinear) else Expert)(gate_up, down)
-
-
-def mlp(norm: PreNorm, expert: Any) -> Callable[[Residual], None]:
-    """One expert for all tokens: see FusedMlp."""
-    return (DeviceMlp if isinstance(norm, DeviceNorm) else FusedMlp)(norm, expert)
-
-
-def mixture(
-    norm: PreNorm, router: Any, experts: Sequence[Any], experts_per_token: int
-) -> Callable[[Residual], None]:
-    """Some of the experts for each token: see FusedMixture."""
-    make: Any = DeviceMixture if isinstance(norm, DeviceNorm) else FusedMixture
-    return cast(Callable[[Residual], None], make(norm, router, experts, experts_per_token))
-
-
-def decode_stack(
-    mixers: Sequence[object], norm: PreNorm, head: PackedLinear | DeviceLinear
-) -> DecodeStack | None:
-    """All mixers, the final norm and the head in one launch: see DecodeStack; None on the CPU."""
-    on_device = [mixer for mixer in mixers if isinstance(mixer, DeviceMixer)]
-    if len(on_device) != len(mixers) or not isinstance(head, DeviceLinear):
-        return None
-    return DecodeStack(on_device, norm, head)
-
-
-def most_captured(feed_forwards: Iterable[object]) -> int:
-    """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
-    mixtures = (part for part in feed_forwards if isinstance(part, DeviceMixture))
-    return min((part.most_captured for part in mixtures), default=sys.maxsize)
-
-
-def numerics(dtype: torch.dtype, device: torch.device | None = None) -> str:
-    """The arithmetic of weights of this dtype on this device (None: the CPU), whose snapshots only it can use."""
-    return cuda_rows.numerics(dtype, device) if device and device.type == "cuda" else cpu_numerics(dtype)
+Backend: TypeAlias = BackendOf[Any, Any]  # which one, and so how it packs, is known when the program runs

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.layer import PreNorm, Residual
+from apcbatch.kernels.ops import Backend
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.weights import Checkpoint
@@ -23,12 +24,13 @@ class AttentionMixer:
         checkpoint: Checkpoint,
         prefix: str,
         dtype: torch.dtype,
-        norm: ops.PreNorm,
+        backend: Backend,
+        norm: PreNorm,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
     ) -> None:
         h = config.hidden_size
-        self.norm, self.dtype = norm, dtype
+        self._backend, self.norm, self.dtype = backend, norm, dtype
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -38,14 +40,15 @@ class AttentionMixer:
         q_weight = checkpoint.take(f"{prefix}.q_proj.weight", (h, h))
         k_weight = checkpoint.take(f"{prefix}.k_proj.weight", (kv, h))
         v_weight = checkpoint.take(f"{prefix}.v_proj.weight", (kv, h))
-        self.qkv_proj = ops.pack_linear(torch.cat([q_weight, k_weight, v_weight]).to(dtype))
-        self.o_proj = ops.pack_linear(checkpoint.take(f"{prefix}.o_proj.weight", (h, h)).to(dtype))
+        self.qkv_proj = backend.pack_linear(torch.cat([q_weight, k_weight, v_weight]).to(dtype))
+        self.o_proj = backend.pack_linear(checkpoint.take(f"{prefix}.o_proj.weight", (h, h)).to(dtype))
         self.part = None
         self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5
 
-    def __call__(self, residual: ops.Residual, batch: Batch) -> None:
-        normed = residual.normed(self.norm, self.dtype)
+    def __call__(self, residual: Residual, batch: Batch) -> None:
+        ops = self._backend
+        normed = ops.normed(residual, self.norm, self.dtype)
         t = normed.shape[0]
         heads, kv_heads = self.heads, self.kv_heads
         qkv = ops.linear(normed, self.qkv_proj).view(t, -1, self.head_dim)  # (t, heads + 2 kv heads, head_dim)
@@ -56,7 +59,7 @@ class AttentionMixer:
             self.k_cache,
             self.v_cache,
             batch.page_table,
-            batch.ragged.cu_seqlens,
+            batch.cu_seqlens,
             batch.context,
             self.scale,
         )

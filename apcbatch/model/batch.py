@@ -6,7 +6,6 @@ Must not know: requests. A batch is made on the host; a model on another device 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 
@@ -32,10 +31,17 @@ class Batch:
     token_slots: torch.Tensor
     present: torch.Tensor | None = None
 
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """The ragged's offsets (b + 1,) int64, where the tokens are."""
+        device = self.token_ids.device
+        return self.ragged.cu_seqlens if device.type == "cpu" else batch_on(device, self.ragged).cu_seqlens
+
     def on(self, device: torch.device) -> Batch:
-        """A copy on a CUDA device, with a DeviceBatch as its ragged."""
+        """A copy on a CUDA device. The ragged stays the host's, and keeps its copy there."""
         tensors = {
             name: getattr(self, name).to(device)
             for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots")
         }
-        return Batch(ragged=cast(Any, batch_on(device, self.ragged)), **tensors)
+        batch_on(device, self.ragged)
+        return Batch(ragged=self.ragged, **tensors)

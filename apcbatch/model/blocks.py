@@ -15,7 +15,9 @@ from apcbatch.model.hf_config import ModelConfig
 if TYPE_CHECKING:
     import torch
 
-    from apcbatch.kernels import ops
+    from apcbatch.kernels.layer import PreNorm, Residual
+    from apcbatch.kernels.ops import Backend, FeedForward
+    from apcbatch.kernels.ops import Mixer as MixerPart
     from apcbatch.model.batch import Batch
     from apcbatch.model.weights import Checkpoint
 
@@ -27,15 +29,9 @@ class Mixer(Protocol):
     part: the mixer as the kernels have it, None where it is made of several operations."""
 
     @property
-    def part(self) -> object | None: ...
+    def part(self) -> MixerPart | None: ...
 
-    def __call__(self, residual: ops.Residual, batch: Batch, /) -> None: ...
-
-
-class FeedForward(Protocol):
-    """A loaded feed-forward part: norms the residual and leaves what is to be added to it."""
-
-    def __call__(self, residual: ops.Residual, /) -> None: ...
+    def __call__(self, residual: Residual, batch: Batch, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -43,21 +39,21 @@ class MixerKind:
     """What a mixer keeps, and how it is made.
 
     state(config, layer, dtype): the parts of the layer's state, in a model of that dtype. sizes(config): shapes of the
-    tensors that fix the sizes of the state, by their names in the mixer. load(config, checkpoint, prefix, dtype, norm,
-    parts): the mixer whose tensors' names begin with the prefix; norm: the layer's, which it begins with; parts: the
-    layer's part of the arena, by role.
+    tensors that fix the sizes of the state, by their names in the mixer. load(config, checkpoint, prefix, dtype,
+    backend, norm, parts): the mixer whose tensors' names begin with the prefix, for that backend; norm: the layer's,
+    which it begins with; parts: the layer's part of the arena, by role.
     """
 
     state: Callable[[ModelConfig, int, str], tuple[StatePart, ...]]
     sizes: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
-    load: Callable[[ModelConfig, Checkpoint, str, torch.dtype, ops.PreNorm, Parts], Mixer]
+    load: Callable[[ModelConfig, Checkpoint, str, torch.dtype, Backend, PreNorm, Parts], Mixer]
 
 
 @dataclass(frozen=True)
 class FeedForwardKind:
-    """load(config, checkpoint, prefix, dtype, norm): as a mixer's, without a state."""
+    """load(config, checkpoint, prefix, dtype, backend, norm): as a mixer's, without a state."""
 
-    load: Callable[[ModelConfig, Checkpoint, str, torch.dtype, ops.PreNorm], FeedForward]
+    load: Callable[[ModelConfig, Checkpoint, str, torch.dtype, Backend, PreNorm], FeedForward]
 
 
 def _mamba_state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
@@ -77,12 +73,13 @@ def _load_mamba(
     checkpoint: Checkpoint,
     prefix: str,
     dtype: torch.dtype,
-    norm: ops.PreNorm,
+    backend: Backend,
+    norm: PreNorm,
     parts: Parts,
 ) -> Mixer:
     from apcbatch.model.mamba import MambaMixer
 
-    return MambaMixer(config, checkpoint, prefix, dtype, norm, parts[SSM.name], parts[CONV.name])
+    return MambaMixer(config, checkpoint, prefix, dtype, backend, norm, parts[SSM.name], parts[CONV.name])
 
 
 def _attention_state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
@@ -98,29 +95,30 @@ def _load_attention(
     checkpoint: Checkpoint,
     prefix: str,
     dtype: torch.dtype,
-    norm: ops.PreNorm,
+    backend: Backend,
+    norm: PreNorm,
     parts: Parts,
 ) -> Mixer:
     from apcbatch.model.attention import AttentionMixer
 
     k_cache, v_cache = parts[KV.name]
-    return AttentionMixer(config, checkpoint, prefix, dtype, norm, k_cache, v_cache)
+    return AttentionMixer(config, checkpoint, prefix, dtype, backend, norm, k_cache, v_cache)
 
 
 def _load_mlp(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, norm: ops.PreNorm
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, backend: Backend, norm: PreNorm
 ) -> FeedForward:
     from apcbatch.model.moe import load_mlp
 
-    return load_mlp(config, checkpoint, prefix, dtype, norm)
+    return load_mlp(config, checkpoint, prefix, dtype, backend, norm)
 
 
 def _load_mixture(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, norm: ops.PreNorm
+    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, backend: Backend, norm: PreNorm
 ) -> FeedForward:
     from apcbatch.model.moe import load_mixture
 
-    return load_mixture(config, checkpoint, prefix, dtype, norm)
+    return load_mixture(config, checkpoint, prefix, dtype, backend, norm)
 
 
 MAMBA = MixerKind(_mamba_state, _mamba_sizes, _load_mamba)

@@ -6,18 +6,19 @@ whatever the weights' dtype.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
-from apcbatch.kernels import ops
+from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.blocks import FeedForward, Mixer
+from apcbatch.model.blocks import Mixer
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.weights import Checkpoint
@@ -46,9 +47,12 @@ class _Layer:
 class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32."""
 
-    def __init__(self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena) -> None:
+    def __init__(
+        self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self.backend = backend
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
@@ -57,7 +61,7 @@ class CausalLM:
             self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
             self.layers = [self._load_layer(checkpoint, i, arena) for i in range(len(config.mixers))]
             self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
-            self.lm_head = ops.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
+            self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self._decode = self._decode_stack()
         self.fingerprint = model_fingerprint(
@@ -65,23 +69,25 @@ class CausalLM:
             self.weights_digest,
             str(dtype).removeprefix("torch."),
             arena.layout.description,
-            ops.numerics(dtype, arena.device),
+            backend.numerics(dtype),
         )
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
         config, family, prefix = self.config, self._family, f"{self._family.layers}.{layer}"
+        dtype, backend = self.dtype, self.backend
         name, mixer_kind = family.mixers[config.mixers[layer]]
         norm = self._norm(checkpoint, f"{prefix}.{family.norm}.weight")
-        mixer = mixer_kind.load(config, checkpoint, f"{prefix}.{name}", self.dtype, norm, arena.layer(layer))
+        parts = arena.layer(layer)
+        mixer = mixer_kind.load(config, checkpoint, f"{prefix}.{name}", dtype, backend, norm, parts)
         if config.feed_forwards[layer] == "none":
             return _Layer(mixer, None)
         name, kind = family.feed_forwards[config.feed_forwards[layer]]
         norm = self._norm(checkpoint, f"{prefix}.{family.feed_forward_norm}.weight")
-        return _Layer(mixer, kind.load(config, checkpoint, f"{prefix}.{name}", self.dtype, norm))
+        return _Layer(mixer, kind.load(config, checkpoint, f"{prefix}.{name}", dtype, backend, norm))
 
-    def _norm(self, checkpoint: Checkpoint, name: str) -> ops.PreNorm:
+    def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
-        return ops.pre_norm(weight, self.config.norm_eps)
+        return PreNorm(weight, self.config.norm_eps)
 
     def _load_head(
         self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
@@ -99,15 +105,16 @@ class CausalLM:
     @property
     def most_captured(self) -> int:
         """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
-        return ops.most_captured(layer.feed_forward for layer in self.layers)
+        parts = (layer.feed_forward for layer in self.layers)
+        return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
-    def _decode_stack(self) -> ops.DecodeStack | None:
+    def _decode_stack(self) -> DecodeStack | None:
         """What runs the decode passes of a few sequences; None where something stands between the mixers, or a mixer is
         made of several operations."""
         mixers = [layer.mixer.part for layer in self.layers if layer.mixer.part is not None]
         if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
             return None
-        return ops.decode_stack(mixers, self.final_norm, self.lm_head)
+        return self.backend.decode_stack(mixers, self.final_norm, self.lm_head)
 
     @property
     def most_decoded(self) -> int:
@@ -124,15 +131,16 @@ class CausalLM:
         """Like `forward`, for a power of two of sequences, most_decoded at most, of one token each, all of whose logits
         are wanted."""
         assert self._decode is not None
-        return self._decode(self._embed(batch.token_ids), cast(Any, batch.ragged))
+        return self._decode(self._embed(batch.token_ids), batch.ragged)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
+        ops = self.backend
         residual = ops.residual(self._embed(batch.token_ids), batch.present)
         for layer in self.layers:
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:
-                layer.feed_forward(residual)
-        normed = residual.rows(batch.logits_rows).normed(self.final_norm, self.dtype)
+                ops.run_feed_forward(layer.feed_forward, residual)
+        normed = ops.normed(residual.rows(batch.logits_rows), self.final_norm, self.dtype)
         return ops.linear(normed, self.lm_head, out_dtype=torch.float32)  # (r, h) -> (r, v)

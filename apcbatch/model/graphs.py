@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
@@ -24,7 +24,7 @@ class GraphedLM:
     """`forward(batch)` like CausalLM's, for batches made on the host; the logits are those of the last call alone."""
 
     def __init__(self, model: CausalLM, device: torch.device) -> None:
-        self.fingerprint = model.fingerprint
+        self.fingerprint, self.backend = model.fingerprint, model.backend
         self._model, self._device = model, device
         self._has_pages = model.has_pages
         self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
@@ -64,7 +64,7 @@ class _DecodeGraph:
     ) -> None:
         self._staged = _Lists(size, columns, pin_memory=True)
         self._lists = _Lists(size, columns, device=device)
-        self._batch = self._lists.batch(device)
+        self._batch, self._device = self._lists.batch(device), device
         self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -79,9 +79,7 @@ class _DecodeGraph:
 
     def _pass(self) -> torch.Tensor:
         self._lists.memory.copy_(self._staged.memory, non_blocking=True)
-        ragged: object = self._batch.ragged
-        assert isinstance(ragged, DeviceBatch)
-        ragged.slots.copy_(self._lists.slots)
+        batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
         return self._run(self._batch)
 
     def replay(self, batch: Batch) -> torch.Tensor:
@@ -97,8 +95,11 @@ class _Lists:
     """What changes from pass to pass, in one piece of memory: how many sequences are there, and of each the token, the
     initial and the final slot, the tokens before, where the token's KV goes, the pages."""
 
-    def __init__(self, size: int, columns: int, **where: Any) -> None:
-        self.memory = torch.full((1 + (5 + columns) * size,), -1, dtype=torch.int64, **where)
+    def __init__(
+        self, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
+    ) -> None:
+        numbers = 1 + (5 + columns) * size
+        self.memory = torch.full((numbers,), -1, dtype=torch.int64, device=device, pin_memory=pin_memory)
         self.present, rest = self.memory[:1], self.memory[1:]
         self._each = each = rest[: 5 * size].view(5, size)
         self.token_ids, self.slots, self.context, self.token_slots = each[0], each[1:3], each[3], each[4]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.layer import Linear, MixerWeights, PreNorm, Residual
+from apcbatch.kernels.ops import Backend
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.weights import Checkpoint
@@ -30,7 +31,8 @@ class MambaMixer:
         checkpoint: Checkpoint,
         prefix: str,
         dtype: torch.dtype,
-        norm: ops.PreNorm,
+        backend: Backend,
+        norm: PreNorm,
         ssm: torch.Tensor,
         conv: torch.Tensor,
     ) -> None:
@@ -39,12 +41,14 @@ class MambaMixer:
         def vector(name: str, size: int) -> torch.Tensor:
             return checkpoint.take(f"{prefix}.{name}", (size,)).float()
 
-        def packed(name: str, rows: int, columns: int) -> ops.PackedLinear:
-            return ops.pack_linear(checkpoint.take(f"{prefix}.{name}.weight", (rows, columns)).to(dtype))
+        def packed(name: str, rows: int, columns: int) -> Linear:
+            weight = checkpoint.take(f"{prefix}.{name}.weight", (rows, columns))
+            linear: Linear = backend.pack_linear(weight.to(dtype))
+            return linear
 
         conv_weight = checkpoint.take(f"{prefix}.conv1d.weight", (d, 1, config.d_conv))
         a_log = checkpoint.take(f"{prefix}.A_log", (d, n))
-        weights = ops.MixerWeights(
+        weights = MixerWeights(
             in_proj=packed("in_proj", 2 * d, h),
             x_proj=packed("x_proj", r + 2 * n, d),
             dt_proj=packed("dt_proj", d, r),
@@ -59,10 +63,10 @@ class MambaMixer:
             norms=_norms(config, checkpoint, prefix),
             norm_eps=config.mixer_norm_eps,
         )
-        self.part = ops.mixer(norm, weights, ssm, conv)
+        self._backend, self.part = backend, backend.mixer(norm, weights, ssm, conv)
 
-    def __call__(self, residual: ops.Residual, batch: Batch) -> None:
-        self.part(residual, batch.ragged)
+    def __call__(self, residual: Residual, batch: Batch) -> None:
+        self._backend.run_mixer(self.part, residual, batch.ragged)
 
 
 def _norms(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Norms | None:

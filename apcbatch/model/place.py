@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from apcbatch.errors import UsageError
-from apcbatch.kernels.cuda import scan as cuda
+from apcbatch.kernels.cuda import extension as cuda
+from apcbatch.kernels.ops import Backend
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
@@ -63,11 +64,11 @@ def make_arena(layout: StateLayout, num_slots: int, num_pages: int, device: torc
 
 
 def load_model(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena
+    folder: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
 ) -> CausalLM | GraphedLM:
     """The model with its weights on the arena's device. ModelError, UsageError."""
     try:
-        model = CausalLM(folder, config, dtype, arena)
+        model = CausalLM(folder, config, dtype, arena, backend)
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from apcbatch import _C, Engine, Request
 from apcbatch.bench.document import measure
 from apcbatch.bench.figures import Sizes, median_ratio
 from apcbatch.bench.parts import OP_PARTS, REST, Parts
 from apcbatch.bench.products import Products
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.ops import OPS
 
 TINY = Sizes(
     prefill_tokens=(8, 24),
@@ -58,14 +62,55 @@ def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
 
 def test_every_op_has_a_part() -> None:
     """Fault: an op that is renamed or new leaves the breakdown, and its time is called python's."""
-    assert set(OP_PARTS) <= set(ops.__all__)
+    assert set(OP_PARTS) == set(OPS)
+
+
+# Of the compiled module, what a pass may call outside of any op: the tied embedding, the lists of a batch.
+BESIDE_THE_OPS = {"unpack_rows", "span", "check_sequences", "record_parts", "part_seconds"}
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a kernel that a pass calls by another way than its backend's ops, whose time is then the interpreter's."""
+    engine = Engine(tiny_checkpoint(family), pool_size_bytes=1 << 20)
+    under_way: list[str] = []
+    beside, within = [], []
+
+    def noted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            (within if under_way else beside).append(name)
+            return kernel(*arguments)
+
+        return call
+
+    def around(name: str, op: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        under_way.append(name)
+        try:
+            return op(*arguments, **named)
+        finally:
+            under_way.pop()
+
+    for name, kernel in vars(_C).items():
+        if callable(kernel) and not isinstance(kernel, type) and not name.startswith("_"):
+            monkeypatch.setattr(_C, name, noted(name, kernel))
+    for kind in (_C.Mixer, _C.Mlp, _C.Mixture):
+        monkeypatch.setattr(kind, "run", noted(kind.__name__, kind.run))
+    request = Request("a", [1, 2, 3, 4, 5], max_tokens=3, ignore_eos=True, logprobs=True)
+    with engine.backend.observed(around):
+        [result] = engine.run([request])
+    assert result.error is None
+    assert set(beside) <= BESIDE_THE_OPS
+    expected = {"Mixer", "linear", "rms_norm", "logprob"} if family == "mamba" else {
+        "Mixer", "Mlp", "Mixture", "linear", "rms_norm", "paged_attention", "write_kv", "logprob"
+    }
+    assert expected <= set(within)
 
 
 def test_parts_are_exclusive_and_restored() -> None:
     """Faults: time counted twice for a call within a call; the timers stay in the engine's path afterwards."""
-    before = ops.linear, ops.rms_norm
-    parts, x = Parts(), torch.ones(2, 4)
-    with parts.recording():
+    ops, x = CpuBackend(), torch.ones(2, 4)
+    before, parts = (ops.linear, ops.rms_norm), Parts()
+    with parts.recording(ops):
         ops.rms_norm(x, None, 1e-5, torch.float32)
         ops.linear(x, ops.pack_linear(torch.ones(3, 4)))
     assert (ops.linear, ops.rms_norm) == before
@@ -75,9 +120,9 @@ def test_parts_are_exclusive_and_restored() -> None:
 
 def test_products_are_done_again() -> None:
     """Fault: a product that is recorded by reference to its inputs, or not at all."""
-    products = Products()
+    products, ops = Products(), CpuBackend()
     packed, x = ops.pack_linear(torch.ones(3, 4)), torch.ones(2, 8)[:, ::2].contiguous()
-    with products.recording():
+    with products.recording(ops):
         ops.linear(x, packed, out_dtype=torch.float32)
         ops.linear(x, packed)
     assert len(products) == 2

@@ -60,10 +60,10 @@ def test_a_store_that_cannot_be_one_fails_with_the_fix(capsys, tmp_path):
 
 def test_a_scan_that_differs_from_the_reference_fails(capsys, monkeypatch):
     """Fault: a miscompiled extension passes."""
-    from apcbatch.kernels import ops
+    from apcbatch.kernels.cpu import scan
 
-    scan = ops.selective_scan
-    monkeypatch.setattr(ops, "selective_scan", lambda *arguments: scan(*arguments) * 1.001)
+    exact = scan.selective_scan
+    monkeypatch.setattr(scan, "selective_scan", lambda *arguments: exact(*arguments) * 1.001)
     assert main(["doctor", "--device", "cpu"]) == 1
     verdict, text = findings(capsys)["kernels"]
     assert verdict == "FAIL" and "differs from the reference" in text and "fix: " in text
@@ -71,15 +71,15 @@ def test_a_scan_that_differs_from_the_reference_fails(capsys, monkeypatch):
 
 def test_the_instruction_set_can_be_chosen(capsys, monkeypatch):
     """Fault: APCBATCH_ISA is ignored, or one that the processor lacks ends in an illegal instruction."""
-    from apcbatch.kernels import ops
+    from apcbatch.kernels.isa import isa, set_isa
 
-    before = ops.isa()
+    before = isa()
     try:
         monkeypatch.setenv("APCBATCH_ISA", "plain")
         assert main(["doctor", "--device", "cpu"]) == 0
         assert findings(capsys)["extension"] == ("ok", "instruction set plain")
     finally:
-        ops.set_isa(before)
+        set_isa(before)
     monkeypatch.setenv("APCBATCH_ISA", "avx3")
     assert main(["doctor", "--device", "cpu"]) == 2
     assert "APCBATCH_ISA is 'avx3'; expected one of" in capsys.readouterr().err

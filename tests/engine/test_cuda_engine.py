@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from apcbatch import Engine
+from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import graphs
 from apcbatch.model.arena import StateArena
@@ -123,7 +124,7 @@ def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
     config, device = load_model_config(folder), torch.device("cuda", 0)
     arena = StateArena(state_layout(config, "bfloat16"), 16, 64, device)
     parts = [*arena.slots.values(), *arena.pages.values()]
-    model = CausalLM(folder, config, torch.bfloat16, arena)
+    model = CausalLM(folder, config, torch.bfloat16, arena, backend_for(device))
     graphed = graphs.GraphedLM(model, device)
     for contexts in ([3, 700, 64, 63, 129, 5, 9], [1, 90, 64, 128, 65], [1300, 7, 2]):
         for part in parts:

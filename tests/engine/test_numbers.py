@@ -294,17 +294,18 @@ def test_an_answer_that_becomes_infinite_ends_there(
 def test_every_logit_counts(row: list[float]) -> None:
     """Fault: a row with one number that is not finite, which the maximum passes over."""
     from apcbatch.engine.sampler import NOT_FINITE, greedy
+    from apcbatch.kernels.cpu.backend import CpuBackend
 
     logits = torch.tensor([[1.0, 3e38, -3e38], row, [3e38, 3e38, 3e38]])
     for with_logprobs in (False, True):
-        assert greedy(logits, with_logprobs)[0] == [1, NOT_FINITE, 0]
-    assert greedy(logits[:0], False) == ([], [])
+        assert greedy(CpuBackend(), logits, with_logprobs)[0] == [1, NOT_FINITE, 0]
+    assert greedy(CpuBackend(), logits[:0], False) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
 def test_a_device_without_kernels_is_left_alone_or_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches `auto` that ends where the kernels are not built, and `cuda` that goes on with the CPU."""
-    from apcbatch.kernels.cuda import scan as cuda
+    from apcbatch.kernels.cuda import extension as cuda
     from apcbatch.model.place import choose_device
 
     def missing() -> None:

@@ -13,8 +13,8 @@ import torch
 from apcbatch.engine.engine import Engine
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job import doctor
-from apcbatch.kernels import ops
-from apcbatch.kernels.cuda import scan as cuda
+from apcbatch.kernels.cpu import scan as cpu
+from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.resolution import load
 from apcbatch.types import Result
 
@@ -85,14 +85,14 @@ def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("difference", [0.0, 1e-2, float("nan")])
 def test_a_scan_is_compared_with_the_reference(difference: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a scan that is off, or that gives no numbers, being called equal, and a state that is not compared."""
-    scan = ops.selective_scan
+    scan = cpu.selective_scan
 
     def off(*arguments: Any) -> torch.Tensor:
         y = scan(*arguments)
         arguments[8][2] += difference  # the snapshot
         return y
 
-    monkeypatch.setattr(ops, "selective_scan", off)
+    monkeypatch.setattr(cpu, "selective_scan", off)
     found = text_of(doctor._kernels)
     assert found.startswith("the scan of 17 tokens equals" if difference == 0 else "the compiled scan differs from")
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from apcbatch.kernels import ops, reference
+from apcbatch.kernels import reference
+from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ragged import Ragged
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -125,7 +126,7 @@ class Scan:
 
     def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         poison(self.x.shape, self.dtype)
-        return ops.selective_scan(
+        return backend_for(self.x.device).selective_scan(
             self.x, self.dt, self.A, self.B, self.C, self.D, self.z, self.dt_bias, state, batch
         )
 
@@ -167,7 +168,7 @@ class Conv:
 
     def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         poison(self.x.shape, self.dtype)
-        return ops.causal_conv(self.x, self.weight, self.bias, state, batch)
+        return backend_for(self.x.device).causal_conv(self.x, self.weight, self.bias, state, batch)
 
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""

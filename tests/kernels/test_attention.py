@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from apcbatch.kernels import ops, reference
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS as PAGE
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.isa import set_isa
 
-PAGE = ops.PAGE_TOKENS
+ops = CpuBackend()
+
 FLOATS = [torch.float32, torch.bfloat16]
 
 
@@ -124,7 +128,7 @@ def test_threads_and_instruction_sets_give_the_same_bits(dtype, isa, threads):
     """A split of the work, or a vector width, that changes a sum."""
     case = make_case([1, 150, 40], [129, 3, 64], 6, 2, 20, dtype)
     y = case.attend()
-    ops.set_isa("plain")
+    set_isa("plain")
     torch.set_num_threads(1)
     assert torch.equal(case.attend(), y)
 

@@ -1,6 +1,6 @@
 """What is the CUDA kernels' own: float16, lanes, rows that cannot be read in groups, batches that stay in place.
 
-The tables of cases 1 to 7 run on a CUDA device in test_selective_scan, test_causal_conv and test_recurrent_cuts.
+The tables of the single ops run on a CUDA device too, in test_selective_scan, test_causal_conv and test_recurrent_cuts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from apcbatch.kernels import cuda, ops
+from apcbatch.kernels.cuda import scan as cuda
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, fresh_seed, ragged, same_bits
 
@@ -207,11 +207,11 @@ def test_refuses_what_it_cannot_read(message):
     }
     good = {name: torch.zeros(shape) for name, shape in shapes.items()}
     batch = ragged([3, 1], [7, -1], [7, 2])
-    ops.selective_scan(**good, ragged=batch)
+    cuda.selective_scan(**good, ragged=batch)
     bad = {name: torch.zeros(shape) for name, shape in REFUSED[message].items()}
     with pytest.raises(ValueError) as error:
-        ops.selective_scan(**{**good, **bad}, ragged=batch)
+        cuda.selective_scan(**{**good, **bad}, ragged=batch)
     assert message in str(error.value)
     for name in ("dt", "A", "state"):
         with pytest.raises(ValueError, match=f"{name} must be .* on cuda:0"):
-            ops.selective_scan(**{**good, name: good[name].cpu()}, ragged=batch)
+            cuda.selective_scan(**{**good, name: good[name].cpu()}, ragged=batch)

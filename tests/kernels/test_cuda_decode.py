@@ -7,8 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.kernels.cuda.decode import DecodeStack
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.mixer import DeviceMixer
 from apcbatch.kernels.cuda.scan import batch_on
+from apcbatch.kernels.layer import MixerWeights, PreNorm
 from apcbatch.kernels.ragged import Ragged
 from tests.kernels.recurrent import fresh_seed, poison, ragged, same_bits
 
@@ -40,24 +44,27 @@ def on_cuda() -> Iterator[None]:
 class Stack:
     """Random mixers of one shape over an arena of random states, in one launch and one after the other."""
 
-    def __init__(self, size: tuple[int, ...], dtype: torch.dtype, norms: str = "none", layers: int = 3) -> None:
+    def __init__(
+        self, size: tuple[int, ...], dtype: torch.dtype, norms: str = "none", layers: int = 3, exact: bool = False
+    ) -> None:
         h, d, n, _, w, v = size
+        self.ops = CudaBackend(CUDA, exact)
         self.size, self.dtype, self.biases = size, dtype, norms != "none"
         self.head = self._linear(v, h)
         self.final_norm = self._norm(h)
         self.layers = [(self._norm(h), self._weights(norms)) for _ in range(layers)]
         self.start = torch.randn(24, layers, n, d), torch.randn(24, layers, w - 1, d).to(dtype)
 
-    def _linear(self, outputs: int, inputs: int) -> ops.PackedLinear:
-        return ops.pack_linear((torch.randn(outputs, inputs) * inputs**-0.5).to(self.dtype))
+    def _linear(self, outputs: int, inputs: int) -> DeviceLinear:
+        return self.ops.pack_linear((torch.randn(outputs, inputs) * inputs**-0.5).to(self.dtype))
 
-    def _norm(self, size: int) -> ops.PreNorm:
-        return ops.pre_norm(1 + 0.2 * torch.randn(size), EPS)
+    def _norm(self, size: int) -> PreNorm:
+        return PreNorm(1 + 0.2 * torch.randn(size), EPS)
 
-    def _weights(self, norms: str) -> ops.MixerWeights:
+    def _weights(self, norms: str) -> MixerWeights[DeviceLinear]:
         h, d, n, r, w, _ = self.size
         inner = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
-        return ops.MixerWeights(
+        return MixerWeights(
             in_proj=self._linear(2 * d, h),
             x_proj=self._linear(r + 2 * n, d),
             dt_proj=self._linear(d, r),
@@ -73,17 +80,17 @@ class Stack:
             norm_eps=EPS,
         )
 
-    def mixers(self, arena: tuple[torch.Tensor, torch.Tensor]) -> list[ops.DeviceMixer]:
+    def mixers(self, arena: tuple[torch.Tensor, torch.Tensor]) -> list[DeviceMixer]:
         ssm, conv = arena
         return [
-            ops.DeviceMixer(norm, weights, ssm[:, i], conv[:, i]) for i, (norm, weights) in enumerate(self.layers)
+            DeviceMixer(norm, weights, ssm[:, i], conv[:, i]) for i, (norm, weights) in enumerate(self.layers)
         ]
 
     def arena(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.start[0].clone(), self.start[1].clone()
 
-    def at_once(self, arena: tuple[torch.Tensor, torch.Tensor]) -> ops.DecodeStack:
-        return ops.DecodeStack(self.mixers(arena), self.final_norm, self.head)
+    def at_once(self, arena: tuple[torch.Tensor, torch.Tensor]) -> DecodeStack:
+        return DecodeStack(self.mixers(arena), self.final_norm, self.head)
 
     def logits(self, begin: torch.Tensor, arena: tuple[torch.Tensor, torch.Tensor], batch: Ragged) -> torch.Tensor:
         """In one launch."""
@@ -94,10 +101,11 @@ class Stack:
     def one_by_one(
         self, begin: torch.Tensor, arena: tuple[torch.Tensor, torch.Tensor], batch: Ragged
     ) -> torch.Tensor:
-        residual = ops.residual(begin.clone())
+        residual = self.ops.residual(begin.clone())
         for mixer in self.mixers(arena):
             mixer(residual, batch)
-        return ops.linear(residual.normed(self.final_norm, self.dtype), self.head, out_dtype=torch.float32)
+        normed = self.ops.normed(residual, self.final_norm, self.dtype)
+        return self.ops.linear(normed, self.head, out_dtype=torch.float32)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -203,11 +211,7 @@ def test_takes_only_what_it_can_read() -> None:
     for size in ((36, 72, 8, 3, 4, 97), (64, 120, 17, 8, 4, 97), (64, 120, 8, 8, 5, 97), (64, 90000, 8, 8, 4, 97)):
         odd = Stack(size, torch.bfloat16, layers=1)
         assert odd.at_once(odd.arena()).most_rows == 0
-    ops.set_exact(True)
-    try:
-        exact = Stack(SIZES[1], torch.bfloat16)
-    finally:
-        ops.set_exact(False)
+    exact = Stack(SIZES[1], torch.bfloat16, exact=True)
     assert exact.at_once(exact.arena()).most_rows == 0
     stack = Stack(SIZES[1], torch.bfloat16)
     at_once = stack.at_once(stack.arena())

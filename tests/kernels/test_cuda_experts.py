@@ -7,9 +7,11 @@ import random
 import pytest
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.experts import FewTokens
-from apcbatch.kernels.cuda.rows import device_linear
+from apcbatch.kernels.cuda.linear import pack_linear
+
+ops = CudaBackend(torch.device("cuda", 0), exact=False)
 
 pytestmark = pytest.mark.cuda
 SHAPES = [(16, 8), (64, 96), (72, 1064), (512, 1032), (1536, 520), (4096, 128)]  # hidden, inner
@@ -22,7 +24,7 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 def make(experts: int, hidden: int, inner: int) -> tuple[FewTokens, torch.Tensor, torch.Tensor]:
     gate_up, down = draw(experts, 2 * inner, hidden, scale=hidden**-0.5), draw(experts, hidden, inner)
-    few = FewTokens([device_linear(part) for part in gate_up], [device_linear(part) for part in down])
+    few = FewTokens([pack_linear(part, False) for part in gate_up], [pack_linear(part, False) for part in down])
     return few, gate_up, down
 
 
@@ -97,4 +99,4 @@ def test_a_row_of_nan_stays_alone() -> None:
 def test_what_the_kernels_do_not_take(hidden: int, inner: int, dtype: torch.dtype) -> None:
     """Catches shapes and dtypes that would be read beyond their rows."""
     gate_up, down = (torch.zeros(shape, dtype=dtype, device="cuda") for shape in ((2 * inner, hidden), (hidden, inner)))
-    assert FewTokens([device_linear(gate_up)], [device_linear(down)]).most_pairs == 0
+    assert FewTokens([pack_linear(gate_up, False)], [pack_linear(down, False)]).most_pairs == 0

@@ -7,7 +7,12 @@ import random
 import pytest
 import torch
 
-from apcbatch.kernels import ops, reference
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.cuda.backend import CudaBackend
+
+ops = CudaBackend(torch.device("cuda", 0), exact=False)
 
 pytestmark = pytest.mark.cuda
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -58,7 +63,7 @@ def test_softmax_topk(columns: int, k: int) -> None:
     """Catches a tie that goes to the higher index and a softmax over the chosen ones alone."""
     logits = draw(random.randrange(1, 99), columns).round(decimals=1)
     weights, indices = ops.softmax_topk(logits, k)
-    expected_weights, expected = ops.softmax_topk(logits.cpu(), k)
+    expected_weights, expected = CpuBackend().softmax_topk(logits.cpu(), k)
     assert torch.equal(indices.cpu(), expected)
     torch.testing.assert_close(weights.cpu(), expected_weights, rtol=1e-5, atol=1e-7)
 
@@ -68,7 +73,7 @@ def test_greedy(columns: int) -> None:
     """Catches a tie that goes to the higher index, and a log-probability of other logits."""
     logits = draw(random.randrange(1, 40), columns).round(decimals=1)
     tokens, logprobs = ops.greedy(logits)
-    expected, expected_logprobs = ops.greedy(logits.cpu())
+    expected, expected_logprobs = CpuBackend().greedy(logits.cpu())
     assert torch.equal(tokens.cpu(), expected)
     assert torch.equal(ops.argmax(logits).cpu(), expected)
     torch.testing.assert_close(logprobs.cpu(), expected_logprobs, rtol=1e-5, atol=1e-5)
@@ -93,11 +98,7 @@ def test_numbers_that_are_not_finite_have_no_token(wrong: float) -> None:
 def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> None:
     """Catches a product whose bits change with how many rows come together, where exactness was asked for."""
     weight, x = draw(305, 264, dtype=dtype), draw(300, 264, dtype=dtype)
-    ops.set_exact(True)
-    try:
-        packed = ops.pack_linear(weight)
-    finally:
-        ops.set_exact(False)
+    packed = CudaBackend(weight.device, exact=True).pack_linear(weight)
     y = ops.linear(x, packed, out_dtype=torch.float32)
     assert close(y, x.double() @ weight.double().t(), dtype)
     for begin, end in [(0, 1), (7, 24), (100, 300), (128, 128 + 127)]:
@@ -112,13 +113,13 @@ def test_paged_attention(heads: int, kv_heads: int, head_dim: int, dtype: torch.
     """Catches keys of another sequence, of the future or beyond the end, and bits that depend on the piece: all
     at once, one by one behind what was cached, and in between, across the borders of splits."""
     lengths = [random.randrange(1, 1300), random.randrange(500, 530), 1, 64]
-    pages = sum(-(-length // ops.PAGE_TOKENS) for length in lengths)
-    order = torch.randperm(pages).split([-(-length // ops.PAGE_TOKENS) for length in lengths])
+    pages = sum(-(-length // PAGE_TOKENS) for length in lengths)
+    order = torch.randperm(pages).split([-(-length // PAGE_TOKENS) for length in lengths])
     table = torch.zeros(len(lengths), max(map(len, order)), dtype=torch.int64)
     for row, own in zip(table, order, strict=True):
         row[: len(own)] = own
     cache = [
-        torch.full((pages, ops.PAGE_TOKENS, kv_heads, head_dim), torch.nan, dtype=dtype).cuda() for _ in "kv"
+        torch.full((pages, PAGE_TOKENS, kv_heads, head_dim), torch.nan, dtype=dtype).cuda() for _ in "kv"
     ]
     k, v = (draw(sum(lengths), kv_heads, head_dim, dtype=dtype) for _ in "kv")
     q = draw(sum(lengths), heads, head_dim, dtype=dtype)

@@ -12,8 +12,12 @@ import pytest
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.ragged import Ragged
 from tests.kernels.recurrent import Conv, Scan, fresh_seed, ragged, same_bits
+
+ops = CpuBackend()
 
 Op = Callable[[], torch.Tensor]
 
@@ -24,7 +28,7 @@ def shared_ops() -> dict[str, Op]:
     scan, conv, batch = Scan.random(96, 128, 32, torch.float32), Conv.random(96, 2048, 4, torch.float32), [48, 48]
     weight, x, logits = torch.randn(512, 256), torch.randn(64, 256), torch.randn(64, 2048)
     packed = ops.pack_linear(weight)
-    q, cache = torch.randn(128, 4, 64), torch.randn(4, ops.PAGE_TOKENS, 2, 64)
+    q, cache = torch.randn(128, 4, 64), torch.randn(4, PAGE_TOKENS, 2, 64)
     where = torch.arange(4).view(2, 2), torch.tensor([0, 64, 128]), torch.tensor([0, 64])
     return {
         "scan": lambda: scan.run(scan.arena(2), ragged(batch, [-1, -1], [0, 1], None)),
@@ -154,9 +158,9 @@ def test_bad_addresses_are_refused(make, sentence):
 def test_no_rows():
     """No rows and no sequences are answered with none; nothing is divided by their number."""
     none = torch.empty(0, 8)
-    batch = ops.Ragged.create(torch.tensor([0]))
+    batch = Ragged.create(torch.tensor([0]))
     packed = ops.pack_linear(torch.ones(4, 8))
-    cache = torch.zeros(0, ops.PAGE_TOKENS, 2, 8)
+    cache = torch.zeros(0, PAGE_TOKENS, 2, 8)
     no_pages = torch.empty(0, 0, dtype=torch.int64), torch.tensor([0]), torch.empty(0, dtype=torch.int64)
     states = torch.empty(0, 2, 8)
     assert ops.linear(none, packed).shape == (0, 4)
@@ -183,7 +187,7 @@ def test_sizes_beyond_memory_are_refused():
     """Sizes whose product wraps around, and positions that do when a length is added to them."""
     with pytest.raises(ValueError, match="fewer than 2\\^63 bytes; 1152921504606846976 rows of 4 columns"):
         ops.pack_linear(torch.ones(1, 4).expand(2**60, 4))
-    cache = torch.zeros(1, ops.PAGE_TOKENS, 1, 8)
+    cache = torch.zeros(1, PAGE_TOKENS, 1, 8)
     for context in (2**63 - 1, 2**62):
         with pytest.raises(ValueError, match="a column for each page"):
             ops.paged_attention(
@@ -199,7 +203,7 @@ def test_sizes_beyond_memory_are_refused():
 
 def test_a_cache_without_heads_is_refused():
     """A number of heads that is divided by."""
-    cache = torch.zeros(1, ops.PAGE_TOKENS, 0, 8)
+    cache = torch.zeros(1, PAGE_TOKENS, 0, 8)
     where = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0, 1]), torch.tensor([0])
     with pytest.raises(ValueError, match="at least one kv head"):
         ops.paged_attention(torch.ones(1, 1, 8), cache, cache, *where, 1.0)

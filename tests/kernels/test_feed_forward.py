@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from apcbatch.kernels import ops, reference
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.layer import Expert, PreNorm
 from tests.kernels.recurrent import DTYPES, fresh_seed, poison, same_bits
+
+ops = CpuBackend()
 
 SHAPES = [(16, 24), (33, 45), (40, 44), (70, 130)]  # h, f
 
@@ -21,18 +25,18 @@ def normed(norm, sums, dtype, k=ops):
     return k.rms_norm(sums, norm.weight.to(sums.dtype), norm.eps, dtype)
 
 
-def make_norm(h: int) -> ops.PreNorm:
-    return ops.PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
+def make_norm(h: int) -> PreNorm:
+    return PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
 
 
-def pack(experts) -> list[ops.Expert]:
-    return [ops.Expert(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
+def pack(experts) -> list[Expert]:
+    return [Expert(ops.pack_linear(gate_up), ops.pack_linear(down)) for gate_up, down in experts]
 
 
 def run(part, sums):
     """What a fused part leaves to be added to sums."""
     poison((sums.shape[0], 4096), torch.float32)
-    residual = ops.Residual(sums.clone())
+    residual = ops.residual(sums.clone())
     part(residual)
     return residual.delta
 
@@ -67,7 +71,7 @@ def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
     fresh_seed()
     gate_up, down = make_mlp(*shape, dtype)
     norm = make_norm(shape[0])
-    mlp = ops.FusedMlp(norm, *pack([(gate_up, down)]))
+    mlp = ops.mlp(norm, *pack([(gate_up, down)]))
     for t in (1, 5, 37):
         sums = torch.randn(t, shape[0])
         assert same_bits(run(mlp, sums), one_by_one(normed(norm, sums, dtype), gate_up, down))
@@ -84,7 +88,7 @@ def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, isa):
     router = torch.randn(5, shape[0]).to(dtype)
     router[3] = -100 * router[1]  # hardly ever chosen
     norm, sums = make_norm(shape[0]), torch.randn(41, shape[0])
-    mixture = ops.FusedMixture(norm, ops.pack_linear(router), pack(experts), per_token)
+    mixture = ops.mixture(norm, ops.pack_linear(router), pack(experts), per_token)
     expected = mixed(normed(norm, sums, dtype), router, experts, per_token)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
         assert same_bits(run(mixture, sums[rows]), expected[rows])
@@ -98,7 +102,7 @@ def test_mixture_is_close_to_float64():
     wide = [(gate_up.double(), down.double()) for gate_up, down in experts]
     x = normed(norm, sums.double(), torch.float64, reference)
     expected = mixed(x, router.double(), wide, 2, reference)
-    y = run(ops.FusedMixture(norm, ops.pack_linear(router), pack(experts), 2), sums)
+    y = run(ops.mixture(norm, ops.pack_linear(router), pack(experts), 2), sums)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -108,7 +112,7 @@ def test_threads_do_not_change_a_bit(dtype, threads):
     fresh_seed()
     experts = [make_mlp(70, 130, dtype) for _ in range(4)]
     router = ops.pack_linear(torch.randn(4, 70).to(dtype))
-    mixture = ops.FusedMixture(make_norm(70), router, pack(experts), 2)
+    mixture = ops.mixture(make_norm(70), router, pack(experts), 2)
     sums = torch.randn(3000, 70)
     y = run(mixture, sums)
     torch.set_num_threads(1)
@@ -118,14 +122,14 @@ def test_threads_do_not_change_a_bit(dtype, threads):
 def test_refuses_what_does_not_fit():
     """Addresses handed to the kernels for weights or activations of another shape or dtype."""
     gate_up, down = (ops.pack_linear(weight) for weight in make_mlp(16, 24, torch.float32))
-    expert, norm = ops.Expert(gate_up, down), make_norm(16)
+    expert, norm = Expert(gate_up, down), make_norm(16)
     with pytest.raises(ValueError, match="gate_up must be"):
-        ops.Expert(down, gate_up)
+        Expert(down, gate_up)
     with pytest.raises(ValueError, match="norm must be contiguous of shape"):
-        ops.FusedMlp(make_norm(17), expert)
+        ops.mlp(make_norm(17), expert)
     with pytest.raises(ValueError, match="must have the part's 16 columns"):
-        ops.FusedMlp(norm, expert)(ops.Residual(torch.randn(2, 17)))
+        ops.mlp(norm, expert)(ops.residual(torch.randn(2, 17)))
     with pytest.raises(ValueError, match="a row of the router for each of its 2 experts"):
-        ops.FusedMixture(norm, ops.pack_linear(torch.randn(3, 16)), [expert, expert], 1)
+        ops.mixture(norm, ops.pack_linear(torch.randn(3, 16)), [expert, expert], 1)
     with pytest.raises(ValueError, match="experts must be alike"):
-        ops.FusedMixture(norm, ops.pack_linear(torch.randn(2, 17)), [expert, expert], 1)
+        ops.mixture(norm, ops.pack_linear(torch.randn(2, 17)), [expert, expert], 1)

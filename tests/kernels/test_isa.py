@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apcbatch.config import Config
-from apcbatch.kernels import ops
+from apcbatch.kernels.isa import available_isas, isa, set_isa
 from csrc.build_flags import FOLDER, instruction_sets, isa_flags
 from tests.kernels.recurrent import DTYPES, Conv, Scan, fresh_seed, ragged, same_bits
 from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SILU, SOFTPLUS, apply
@@ -19,9 +19,9 @@ from tests.kernels.test_vmath import EXP, EXP2, LOG1P_UNIT, SILU, SOFTPLUS, appl
 @pytest.fixture
 def every_isa() -> Iterator[list[str]]:
     """All that this processor has; the one in use is set again afterwards."""
-    before = ops.isa()
-    yield ops.available_isas()
-    ops.set_isa(before)
+    before = isa()
+    yield available_isas()
+    set_isa(before)
 
 
 @pytest.mark.parametrize("d_state", [1, 8, 16, 23])
@@ -35,7 +35,7 @@ def test_scan_bits(every_isa, dtype, d_state):
     batch = ragged([65, 5], [0, -1], [0, 1], [[(7, 2)], []])
     results = []
     for name in every_isa:
-        ops.set_isa(name)
+        set_isa(name)
         arena = start.clone()
         results.append((name, inputs.run(arena, batch), arena))
     for name, outputs, arena in results:
@@ -51,7 +51,7 @@ def test_conv_bits(every_isa, dtype):
     start = inputs.arena(2)
     results = []
     for name in every_isa:
-        ops.set_isa(name)
+        set_isa(name)
         results.append((name, inputs.run(start.clone(), ragged([65, 5], [0, 1], None))))
     for name, outputs in results:
         assert same_bits(outputs, results[0][1]), name
@@ -67,7 +67,7 @@ def test_function_bits(every_isa, function):
         values = generator.uniform(0, 1, 20_001).astype(np.float32)
     results = []
     for name in every_isa:
-        ops.set_isa(name)
+        set_isa(name)
         results.append(np.nan_to_num(apply(function, values), nan=123.0, posinf=np.inf, neginf=-np.inf))
     for result in results:
         assert result.tobytes() == results[0].tobytes()
@@ -76,13 +76,13 @@ def test_function_bits(every_isa, function):
 def test_choosing(every_isa):
     """An instruction set that is not the one asked for, or one accepted that this processor lacks."""
     widens = every_isa[-1] == "avx512bf16" and "AuthenticAMD" not in Path("/proc/cpuinfo").read_text()
-    assert "plain" in every_isa and ops.isa() == ("avx512" if widens else every_isa[-1])
+    assert "plain" in every_isa and isa() == ("avx512" if widens else every_isa[-1])
     for name in every_isa:
-        ops.set_isa(name)
-        assert ops.isa() == name
+        set_isa(name)
+        assert isa() == name
     with pytest.raises(ValueError, match="one of those of this processor, plain"):
-        ops.set_isa("neon")
-    assert ops.isa() == every_isa[-1]
+        set_isa("neon")
+    assert isa() == every_isa[-1]
 
 
 def test_the_build_and_the_options_follow_one_list(every_isa):

@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from apcbatch.kernels import ops, reference
-from apcbatch.kernels.parts import recorded_parts
+from apcbatch.kernels import reference
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.cpu.mixer import FusedMixer
+from apcbatch.kernels.fused_seconds import recorded_parts
+from apcbatch.kernels.layer import MixerWeights, PreNorm
 from tests.kernels.recurrent import DTYPES, fresh_seed, one_thread, poison, ragged, same_bits
+
+ops = CpuBackend()
 
 SIZES = [(36, 72, 8, 3, 4), (33, 45, 5, 1, 2), (48, 160, 16, 7, 4), (17, 16, 20, 5, 1)]  # h, d, n, r, w
 NORMS = ["none", "plain", "weighted"]
@@ -24,8 +29,8 @@ class Mixer:
         self.plain = {k: (torch.randn(s) * s[1] ** -0.5).to(dtype) for k, s in shapes.items()}
         self.size, self.dtype = size, dtype
         weights = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
-        self.norm = ops.PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
-        self.weights = ops.MixerWeights(
+        self.norm = PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
+        self.weights = MixerWeights(
             **{k: ops.pack_linear(v) for k, v in self.plain.items()},
             in_bias=torch.randn(2 * d) if biases else None,
             out_bias=torch.randn(h) if biases else None,
@@ -44,8 +49,8 @@ class Mixer:
         ssm, conv = torch.randn(slots, 2, n, d), torch.randn(slots, 2, w - 1, d).to(self.dtype)
         return ssm[:, 1], conv[:, 1]
 
-    def fused(self, ssm: torch.Tensor, conv: torch.Tensor) -> ops.FusedMixer:
-        return ops.FusedMixer(self.norm, self.weights, ssm, conv)
+    def fused(self, ssm: torch.Tensor, conv: torch.Tensor) -> FusedMixer:
+        return ops.mixer(self.norm, self.weights, ssm, conv)
 
     def one_by_one(self, sums, delta, ssm, conv, batch, k=ops, packed=None):
         """The ops in turn: the definition. sums changes; k: ops, or the reference with the plain weights."""
@@ -68,7 +73,7 @@ class Mixer:
 def run(mixer, sums, delta, batch):
     """What a fused mixer leaves to be added to sums, which changes."""
     poison((sum(batch.cu_seqlens.diff().tolist()), 4096), torch.float32)
-    residual = ops.Residual(sums)
+    residual = ops.residual(sums)
     if delta is not None:
         residual.leave(delta.clone())
     mixer(residual, batch)
@@ -150,23 +155,23 @@ def test_refuses_what_does_not_fit():
     ssm, conv = mixer.arena(2)
     fused = mixer.fused(ssm, conv)
     with pytest.raises(ValueError, match="a row for each of the batch's 3 tokens"):
-        fused(ops.Residual(torch.randn(2, 36)), ragged([3]))
+        fused(ops.residual(torch.randn(2, 36)), ragged([3]))
     with pytest.raises(ValueError, match="must have the part's 36 columns"):
-        fused(ops.Residual(torch.randn(3, 35)), ragged([3]))
+        fused(ops.residual(torch.randn(3, 35)), ragged([3]))
     with pytest.raises(ValueError, match="the residual must be contiguous of shape"):
-        ops.Residual(torch.randn(3, 36).bfloat16())
+        ops.residual(torch.randn(3, 36).bfloat16())
     with pytest.raises(ValueError, match="delta must be contiguous of shape"):
-        ops.Residual(torch.randn(3, 36)).leave(torch.randn(2, 36))
+        ops.residual(torch.randn(3, 36)).leave(torch.randn(2, 36))
     with pytest.raises(ValueError, match="must have slot 2, which the batch names; it has 2 slots"):
-        fused(ops.Residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
+        fused(ops.residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
     with pytest.raises(ValueError, match="norm must be contiguous of shape"):
-        ops.FusedMixer(ops.PreNorm(torch.ones(35), 1e-5), mixer.weights, ssm, conv)
+        ops.mixer(PreNorm(torch.ones(35), 1e-5), mixer.weights, ssm, conv)
     with pytest.raises(ValueError, match="state must be torch.float32"):
         mixer.fused(ssm[:, :-1], conv)
     with pytest.raises(ValueError, match="out_proj must be"):
-        ops.FusedMixer(mixer.norm, replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
+        ops.mixer(mixer.norm, replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
     with pytest.raises(ValueError, match="conv_bias must be contiguous of shape"):
-        ops.FusedMixer(mixer.norm, replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
+        ops.mixer(mixer.norm, replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
 
 
 def test_parts_are_recorded_only_while_asked():

@@ -1,4 +1,4 @@
-"""The selective scan against float64 (case 5), and what its bits may not depend on."""
+"""The selective scan against float64, and what its bits may not depend on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import random
 import pytest
 import torch
 
-from apcbatch.kernels import ops
+from apcbatch.kernels.cpu.backend import CpuBackend
 from tests.kernels.recurrent import DTYPES, Scan, assert_close, fresh_seed, on_devices, ragged, same_bits
+
+ops = CpuBackend()
 
 LENGTHS = [1, 2, 3, 4, 5, 63, 64, 65, 128, 129, 151, 372, 1024, 1134, 4096]
 D_STATES = [8, 16, 64, 128]

@@ -25,8 +25,8 @@ import torch
 
 import apcbatch
 from apcbatch.cli.program import main
-from apcbatch.kernels import ops
-from apcbatch.kernels.isa import available_isas, numerics
+from apcbatch.kernels.isa import available_isas, numerics, set_isa
+from apcbatch.kernels.isa import isa as isa_in_use
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.store.publisher import Batch, Publisher
@@ -61,7 +61,7 @@ class Player:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._threads, self._isa = torch.get_num_threads(), ops.isa()
+        self._threads, self._isa = torch.get_num_threads(), isa_in_use()
 
     def play(self, draw: Draw) -> Tally:
         """Compare every way with the cold run; Difference says which commands were run and what differs first."""
@@ -69,7 +69,7 @@ class Player:
             return self._play(draw)
         finally:
             torch.set_num_threads(self._threads)
-            ops.set_isa(self._isa)
+            set_isa(self._isa)
 
     def _play(self, draw: Draw) -> Tally:
         table, tally = _Table(self._folder, draw), Tally(draws=1)
@@ -226,7 +226,7 @@ def _pick(isas: list[str], rank: float) -> str:
 
 def _arithmetic(isa: str, dtype: torch.dtype) -> str:
     """What an instruction set computes: answers are the same bits where this is the same. It stays set."""
-    ops.set_isa(isa)
+    set_isa(isa)
     return numerics(dtype)
 
 

@@ -15,9 +15,11 @@ from apcbatch.kernels.arguments import (
     contiguous_view,
     dtype_code,
     num_threads,
+    require_cache,
     require_cpu,
     require_indices,
-    require_same_shape,
+    require_kv,
+    require_queries,
     view,
 )
 
@@ -37,15 +39,10 @@ def write_kv(
     PAGE_TOKENS, kv_heads, head_dim) contiguous. token_slots: (t,) int64, page x PAGE_TOKENS + offset, all
     different. Raises ValueError.
     """
-    _require_cache(k_cache, v_cache)
-    require_same_shape(v, "v", k, "k")
-    if k.dim() != 3 or k.shape[1:] != k_cache.shape[2:]:
-        raise ValueError(
-            f"k and v must be (tokens, {k_cache.shape[2]}, {k_cache.shape[3]}) like a page's rows; "
-            f"they are {tuple(k.shape)}"
-        )
-    if k.dtype != v.dtype:
-        raise ValueError(f"k and v must have one dtype; they are {k.dtype} and {v.dtype}")
+    require_cpu(k_cache, "k_cache")
+    require_cpu(k, "k")
+    require_cache(k_cache, v_cache, PAGE_TOKENS)
+    require_kv(k, v, k_cache)
     t, kv_heads, head_dim = k.shape
     token_slots = require_indices(token_slots, "token_slots", (t,), k_cache.shape[0] * PAGE_TOKENS)
     _C.write_kv(
@@ -71,14 +68,11 @@ def paged_attention(
     past its last page are not read. cu_seqlens: (b + 1,) int64 offsets into t. context: (b,) int64 tokens
     before the new ones. Returns (t, heads, head_dim) in q's dtype. Raises ValueError.
     """
-    _require_cache(k_cache, v_cache)
-    pages, _, kv_heads, head_dim = k_cache.shape
-    if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % kv_heads != 0 or q.shape[1] == 0:
-        raise ValueError(
-            f"q must be (tokens, a multiple of {kv_heads} heads, {head_dim}), as the cache has {kv_heads} "
-            f"kv heads of {head_dim}; it is {tuple(q.shape)}"
-        )
+    require_cpu(k_cache, "k_cache")
     require_cpu(q, "q")
+    require_cache(k_cache, v_cache, PAGE_TOKENS)
+    require_queries(q, k_cache)
+    pages, _, kv_heads, head_dim = k_cache.shape
     t, heads, _ = q.shape
     b = context.numel()
     page_table, cu_seqlens, context = _require_sequences(b, page_table, cu_seqlens, context)
@@ -92,25 +86,6 @@ def paged_attention(
         head_dim, scale, num_threads(),
     )
     return out
-
-
-def _require_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    require_cpu(k_cache, "k_cache")
-    require_same_shape(v_cache, "v_cache", k_cache, "k_cache")
-    if k_cache.dim() != 4 or k_cache.shape[1] != PAGE_TOKENS:
-        raise ValueError(
-            f"the cache must be (pages, {PAGE_TOKENS}, kv_heads, head_dim); it is {tuple(k_cache.shape)}"
-        )
-    if k_cache.shape[2] == 0 or k_cache.shape[3] == 0:
-        raise ValueError(
-            f"the cache must have at least one kv head of at least one column; it is {tuple(k_cache.shape)}"
-        )
-    if k_cache.dtype != v_cache.dtype:
-        raise ValueError(
-            f"k_cache and v_cache must have one dtype; they are {k_cache.dtype} and {v_cache.dtype}"
-        )
-    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise ValueError("k_cache and v_cache must be contiguous; allocate one pair a layer")
 
 
 def _cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:

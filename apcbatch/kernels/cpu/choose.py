@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads, require_matrix, view
+from apcbatch.kernels.arguments import num_threads, require_cpu, require_logits, require_token, view
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -17,7 +17,8 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     logits: (t, n) float32, any row stride. Returns weights (t, k) float32, descending and not normalised
     again, and indices (t, k) int64. Raises ValueError.
     """
-    _require_logits(logits)
+    require_cpu(logits, "logits")
+    require_logits(logits)
     t, n = logits.shape
     if not 1 <= k <= n:
         raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
@@ -32,7 +33,8 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The index of each row's largest logit, the lowest on ties: logits (t, v) float32, any row stride -> (t,) int64.
     Raises ValueError."""
-    _require_logits(logits)
+    require_cpu(logits, "logits")
+    require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64)
     _C.logprob(
@@ -47,7 +49,8 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     logits: (t, v) float32, any row stride. Returns tokens (t,) int64 and logprobs (t,) float32: logit - max -
     log of the sum of exp(logit - max), summed in float64. Raises ValueError.
     """
-    _require_logits(logits)
+    require_cpu(logits, "logits")
+    require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64)
     logprobs = torch.empty(t, dtype=torch.float32)
@@ -60,23 +63,13 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def token_logprob(logits: torch.Tensor, token: int) -> float:
     """The log-probability of one token: logits (v,) float32 contiguous, token in [0, v). The same bits as
     greedy gives for the likeliest token. Raises ValueError."""
-    if logits.dim() != 1:
-        raise ValueError(f"logits must be one row; its shape is {tuple(logits.shape)}")
+    require_cpu(logits, "logits")
+    require_token(token, logits)
     row = logits.unsqueeze(0)
-    _require_logits(row)
-    if not 0 <= token < logits.numel():
-        raise ValueError(f"token must lie in [0, {logits.numel()}); it is {token}")
+    require_logits(row)
     tokens = torch.tensor([token])
     logprobs = torch.empty(1, dtype=torch.float32)
     _C.logprob(
         1, logits.numel(), view(row, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), 1
     )
     return float(logprobs)
-
-
-def _require_logits(logits: torch.Tensor) -> None:
-    require_matrix(logits, "logits")
-    if logits.dtype != torch.float32:
-        raise ValueError(f"logits must be float32; they are {logits.dtype}")
-    if logits.shape[1] == 0:
-        raise ValueError("logits must have at least one column; they have none")

@@ -8,42 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads, require_parameter
+from apcbatch.kernels.arguments import num_threads
 from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.residual import PreNorm, Residual
-
-
-class Expert:
-    """down(silu(gate x) * up x). Shazeer, "GLU variants", arXiv 2002.05202.
-
-    gate_up: (2f, h), the gate's rows before the up's; down: (h, f); of one dtype. Raises ValueError.
-    """
-
-    def __init__(self, gate_up: PackedLinear, down: PackedLinear) -> None:
-        h, f = gate_up.in_features, down.in_features
-        if gate_up.out_features != 2 * f or down.out_features != h or gate_up.dtype != down.dtype:
-            raise ValueError(
-                f"gate_up must be (2f, h) and down (h, f) of one dtype; they are ({gate_up.out_features}, {h}) "
-                f"{gate_up.dtype} and ({down.out_features}, {f}) {down.dtype}"
-            )
-        self.gate_up, self.down = gate_up, down  # kept alive: the plan below holds their addresses
-        self.plan = _C.Mlp(gate_up.plan, down.plan)
+from apcbatch.kernels.cpu.residual import addresses, norm_plan
+from apcbatch.kernels.layer import Expert, PreNorm, Residual
 
 
 class FusedMlp:
     """Norms a residual (t, h), and leaves what one expert makes of it, (t, h), to be added. Raises ValueError."""
 
-    def __init__(self, norm: PreNorm, expert: Expert) -> None:
-        require_parameter(norm.weight, "norm", (expert.gate_up.in_features,), torch.float32)
-        self.norm, self.expert = norm, expert
+    most_captured = 0  # no CUDA graph holds what runs on the CPU
+
+    def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
+        self._norm = norm_plan(norm, expert.gate_up.in_features)
+        self.norm, self.expert = norm, expert  # kept alive: the plans hold their addresses
+        self._plan = _expert_plan(expert)
 
     def __call__(self, residual: Residual) -> None:
         """residual: of the norm's columns. Raises ValueError."""
-        t, addresses = residual.sum.shape[0], residual.addresses(self.expert.gate_up.in_features)
-        self.expert.plan.run(self.norm.plan, t, *addresses, num_threads())
+        t, places = residual.sum.shape[0], addresses(residual, self.expert.gate_up.in_features)
+        self._plan.run(self._norm, t, *places, num_threads())
 
 
 class FusedMixture:
@@ -53,8 +38,14 @@ class FusedMixture:
     router: (experts, h); experts of one shape and of the router's dtype. Raises ValueError.
     """
 
+    most_captured = 0
+
     def __init__(
-        self, norm: PreNorm, router: PackedLinear, experts: Sequence[Expert], experts_per_token: int
+        self,
+        norm: PreNorm,
+        router: PackedLinear,
+        experts: Sequence[Expert[PackedLinear]],
+        experts_per_token: int,
     ) -> None:
         takes = (router.in_features, router.dtype)
         shapes = {(e.gate_up.in_features, e.gate_up.dtype, e.down.in_features) for e in experts}
@@ -68,15 +59,19 @@ class FusedMixture:
                 f"a mixture needs a row of the router for each of its {len(experts)} experts and 1 to that many "
                 f"of them a token; there are {router.out_features} rows and {experts_per_token} a token"
             )
-        require_parameter(norm.weight, "norm", (router.in_features,), torch.float32)
-        self.norm = norm
-        self.router, self.experts = router, list(experts)  # kept alive: the plan below holds their addresses
+        self._norm = norm_plan(norm, router.in_features)
+        # Kept alive: the plans hold their addresses.
+        self.norm, self.router, self.experts = norm, router, list(experts)
         self.experts_per_token = experts_per_token
         self._plan = _C.Mixture(
-            router.plan, experts_per_token, [expert.plan for expert in experts]
+            router.plan, experts_per_token, [_expert_plan(expert) for expert in experts]
         )
 
     def __call__(self, residual: Residual) -> None:
         """residual: of the norm's columns. Raises ValueError."""
-        t, addresses = residual.sum.shape[0], residual.addresses(self.router.in_features)
-        self._plan.run(self.norm.plan, t, *addresses, num_threads())
+        t, places = residual.sum.shape[0], addresses(residual, self.router.in_features)
+        self._plan.run(self._norm, t, *places, num_threads())
+
+
+def _expert_plan(expert: Expert[PackedLinear]) -> _C.Mlp:
+    return _C.Mlp(expert.gate_up.plan, expert.down.plan)

@@ -17,6 +17,7 @@ from apcbatch.kernels.arguments import (
     dtype_code,
     float_vector,
     num_threads,
+    require_cpu,
     require_indices,
     require_matrix,
     view,
@@ -50,6 +51,7 @@ class PackedLinear:
 
 def pack_linear(weight: torch.Tensor) -> PackedLinear:
     """weight: (out, in) float32 or bfloat16, any row stride; it may be freed afterwards."""
+    require_cpu(weight, "weight")
     require_matrix(weight, "weight")
     out_features, in_features = weight.shape
     if out_features == 0 or in_features == 0:
@@ -84,6 +86,7 @@ def linear(
     float32 or bfloat16. Returns (t, out). With bfloat16 weights a float32 x is first rounded to bfloat16.
     Raises ValueError.
     """
+    require_cpu(x, "x")
     require_matrix(x, "x")
     t, in_features = x.shape
     if in_features != packed.in_features:
@@ -92,7 +95,7 @@ def linear(
         )
     plan = packed.plan
     if bias is not None:
-        bias = float_vector(bias, "bias", packed.out_features, "y")
+        bias = float_vector(bias, "bias", packed.out_features, x, "y")
         plan = projection(packed, bias)
     y = torch.empty(t, packed.out_features, dtype=out_dtype or x.dtype)
     _C.linear(t, view(x, "x"), plan, view(y, "out_dtype"), num_threads())

@@ -7,45 +7,23 @@ it. What never changes is checked once, when a FusedMixer is made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import DTYPE_CODES, FLOAT32, address, num_threads, require_parameter
-from apcbatch.kernels.cpu.linear import PackedLinear, projection
-from apcbatch.kernels.cpu.residual import PreNorm, Residual
-from apcbatch.kernels.cpu.scan import (
-    MAX_CONV_WIDTH,
-    MAX_D_STATE,
+from apcbatch.kernels.arguments import (
+    DTYPE_CODES,
+    FLOAT32,
+    address,
+    num_threads,
+    require_parameter,
     require_slots,
     slot_stride,
 )
+from apcbatch.kernels.cpu.linear import PackedLinear, projection
+from apcbatch.kernels.cpu.residual import addresses, norm_plan
+from apcbatch.kernels.cpu.scan import MAX_CONV_WIDTH, MAX_D_STATE
+from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
-
-
-@dataclass(frozen=True, eq=False)
-class MixerWeights:
-    """h hidden, d d_inner, n d_state, w taps, r dt_rank. Packed weights of one dtype; the rest float32, contiguous.
-
-    in_proj (2d, h), x_proj (r + 2n, d), dt_proj (d, r), out_proj (h, d). in_bias (2d), out_bias (h), conv_bias
-    (d): None for none. conv_weight (d, w). A (n, d): -exp(A_log) transposed. D, dt_bias (d). norms: None, or
-    the weights of the RMS norms of dt (r), B (n) and C (n), each None for ones.
-    """
-
-    in_proj: PackedLinear
-    x_proj: PackedLinear
-    dt_proj: PackedLinear
-    out_proj: PackedLinear
-    in_bias: torch.Tensor | None
-    out_bias: torch.Tensor | None
-    conv_weight: torch.Tensor
-    conv_bias: torch.Tensor | None
-    A: torch.Tensor
-    D: torch.Tensor
-    dt_bias: torch.Tensor
-    norms: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] | None
-    norm_eps: float
 
 
 class FusedMixer:
@@ -56,10 +34,9 @@ class FusedMixer:
     """
 
     def __init__(
-        self, norm: PreNorm, weights: MixerWeights, ssm: torch.Tensor, conv: torch.Tensor
+        self, norm: PreNorm, weights: MixerWeights[PackedLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         _check(weights)
-        require_parameter(norm.weight, "norm", (weights.in_proj.in_features,), torch.float32)
         self.weights = weights
         self._kept_alive = norm, weights, ssm, conv  # the plan below holds their addresses
         self._hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
@@ -68,7 +45,7 @@ class FusedMixer:
         self._num_slots = min(ssm.shape[0], conv.shape[0])
         dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
         self._plan = _C.Mixer(
-            norm=norm.plan,
+            norm=norm_plan(norm, self._hidden),
             in_proj=projection(weights.in_proj, weights.in_bias),
             x_proj=weights.x_proj.plan,
             dt_proj=weights.dt_proj.plan,
@@ -96,11 +73,11 @@ class FusedMixer:
                 f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
                 f"{tuple(residual.sum.shape)}"
             )
-        require_slots(ragged, self._num_slots)
-        self._plan.run(ragged.params, *residual.addresses(self._hidden), num_threads())
+        require_slots(ragged.max_slot, self._num_slots)
+        self._plan.run(ragged.params, *addresses(residual, self._hidden), num_threads())
 
 
-def _check(w: MixerWeights) -> None:
+def _check(w: MixerWeights[PackedLinear]) -> None:
     (n, d), h, dtype = w.A.shape, w.in_proj.in_features, w.in_proj.dtype
     r, width = w.dt_proj.in_features, w.conv_weight.shape[-1]
     if not 1 <= n <= MAX_D_STATE or not 1 <= width <= MAX_CONV_WIDTH:

@@ -14,8 +14,11 @@ from apcbatch.kernels.arguments import (
     address,
     float_vector,
     num_threads,
+    require_alike,
+    require_cpu,
     require_matrix,
-    require_same_shape,
+    require_one_dtype,
+    require_sums,
     view,
 )
 
@@ -28,6 +31,7 @@ def rms_norm(
     x: (t, h) float32 or bfloat16, any row stride. weight: (h) or None (ones). Returns (t, h) in out_dtype.
     Raises ValueError.
     """
+    require_cpu(x, "x")
     require_matrix(x, "x")
     return _rms_norm(x, None, weight, eps, out_dtype)
 
@@ -44,16 +48,8 @@ def add_rms_norm_(
     residual: (t, h) float32, any row stride. delta: (t, h) float32 or bfloat16, any row stride. weight, eps,
     out_dtype and the result: as in rms_norm. Raises ValueError.
     """
-    require_matrix(residual, "residual")
-    require_matrix(delta, "delta")
-    require_same_shape(delta, "delta", residual, "residual")
-    if residual.dtype != torch.float32:
-        raise ValueError(f"residual must be float32, in which it is summed; it is {residual.dtype}")
-    if residual.shape[0] > 1 and residual.stride(0) < residual.shape[1]:
-        raise ValueError(
-            f"the residual's rows must not overlap, as they are written; its strides are {residual.stride()} for "
-            f"the shape {tuple(residual.shape)}"
-        )
+    require_cpu(residual, "residual")
+    require_sums(residual, delta)
     return _rms_norm(residual, delta, weight, eps, out_dtype)
 
 
@@ -66,7 +62,7 @@ def _rms_norm(
 ) -> torch.Tensor:
     t, h = x.shape
     if weight is not None:
-        weight = float_vector(weight, "weight", h, "x")
+        weight = float_vector(weight, "weight", h, x, "x")
     y = torch.empty(t, h, dtype=out_dtype)
     addend = None if delta is None else view(delta, "delta")
     _C.rms_norm(
@@ -78,11 +74,10 @@ def _rms_norm(
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up in float32, rounded once: gate, up (t, f) of one dtype, float32 or bfloat16, any row
     stride; returns (t, f) of that dtype. Raises ValueError."""
+    require_cpu(gate, "gate")
     require_matrix(gate, "gate")
-    require_matrix(up, "up")
-    require_same_shape(up, "up", gate, "gate")
-    if gate.dtype != up.dtype:
-        raise ValueError(f"gate and up must have one dtype; they are {gate.dtype} and {up.dtype}")
+    require_alike(up, "up", gate, "gate")
+    require_one_dtype(gate, "gate", up, "up")
     t, f = gate.shape
     y = torch.empty(t, f, dtype=gate.dtype)
     _C.silu_mul(t, f, view(gate, "gate"), view(up, "up"), view(y, "y"), num_threads())

@@ -18,6 +18,10 @@ from apcbatch.kernels.arguments import (
     num_threads,
     require_cpu,
     require_parameter,
+    require_slots,
+    slot_stride,
+    token_rows,
+    token_stride,
 )
 from apcbatch.kernels.ragged import Ragged
 
@@ -35,8 +39,8 @@ def causal_conv(
     inputs, oldest first, zeros before the first token. Returns (t, d) of x's dtype. Raises ValueError.
     """
     require_cpu(x, "x")
-    t, d = _rows_shape(x, ragged)
-    x_stride = _row_stride(x, "x", t, d, x.dtype)
+    t, d = token_rows(x, ragged.num_tokens)
+    x_stride = token_stride(x, "x", t, d, x)
     require_parameter(weight, "weight", (d, weight.shape[-1]), None)
     width = weight.shape[1]
     if not 1 <= width <= MAX_CONV_WIDTH:
@@ -44,7 +48,7 @@ def causal_conv(
     if bias is not None:
         require_parameter(bias, "bias", (d,), weight.dtype)
     state_stride = slot_stride(state, (width - 1, d), x.dtype)
-    require_slots(ragged, state.shape[0])
+    require_slots(ragged.max_slot, state.shape[0])
     out = torch.empty((t, d), dtype=x.dtype)
     code = dtype_code(x, "x")
     _C.causal_conv(
@@ -82,7 +86,7 @@ def selective_scan(
     the same op on sequences of one token. Raises ValueError.
     """
     require_cpu(x, "x")
-    t, d = _rows_shape(x, ragged)
+    t, d = token_rows(x, ragged.num_tokens)
     n = A.shape[0]
     if not 1 <= n <= MAX_D_STATE:
         raise ValueError(f"A must have 1 to {MAX_D_STATE} rows, the states of a channel; it has {n}")
@@ -90,20 +94,19 @@ def selective_scan(
     for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
         if vector is not None:
             require_parameter(vector, name, (d,), torch.float32)
-    dtype = x.dtype
     state_stride = slot_stride(state, (n, d), torch.float32)
-    require_slots(ragged, state.shape[0])
-    out = torch.empty((t, d), dtype=dtype)
+    require_slots(ragged.max_slot, state.shape[0])
+    out = torch.empty((t, d), dtype=x.dtype)
     code = dtype_code(x, "x")
     _C.selective_scan(
         ragged=ragged.params,
-        x=(x.data_ptr(), _row_stride(x, "x", t, d, dtype), code),
-        dt=(dt.data_ptr(), _row_stride(dt, "dt", t, d, dtype), code),
+        x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
+        dt=(dt.data_ptr(), token_stride(dt, "dt", t, d, x), code),
         A=A.data_ptr(),
-        B=(B.data_ptr(), _row_stride(B, "B", t, n, dtype), code),
-        C=(C.data_ptr(), _row_stride(C, "C", t, n, dtype), code),
+        B=(B.data_ptr(), token_stride(B, "B", t, n, x), code),
+        C=(C.data_ptr(), token_stride(C, "C", t, n, x), code),
         D=address(D),
-        z=None if z is None else (z.data_ptr(), _row_stride(z, "z", t, d, dtype), code),
+        z=None if z is None else (z.data_ptr(), token_stride(z, "z", t, d, x), code),
         dt_bias=address(dt_bias),
         state=(state.data_ptr(), state_stride, FLOAT32),
         out=(out.data_ptr(), d, code),
@@ -112,54 +115,3 @@ def selective_scan(
         num_threads=num_threads(),
     )
     return out
-
-
-def _rows_shape(x: torch.Tensor, ragged: Ragged) -> tuple[int, int]:
-    """(t, d) of x; ValueError unless it has a row for each of the batch's tokens."""
-    shape = tuple(x.shape)
-    if len(shape) != 2 or shape[0] != ragged.num_tokens or shape[1] == 0:
-        raise ValueError(
-            f"x must be ({ragged.num_tokens}, d_inner), a row for each token of cu_seqlens; it is {shape}"
-        )
-    return shape[0], shape[1]
-
-
-def _row_stride(tensor: torch.Tensor, name: str, rows: int, columns: int, dtype: torch.dtype) -> int:
-    """Elements from one token to the next; ValueError unless (rows, columns) of dtype, rows contiguous."""
-    strides = tensor.stride()
-    if tensor.dtype == dtype and tensor.shape == (rows, columns) and (strides[1] == 1 or columns == 1):
-        require_cpu(tensor, name)
-        return strides[0]
-    raise ValueError(
-        f"{name} must be {dtype} (like x) of shape ({rows}, {columns}) with a stride of 1 within a row; "
-        f"it is {tensor.dtype} of shape {tuple(tensor.shape)} with strides {strides}"
-    )
-
-
-def slot_stride(state: torch.Tensor, slot_shape: tuple[int, int], dtype: torch.dtype) -> int:
-    """Elements from one slot to the next; ValueError unless the slots have this shape, are contiguous and lie
-    apart."""
-    require_cpu(state, "state")
-    strides = state.stride()
-    shape = tuple(state.shape)
-    if (
-        state.dtype != dtype or shape[1:] != slot_shape or len(shape) != 3
-        or (state.numel() and strides[1:] != (slot_shape[1], 1))
-    ):
-        raise ValueError(
-            f"state must be {dtype} of shape (num_slots, {slot_shape[0]}, {slot_shape[1]}), each slot "
-            f"contiguous; it is {state.dtype} of shape {shape} with strides {strides}"
-        )
-    if shape[0] > 1 and strides[0] < slot_shape[0] * slot_shape[1]:
-        raise ValueError(
-            f"the state's slots must not overlap, as they are written; its strides are {strides} for the shape {shape}"
-        )
-    return strides[0]
-
-
-def require_slots(ragged: Ragged, num_slots: int) -> None:
-    """ValueError unless the state has every slot that the batch names."""
-    if ragged.max_slot >= num_slots:
-        raise ValueError(
-            f"state must have slot {ragged.max_slot}, which the batch names; it has {num_slots} slots"
-        )

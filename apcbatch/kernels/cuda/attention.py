@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import torch
 
+from apcbatch.kernels.arguments import (
+    dtype_code,
+    require_cache,
+    require_kv,
+    require_one_dtype,
+    require_queries,
+    row_stride,
+)
 from apcbatch.kernels.cpu.attention import PAGE_TOKENS
-from apcbatch.kernels.cuda.scan import DTYPE_CODES, extension
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 
 
 def write_kv(
@@ -20,22 +28,24 @@ def write_kv(
     token_slots: torch.Tensor,
 ) -> None:
     """See apcbatch.kernels.cpu.attention; all of one dtype."""
-    _require_cache(k, k_cache, v_cache)
+    require_cache(k_cache, v_cache, PAGE_TOKENS)
+    require_kv(k, v, k_cache)
+    require_one_dtype(k, "k", k_cache, "k_cache")
     t, kv_heads, head_dim = k.shape
-    if v.shape != k.shape or v.dtype != k.dtype or token_slots.shape != (t,):
-        raise ValueError(f"v must be like k, {tuple(k.shape)} {k.dtype}, and token_slots ({t},)")
+    if token_slots.shape != (t,):
+        raise ValueError(f"token_slots must be ({t},), a place for each token; it is {tuple(token_slots.shape)}")
     extension().write_kv(
         t,
         kv_heads * head_dim,
         k.data_ptr(),
-        k.stride(0),
+        row_stride(k, "k"),
         v.data_ptr(),
-        v.stride(0),
-        DTYPE_CODES[k.dtype],
+        row_stride(v, "v"),
+        dtype_code(k, "k", DTYPE_CODES),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         token_slots.data_ptr(),
-        torch.cuda.current_stream().cuda_stream,
+        current_stream(),
     )
 
 
@@ -50,14 +60,13 @@ def paged_attention(
 ) -> torch.Tensor:
     """See apcbatch.kernels.cpu.attention; all of one dtype, and the numbers in page_table, cu_seqlens and context are
     relied upon: they lie on the device."""
-    _require_cache(q, k_cache, v_cache)
+    require_cache(k_cache, v_cache, PAGE_TOKENS)
+    require_queries(q, k_cache)
+    require_one_dtype(q, "q", k_cache, "k_cache")
     t, heads, head_dim = q.shape
     kv_heads, b, columns = k_cache.shape[2], context.numel(), page_table.shape[1]
-    if heads % kv_heads or head_dim > extension().MOST_HEAD_DIM:
-        raise ValueError(
-            f"q must have a multiple of {kv_heads} heads of at most {extension().MOST_HEAD_DIM}; it has {heads} of "
-            f"{head_dim}"
-        )
+    if head_dim > extension().MOST_HEAD_DIM:
+        raise ValueError(f"q must have heads of at most {extension().MOST_HEAD_DIM} columns; they have {head_dim}")
     out = torch.empty((t, heads, head_dim), dtype=q.dtype, device=q.device)
     max_context = columns * PAGE_TOKENS
     parts = None
@@ -71,10 +80,10 @@ def paged_attention(
         head_dim,
         scale,
         q.data_ptr(),
-        q.stride(0),
+        row_stride(q, "q"),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
-        DTYPE_CODES[q.dtype],
+        dtype_code(q, "q", DTYPE_CODES),
         page_table.data_ptr(),
         columns,
         cu_seqlens.data_ptr(),
@@ -83,20 +92,6 @@ def paged_attention(
         t - b + 1,
         max_context,
         0 if parts is None else parts.data_ptr(),
-        torch.cuda.current_stream().cuda_stream,
+        current_stream(),
     )
     return out
-
-
-def _require_cache(x: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    if (
-        x.dim() != 3 or k_cache.shape != v_cache.shape or k_cache.shape[1] != PAGE_TOKENS
-        or k_cache.shape[3] != x.shape[2] or not (k_cache.is_contiguous() and v_cache.is_contiguous())
-        or len({x.dtype, k_cache.dtype, v_cache.dtype}) != 1 or x.dtype not in DTYPE_CODES
-        or x.stride()[1:] != (x.shape[2], 1)
-    ):  # fmt: skip
-        raise ValueError(
-            f"the cache must be two contiguous (pages, {PAGE_TOKENS}, kv_heads, {x.shape[-1]}) {x.dtype}, and a "
-            f"token's heads contiguous; they are {tuple(k_cache.shape)} and {tuple(v_cache.shape)} {k_cache.dtype}, "
-            f"and strides {x.stride()}"
-        )

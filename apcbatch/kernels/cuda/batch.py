@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from apcbatch.kernels.cuda.extension import extension
 from apcbatch.kernels.ragged import Ragged
 
 
@@ -15,8 +16,6 @@ class DeviceBatch:
     """The device's copy of one Ragged."""
 
     def __init__(self, ragged: Ragged, device: torch.device) -> None:
-        from apcbatch import _CUDA
-
         lists, lengths, num_longer = _lists(ragged)
         self.num_sequences = ragged.num_sequences
         self.num_tokens = ragged.num_tokens
@@ -26,7 +25,7 @@ class DeviceBatch:
         starts = [self._lists.data_ptr()]
         for part in lists:
             starts.append(starts[-1] + part.numel() * part.element_size())
-        self.params = _CUDA.Batch(
+        self.params = extension().Batch(
             ragged.num_sequences, ragged.num_tokens, max(lengths, default=0), num_longer, *starts[:-1]
         )
 

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import torch
 
-from apcbatch.kernels.cpu.residual import PreNorm
+from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.batch import DeviceBatch
-from apcbatch.kernels.cuda.layers import DeviceMixer
-from apcbatch.kernels.cuda.rows import DeviceLinear
-from apcbatch.kernels.cuda.scan import DTYPE_CODES, extension
-
-ALIGNMENT = 16  # bytes: how weights are read
+from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.mixer import DeviceMixer
+from apcbatch.kernels.cuda.scan import batch_on
+from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.ragged import Ragged
 
 
 class DecodeStack:
@@ -41,14 +42,15 @@ class DecodeStack:
         with torch.cuda.device(head.weight.device):
             self._stack = extension().DecodeStack(
                 DTYPE_CODES[head.dtype], head.in_features, d, n, r, w.conv_weight.shape[1], self._vocab, len(mixers),
-                self._table.data_ptr(), w.norms is not None, norm.eps, w.norm_eps, _address(norm.weight),
+                self._table.data_ptr(), w.norms is not None, norm.eps, w.norm_eps, address(norm.weight),
                 head.weight.data_ptr(), first.ssm.stride(0), first.conv.stride(0),
             )
             self.most_rows = self._stack.most_rows()
 
-    def __call__(self, residual: torch.Tensor, batch: DeviceBatch) -> torch.Tensor:
+    def __call__(self, residual: torch.Tensor, ragged: Ragged | DeviceBatch) -> torch.Tensor:
         """Logits (b, v) float32. residual: (b, h) float32 contiguous, changed; b: a power of two, most_rows at most.
-        batch: b sequences of one token. Raises ValueError."""
+        ragged: b sequences of one token. Raises ValueError."""
+        batch = batch_on(residual.device, ragged)
         b = batch.num_tokens
         if batch.num_sequences != b or b & (b - 1) or b > self.most_rows:
             raise ValueError(
@@ -68,7 +70,7 @@ class DecodeStack:
         with torch.cuda.device(residual.device):
             self._stack.run(
                 batch.params, residual.data_ptr(), x.data_ptr(), z.data_ptr(), y.data_ptr(), low.data_ptr(),
-                logits.data_ptr(), arrivals.data_ptr(), torch.cuda.current_stream().cuda_stream,
+                logits.data_ptr(), arrivals.data_ptr(), current_stream(),
             )
         return logits
 
@@ -107,8 +109,4 @@ def _addresses(mixer: DeviceMixer) -> list[int]:
         *(part.weight for part in _projections(mixer)), mixer.norm.weight, w.in_bias, w.out_bias, w.conv_weight,
         w.conv_bias, w.A, w.D, w.dt_bias, *(w.norms or (None, None, None)), mixer.ssm, mixer.conv,
     )
-    return [_address(tensor) for tensor in tensors]
-
-
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return [address(tensor) for tensor in tensors]

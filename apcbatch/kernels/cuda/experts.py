@@ -11,10 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from apcbatch.kernels.cuda.rows import DeviceLinear
-from apcbatch.kernels.cuda.scan import extension
-
-ALIGNMENT = 16  # bytes: how weights are read
+from apcbatch.kernels.cuda.extension import ALIGNMENT, current_stream, extension
+from apcbatch.kernels.cuda.linear import DeviceLinear
 
 
 class FewTokens:
@@ -56,13 +54,13 @@ class FewTokens:
         there = 0 if present is None else present.data_ptr()
         with torch.cuda.device(x.device):
             extension().group(
-                t, k, len(self._kept_alive[0]), chosen.data_ptr(), there, groups.data_ptr(), _stream()
+                t, k, len(self._kept_alive[0]), chosen.data_ptr(), there, groups.data_ptr(), current_stream()
             )
             rows = self._products(x, t, k, groups.data_ptr())
             y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
             extension().expert_sum(
                 t, k, self._hidden, chosen.data_ptr(), there, weights.data_ptr(), rows.data_ptr(), y.data_ptr(),
-                _stream(),
+                current_stream(),
             )
         return y
 
@@ -72,10 +70,10 @@ class FewTokens:
         rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
         gate_ups, downs = (table.data_ptr() for table in self._tables)
         extension().expert_product(
-            groups, t, k, self._hidden, self._inner, True, gate_ups, x.data_ptr(), inner.data_ptr(), _stream()
+            groups, t, k, self._hidden, self._inner, True, gate_ups, x.data_ptr(), inner.data_ptr(), current_stream()
         )
         extension().expert_product(
-            groups, t, k, self._inner, self._hidden, False, downs, inner.data_ptr(), rows.data_ptr(), _stream()
+            groups, t, k, self._inner, self._hidden, False, downs, inner.data_ptr(), rows.data_ptr(), current_stream()
         )
         return rows
 
@@ -98,7 +96,3 @@ def _alike(parts: Sequence[DeviceLinear]) -> bool:
         and all(part.weight.shape == first.weight.shape and part.dtype == first.dtype for part in parts)
         and not any(part.exact or part.weight.data_ptr() % ALIGNMENT for part in parts)
     )  # fmt: skip
-
-
-def _stream() -> int:
-    return torch.cuda.current_stream().cuda_stream

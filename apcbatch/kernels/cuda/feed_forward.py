@@ -1,0 +1,84 @@
+"""The feed-forward parts of a layer on a CUDA device, made of the ops: see apcbatch.kernels.cpu.feed_forward.
+
+Must not know: models, checkpoints, the other layers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from apcbatch.kernels.cuda.choose import softmax_topk
+from apcbatch.kernels.cuda.experts import FewTokens
+from apcbatch.kernels.cuda.linear import DeviceLinear, linear
+from apcbatch.kernels.cuda.norm import silu_mul
+from apcbatch.kernels.cuda.residual import normed
+from apcbatch.kernels.layer import Expert, PreNorm, Residual
+
+
+def swiglu(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
+    """down(silu(gate x) * up x): (t, h) -> (t, h) float32."""
+    f = expert.down.in_features
+    gate_up = linear(x, expert.gate_up)  # (t, h) -> (t, 2f)
+    return linear(silu_mul(gate_up[:, :f], gate_up[:, f:]), expert.down, out_dtype=torch.float32)
+
+
+class DeviceMlp:
+    """One expert for all tokens: see apcbatch.kernels.cpu.feed_forward."""
+
+    most_captured = sys.maxsize
+
+    def __init__(self, norm: PreNorm, expert: Expert[DeviceLinear]) -> None:
+        self._norm, self._expert = norm, expert
+
+    def __call__(self, residual: Residual) -> None:
+        residual.leave(swiglu(self._expert, normed(residual, self._norm, self._expert.down.dtype)))
+
+
+class DeviceMixture:
+    """Some of the experts for each token, added in ascending order: see apcbatch.kernels.cpu.feed_forward.
+
+    For few tokens nothing is asked of the device. For more, one expert after the other takes its tokens; how many they
+    are comes from the device, once a call, so that a pass waits for it and no CUDA graph can hold it.
+
+    most_captured: the most tokens of a call that a graph can hold.
+    """
+
+    def __init__(
+        self,
+        norm: PreNorm,
+        router: DeviceLinear,
+        experts: Sequence[Expert[DeviceLinear]],
+        experts_per_token: int,
+    ) -> None:
+        self._norm = norm
+        self.router, self.experts, self.experts_per_token = router, list(experts), experts_per_token
+        self._numbers = torch.arange(len(experts), device=router.weight.device)
+        self._few = FewTokens([expert.gate_up for expert in experts], [expert.down for expert in experts])
+        self.most_captured = self._few.most_pairs // experts_per_token
+
+    def __call__(self, residual: Residual) -> None:
+        x = normed(residual, self._norm, self.router.dtype)
+        logits = linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
+        weights, chosen = softmax_topk(logits, self.experts_per_token)  # (t, k) each
+        few = x.shape[0] <= self.most_captured
+        make = self._few.mixture if few else self._one_by_one
+        residual.leave(make(x, weights, chosen, residual.present))
+
+    def _one_by_one(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, _: torch.Tensor | None
+    ) -> torch.Tensor:
+        chosen, ascending = chosen.sort(dim=1)
+        weights = weights.gather(1, ascending)
+        order = chosen.flatten().argsort(stable=True)  # (t k): every choice, an expert's next to each other
+        counts = (chosen.flatten() == self._numbers.unsqueeze(1)).sum(dim=1).tolist()
+        taken = torch.split(x[order // self.experts_per_token], counts)
+        made = [swiglu(expert, part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
+        place = order.argsort().view_as(chosen)  # of every choice among the rows made
+        rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
+        y = rows[place[:, 0]] * weights[:, :1]
+        for i in range(1, self.experts_per_token):
+            y += rows[place[:, i]] * weights[:, i : i + 1]
+        return y

@@ -1,0 +1,76 @@
+"""The matrix product of a CUDA device: y = x W^T (+ bias) by the library. The same arguments and results as on the CPU
+(apcbatch.kernels.cpu.linear), and float16 too.
+
+Must not know: models. Invariant: a row of a product depends on that row alone only where `exact` asks for it, as the
+library picks its kernel by the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+EXACT_ROWS = 128  # of every product, where products must not depend on how many rows come together
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLinear:
+    """Weights (out_features, in_features) on a CUDA device, as they are. exact: always multiply EXACT_ROWS rows, so
+    that a row's bits do not depend on its company."""
+
+    weight: torch.Tensor
+    exact: bool
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of the weights, for an embedding that is tied to this projection."""
+        return self.weight[indices]
+
+
+def pack_linear(weight: torch.Tensor, exact: bool) -> DeviceLinear:
+    """weight: (out, in), any stride."""
+    return DeviceLinear(weight.contiguous(), exact)
+
+
+def linear(
+    x: torch.Tensor,
+    packed: DeviceLinear,
+    out_dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = x W^T (+ bias), accumulated in float32: see apcbatch.kernels.cpu.linear. x is of the weights' dtype."""
+    if x.dtype != packed.dtype or x.dim() != 2 or x.shape[1] != packed.in_features:
+        raise ValueError(
+            f"x must be {packed.dtype} with {packed.in_features} columns, the weight's inputs; it is {x.dtype} of "
+            f"shape {tuple(x.shape)}"
+        )
+    multiply = _exact_product if packed.exact else _product
+    y = multiply(x, packed.weight, out_dtype or x.dtype)
+    return y if bias is None else y.add_(bias.to(y.dtype))
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    if out_dtype == x.dtype:
+        return torch.mm(x, weight.t())
+    return torch.mm(x, weight.t(), out_dtype=out_dtype)
+
+
+def _exact_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """The product EXACT_ROWS rows at a time, the last of them filled up."""
+    rows = x.shape[0]
+    padded = x.new_zeros((rows + EXACT_ROWS - 1) // EXACT_ROWS * EXACT_ROWS, x.shape[1])
+    padded[:rows] = x
+    parts = [_product(part, weight, out_dtype) for part in torch.split(padded, EXACT_ROWS)]
+    return torch.cat(parts)[:rows] if parts else x.new_empty((0, weight.shape[0]), dtype=out_dtype)

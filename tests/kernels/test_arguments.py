@@ -1,0 +1,80 @@
+"""The checks that the kernels of every device share: on the CPU's tensors, and on those of another device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from apcbatch.kernels import arguments
+from apcbatch.kernels.arguments import CPU
+from apcbatch.kernels.cpu.backend import CpuBackend
+
+OTHER = torch.device("meta")  # stands for a CUDA device: nothing is computed here
+F32 = torch.float32
+
+# name -> the check of a tensor that lies on `device`, beside others that lie on `beside`
+CHECKS: dict[str, Callable[[torch.device, torch.device], object]] = {
+    "parameter": lambda device, beside: arguments.require_parameter(
+        torch.empty(3, device=device), "A", (3,), F32, beside
+    ),
+    "alike": lambda device, beside: arguments.require_alike(
+        torch.empty(2, 3, device=device), "up", torch.empty(2, 3, device=beside), "gate"
+    ),
+    "vector": lambda device, beside: arguments.float_vector(
+        torch.empty(3, device=device), "weight", 3, torch.empty(2, 3, device=beside), "x"
+    ),
+    "tokens": lambda device, beside: arguments.token_stride(
+        torch.empty(2, 3, device=device), "dt", 2, 3, torch.empty(2, 3, device=beside)
+    ),
+    "slots": lambda device, beside: arguments.slot_stride(
+        torch.empty(4, 2, 3, device=device), (2, 3), F32, beside
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("device", [CPU, OTHER], ids=str)
+def test_a_tensor_must_lie_where_the_kernel_runs(name: str, device: torch.device) -> None:
+    """Fault: the address of another memory is handed to a kernel, or a tensor of its own device is refused."""
+    CHECKS[name](device, device)
+    beside = OTHER if device == CPU else CPU
+    place = "on the CPU" if beside == CPU else "torch.float32 on meta"
+    with pytest.raises(ValueError, match=f"must be {place}, where this kernel runs; it is on {device}"):
+        CHECKS[name](device, beside)
+
+
+def test_a_refusal_names_the_device_where_that_is_not_the_cpu() -> None:
+    """Fault: a sentence that sends the reader to another device than the kernel's."""
+    wrong = torch.empty(4, 3, device=OTHER)
+    x = torch.empty(2, 3, device=OTHER)
+    with pytest.raises(ValueError, match=r"A must be contiguous of shape \(3,\) and torch.float32 on meta; it is"):
+        arguments.require_parameter(wrong, "A", (3,), F32, OTHER)
+    with pytest.raises(ValueError, match=r"dt must be torch.float32 on meta \(like x\) of shape \(2, 3\)"):
+        arguments.token_stride(wrong, "dt", 2, 3, x)
+    with pytest.raises(ValueError, match=r"state must be torch.float32 on meta of shape \(num_slots, 2, 3\)"):
+        arguments.slot_stride(wrong, (2, 3), F32, OTHER)
+    with pytest.raises(ValueError, match=r"A must be contiguous of shape \(3,\) and torch.float32; it is"):
+        arguments.require_parameter(torch.empty(4, 3), "A", (3,), F32)
+
+
+@pytest.mark.parametrize(
+    ("codes", "named"),
+    [
+        ({torch.float32: 0, torch.bfloat16: 1}, "float32 or bfloat16"),
+        ({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}, "float32, bfloat16 or float16"),
+    ],
+)
+def test_a_dtype_is_one_that_the_device_has(codes: dict[torch.dtype, int], named: str) -> None:
+    """Fault: a dtype is read as another, or the sentence names one that is refused too."""
+    for dtype, code in codes.items():
+        assert arguments.dtype_code(torch.empty(0, dtype=dtype), "x", codes) == code
+    with pytest.raises(ValueError, match=f"x must be {named}; it is torch.float64"):
+        arguments.dtype_code(torch.empty(0, dtype=torch.float64), "x", codes)
+
+
+def test_all_rows_of_a_pass_on_the_cpu_are_there() -> None:
+    """Fault: a batch that is filled up, as CUDA graphs have it, is computed with the rows that are not there."""
+    with pytest.raises(ValueError, match="present must be None"):
+        CpuBackend().residual(torch.zeros(2, 3), torch.tensor([1]))
