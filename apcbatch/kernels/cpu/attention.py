@@ -12,7 +12,6 @@ import torch
 
 from apcbatch import _C
 from apcbatch.kernels.arguments import (
-    contiguous_view,
     dtype_code,
     num_threads,
     require_cache,
@@ -81,17 +80,18 @@ def paged_attention(
     if fault:
         raise ValueError(_fault_sentence(fault, t, pages, page_table, cu_seqlens, context))
     out = torch.empty(t, heads, head_dim, dtype=q.dtype)
+    queries = view(q, "q")
     _C.paged_attention(
-        view(q, "q"), *_cache_views(k_cache, v_cache), contiguous_view(out, "q"), sequences, heads, kv_heads,
-        head_dim, scale, num_threads(),
+        queries, *_cache_views(k_cache, v_cache), (out.data_ptr(), heads * head_dim, queries[2]), sequences,
+        heads, kv_heads, head_dim, scale, num_threads(),
     )
     return out
 
 
 def _cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:
-    """Both, of one dtype and contiguous."""
-    stride, code = k_cache.stride(0), dtype_code(k_cache, "k_cache")
-    return (k_cache.data_ptr(), stride, code), (v_cache.data_ptr(), stride, code)
+    """Both, of one dtype and contiguous, so that the kernels ask for no stride."""
+    code = dtype_code(k_cache, "k_cache")
+    return (k_cache.data_ptr(), 0, code), (v_cache.data_ptr(), 0, code)
 
 
 def _require_sequences(
