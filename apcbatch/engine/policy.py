@@ -105,17 +105,8 @@ class Retention(ABC):
         """Whether somebody will publish a longer prefix of the prompt than is available now."""
         if promises.makers(self._awaited):
             return True
-        self._awaited = None
-        if not promises:
-            return False
-        reach = available()
-        for position in reversed(keys):
-            if position <= reach:
-                break
-            if position < self._num_prompt and keys[position] in promises:
-                self._awaited = keys[position]
-                return True
-        return False
+        self._awaited = promises.longest(keys, available(), self._num_prompt) if promises else None
+        return self._awaited is not None
 
 
 class EveryBoundary(Retention):

@@ -20,12 +20,21 @@ class Promises:
     def __len__(self) -> int:
         return len(self._makers)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._makers
-
     def makers(self, key: bytes | None) -> Sequence[int]:
         """The numbers of those who will publish a boundary, in the order of their promises; nobody for None."""
         return self._makers.get(key, ()) if key is not None else ()
+
+    def longest(self, keys: dict[int, bytes], above: int, below: int) -> bytes | None:
+        """The key of the longest promised position p with above < p < below; None if there is none.
+
+        keys: by position, ascending.
+        """
+        for position in reversed(keys):
+            if position <= above:
+                break
+            if position < below and keys[position] in self._makers:
+                return keys[position]
+        return None
 
     def make(self, number: int, boundaries: Iterable[tuple[int, bytes]]) -> None:
         """A sequence will publish these positions and keys, ascending."""

@@ -10,7 +10,7 @@ any case.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from apcbatch.engine.admission import Admission
 from apcbatch.engine.page_tables import PageTables
@@ -52,7 +52,9 @@ class Scheduler:
                 budget -= chunks[-1].count
         impossible = self._fill(chunks, budget) if self.waiting and self._free_slots and budget > 0 else []
         for chunk in chunks:  # once all of the pass have the slots that somebody waits for
-            self._reserve(chunk, chunk.sequence.retention.kept_if_room(chunk.sequence.computed, chunk.end))
+            positions = chunk.sequence.retention.kept_if_room(chunk.sequence.computed, chunk.end)
+            if positions:
+                self._reserve(chunk, positions)
         return chunks, impossible
 
     def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
@@ -142,14 +144,15 @@ class Scheduler:
         """The next `count` tokens, with pages to write to and slots for the snapshots that are kept at once."""
         chunk = Chunk(sequence, count)
         self._owed_pages -= self._page_tables.extend(sequence, chunk.end)
-        self._reserve(chunk, sequence.retention.kept_at_once(sequence.computed, chunk.end))
+        positions = sequence.retention.kept_at_once(sequence.computed, chunk.end)
+        if positions:
+            self._reserve(chunk, positions)
         return chunk
 
-    def _reserve(self, chunk: Chunk, positions: Collection[int]) -> None:
-        """Slots for the snapshots at these positions of a chunk."""
+    def _reserve(self, chunk: Chunk, positions: Iterable[int]) -> None:
+        """Slots for the snapshots at these positions of a chunk, at least one."""
         for position in positions:
             slot_key = self._snapshots.reserve(chunk.sequence, position)
             if slot_key is not None:
                 chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
-        if positions:
-            chunk.keep.sort(key=lambda keep: keep.position)
+        chunk.keep.sort(key=lambda keep: keep.position)
