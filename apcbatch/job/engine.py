@@ -6,12 +6,14 @@ Must not know: how an engine is made (see opening.py), what it does inside. `apc
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from apcbatch.engine.counters import Counters
 from apcbatch.engine.serving import Steppable
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, Result
+
+if TYPE_CHECKING:
+    from apcbatch.engine.counters import Counters
 
 
 class JobEngine(Steppable, Protocol):
