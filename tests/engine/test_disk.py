@@ -58,7 +58,7 @@ def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path) -> None:
-    """Catches keys that depend on the block size (case 18)."""
+    """Catches keys that depend on the block size."""
     prompt = tokens(1000, 2)
     serve(folder, tmp_path, prompt, block_size=48)
     warm, _ = serve(folder, tmp_path, prompt, block_size=32)
@@ -66,7 +66,7 @@ def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path
 
 
 def test_other_weights_never_hit(tiny_checkpoint, tmp_path: Path) -> None:
-    """Catches a fingerprint without the weights, the dtype or the architecture (case 18)."""
+    """Catches a fingerprint without the weights, the dtype or the architecture."""
     prompt = tokens(300, 3)
     serve(tiny_checkpoint("mamba"), tmp_path, prompt)
     for other, options in (

@@ -1,4 +1,4 @@
-"""The selective scan against float64 (case 5), and what its bits may not depend on."""
+"""The selective scan against float64, and what its bits may not depend on."""
 
 from __future__ import annotations
 

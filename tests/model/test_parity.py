@@ -1,4 +1,4 @@
-"""The models against `transformers`, on tiny random checkpoints with odd sizes (case 21)."""
+"""The models against `transformers`, on tiny random checkpoints with odd sizes."""
 
 from __future__ import annotations
 
