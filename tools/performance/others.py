@@ -82,7 +82,7 @@ def end_to_end(document: Document) -> list[str]:
     return [
         f"## {document['input']} from end to end, {document['model']} {document['dtype']}",
         f"Every contender gets the same prompts in the same order and generates {document['max_tokens']} new tokens "
-        "for each. Seconds do not include loading the model. The ratio is over the planned run of the same conversations, "
-        "whose number is in each row.",
+        "for each. Seconds do not include loading the model. The ratio is over the planned run of the same "
+        "conversations, whose number is in each row.",
         table([*heads, "time over planned", "in model steps"], rows),
     ]
