@@ -1,9 +1,12 @@
-"""What the pages promise is there: each test that they name, each file that they link to."""
+"""What the pages promise is there: each test, file and option that they name; their Python runs."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,23 @@ def test_each_row_of_the_faults_names_its_test() -> None:
         assert faults
         bad = [cells for cells in faults if len(cells) != 4 or not all(cells) or not NAMED.search(cells[3])]
         assert not bad
+
+
+EXAMPLES = [
+    pytest.param(page, code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    if code.startswith(("from ", "import "))
+]
+
+
+def test_there_are_examples() -> None:
+    """Fault: the examples are written in another way, and none of them is run."""
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize(("page", "code"), EXAMPLES)
+def test_an_example_in_python_runs(page: Path, code: str, tmp_path: Path) -> None:
+    """Fault: an argument is renamed, and the first thing that a reader copies fails."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
