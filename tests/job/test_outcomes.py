@@ -55,7 +55,7 @@ def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, 
     assert engines[0].closed
 
 
-def test_the_response_has_the_shape_of_the_contract(apcbatch, tmp_path):
+def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     """Fault: a client of the OpenAI Batch API cannot read the line."""
     write_lines(tmp_path / "in.jsonl", [conversation(9, turns=1)])
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 3, "--logprobs")
