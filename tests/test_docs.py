@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from apcbatch.cli.program import cli
+from apcbatch.config import ENV_CONFIG, ENV_DEBUG, ENV_OF_THE_BUILD, OPTIONS, env_name
+from tools.make_cli_docs import commands
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
 TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
 NAMED = re.compile(r"::\w|^by hand: `python -m tests\.")
+PATH = re.compile(r"`((?:apcbatch|benchmarks|configs|csrc|docs|examples|tests|tools|\.ci)/[\w./-]*)(?:::([\w.]+))?`")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+VARIABLE = re.compile(r"\bAPCBATCH_[A-Z_]+")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
@@ -31,6 +38,62 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
         if not path.is_file() or (name and name not in functions(path)):
             missing.append(f"{file}::{name}" if name else file)
     assert not missing
+
+
+def names(path: Path) -> set[str]:
+    """The classes, functions and constants of a module, and `Class.method`."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            found |= {f"{node.name}.{one.name}" for one in inner if isinstance(one, ast.FunctionDef)}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_paths_that_a_page_names_are_there(page: Path) -> None:
+    """Fault: a module moves or a name changes, and a page sends its reader to the old place."""
+    missing = []
+    for file, name in PATH.findall(page.read_text()):
+        path = ROOT / file
+        if not path.exists() or (name and not file.startswith("tests/") and name not in names(path)):
+            missing.append(f"{file}::{name}" if name else file)
+    assert not missing
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operating.md", "docs/caching.md"])
+def test_the_flags_that_a_page_names_are_there(page: str) -> None:
+    """Fault: an option is renamed, and a page tells its reader to give the old one."""
+    flags = {flag for _, command in commands(cli, "apcbatch") for one in command.params for flag in one.opts}
+    lines = (ROOT / page).read_text().splitlines()
+    named = {flag for line in lines if not line.startswith("split ") for flag in FLAG.findall(line)}
+    assert named - flags == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_variables_that_a_page_names_are_read(page: Path) -> None:
+    """Fault: a variable that nothing reads; apcbatch refuses it."""
+    known = {ENV_CONFIG, ENV_DEBUG, *ENV_OF_THE_BUILD, *(env_name(name) for name in (*OPTIONS, "no_store"))}
+    assert set(VARIABLE.findall(page.read_text())) - known == set()
+
+
+def test_the_instruction_sets_on_the_page_are_those_of_the_option() -> None:
+    """Fault: an instruction set is added, and operators do not hear of it."""
+    page = (ROOT / "docs" / "operating.md").read_text().partition("| `APCBATCH_ISA` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(OPTIONS["isa"].choices)
+
+
+def test_the_numbers_to_watch_are_in_the_summary() -> None:
+    """Fault: a number of the summary is renamed, and operators look for the old one."""
+    page = (ROOT / "docs" / "operating.md").read_text().partition("## Which numbers to watch")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    sources = "".join(path.read_text() for path in (ROOT / "apcbatch" / "job").glob("*.py"))
+    assert named and {name for name in named if f'"{name}"' not in sources} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
