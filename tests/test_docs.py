@@ -87,6 +87,14 @@ def test_the_instruction_sets_on_the_page_are_those_of_the_option() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(OPTIONS["isa"].choices)
 
 
+def test_the_targets_on_the_page_are_those_of_make() -> None:
+    """Fault: a target that no contributor hears of, or one that is gone."""
+    page = (ROOT / "docs" / "contributing.md").read_text().partition("## Make targets")[2].partition("\n## ")[0]
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets and set(re.findall(r"^\| `make ([\w-]+)` \|", page, re.MULTILINE)) == set(targets[1].split())
+
+
 def test_the_numbers_to_watch_are_in_the_summary() -> None:
     """Fault: a number of the summary is renamed, and operators look for the old one."""
     page = (ROOT / "docs" / "operating.md").read_text().partition("## Which numbers to watch")[2].partition("\n## ")[0]
