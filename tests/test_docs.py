@@ -87,6 +87,19 @@ def test_the_instruction_sets_on_the_page_are_those_of_the_option() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(OPTIONS["isa"].choices)
 
 
+def test_the_tree_of_the_readme_is_the_tree() -> None:
+    """Fault: a folder is added or goes, and the first page shows another house."""
+    tree = (ROOT / "README.md").read_text().partition("## What is where")[2].split("```")[1]
+    shown: set[str] = set()
+    above = ""
+    for indent, name in re.findall(r"^( *)([\w.]+/?) ", tree, re.MULTILINE):
+        above = above if indent else name
+        shown.add(above + name if indent else name)
+    assert {name for name in shown if not (ROOT / name).exists()} == set()
+    packages = {f"apcbatch/{path.parent.name}/" for path in (ROOT / "apcbatch").glob("*/__init__.py")}
+    assert packages <= shown
+
+
 def test_the_targets_on_the_page_are_those_of_make() -> None:
     """Fault: a target that no contributor hears of, or one that is gone."""
     page = (ROOT / "docs" / "contributing.md").read_text().partition("## Make targets")[2].partition("\n## ")[0]
