@@ -20,6 +20,8 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob
 TEST = re.compile(r"(tests/[\w/]+\.py)(?:::(\w+))?")
 NAMED = re.compile(r"::\w|^by hand: `python -m tests\.")
 PATH = re.compile(r"`((?:apcbatch|benchmarks|configs|csrc|docs|examples|tests|tools|\.ci)/[\w./-]*)(?:::([\w.]+))?`")
+ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 VARIABLE = re.compile(r"\bAPCBATCH_[A-Z_]+")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
@@ -122,6 +124,17 @@ def test_the_numbers_to_watch_are_in_the_summary() -> None:
 def test_the_files_that_a_page_links_to_are_there(page: Path) -> None:
     """Fault: a page is renamed, and the links to it lead nowhere."""
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_headings_that_a_page_links_to_are_there(page: Path) -> None:
+    """Fault: a heading is reworded, and the links to it lead to the top of a page."""
+    missing = []
+    for link, anchor in ANCHOR.findall(page.read_text()):
+        headings = HEADING.findall((page.parent / link if link else page).read_text())
+        if anchor not in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}:
+            missing.append(f"{link}#{anchor}")
     assert not missing
 
 
