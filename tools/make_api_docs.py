@@ -38,12 +38,13 @@ def document() -> str:
 
 
 def class_parts(found: type) -> Iterator[str]:
-    """The heading, signature and docstring of a class, then of each of its public methods and properties."""
+    """The heading, signature and docstring of a class, then of each of its public methods and properties. A dataclass
+    is what it holds: its fields are in the signature."""
     yield f"## {found.__name__}"
     yield code(found.__name__, parameters(found), "")
     yield text_of(found)
     for name, member in vars(found).items():
-        if name.startswith("_"):
+        if name.startswith("_") or dataclasses.is_dataclass(found):
             continue
         title = f"{found.__name__}.{name}"
         if isinstance(member, property):
