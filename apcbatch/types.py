@@ -24,11 +24,12 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 class RequestPlan:
     """What the prefix plan says about one request under policy `planned`.
 
-    resume_at: the position whose snapshot it starts from (0: none); it waits until that is there or cannot come any
-    more. keep: positions of its prompt, ascending, to keep for later requests of this run; reads: how many of them will
-    resume from each, after which it is released. keep_for_later: positions to keep for future runs. ideal: the longest
-    prefix that a request before it in the plan covers, at most prompt - 1. With one request after the other in the
-    plan's order: live_bytes, what this run's snapshots take when it begins; keep_bytes, what its own add to that.
+    resume_at: the position whose snapshot it starts from (0: none); the request waits until that snapshot is there or
+    can no longer come. keep: positions of its prompt, ascending, to keep for later requests of this run. reads: for
+    each of them, how many requests will resume from it; after the last one it is released. keep_for_later: positions
+    to keep for future runs. ideal: the longest prefix, at most prompt - 1 tokens, that a request before it in the plan
+    covers. live_bytes, keep_bytes: if requests run one by one in the plan's order, what this run's snapshots take when
+    this request begins, and what its own add to that.
     """
 
     resume_at: int = 0
@@ -44,10 +45,11 @@ class RequestPlan:
 class Request:
     """One generation to perform.
 
-    token_ids: the prompt, at least one token. max_tokens: new tokens at most. temperature 0 is greedy; otherwise
-    top_p in (0, 1] and seed choose the tokens, by the request's id and seed alone. ignore_eos: run to max_tokens.
-    logprobs: return the float32 log-probability of each chosen token. keep_answer: keep snapshots of the answer too,
-    for a next request that is built on it. plan: for policy `planned`. tag: anything; handed back on the result.
+    token_ids: the prompt, one token or more. max_tokens: the limit of new tokens. temperature: 0 is greedy; above 0,
+    tokens are drawn among the fewest that have the probability top_p, in (0, 1], and the draw depends only on the
+    request's id, its seed and the position. ignore_eos: go on to max_tokens. logprobs: return the float32
+    log-probability of each chosen token. keep_answer: keep snapshots of the answer too, for a next request that is
+    built on it. plan: for policy `planned`. tag: anything; it comes back on the result.
     """
 
     id: str
@@ -67,11 +69,11 @@ class Request:
 class Result:
     """The outcome of one request. Counts are exact: cached_tokens + computed_tokens == prompt_tokens.
 
-    token_ids: the new tokens, the stop token included. boundary: the position that was resumed from (0: none).
-    ideal_cached_tokens: the longest prefix that an earlier prefill of this run, or the store, has covered, at token
-    granularity and at most prompt_tokens - 1; None where that is not known. miss_reason says why cached_tokens is less
-    than that, or `cold` where nothing was covered; miss_detail is the same as a clause with numbers. error: set
-    instead of everything else where the request failed.
+    token_ids: the new tokens, the stop token included. cached_tokens: prompt tokens whose state was restored; boundary
+    is the same number, as the position that was resumed from. ideal_cached_tokens: the longest prefix, at most
+    prompt_tokens - 1 tokens, that the store or an earlier prefill of this run covers; None if that is not known.
+    miss_reason: why cached_tokens is less than that, or `cold` if nothing was covered. miss_detail: the same as a
+    clause with numbers. error: set if the request failed; then only id, prompt_tokens and tag mean anything beside it.
     """
 
     id: str

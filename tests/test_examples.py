@@ -63,7 +63,7 @@ def test_every_tool_result_answers_a_call(conversations):
 
 
 def test_messages_are_well_formed(conversations):
-    """A role that the contract does not know, empty text where there is no call, two answers in a row."""
+    """A role that no input format knows, empty text where there is no call, two answers in a row."""
     for conversation in conversations:
         roles = [message["role"] for message in conversation["messages"]]
         assert roles[:2] == ["system", "user"] and set(roles) <= {"system", "user", "assistant", "tool"}

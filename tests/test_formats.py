@@ -7,8 +7,8 @@ import pytest
 from apcbatch.formats import FORMAT_CHOICES, FORMATS, ROLE_ALIASES, ROLES, SPEAKERS, TURNS, detect_format
 
 
-def test_the_sets_are_those_of_the_contract() -> None:
-    """A choice that the contract does not name, or lacks, is a break of it."""
+def test_the_sets_are_closed() -> None:
+    """Fault: a choice of format or turns is added, dropped or renamed, which breaks whoever gives it."""
     assert FORMAT_CHOICES == ("auto", *FORMATS) == ("auto", "messages", "batch", "sharegpt")
     assert TURNS == ("each", "last", "rollout")
     assert set(ROLE_ALIASES.values()) == set(SPEAKERS.values()) == set(ROLES)

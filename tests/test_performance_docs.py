@@ -93,6 +93,22 @@ def test_page_with_peers(tmp_path: Path) -> None:
     assert "| llama.cpp's server, 1 slot | 4 | 50 | 300,000 | 40,000 | 200 | 1,500 | 7.50 x |  |" in page
 
 
+def test_what_was_left_out_is_said(tmp_path: Path) -> None:
+    """Fault: a figure that is missing without a word."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    document = engine()
+    document["measured"][0]["left_out"] = {"the norm": "the machine was busy"}
+    assert "Left out: mamba-130m float32: the norm (the machine was busy)." in made(tmp_path, engine=document)
+
+
+def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
+    """Fault: a figure is edited on the page, or new results do not reach it (run tools/make_performance_docs.py)."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    command = [sys.executable, str(SCRIPT), "--docs", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert (tmp_path / "performance.md").read_text() == (ROOT / "docs" / "performance.md").read_text()
+
+
 def test_nothing_measured(tmp_path: Path) -> None:
     """Fault: an empty page in place of the one that is there."""
     command = [sys.executable, str(SCRIPT), "--results", str(tmp_path), "--docs", str(tmp_path / "docs")]

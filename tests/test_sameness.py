@@ -1,4 +1,4 @@
-"""The sameness property, case 20 as a whole: random runs of the command line against cold ones, bit for bit."""
+"""The sameness property as a whole: random runs of the command line against cold ones, bit for bit."""
 
 from __future__ import annotations
 

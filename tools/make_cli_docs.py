@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -15,6 +16,7 @@ from apcbatch.config import OPTIONS, env_name
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 WIDTH = 100
+HEAD_WIDTH = 120
 
 HEAD = Path(__file__).with_name("cli_docs_head.md")
 
@@ -30,7 +32,8 @@ def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Com
 def document() -> str:
     """The whole page."""
     variables = ", ".join(f"`{env_name(name)}`" for name in (*OPTIONS, "no_store"))
-    parts = [HEAD.read_text().replace("VARIABLES", variables)]
+    wrapped = fill(f"Variables: {variables}.", HEAD_WIDTH, break_long_words=False, break_on_hyphens=False)
+    parts = [HEAD.read_text().replace("VARIABLES\n", f"{wrapped}\n")]
     for name, command in commands(cli, "apcbatch"):
         context = click.Context(
             command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"]

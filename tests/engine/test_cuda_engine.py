@@ -203,7 +203,7 @@ def test_snapshots_are_of_the_device_alone(tiny_checkpoint, tmp_path: Path) -> N
 
 
 def test_what_the_python_surface_gives_lies_on_the_host(tiny_checkpoint) -> None:
-    """Catches tensors of the device where the contract has plain ones."""
+    """Catches tensors of the device where callers expect plain ones."""
     engine = Engine(tiny_checkpoint("jamba"), device="cuda", block_size=16)
     request = agent_prompts(2)[0]
     list(engine.run([request]))

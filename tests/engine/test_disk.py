@@ -58,7 +58,7 @@ def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
 
 
 def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path) -> None:
-    """Catches keys that depend on the block size (case 18)."""
+    """Catches keys that depend on the block size."""
     prompt = tokens(1000, 2)
     serve(folder, tmp_path, prompt, block_size=48)
     warm, _ = serve(folder, tmp_path, prompt, block_size=32)
@@ -66,7 +66,7 @@ def test_another_grid_hits_where_positions_coincide(folder: Path, tmp_path: Path
 
 
 def test_other_weights_never_hit(tiny_checkpoint, tmp_path: Path) -> None:
-    """Catches a fingerprint without the weights, the dtype or the architecture (case 18)."""
+    """Catches a fingerprint without the weights, the dtype or the architecture."""
     prompt = tokens(300, 3)
     serve(tiny_checkpoint("mamba"), tmp_path, prompt)
     for other, options in (
@@ -77,7 +77,7 @@ def test_other_weights_never_hit(tiny_checkpoint, tmp_path: Path) -> None:
         assert serve(other, tmp_path, prompt, **options)[0].cached_tokens == 0
 
 
-def test_case_16_the_last_position_where_both_exist(tiny_checkpoint, tmp_path: Path) -> None:
+def test_the_last_position_where_both_exist(tiny_checkpoint, tmp_path: Path) -> None:
     """Catches a hit whose KV or recurrent state is not there: without its last file the hit is one boundary shorter,
     and without one in the middle of the chain it is the boundary before that."""
     folder = tiny_checkpoint("jamba")
@@ -94,7 +94,7 @@ def test_case_16_the_last_position_where_both_exist(tiny_checkpoint, tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "swap"])
-def test_case_17_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path) -> None:
+def test_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path) -> None:
     """Catches a damaged file that becomes an answer, or that ends the run."""
     prompt = tokens(100, 5)
     cold, _ = serve(folder, tmp_path, prompt)
@@ -109,7 +109,7 @@ def test_case_17_a_bad_file_is_a_miss(damage: str, folder: Path, tmp_path: Path)
     assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
 
 
-def test_case_19_a_cap_smaller_than_one_conversation(folder: Path, tmp_path: Path) -> None:
+def test_a_cap_smaller_than_one_conversation(folder: Path, tmp_path: Path) -> None:
     """Catches a cap that is passed, or that costs an answer."""
     prompt = tokens(1000, 6)
     expected, _ = serve(folder, tmp_path / "large", prompt)

@@ -46,7 +46,7 @@ def serve(engine: Engine, prompt: Prompt, max_tokens: int = 1) -> Result:
 @pytest.mark.parametrize(
     ("length", "cached"), [(15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024)]
 )
-def test_case_8_the_same_prompt_again(length: int, cached: int, open_engine) -> None:
+def test_the_same_prompt_again(length: int, cached: int, open_engine) -> None:
     """Catches a hit that covers the whole prompt (one token is always computed) and one that stops a block short."""
     engine = open_engine()
     prompt = tokens(length, length)
@@ -54,7 +54,7 @@ def test_case_8_the_same_prompt_again(length: int, cached: int, open_engine) -> 
     assert serve(engine, prompt).cached_tokens == cached
 
 
-def test_case_9_a_shared_stem(open_engine) -> None:
+def test_a_shared_stem(open_engine) -> None:
     """Catches one state kept per prompt: what is shared is reused from its last boundary."""
     engine = open_engine()
     stem = tokens(1000, 1)
@@ -67,7 +67,7 @@ def test_case_9_a_shared_stem(open_engine) -> None:
     ]
 
 
-def test_case_10_forks_in_the_middle(open_engine) -> None:
+def test_forks_in_the_middle(open_engine) -> None:
     """Catches reuse that restarts from the end of a prompt only: forks at 1500 of 2000 resume at 1488."""
     engine = open_engine()
     trunk = tokens(2000, 2)
@@ -88,7 +88,7 @@ def test_without_a_plan_the_place_of_a_fork_is_kept(open_engine) -> None:
     ("block_size", "expected"),
     [(16, [0, 1184, 1456, 1712, 1968, 2224]), (1, [0, 1199, 1459, 1719, 1979, 2239])],
 )
-def test_case_11_a_growing_conversation(block_size: int, expected: list[int], open_engine) -> None:
+def test_a_growing_conversation(block_size: int, expected: list[int], open_engine) -> None:
     """Catches states reached by decoding that are not kept: the answer fed back is reused but for its last token."""
     engine = open_engine(block_size=block_size)
     prompt, cached = tokens(1000, 3), []
@@ -101,7 +101,7 @@ def test_case_11_a_growing_conversation(block_size: int, expected: list[int], op
 
 @pytest.mark.parametrize("max_running", [2, 6, 32])
 @pytest.mark.parametrize("max_batch_tokens", [100, 2048])
-def test_case_12_submitted_together(max_running: int, max_batch_tokens: int, open_engine) -> None:
+def test_submitted_together(max_running: int, max_batch_tokens: int, open_engine) -> None:
     """Catches followers that compute the prefix which a leader is computing: each shared token is computed once."""
     engine = open_engine(max_running=max_running, max_batch_tokens=max_batch_tokens)
     stem = tokens(1000, 4)
@@ -110,8 +110,8 @@ def test_case_12_submitted_together(max_running: int, max_batch_tokens: int, ope
     assert sum(result.computed_tokens for result in results) == 1640
 
 
-def test_case_13_the_incremental_agent(open_engine) -> None:
-    """Catches the published engine's 0: B diverges from A in the middle, and resumes at the third boundary."""
+def test_the_incremental_agent(open_engine) -> None:
+    """Catches a hit of 0: B diverges from A in the middle, and resumes at the third boundary."""
     engine = open_engine(block_size=544)
     tail = tokens(400, 5)
     images = [token for image in range(1, 5) for token in [image] * 700]
@@ -121,7 +121,7 @@ def test_case_13_the_incremental_agent(open_engine) -> None:
     assert [serve(engine, prompt).cached_tokens for prompt in (a, a, b, b)] == [0, 3264, 1632, 4352]
 
 
-def test_case_14_elided_history(open_engine) -> None:
+def test_elided_history(open_engine) -> None:
     """Catches an agent that rewrites its history being sent back to zero: the last common boundary is used."""
     engine = open_engine()
     head, cached = tokens(300, 8), []
@@ -134,7 +134,7 @@ def test_case_14_elided_history(open_engine) -> None:
     assert cached == [0] + [(300 + 4 * k) // 16 * 16 for k in range(1, 6)]
 
 
-def test_case_15_shorter_than_a_block(open_engine) -> None:
+def test_shorter_than_a_block(open_engine) -> None:
     """Catches a silent zero: a prefix shorter than one block says so, with the minimum."""
     engine = open_engine()
     prompt = tokens(15, 10)
@@ -207,7 +207,7 @@ def test_a_small_pool_forgets_and_says_so(open_engine) -> None:
     assert (again.cached_tokens, again.miss_reason) == (0, "evicted")
 
 
-def test_boundaries_and_snapshots_are_what_the_contract_says(open_engine) -> None:
+def test_boundaries_and_snapshots_are_those_of_the_prefix(open_engine) -> None:
     """Catches a snapshot of another shape, or one for a prefix that is not held."""
     engine = open_engine()
     prompt = tokens(40, 19)

@@ -1,4 +1,4 @@
-"""Cached answers equal cold ones bit for bit on the CPU (case 20, invariants 2 to 4)."""
+"""Cached answers equal cold ones bit for bit on the CPU."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def cached(matches):
     ("length", "expected"), [(15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024)]
 )
 def test_the_same_prompt_resent(printed, length, expected):
-    """Case 8. Fault: a hit as long as the prompt, or one block too short."""
+    """Fault: a hit as long as the prompt, or one block too short."""
     prompt = tokens(length, 1)
     matches = printed([prompt, prompt], "--block-size", 16)
     assert cached(matches) == [0, expected]
@@ -69,7 +69,7 @@ def test_the_same_prompt_resent(printed, length, expected):
 
 
 def test_five_requests_with_a_common_prefix(printed):
-    """Case 9. Fault: only a whole earlier prompt is reused, not its beginning."""
+    """Fault: only a whole earlier prompt is reused, not its beginning."""
     stem = tokens(1000, 1)
     assert cached(printed([stem + tokens(100, 2 + n) for n in range(5)], "--block-size", 16)) == [
         0,
@@ -78,14 +78,14 @@ def test_five_requests_with_a_common_prefix(printed):
 
 
 def test_forks_in_the_middle(printed):
-    """Case 10. Fault: a divergence inside an earlier prompt restarts from zero."""
+    """Fault: a divergence inside an earlier prompt restarts from zero."""
     trunk = tokens(2000, 1)
     forks = [trunk[:1500] + tokens(500, 2 + n) for n in range(4)]
     assert cached(printed([trunk, *forks], "--block-size", 16)) == [0, *[1488] * 4]
 
 
 def test_the_incremental_agent(printed):
-    """Case 13. Fault: B after A gets nothing, as in the published engine."""
+    """Fault: B after A gets nothing."""
     common, tail = tokens(1700, 1), tokens(90, 2)
     first = common + tokens(3382 - 1700 - 90, 3) + tail
     second = common + tokens(4584 - 1700 - 90, 4) + tail
@@ -93,7 +93,7 @@ def test_the_incremental_agent(printed):
 
 
 def test_a_prefix_shorter_than_a_block_says_so(printed):
-    """Case 15. Fault: a silent zero."""
+    """Fault: a silent zero."""
     prompt = tokens(15, 1)
     matches = printed([prompt, prompt], "--block-size", 16)
     assert cached(matches) == [0, 0] and matches[1]["miss"] == "shorter_than_block (minimum 16)"
@@ -129,7 +129,7 @@ def test_a_second_run_restores_from_disk_and_answers_the_same(chats, tmp_path, c
 
 
 def test_killed_three_times_each_request_is_there_once(chats, tmp_path):
-    """Case 23 with the real engine and a store. Fault: SIGKILL loses, doubles or changes an answer."""
+    """With the real engine and a store. Fault: SIGKILL loses, doubles or changes an answer."""
     assert run("-o", "whole.jsonl", "--no-store") == 0
     out = tmp_path / "out.jsonl"
     command = [

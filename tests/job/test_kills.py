@@ -34,7 +34,7 @@ def undisturbed(apcbatch, tmp_path):
 
 
 def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_path):
-    """Case 23. Fault: SIGKILL loses or doubles a request."""
+    """Fault: SIGKILL loses or doubles a request."""
     out = tmp_path / "out.jsonl"
     for lines in (1, 9, 22):
         process = start(*RUN, "--resume", FAKE_STEP_S=0.01)

@@ -56,7 +56,7 @@ def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, 
     assert engines[0].closed
 
 
-def test_the_response_has_the_shape_of_the_contract(apcbatch, tmp_path):
+def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     """Fault: a client of the OpenAI Batch API cannot read the line."""
     write_lines(tmp_path / "in.jsonl", [conversation(9, turns=1)])
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 3, "--logprobs")
@@ -116,7 +116,7 @@ def test_a_completion_line_gets_a_text_completion(apcbatch, tmp_path):
 
 
 def test_an_empty_input_is_an_empty_output(apcbatch, tmp_path):
-    """Case 22. Fault: an input without lines fails, or leaves no OUT."""
+    """Fault: an input without lines fails, or leaves no OUT."""
     (tmp_path / "in.jsonl").write_text("\n")
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl")
     assert done.code == 0 and (tmp_path / "out.jsonl").read_bytes() == b""
@@ -141,7 +141,7 @@ CASE_22 = [
 
 
 def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_path):
-    """Case 22. Fault: a bad line ends the job, disappears, or loses its number."""
+    """Fault: a bad line ends the job, disappears, or loses its number."""
     write_lines(tmp_path / "in.jsonl", [line for line, _ in CASE_22])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--device", "cpu", "--max-tokens", 2)
     assert done.code == 3
@@ -158,7 +158,7 @@ def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_
 
 
 def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
-    """Fault: the terminal line of an error is not the contract's."""
+    """Fault: the terminal line of an error loses its columns: id, code, line, sentence."""
     line = {
         "id": "c-11",
         "messages": [{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}],
@@ -316,7 +316,7 @@ def test_the_last_turn_only(apcbatch, tmp_path):
 
 
 def test_no_more_is_read_than_the_engine_asks_for(apcbatch, engines, tmp_path):
-    """Case 24. Fault: the whole input is queued, so memory grows with it."""
+    """Fault: the whole input is queued, so memory grows with it."""
     write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(300)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--max-running", 4, "-q")
     assert done.summary["ok"] == 300 and engines[0].most_waiting <= 8

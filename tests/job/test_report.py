@@ -22,7 +22,7 @@ def result(prompt, cached, source, out, reason=None, detail=None):
     )  # fmt: skip
 
 
-def test_the_lines_are_those_of_the_contract(capsys):
+def test_the_lines_have_their_columns(capsys):
     """Fault: a column moves, and scripts that cut columns break."""
     report = Report(Config(), Totals(), False)
     report.result("c-9#3", result(1842, 1792, "disk", 128))

@@ -24,19 +24,19 @@ def resumes(block_size: int, *prompts: list[int], order: str = "file") -> list[i
 @pytest.mark.parametrize(
     ("length", "cached"), [(15, 0), (16, 0), (17, 16), (1000, 992), (1008, 992), (1024, 1008), (1025, 1024)]
 )
-def test_case_8_the_same_prompt_again(length: int, cached: int) -> None:
+def test_the_same_prompt_again(length: int, cached: int) -> None:
     """Catches a plan that resumes at the whole prompt, where one token is always computed."""
     prompt = numbers(length, length)
     assert resumes(16, prompt, prompt) == [0, cached]
 
 
-def test_case_9_a_shared_stem() -> None:
+def test_a_shared_stem() -> None:
     """Catches a stem that only the first follower finds."""
     stem = numbers(1000, 1)
     assert resumes(16, *[stem + [i] + numbers(99, 10 + i) for i in range(5)]) == [0, 992, 992, 992, 992]
 
 
-def test_case_10_forks_in_the_middle() -> None:
+def test_forks_in_the_middle() -> None:
     """Catches reuse that restarts from the end of a prompt only."""
     trunk = numbers(2000, 2)
     forks = [trunk[:1500] + [1001 + i] + numbers(499, 20 + i) for i in range(4)]
@@ -44,7 +44,7 @@ def test_case_10_forks_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_case_12_submitted_together(order: str) -> None:
+def test_submitted_together(order: str) -> None:
     """Catches a shared prefix that is computed twice."""
     stem = numbers(1000, 4)
     plan = make_plan(dataset(*[stem + [i] + numbers(99, 40 + i) for i in range(6)]), Planner(16, order))
@@ -52,8 +52,8 @@ def test_case_12_submitted_together(order: str) -> None:
     assert [leader for leader in plan.leaders if leader is not None] == [plan.order[0]] * 5
 
 
-def test_case_13_the_incremental_agent() -> None:
-    """Catches the published engine's 0 for B after A, on a grid that divides nothing."""
+def test_the_incremental_agent() -> None:
+    """Catches a hit of 0 for B after A, on a grid that divides nothing."""
     images = [token for image in range(1, 5) for token in [image] * 700]
     tail = numbers(400, 5)
     a = images + numbers(3382 - len(images) - len(tail), 6) + tail

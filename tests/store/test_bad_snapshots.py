@@ -29,7 +29,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_a_damaged_file_is_a_miss_with_one_line_and_then_computed_again(
     store: Store, folder: Path, warnings: list[str], name: str
 ) -> None:
-    """Case 17. The file goes, so that the recomputed snapshot can take its place."""
+    """The file goes, so that the recomputed snapshot can take its place."""
     keys = put_chain(store, "a", 3)
     store.flush()
     path = path_of(folder, keys[1])

@@ -34,7 +34,7 @@ def test_a_bad_sector_is_a_miss_and_the_file_stays(folder: Path, warnings: list[
 def test_a_disk_that_refuses_costs_the_snapshots_and_no_more(
     folder: Path, warnings: list[str], call: str, error: Callable[[str], OSError]
 ) -> None:
-    """Case 19, at each call that changes the disk: nothing raises, everybody is called back, nothing
+    """At each call that changes the disk: nothing raises, everybody is called back, nothing
     half-written stays, and when the disk recovers so does the store."""
     files = FaultyFiles()
     done: list[bool] = []

@@ -41,7 +41,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     [("write", 17), ("rename", 1), ("rename", 25), ("unlink", 1), ("unlink", 9), ("none", 0)],
 )
 def test_a_kill_leaves_nothing_half_true(folder: Path, warnings: list[str], call: str, number: int) -> None:
-    """Case 17: killed while writing, between writing and naming, between naming and the index, while
+    """Killed while writing, between writing and naming, between naming and the index, while
     evicting, and at the end. What the next one sees is whole, what nobody can see takes no room, and the
     limit still holds."""
     ended = subprocess.run([sys.executable, "-c", KILLED, str(folder), call, str(number)], timeout=60)

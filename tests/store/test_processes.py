@@ -40,7 +40,7 @@ def work(folder: str, number: int, limit: int, failures: multiprocessing.Queue[s
 
 @pytest.mark.parametrize("limit", [1 << 30, 25_000], ids=["roomy", "tight"])
 def test_two_processes_write_and_read_one_store(folder: Path, warnings: list[str], limit: int) -> None:
-    """Case 19: both write the same keys at the same time, both evict in the tight case; nobody reads a wrong
+    """Both write the same keys at the same time, both evict in the tight case; nobody reads a wrong
     byte, loses a snapshot without need, or is warned of anything."""
     context = multiprocessing.get_context("spawn")
     failures = context.Queue()

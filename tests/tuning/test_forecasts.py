@@ -44,7 +44,7 @@ def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     return list(forecast_lines(made, surveyed, config)), forecast_document(made, "planned", config)
 
 
-def test_the_document_has_the_shape_of_the_contract(chats: Path) -> None:
+def test_the_document_has_its_shape(chats: Path) -> None:
     """Fault: a key is missing, renamed or added, or the candidates do not ascend."""
     _, document = report(chats, block_size="64")
     assert list(document) == ["dataset", "policy", "model", "candidates"]

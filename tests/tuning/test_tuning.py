@@ -140,7 +140,7 @@ def test_the_choice_is_the_fastest_and_of_equals_the_smallest(chats: Path) -> No
     assert "is measured to take 0.60 s" in tuning.reason
 
 
-def test_what_is_written_has_the_shape_of_the_contract_and_is_read_back(chats: Path, tmp_path: Path) -> None:
+def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: Path) -> None:
     """Fault: a key is missing or renamed, candidates do not ascend, or the YAML is refused by --config."""
     config, surveyed, made, candidates = tuned(chats)
     candidates[0] = replace(candidates[0], verified=Verified(0.5, 0.6, 7))

@@ -15,23 +15,24 @@ def sections(document: Document) -> list[str]:
     measured = document["measured"]
     return [
         *_machine(document),
+        *_left_out(measured),
         "## Prefill and decode, tokens/s",
         _rates(measured),
-        "Prefill is the wall time of one request that asks for one token; decode the time of 16 tokens "
-        "for each of so many sequences.",
+        "Prefill is timed as the wall time of one request that asks for one token. Decode is timed over 16 tokens of "
+        "each running sequence.",
         "![Seconds to the first token by the length of the prompt, computed and restored](images/performance.svg)",
         "## Where the time goes",
         _parts(measured),
-        "`python` is what no kernel and no named step accounts for. The same matrix products done alone take "
-        "this share of a prefill's wall time:",
+        "`python` is the rest: time outside every kernel and every named step. The matrix products of a prefill, run "
+        "alone, take this share of its wall time:",
         _joined(measured, lambda figure: figure["name"].startswith("matrix products alone"), percent),
         "## Keeping and restoring",
         _joined(measured, lambda figure: figure["group"] == "reuse", number),
         *_runs(measured),
         "## Kernels against the machine's limit",
-        "The limit of a kernel is the larger of its arithmetic over the fastest product of this machine and its bytes "
-        "over the memory's bandwidth; 100 % is the limit. Weights of small products are read from memory, other "
-        "data may come from a cache and beat it.",
+        "A kernel cannot be faster than its arithmetic at the rate of this machine's fastest product, nor than its "
+        "bytes at the memory's bandwidth. The slower of the two is its limit, 100 %. Small products read their weights "
+        "from memory; other data may come from a cache, and then a kernel exceeds 100 %.",
         *(part for one in measured for part in _kernels(one)),
     ]
 
@@ -54,6 +55,12 @@ def _machine(document: Document) -> Iterable[str]:
     ]
     heads = ["", "float32 GFLOP/s", "products of the dtype, GFLOP/s", "read GB/s", "copy GB/s"]
     yield table(heads, rows)
+
+
+def _left_out(measured: list[Document]) -> list[str]:
+    """What the documents lack, and why."""
+    lines = [f"{label(one)}: {what} ({why})" for one in measured for what, why in one.get("left_out", {}).items()]
+    return ["Left out: " + "; ".join(lines) + "."] if lines else []
 
 
 def _rates(measured: list[Document]) -> str:

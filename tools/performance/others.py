@@ -34,8 +34,8 @@ def peers(document: Document) -> list[str]:
                     )
     return [
         "## Beside other engines, tokens/s",
-        "The same checkpoint in every engine, with the same number of threads; rounds in turns, the ratio is the "
-        "median of the rounds' ratios. Rates of apcbatch differ from the table above where the machine did.",
+        "Every engine ran the same checkpoint with the same number of threads, in turns. The ratio is the median of "
+        "the rounds' ratios. Rates of apcbatch differ from the table above because they were measured at another time.",
         table(["", "engine", OURS, "its own", "ratio"], rows),
         *_agreement(document),
         *_left_out(document),
@@ -51,7 +51,7 @@ def _agreement(document: Document) -> list[str]:
     return [
         "Greedy tokens that agree with ours, up to the first difference of each prompt: "
         + "; ".join(found)
-        + ". Engines round at other places in bfloat16, so only float32 shows whether a conversion is right."
+        + ". In bfloat16 engines round in different places, so only float32 shows whether a conversion is right."
     ]
 
 
@@ -62,7 +62,7 @@ def _left_out(document: Document) -> list[str]:
         for figure in comparison["figures"]
         for engine, why in figure["left_out"].items()
     ]
-    return ["Left out, as they take too long: " + "; ".join(lines) + "."] if lines else []
+    return ["Left out: " + "; ".join(lines) + "."] if lines else []
 
 
 def end_to_end(document: Document) -> list[str]:
@@ -81,8 +81,8 @@ def end_to_end(document: Document) -> list[str]:
     heads = ["", "conversations", "requests", "prompt tokens", "computed", "seconds", "prompt tokens/s"]
     return [
         f"## {document['input']} from end to end, {document['model']} {document['dtype']}",
-        f"The same prompts in the same order, {document['max_tokens']} new tokens each; seconds without loading the "
-        "model. The ratio is over the planned run of the same conversations; where a contender was measured over fewer "
-        "conversations, the row says how many.",
+        f"Every contender gets the same prompts in the same order and generates {document['max_tokens']} new tokens "
+        "for each. Seconds do not include loading the model. The ratio is over the planned run of the same "
+        "conversations, whose number is in each row.",
         table([*heads, "time over planned", "in model steps"], rows),
     ]
