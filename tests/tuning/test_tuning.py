@@ -64,7 +64,8 @@ def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_find
     made = forecast_run(config, surveyed, SIZES)
     shape = TreeShape(surveyed.tree)
     order = shape.order("auto" if policy == "planned" else "file")
-    prompts = [tuple(surveyed.tree.path_tokens(surveyed.tree.end_node[index]).tolist()) for index in range(shape.num_requests)]
+    ends = surveyed.tree.end_node
+    prompts = [tuple(surveyed.tree.path_tokens(ends[index]).tolist()) for index in range(shape.num_requests)]
     for size in SIZES:
         resume_at = made.grids[size][policy].resume_at
         assert resume_at == brute_force(prompts, order, size, policy)
