@@ -133,7 +133,8 @@ class Scheduler:
         self._admission.admit(sequence)
         self._snapshots.attach(sequence)
         self._owed_pages += self._page_tables.needed_to_end(sequence) - len(sequence.pages)
-        self._promise(sequence, sequence.retention.promised_at_begin(sequence.computed))
+        promised = sequence.retention.promised_at_begin(sequence.computed)
+        self._promise(sequence, [p for p in promised if not self._snapshots.holds(sequence.keys[p])])
         self.running.append(sequence)
 
     def _promise(self, sequence: Sequence, positions: Iterable[int]) -> None:

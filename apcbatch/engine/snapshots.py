@@ -56,6 +56,10 @@ class Snapshots:
         held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
+    def holds(self, key: bytes) -> bool:
+        """Whether a snapshot is in the pool: nobody will publish it again."""
+        return key in self._pool
+
     def attach(self, sequence: Sequence) -> None:
         """Start a sequence from the longest usable snapshot, and note what it missed and why. The ideal counts all
         prompts that began before it, also those not yet computed."""
