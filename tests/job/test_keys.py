@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from apcbatch.job.keys import KeyTable, id_key, turn_key
+from apcbatch.job.keys import FIRST_SLOTS, KeyTable, id_key, turn_key
 
 
 def test_membership_and_values_are_exact_through_growth():
@@ -25,6 +25,14 @@ def test_keys_that_collide_in_their_low_half_stay_distinct():
     table = KeyTable()
     assert table.add(5, 1) and table.add(5 | 1 << 64, 2) and table.add(1 << 64, 3)
     assert [table.get(key) for key in (5, 5 | 1 << 64, 1 << 64, 5 | 2 << 64)] == [1, 2, 3, None]
+
+
+def test_a_search_goes_on_at_the_first_slot():
+    """Fault: keys that belong into the last slot of the table are looked for beyond it."""
+    table = KeyTable()
+    last = [FIRST_SLOTS - 1 + number * FIRST_SLOTS for number in range(5)]
+    assert all(table.add(key, number) for number, key in enumerate(last))
+    assert [table.get(key) for key in last] == list(range(5)) and FIRST_SLOTS - 1 + 9 * FIRST_SLOTS not in table
 
 
 def test_a_value_can_be_replaced():
