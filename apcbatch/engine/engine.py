@@ -20,8 +20,8 @@ from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.engine.runner import Chunk, run_pass
-from apcbatch.engine.sampler import NOT_FINITE, greedy, sample
+from apcbatch.engine.runner import Chunk, Pass
+from apcbatch.engine.sampler import NOT_FINITE, sample
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.snapshots import Snapshots
@@ -129,6 +129,8 @@ class Engine:
             capacity_bytes=pool_size_bytes,
         )
         self._look_ahead = 4 * max_running
+        self._runs_ahead = place.type != "cpu"  # a device computes the next pass while the host reads this one
+        self._next: Pass | None = None  # begun already
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
@@ -190,19 +192,22 @@ class Engine:
             self._persistence.drain()
         results = list(self._failed)
         self._failed.clear()
-        chunks, impossible = self._scheduler.schedule()
+        chunks: list[Chunk] = []
+        if self._next is None:
+            chunks, impossible = self._scheduler.schedule()
+            results += [sequence.failure(no_room(sequence)) for sequence in impossible]
         self._counters.seconds["store"] += time.perf_counter() - begin
-        results += [sequence.failure(no_room(sequence)) for sequence in impossible]
-        if not chunks:
+        if self._next is None and not chunks:
             return results
         begin = time.perf_counter()
+        current = self._next or Pass(self._model, chunks)
+        self._next = self._begin_next(current)
         try:
-            logits = run_pass(self._model, chunks)
-        except Exception as error:  # the one place around requests: a failed pass costs its own requests only
-            return results + self._fail(chunks, failed_pass(error))
-        broken = self._broken(chunks, self._sample([chunk for chunk in chunks if chunk.samples], logits))
+            broken = self._broken(current.chunks, self._sample(current))
+        except Exception as error:
+            return results + self._fail(current.chunks, failed_pass(error))
         results += self._fail(broken, not_finite())
-        chunks = [chunk for chunk in chunks if chunk not in broken]
+        chunks = [chunk for chunk in current.chunks if chunk not in broken]
         if not chunks:
             return results
         for chunk in chunks:
@@ -222,7 +227,7 @@ class Engine:
         self.drop_waiting()
         self._failed.clear()
         for sequence in list(self._scheduler.running):
-            self._scheduler.finish(sequence)
+            self._end(sequence)
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
         """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
@@ -275,19 +280,25 @@ class Engine:
             self._store.close()
             self._store = None
 
-    def _sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Chunk]:
-        """Give the sequence of each chunk its next token; returns the chunks whose logits are not all finite."""
-        tokens, logprobs = greedy(logits, any(chunk.sequence.request.logprobs for chunk in chunks))
+    def _begin_next(self, current: Pass) -> Pass | None:
+        """On a device, the pass after the current one, where that is known before its tokens are."""
+        if not self._runs_ahead or current.failed:
+            return None
+        chunks = self._scheduler.foresee(current.chunks)
+        return Pass(self._model, chunks, current) if chunks else None
+
+    def _sample(self, current: Pass) -> list[Chunk]:
+        """Give each sequence that is due one its next token; returns the chunks whose logits are not all finite."""
         broken = []
-        for row, chunk in enumerate(chunks):
-            sequence, token, logprob = chunk.sequence, tokens[row], logprobs[row]
+        for chunk, row, token, logprob in current.read():
+            sequence = chunk.sequence
             request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
             if token == NOT_FINITE:
                 broken.append(chunk)
                 continue
             if request.temperature > 0:
                 token, logprob = sample(
-                    logits[row], request.temperature, request.top_p, sequence.sampler_key, step
+                    current.logits[row], request.temperature, request.top_p, sequence.sampler_key, step
                 )
             sequence.append(token, logprob)
             if token in self.eos_token_ids and not request.ignore_eos:
@@ -316,12 +327,19 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> Result:
         self._snapshots.complete(sequence)
-        self._scheduler.finish(sequence)
+        self._end(sequence)
         return sequence.result()
+
+    def _end(self, sequence: Sequence) -> None:
+        """Free what a sequence holds; a pass that was begun goes on without it."""
+        self._scheduler.finish(sequence)
+        if self._next is not None:
+            self._next.leave_out(sequence)
+            self._next = self._next if self._next.chunks else None
 
     def _fail(self, chunks: list[Chunk], failure: RequestError) -> list[Result]:
         """Give back what chunks held, without a word to the pool or the store; their requests become error records."""
         for chunk in chunks:
             self._snapshots.cancel(chunk)
-            self._scheduler.finish(chunk.sequence)
+            self._end(chunk.sequence)
         return [chunk.sequence.failure(failure) for chunk in chunks]

@@ -49,6 +49,20 @@ class Scheduler:
                 self._reserve(chunk, awaited=False)
         return chunks, impossible
 
+    def foresee(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The pass after that of `chunks`, whose tokens nobody has read yet: one more token of each sequence that is
+        not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed or draws
+        its tokens, a waiting sequence might be admitted, or a snapshot would be kept."""
+        going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
+        if (
+            len(chunks) < len(self.running)
+            or any(chunk.sequence.in_prefill or chunk.sequence.request.temperature > 0 for chunk in chunks)
+            or (self.waiting and (self._free_slots or len(going) < len(chunks)))
+            or any(list(self._kept_positions(c.sequence, c.end, c.end + 1)) for c in going)
+        ):
+            return []
+        return [self._chunk(chunk.sequence, 1, chunk.end) for chunk in going]
+
     def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
         """Admit waiting sequences while there are slots and tokens left; those that can never run are handed back."""
         impossible: list[Sequence] = []
@@ -165,10 +179,10 @@ class Scheduler:
             if not self._pending[key]:
                 del self._pending[key]
 
-    def _chunk(self, sequence: Sequence, count: int) -> Chunk:
+    def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:
         """The next `count` tokens, with pages to write to and slots for the snapshots that the policy keeps; with a
-        plan, for those that this run waits for."""
-        chunk = Chunk(sequence, count)
+        plan, for those that this run waits for. begin: where the sequence will be when the pass before has ended."""
+        chunk = Chunk(sequence, sequence.computed if begin is None else begin, count)
         self._owed_pages -= self._snapshots.extend_pages(sequence, chunk.end)
         self._reserve(chunk, awaited=sequence.request.plan is not None)
         return chunk
@@ -176,7 +190,7 @@ class Scheduler:
     def _reserve(self, chunk: Chunk, awaited: bool) -> None:
         """Slots for snapshots of a chunk: for those that the plan waits for, or for the others."""
         sequence = chunk.sequence
-        for position in self._kept_positions(sequence, sequence.computed, chunk.end):
+        for position in self._kept_positions(sequence, chunk.begin, chunk.end):
             if (sequence.planned.get(position, 0) > 0) == awaited:
                 slot_key = self._snapshots.reserve(sequence, position)
                 if slot_key is not None:

@@ -297,8 +297,8 @@ def test_every_logit_counts(row: list[float]) -> None:
 
     logits = torch.tensor([[1.0, 3e38, -3e38], row, [3e38, 3e38, 3e38]])
     for with_logprobs in (False, True):
-        assert greedy(logits, with_logprobs)[0] == [1, NOT_FINITE, 0]
-    assert greedy(logits[:0], False) == ([], [])
+        assert greedy(logits, with_logprobs).read()[0] == [1, NOT_FINITE, 0]
+    assert greedy(logits[:0], False).read() == ([], [])
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
