@@ -16,7 +16,7 @@ from apcbatch.kernels.cuda import DTYPE_CODES, extension
 EXACT_ROWS = 128  # of every product, where products must not depend on how many rows come together
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
-CUDA_NUMERICS_VERSION = 3
+CUDA_NUMERICS_VERSION = 4
 
 _exact = False
 
