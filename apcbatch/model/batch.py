@@ -18,10 +18,10 @@ from apcbatch.kernels.ragged import Ragged
 class Batch:
     """b sequences packed token-major into t tokens.
 
-    token_ids (t,) int64; -1 - r: row r of `chosen` (rows,) int64, what the pass before chooses. ragged: offsets, and the
-    state slots read, written and kept. logits_rows (r,) int64: the tokens whose logits are wanted. For attention layers:
-    page_table (b, pages) int64, context (b,) int64 tokens cached before this piece, token_slots (t,) int64 = page x
-    page_tokens + offset of each token; -1: it is not written.
+    token_ids (t,) int64; -1 - r: row r of `chosen` (rows,) int64, what the pass before chooses. ragged: offsets, and
+    the state slots read, written and kept. logits_rows (r,) int64: the tokens whose logits are wanted. For attention
+    layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this piece, token_slots (t,) int64 =
+    page x page_tokens + offset of each token; -1: it is not written.
     present: (1,) int64, where only so many of the tokens, the first ones, are there, and the rest fill the batch up.
     """
 

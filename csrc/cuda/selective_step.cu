@@ -1,11 +1,10 @@
 // The selective scan of sequences of one token, for decoding: a thread has one channel or two, all its loads
 // in flight at once. The arithmetic, and its order, are those of selective_scan, so the bits are the same.
 // Must not know: Python.
-#include <algorithm>
-
 #include "element.cuh"
 #include "launch.h"
 #include "quads.cuh"
+#include "single_token.cuh"
 #include "step_state.cuh"
 
 namespace apcbatch {
@@ -14,8 +13,6 @@ namespace cuda {
 namespace {
 
 constexpr int kStepThreads = 64;
-constexpr std::int64_t kMostSequences = 8;   // of a block, one after the other
-constexpr std::int64_t kBlocksAtOnce = 768;  // about as many as run side by side
 
 template <class T>
 __device__ __forceinline__ float at(const void* base, std::int64_t i) {
@@ -68,18 +65,6 @@ __global__ void __launch_bounds__(kStepThreads)
     y = __fmaf_rn(p.D == nullptr ? 0.0f : p.D[c], x, y);
     if (p.z != nullptr) y = __fmul_rn(y, silu(at<T>(p.z, token * p.z_stride + c)));
     static_cast<T*>(p.out)[token * p.out_stride + c] = narrow<T>(y);
-}
-
-// Where a sequence's token and states are.
-struct Where {
-    std::int64_t token, initial, final, kept;
-};
-
-__device__ __forceinline__ Where where(const RaggedParams& ragged, std::int64_t sequence) {
-    const std::int64_t first = ragged.snapshot_cu[sequence];
-    const bool keeps = first < ragged.snapshot_cu[sequence + 1];
-    return {ragged.cu_seqlens[sequence], ragged.initial_slots[sequence], ragged.final_slots[sequence],
-            keeps ? ragged.snapshot_slots[first] : -1};
 }
 
 // What a thread reads of one sequence: two neighbouring channels.
@@ -205,8 +190,7 @@ void launch(const ScanParams& p, const Selection& selection, cudaStream_t stream
     const std::int64_t channels = kStepThreads * (pairs ? 2 : 1);
     const std::int64_t tiles = (p.d_inner + channels - 1) / channels;
     if (pairs) {
-        const std::int64_t blocks = tiles * selection.count;
-        const std::int64_t each = std::min(kMostSequences, (blocks + kBlocksAtOnce - 1) / kBlocksAtOnce);
+        const std::int64_t each = sequences_each(selection.count, tiles);
         const std::int64_t groups = (selection.count + each - 1) / each;
         selective_steps_kernel<T><<<unsigned(tiles * groups), kStepThreads, 0, stream>>>(
             p, selection.sequences, int(selection.count), int(each), int(tiles));

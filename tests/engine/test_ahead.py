@@ -1,5 +1,5 @@
-"""Passes that are begun before the tokens of the one before are read: on the CPU, which gains nothing from it, they give
-what passes one after the other give."""
+"""Passes that are begun before the tokens of the one before are read: on the CPU, which gains nothing from it, they
+give what passes one after the other give."""
 
 from __future__ import annotations
 
