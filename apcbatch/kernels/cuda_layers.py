@@ -26,6 +26,10 @@ from apcbatch.kernels.mixer import MixerWeights
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.kernels.residual import PreNorm, Residual
 
+# An expert's rows are filled up to a multiple, where there are many: for each new number of rows the library chooses a
+# kernel anew, and often loads it.
+ROWS_AT_ONCE = 64
+
 
 class DeviceNorm(PreNorm):
     """The norm at the beginning of a part. weight: (h) float32."""
@@ -131,13 +135,26 @@ class DeviceMixture:
     ) -> torch.Tensor:
         chosen, ascending = chosen.sort(dim=1)
         weights = weights.gather(1, ascending)
-        order = chosen.flatten().argsort(stable=True)  # (t k): every choice, an expert's next to each other
-        counts = (chosen.flatten() == self._numbers.unsqueeze(1)).sum(dim=1).tolist()
-        taken = torch.split(x[order // self.experts_per_token], counts)
-        made = [expert(part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
-        place = order.argsort().view_as(chosen)  # of every choice among the rows made
+        place, rooms = self._places(chosen.flatten())
+        sizes = rooms.tolist()
+        taken = place.new_zeros(sum(sizes))
+        taken[place] = torch.arange(place.numel(), device=x.device) // self.experts_per_token
+        parts = torch.split(x[taken], sizes)
+        made = [expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
+        place = place.view_as(chosen)
         rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
         y = rows[place[:, 0]] * weights[:, :1]
         for i in range(1, self.experts_per_token):
             y += rows[place[:, i]] * weights[:, i : i + 1]
         return y
+
+    def _places(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the row of every choice, how many rows each expert has), an expert's next to each other. chosen: (t k)."""
+        order = chosen.argsort(stable=True)
+        counts = (chosen == self._numbers.unsqueeze(1)).sum(dim=1)
+        grain = ROWS_AT_ONCE if chosen.numel() >= ROWS_AT_ONCE * len(self.experts) else 1
+        spare = -counts % grain
+        before = spare.cumsum(0) - spare  # spare rows of the experts before
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel(), device=order.device) + before[chosen[order]]
+        return place, counts + spare

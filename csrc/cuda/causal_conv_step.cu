@@ -14,6 +14,7 @@ namespace cuda {
 namespace {
 
 constexpr int kThreads = 64, kChannels = 4;
+constexpr std::int64_t kBlocksAtOnce = 2048;
 
 // The raw inputs of four channels, the newest last.
 template <class T, int kWidth>
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kWidth>
 void launch(const ConvParams& p, cudaStream_t stream) {
     const std::int64_t tiles = (p.d_inner + kThreads * kChannels - 1) / (kThreads * kChannels);
-    const std::int64_t each = sequences_each(p.ragged.num_sequences, tiles);
+    const std::int64_t each = sequences_each(p.ragged.num_sequences, tiles, kBlocksAtOnce);
     const std::int64_t groups = (p.ragged.num_sequences + each - 1) / each;
     conv_steps_kernel<T, kWidth><<<unsigned(tiles * groups), kThreads, 0, stream>>>(p, int(each), int(tiles));
     check_launch("causal_conv_step");

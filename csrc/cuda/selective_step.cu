@@ -13,6 +13,7 @@ namespace cuda {
 namespace {
 
 constexpr int kStepThreads = 64;
+constexpr std::int64_t kBlocksAtOnce = 768;
 
 template <class T>
 __device__ __forceinline__ float at(const void* base, std::int64_t i) {
@@ -190,7 +191,7 @@ void launch(const ScanParams& p, const Selection& selection, cudaStream_t stream
     const std::int64_t channels = kStepThreads * (pairs ? 2 : 1);
     const std::int64_t tiles = (p.d_inner + channels - 1) / channels;
     if (pairs) {
-        const std::int64_t each = sequences_each(selection.count, tiles);
+        const std::int64_t each = sequences_each(selection.count, tiles, kBlocksAtOnce);
         const std::int64_t groups = (selection.count + each - 1) / each;
         selective_steps_kernel<T><<<unsigned(tiles * groups), kStepThreads, 0, stream>>>(
             p, selection.sequences, int(selection.count), int(each), int(tiles));

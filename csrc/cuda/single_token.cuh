@@ -7,8 +7,7 @@
 namespace apcbatch {
 namespace cuda {
 
-constexpr std::int64_t kMostSequences = 8;   // of a block, one after the other
-constexpr std::int64_t kBlocksAtOnce = 768;  // about as many as run side by side
+constexpr std::int64_t kMostSequences = 8;  // of a block, one after the other
 
 // Where a sequence's token and states are.
 struct Where {
@@ -22,9 +21,10 @@ __device__ __forceinline__ Where where(const RaggedParams& ragged, std::int64_t 
             keeps ? ragged.snapshot_slots[first] : -1};
 }
 
-// How many sequences a block takes, where each of so many would need `tiles` blocks.
-inline std::int64_t sequences_each(std::int64_t sequences, std::int64_t tiles) {
-    const std::int64_t each = (tiles * sequences + kBlocksAtOnce - 1) / kBlocksAtOnce;
+// How many sequences a block takes, where each of so many would need `tiles` blocks and about `at_once`
+// blocks run side by side.
+inline std::int64_t sequences_each(std::int64_t sequences, std::int64_t tiles, std::int64_t at_once) {
+    const std::int64_t each = (tiles * sequences + at_once - 1) / at_once;
     return each < kMostSequences ? each : kMostSequences;
 }
 
