@@ -26,9 +26,10 @@ from apcbatch.kernels.mixer import MixerWeights
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.kernels.residual import PreNorm, Residual
 
-# An expert's rows are filled up to a multiple, where there are many: for each new number of rows the library chooses a
-# kernel anew, and often loads it.
+# An expert's rows are filled up to a multiple: for each new number of rows the library chooses a kernel anew, and often
+# loads it. Not where experts have fewer rows than that, nor where they have so many that the device is slower.
 ROWS_AT_ONCE = 64
+MOST_FILLED = 512  # rows of an expert, on the average
 
 
 class DeviceNorm(PreNorm):
@@ -152,7 +153,8 @@ class DeviceMixture:
         """(the row of every choice, how many rows each expert has), an expert's next to each other. chosen: (t k)."""
         order = chosen.argsort(stable=True)
         counts = (chosen == self._numbers.unsqueeze(1)).sum(dim=1)
-        grain = ROWS_AT_ONCE if chosen.numel() >= ROWS_AT_ONCE * len(self.experts) else 1
+        rows_each = chosen.numel() / len(self.experts)
+        grain = ROWS_AT_ONCE if ROWS_AT_ONCE <= rows_each < MOST_FILLED else 1
         spare = -counts % grain
         before = spare.cumsum(0) - spare  # spare rows of the experts before
         place = torch.empty_like(order)

@@ -81,7 +81,8 @@ struct Inputs {
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             h[i] = make_float2(0.0f, 0.0f);
-            if (i < n && at.initial >= 0) h[i] = *reinterpret_cast<const float2*>(state + i * p.d_inner);
+            if (i < n && at.initial >= 0)
+                h[i] = __ldcs(reinterpret_cast<const float2*>(state + i * p.d_inner));
         }
         x = pair(p.x, at.token * p.x_stride + c);
         dt = pair(p.dt, at.token * p.dt_stride + c);
@@ -117,7 +118,9 @@ __device__ __forceinline__ void store_states(const ScanParams& p, std::int64_t s
     float* state = p.state + slot * p.state_stride + c;
 #pragma unroll
     for (int i = 0; i < kStatesAtOnce; ++i) {
-        if (i < p.d_state) *reinterpret_cast<float2*>(state + i * p.d_inner) = make_float2(even[i], odd[i]);
+        if (i < p.d_state) {
+            __stcs(reinterpret_cast<float2*>(state + i * p.d_inner), make_float2(even[i], odd[i]));
+        }
     }
 }
 
@@ -130,8 +133,9 @@ __device__ __forceinline__ float step_channel(float (&h)[kStatesAtOnce], const f
     return __fmaf_rn(D, x, step_states(h, rate, step, __fmul_rn(step, x), B, C));
 }
 
-// Two channels a thread, and several sequences one after the other, the next one's inputs on their way while
-// this one is computed: for up to 16 states and channels that lie in pairs.
+// Two channels a thread, states that pass through the L2 as what nobody asks for again, and several sequences
+// one after the other, the next one's inputs on their way while this one is computed: for up to 16 states and
+// channels that lie in pairs.
 template <class T>
 __global__ void __launch_bounds__(kStepThreads, 6)
     selective_steps_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences, int count,

@@ -82,7 +82,7 @@ def test_everyone_wants_the_same_experts() -> None:
     assert close(few.mixture(x, weights, chosen, None), exact)
 
 
-@pytest.mark.parametrize("t", [7, 300, 1000])
+@pytest.mark.parametrize("t", [7, 300, 1000, 2000])
 def test_many_tokens(t: int) -> None:
     """Catches a token that goes to another expert, a filled-up row that is taken for one, and experts without tokens
     or without any to fill up."""
@@ -98,7 +98,8 @@ def test_many_tokens(t: int) -> None:
     for expert in range(experts):
         weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
         exact += weight * expected(x, gate_up[expert], down[expert])
-    assert close(mixture._one_by_one(x, weights, chosen, None), exact)
+    y = mixture._one_by_one(x, weights, chosen, None)
+    assert (y - exact).norm() <= 1e-2 * exact.norm()  # both products round
 
 
 def test_a_row_of_nan_stays_alone() -> None:
