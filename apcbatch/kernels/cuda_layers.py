@@ -136,27 +136,31 @@ class DeviceMixture:
     ) -> torch.Tensor:
         chosen, ascending = chosen.sort(dim=1)
         weights = weights.gather(1, ascending)
-        place, rooms = self._places(chosen.flatten())
-        sizes = rooms.tolist()
-        taken = place.new_zeros(sum(sizes))
-        taken[place] = torch.arange(place.numel(), device=x.device) // self.experts_per_token
-        parts = torch.split(x[taken], sizes)
-        made = [expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
-        place = place.view_as(chosen)
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)  # (t k): every choice, an expert's next to each other
+        counts = (flat == self._numbers.unsqueeze(1)).sum(dim=1)
+        if ROWS_AT_ONCE <= flat.numel() / len(self.experts) < MOST_FILLED:
+            order, place, sizes = _filled(order, flat, counts)
+        else:
+            place, sizes = order.argsort(), counts.tolist()
+        taken = torch.split(x[order // self.experts_per_token], sizes)
+        made = [expert(part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
+        place = place.view_as(chosen)  # of every choice among the rows made
         rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
         y = rows[place[:, 0]] * weights[:, :1]
         for i in range(1, self.experts_per_token):
             y += rows[place[:, i]] * weights[:, i : i + 1]
         return y
 
-    def _places(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the row of every choice, how many rows each expert has), an expert's next to each other. chosen: (t k)."""
-        order = chosen.argsort(stable=True)
-        counts = (chosen == self._numbers.unsqueeze(1)).sum(dim=1)
-        rows_each = chosen.numel() / len(self.experts)
-        grain = ROWS_AT_ONCE if ROWS_AT_ONCE <= rows_each < MOST_FILLED else 1
-        spare = -counts % grain
-        before = spare.cumsum(0) - spare  # spare rows of the experts before
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel(), device=order.device) + before[chosen[order]]
-        return place, counts + spare
+
+def _filled(
+    order: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """(`order` with each expert's rows filled up, the place of every choice in it, each expert's rows). order, chosen:
+    (choices,), counts (experts,), all int64; what fills up is a choice of any expert."""
+    spare = -counts % ROWS_AT_ONCE
+    before = spare.cumsum(0) - spare  # of the experts before
+    places = torch.arange(order.numel(), device=order.device) + before[chosen[order]]
+    sizes: list[int] = (counts + spare).tolist()
+    filled = order.new_zeros(sum(sizes)).scatter_(0, places, order)
+    return filled, torch.empty_like(order).scatter_(0, order, places), sizes
