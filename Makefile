@@ -56,11 +56,15 @@ test-cuda:
 	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda tests/kernels
 	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda $(RACES)
 
+# The packages of an extra, without building the extension anew.
+EXTRA = import importlib.metadata as m; print(*(r.split(";")[0] for r in m.requires("apcbatch") if "$(1)" in r))
+
 lint: $(VENV)/.installed
-	$(BIN)/pip install --quiet '.[lint]'
-	$(BIN)/ruff check .
+	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,lint)'`
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h csrc/cuda/*
+	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h csrc/cuda/* tests/kernels/driver.cpp
 
 soak: $(VENV)/.installed sanitize
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)
@@ -77,7 +81,7 @@ portability: $(VENV)/.installed
 # Changes the code in 300 small ways, a fixed sample, and lists those that no test notices: about 35 minutes on two idle
 # cores. Works in copies under build/mutants, and leaves all outcomes in build/mutants/outcomes.json.
 mutants: $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[test,mutants]'
+	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,mutants)'`
 	$(BIN)/python -m tools.mutants
 
 bench: $(VENV)/.installed

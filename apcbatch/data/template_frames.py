@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 
-CPU_SECONDS = 4  # of one text
+CPU_SECONDS = 2  # of one text
 MEMORY_BYTES = 1 << 30  # of addresses, Python itself included
 MAX_CHARACTERS = 16 * 2**20  # a longer text is refused before it is tokenised: that takes up to 200 bytes a character
 REASON_CHARACTERS = 500

@@ -84,7 +84,8 @@ void check(const std::string& name, Array& output, const std::vector<double>& ex
             kernel(threads);
             const std::string bytes(output.memory.get(), size_t(output.bytes()));
             if (first.empty()) first = bytes;
-            const bool own = widened && std::strcmp(isa_product(isa), "widen") != 0;  // which rounds differently
+            const bool own =
+                widened && std::strcmp(isa_product(isa), "widen") != 0;  // which rounds differently
             if (!own && bytes != first) fail(name + ": other bits on " + isa_name(isa));
             for (int64_t i = 0; i < output.size; ++i) {
                 const double want = expected[size_t(i)], got = output.at(i);
