@@ -26,7 +26,7 @@ from apcbatch.model.families import load_model_config
 from apcbatch.model.hf_config import ModelConfig
 
 REPEATS = 5
-PREFILL = ((1, 2048), (1, 8192), (16, 512), (64, 128))
+PREFILL = ((1, 2048), (1, 8192), (1, 32768), (16, 512), (64, 128))
 DECODE = (1, 8, 32, 128)
 NEW_TOKENS = 128
 MAX_BATCH_TOKENS = 8192

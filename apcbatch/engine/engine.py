@@ -22,7 +22,7 @@ from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.engine.runner import Chunk, run_pass
+from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, serve
@@ -131,6 +131,8 @@ class Engine:
             capacity_bytes=pool_size_bytes,
         )
         self._look_ahead = LOOK_AHEAD * max_running
+        self._runs_ahead = place.type != "cpu"  # a device computes the next pass while the host reads this one
+        self._next: Pass | None = None  # begun already
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
@@ -185,19 +187,22 @@ class Engine:
             self._persistence.drain()
         results = list(self._failed)
         self._failed.clear()
-        chunks, impossible = self._scheduler.schedule()
+        chunks: list[Chunk] = []
+        if self._next is None:
+            chunks, impossible = self._scheduler.schedule()
+            results += [sequence.failure(no_room(sequence)) for sequence in impossible]
         self._counters.seconds["store"] += time.perf_counter() - begin
-        results += [sequence.failure(no_room(sequence)) for sequence in impossible]
-        if not chunks:
+        if self._next is None and not chunks:
             return results
         begin = time.perf_counter()
+        current = self._next or Pass(self._model, chunks)
+        self._next = self._begin_next(current)
         try:
-            logits = run_pass(self._model, chunks)
-        except Exception as error:  # the one place around requests: a failed pass costs its own requests only
-            return results + self._fail(chunks, failed_pass(error))
-        broken = extend_answers(self.backend, chunks, logits, self.eos_token_ids, self._arena)
+            broken = extend_answers(current, self.eos_token_ids, self._arena)
+        except Exception as error:
+            return results + self._fail(current.chunks, failed_pass(error))
         results += self._fail(broken, not_finite())
-        chunks = [chunk for chunk in chunks if chunk not in broken]
+        chunks = [chunk for chunk in current.chunks if chunk not in broken]
         if not chunks:
             return results
         for chunk in chunks:
@@ -217,7 +222,7 @@ class Engine:
         self.drop_waiting()
         self._failed.clear()
         for sequence in list(self._scheduler.running):
-            self._scheduler.finish(sequence)
+            self._end(sequence)
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
         """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
@@ -257,6 +262,13 @@ class Engine:
             self._store.close()
             self._store = None
 
+    def _begin_next(self, current: Pass) -> Pass | None:
+        """On a device, the pass after the current one, where that is known before its tokens are."""
+        if not self._runs_ahead or current.failed:
+            return None
+        chunks = self._scheduler.foresee(current.chunks)
+        return Pass(self._model, chunks, current) if chunks else None
+
     def _account(self, chunks: list[Chunk], seconds: float) -> None:
         """Share a pass's time among its sequences and between prefill and decode, by tokens."""
         per_token = seconds / sum(chunk.count for chunk in chunks)
@@ -271,12 +283,19 @@ class Engine:
 
     def _finish(self, sequence: Sequence) -> Result:
         self._snapshots.complete(sequence)
-        self._scheduler.finish(sequence)
+        self._end(sequence)
         return sequence.result()
+
+    def _end(self, sequence: Sequence) -> None:
+        """Free what a sequence holds; a pass that was begun goes on without it."""
+        self._scheduler.finish(sequence)
+        if self._next is not None:
+            self._next.leave_out(sequence)
+            self._next = self._next if self._next.chunks else None
 
     def _fail(self, chunks: list[Chunk], failure: RequestError) -> list[Result]:
         """Give back what chunks held, without a word to the pool or the store; their requests become error records."""
         for chunk in chunks:
             self._snapshots.cancel(chunk)
-            self._scheduler.finish(chunk.sequence)
+            self._end(chunk.sequence)
         return [chunk.sequence.failure(failure) for chunk in chunks]

@@ -1,5 +1,5 @@
 """One pass: packs the chunks of a step into a batch, runs the model, and hands back the logits of the sequences that
-are due a token.
+are due a token, and the likeliest token of each.
 
 Must not know: why these chunks were chosen, what becomes of the snapshots.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from apcbatch.engine.sampler import greedy
 from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import PAGE_TOKENS
@@ -30,36 +31,81 @@ class Keep:
 
 @dataclass(slots=True)
 class Chunk:
-    """The next `count` tokens of one sequence, and the snapshots to take among them (ascending)."""
+    """`count` tokens of one sequence from position `begin` on, and the snapshots to take among them (ascending)."""
 
     sequence: Sequence
+    begin: int
     count: int
     keep: list[Keep] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """The position that the sequence has reached after the pass."""
-        return self.sequence.computed + self.count
+        return self.begin + self.count
 
     @property
     def samples(self) -> bool:
         """Whether the pass yields the sequence's next token."""
-        return self.end == self.sequence.num_tokens
+        return self.end >= self.sequence.num_tokens
 
 
-def run_pass(model: CausalLM | GraphedLM, chunks: list[Chunk]) -> torch.Tensor:
+class Pass:
+    """A pass that was begun: what the model computes from `chunks` may still be on its way.
+
+    before: the pass whose last tokens are the chunks' own and were not read when this one began. logits: (chunks that
+    sample, vocabulary) float32, until the next pass begins; states, KV and snapshots are in their slots.
+    """
+
+    def __init__(
+        self, model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None
+    ) -> None:
+        self.chunks = chunks
+        sampled = [chunk.sequence for chunk in chunks if chunk.samples]
+        self._rows = {sequence: row for row, sequence in enumerate(sampled)}
+        self._error: Exception | None = None
+        try:
+            self.logits = run_pass(model, chunks, before)
+            self._choice = greedy(model.backend, self.logits, any(sequence.request.logprobs for sequence in sampled))
+        except Exception as error:  # the one place around requests: a failed pass costs its own requests only
+            self._error = error
+
+    @property
+    def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
+        """The tokens (rows,) int64 where the model is, and the row of each sequence."""
+        return self._choice.tokens, self._rows
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was not even begun; `read` says why."""
+        return self._error is not None
+
+    def read(self) -> list[tuple[Chunk, int, int, float]]:
+        """Wait for the pass: each chunk that samples, its row of the logits, the likeliest token and its
+        log-probability. Raises what the pass raised."""
+        if self._error is not None:
+            raise self._error
+        tokens, logprobs = self._choice.read()
+        rows = [(chunk, self._rows[chunk.sequence]) for chunk in self.chunks if chunk.samples]
+        return [(chunk, row, tokens[row], logprobs[row]) for chunk, row in rows]
+
+    def leave_out(self, sequence: Sequence) -> None:
+        """The sequence has ended before this pass: what was computed for it means nothing."""
+        self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+
+
+def run_pass(model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None) -> torch.Tensor:
     """Logits (chunks that sample, vocabulary) float32; states, KV and snapshots are in their slots."""
-    return model.forward(make_batch(chunks))
+    return model.forward(make_batch(chunks, before))
 
 
-def make_batch(chunks: list[Chunk]) -> Batch:
-    """The packed tensors of a step."""
+def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
+    """The packed tensors of a step; a token that is not known yet is one that the pass before chooses."""
     counts = np.array([chunk.count for chunk in chunks], np.int64)
-    computed = np.array([chunk.sequence.computed for chunk in chunks], np.int64)
+    begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
-    tokens = np.concatenate([c.sequence.tokens[c.sequence.computed : c.end] for c in chunks]).astype(np.int64)
+    chosen, tokens = _tokens(chunks, before)
     owner = np.repeat(np.arange(len(chunks)), counts)
-    positions = np.arange(ends[-1]) + (computed - ends + counts)[owner]
+    positions = np.arange(ends[-1]) + (begins - ends + counts)[owner]
     page_table = _page_table(chunks)
     slots = page_table[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
     rows = ends[[i for i, chunk in enumerate(chunks) if chunk.samples]] - 1
@@ -68,9 +114,19 @@ def make_batch(chunks: list[Chunk]) -> Batch:
         ragged=_ragged(chunks, counts),
         logits_rows=torch.from_numpy(rows),
         page_table=torch.from_numpy(page_table),
-        context=torch.from_numpy(computed),
+        context=torch.from_numpy(begins),
         token_slots=torch.from_numpy(slots),
+        chosen=chosen,
     )
+
+
+def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | None, np.ndarray]:
+    """(what the pass before chooses, the tokens as Batch has them)."""
+    if before is None:
+        known = [chunk.sequence.tokens[chunk.begin : chunk.end] for chunk in chunks]
+        return None, np.concatenate(known).astype(np.int64)
+    chosen, rows = before.unread
+    return chosen, np.array([-1 - rows[chunk.sequence] for chunk in chunks], np.int64)
 
 
 def _page_table(chunks: list[Chunk]) -> np.ndarray:
@@ -89,7 +145,7 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
         for c in chunks
     ]
     keeps = [keep for chunk in chunks for keep in chunk.keep]
-    relative = [keep.position - chunk.sequence.computed for chunk in chunks for keep in chunk.keep]
+    relative = [keep.position - chunk.begin for chunk in chunks for keep in chunk.keep]
     return Ragged.create(
         cu_seqlens=_offsets(counts),
         initial_slots=_int64(initial),

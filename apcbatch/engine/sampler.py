@@ -27,23 +27,40 @@ def request_key(seed: int, request_id: str) -> int:
     return int.from_bytes(digest[:16], "little")
 
 
-def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> tuple[list[int], list[float]]:
+class Choice:
+    """What was chosen from rows of logits. tokens: (r,) int64, where the logits are; logprobs: (r,) float32 or None.
+    On a device they may still be on their way, and the host's copies with them."""
+
+    def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
+        self.tokens = tokens
+        self._copies = [None if part is None else part.to("cpu", non_blocking=True) for part in (tokens, logprobs)]
+        self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> tuple[list[int], list[float]]:
+        """Wait for them. Log-probabilities that nobody asked for are NaN."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        tokens, logprobs = self._copies
+        assert tokens is not None
+        return tokens.tolist(), [math.nan] * len(tokens) if logprobs is None else logprobs.tolist()
+
+
+def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:
     """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
-    look at every logit; without with_logprobs they are NaN."""
-    if not with_logprobs:
-        return _checked(ops.argmax(logits), logits), [math.nan] * logits.shape[0]
-    tokens, logprobs = ops.greedy(logits)
-    return _checked(tokens, logits), logprobs.tolist()
+    look at every logit."""
+    tokens, logprobs = ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
+    return Choice(_checked(tokens, logits), logprobs)
 
 
-def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> list[int]:
+def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The tokens, with NOT_FINITE for each row that is not. One sum over all rows tells whether there is any; only then
     are the rows looked at one by one. The ops of a device look at each number anyway and mark the rows themselves."""
     if not logits.is_cuda and not math.isfinite(logits.sum().item()):
-        tokens = tokens.where(finite_rows(logits), NOT_FINITE)
-    chosen: list[int] = tokens.tolist()
-    return chosen
+        return tokens.where(finite_rows(logits), NOT_FINITE)
+    return tokens
 
 
 def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:

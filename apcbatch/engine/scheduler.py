@@ -52,10 +52,24 @@ class Scheduler:
                 budget -= chunks[-1].count
         impossible = self._fill(chunks, budget) if self.waiting and self._free_slots and budget > 0 else []
         for chunk in chunks:  # once all of the pass have the slots that somebody waits for
-            positions = chunk.sequence.retention.kept_if_room(chunk.sequence.computed, chunk.end)
+            positions = chunk.sequence.retention.kept_if_room(chunk.begin, chunk.end)
             if positions:
                 self._reserve(chunk, positions)
         return chunks, impossible
+
+    def foresee(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The pass after that of `chunks`, whose tokens nobody has read yet: one more token of each sequence that is
+        not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed or draws
+        its tokens, a waiting sequence might be admitted, or a snapshot would be kept."""
+        going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
+        if (
+            len(chunks) < len(self.running)
+            or any(chunk.sequence.in_prefill or chunk.sequence.request.temperature > 0 for chunk in chunks)
+            or (self.waiting and (self._free_slots or len(going) < len(chunks)))
+            or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
+        ):
+            return []
+        return [self._chunk(chunk.sequence, 1, chunk.end) for chunk in going]
 
     def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
         """Admit waiting sequences while there are slots and tokens left. Returns those that can never run."""
@@ -141,11 +155,12 @@ class Scheduler:
         """From now on others may wait for these positions of a sequence's prompt."""
         self._promises.make(sequence.number, [(position, sequence.keys[position]) for position in positions])
 
-    def _chunk(self, sequence: Sequence, count: int) -> Chunk:
-        """The next `count` tokens, with pages to write to and slots for the snapshots that are kept at once."""
-        chunk = Chunk(sequence, count)
+    def _chunk(self, sequence: Sequence, count: int, begin: int | None = None) -> Chunk:
+        """The next `count` tokens, with pages to write to and slots for the snapshots that are kept at once. begin:
+        where the sequence will be when the pass before has ended; None: where it is."""
+        chunk = Chunk(sequence, sequence.computed if begin is None else begin, count)
         self._owed_pages -= self._page_tables.extend(sequence, chunk.end)
-        positions = sequence.retention.kept_at_once(sequence.computed, chunk.end)
+        positions = sequence.retention.kept_at_once(chunk.begin, chunk.end)
         if positions:
             self._reserve(chunk, positions)
         return chunk

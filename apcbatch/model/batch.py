@@ -17,9 +17,10 @@ from apcbatch.kernels.ragged import Ragged
 class Batch:
     """b sequences packed token-major into t tokens.
 
-    token_ids (t,) int64. ragged: offsets, and the state slots read, written and kept. logits_rows (r,) int64: the
-    tokens whose logits are wanted. For attention layers: page_table (b, pages) int64, context (b,) int64 tokens cached
-    before this piece, token_slots (t,) int64 = page x page_tokens + offset of each token; -1: it is not written.
+    token_ids (t,) int64; -1 - r: row r of `chosen` (rows,) int64, what the pass before chooses. ragged: offsets, and
+    the state slots read, written and kept. logits_rows (r,) int64: the tokens whose logits are wanted. For attention
+    layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this piece, token_slots (t,) int64 =
+    page x page_tokens + offset of each token; -1: it is not written.
     present: (1,) int64, where only so many of the tokens, the first ones, are there, and the rest fill the batch up.
     """
 
@@ -30,6 +31,15 @@ class Batch:
     context: torch.Tensor
     token_slots: torch.Tensor
     present: torch.Tensor | None = None
+    chosen: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(t,) int64: the tokens, those that the pass before chooses among them; 0 where it chooses none."""
+        if self.chosen is None:
+            return self.token_ids
+        taken = self.chosen[self.token_ids.bitwise_not().clamp_min(0)].clamp_min(0)
+        return taken.where(self.token_ids < 0, self.token_ids)
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
@@ -44,4 +54,4 @@ class Batch:
             for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots")
         }
         batch_on(device, self.ragged)
-        return Batch(ragged=self.ragged, **tensors)
+        return Batch(ragged=self.ragged, chosen=self.chosen, **tensors)

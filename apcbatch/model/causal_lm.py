@@ -131,13 +131,13 @@ class CausalLM:
         """Like `forward`, for a power of two of sequences, most_decoded at most, of one token each, all of whose logits
         are wanted."""
         assert self._decode is not None
-        return self._decode(self._embed(batch.token_ids), batch.ragged)
+        return self._decode(self._embed(batch.tokens), batch.ragged)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
         ops = self.backend
-        residual = ops.residual(self._embed(batch.token_ids), batch.present)
+        residual = ops.residual(self._embed(batch.tokens), batch.present)
         for layer in self.layers:
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:

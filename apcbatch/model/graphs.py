@@ -15,7 +15,7 @@ from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 
-LARGEST_GRAPH = 256  # sequences
+LARGEST_GRAPH = 256  # sequences, and rows that the pass before may have chosen tokens in
 NARROWEST_TABLE = 16  # pages a sequence, of a model with attention
 LARGEST_TABLE = 1 << 16  # pages of all sequences: what attention needs beside grows with it
 
@@ -34,7 +34,11 @@ class GraphedLM:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits (rows, vocabulary) float32 on the device."""
         size, columns = self._graph_of(batch)
-        if not _is_decode(batch) or size > self._most_captured or size * columns > LARGEST_TABLE:
+        chosen = 0 if batch.chosen is None else batch.chosen.numel()
+        if (
+            not _is_decode(batch) or size > self._most_captured or size * columns > LARGEST_TABLE
+            or chosen > LARGEST_GRAPH
+        ):  # fmt: skip
             return self._model.forward(batch.on(self._device))
         graph = self._graphs.get((size, columns))
         if graph is None:
@@ -56,15 +60,16 @@ class GraphedLM:
 
 
 class _DecodeGraph:
-    """One token of each of `size` sequences of at most `columns` pages; the graph begins by fetching the tokens, slots
-    and pages from pinned memory."""
+    """One token of each of `size` sequences of at most `columns` pages. The tokens, slots and pages come from pinned
+    memory; a replay may be asked for while the one before runs."""
 
     def __init__(
         self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any
     ) -> None:
         self._staged = _Lists(size, columns, pin_memory=True)
         self._lists = _Lists(size, columns, device=device)
-        self._batch, self._device = self._lists.batch(device), device
+        self._chosen = torch.zeros(LARGEST_GRAPH, dtype=torch.int64, device=device)
+        self._batch, self._device = self._lists.batch(device, self._chosen), device
         self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -78,16 +83,18 @@ class _DecodeGraph:
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
-        self._lists.memory.copy_(self._staged.memory, non_blocking=True)
         batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
         return self._run(self._batch)
 
     def replay(self, batch: Batch) -> torch.Tensor:
         """The batch's logits; they are overwritten by the next replay."""
-        self._fetched.synchronize()  # by the replay before
+        self._fetched.synchronize()  # the lists of the replay before
         self._staged.fill(batch)
-        self._graph.replay()
+        self._lists.memory.copy_(self._staged.memory, non_blocking=True)
         self._fetched.record()
+        if batch.chosen is not None:
+            self._chosen[: batch.chosen.numel()].copy_(batch.chosen)
+        self._graph.replay()
         return self._logits[: batch.ragged.num_sequences]
 
 
@@ -120,8 +127,8 @@ class _Lists:
             each[3:, b:] = -1
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
-    def batch(self, device: torch.device) -> Batch:
-        """The decode pass that these lists on the device are of."""
+    def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
+        """The decode pass that these lists on the device are of, and of what the pass before chooses."""
         size = self.token_ids.numel()
         on_host = Batch(
             token_ids=torch.zeros(size, dtype=torch.int64),
@@ -139,6 +146,7 @@ class _Lists:
             context=self.context,
             token_slots=self.token_slots,
             present=self.present,
+            chosen=chosen,
         )
 
 

@@ -76,6 +76,7 @@ void bind_rows(py::module_& m) {
     m.attr("MOST_CHOICES") = kMostChoices;
     m.attr("MOST_HEAD_DIM") = kMostHeadDim;
     m.attr("SPLIT_TOKENS") = kSplitTokens;
+    m.attr("MOST_SPLIT_HEADS") = kMostSplitHeads;
     m.def("rms_norm", &bound_rms_norm, ReleaseGil());
     m.def("silu_mul", &bound_silu_mul, ReleaseGil());
     m.def("softmax_topk", &bound_softmax_topk, ReleaseGil());

@@ -224,6 +224,8 @@ void launch_dtype(const ConvParams& p, std::int64_t num_tokens, std::int64_t lon
 
 void causal_conv(const ConvParams& p, std::int64_t num_tokens, std::int64_t longest, cudaStream_t stream) {
     if (num_tokens == 0) return;
+    const bool single = longest == 1 && num_tokens == p.ragged.num_sequences;
+    if (single && takes_conv_step(p)) return causal_conv_step(p, stream);
     switch (p.dtype) {
         case DType::float32:
             return launch_dtype<float>(p, num_tokens, longest, stream);

@@ -2,6 +2,7 @@
 // among them, and what a warp copies next. Must not know: what becomes of them.
 #pragma once
 
+#include "async_copy.cuh"
 #include "element.cuh"
 #include "experts.h"
 
@@ -38,23 +39,12 @@ __device__ __forceinline__ int chunk_of(int row, int chunk) {
     return row * kLineChunks + (chunk ^ row % 2 * (kLineChunks / 2));
 }
 
-// 16 bytes from global memory, or zeros.
-__device__ __forceinline__ void copy_weights(uint4* to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                     unsigned(__cvta_generic_to_shared(to))),
-                 "l"(from), "r"(there ? 16 : 0)
-                 : "memory");
-}
+// 16 bytes from global memory, or zeros, that many blocks read.
 __device__ __forceinline__ void copy_inputs(uint4* to, const void* from, bool there) {
     asm volatile(
         "cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
         "l"(from), "r"(there ? 16 : 0)
         : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLater>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
 }
 
 // Where a block is among the tiles: those of one expert follow each other, and of one piece of weights those
@@ -133,8 +123,8 @@ struct Source {
                 const int within = i * kCopiedRows % kRowsEach;  // the up's rows are `out` after the gate's
                 const bool is_row = place.row_tile * kRowsEach + within + row < p.out;
                 const std::int64_t before = within + (i * kCopiedRows < kRowsEach ? 0 : p.out);
-                copy_weights(ring + chunk_of(i * kCopiedRows + row, chunk),
-                             there && is_row ? weights + before * p.in + input : p.x, there && is_row);
+                copy_chunk(ring + chunk_of(i * kCopiedRows + row, chunk),
+                           there && is_row ? weights + before * p.in + input : p.x, there && is_row);
             }
 #pragma unroll
             for (int j = 0; j < kTokenCopies; ++j) {

@@ -30,6 +30,11 @@ void selective_step(const ScanParams& params, const Selection& selection, cudaSt
 void causal_conv(const ConvParams& params, std::int64_t num_tokens, std::int64_t longest,
                  cudaStream_t stream);
 
+// For a batch of sequences of one token each, where it takes the sizes and the addresses: the same bits as
+// causal_conv, which calls it.
+bool takes_conv_step(const ConvParams& params);
+void causal_conv_step(const ConvParams& params, cudaStream_t stream);
+
 // Throws unless a call of CUDA's runtime, made for this, succeeded.
 void check(cudaError_t error, const char* purpose);
 

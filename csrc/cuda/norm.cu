@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kWideThreads = 256;
 constexpr std::int64_t kNarrowRow = 256;  // up to this many columns, a warp takes the row
+constexpr int kHeldQuads = 4;             // of a thread, where a block holds a row in registers
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
@@ -43,11 +44,54 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
     }
 }
 
+// The same for rows that a block can hold: everything is asked for at once, and what is read once.
+template <class X, class Delta, class Y>
+__global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams p) {
+    const std::int64_t row = blockIdx.x;
+    X* x = static_cast<X*>(p.x) + row * p.x_stride;
+    const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
+    Y* y = static_cast<Y*>(p.y) + row * p.h;
+    float value[kHeldQuads][4] = {}, addend[kHeldQuads][4] = {}, weight[kHeldQuads][4];
+#pragma unroll
+    for (int j = 0; j < kHeldQuads; ++j) {
+        const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weight[j][i] = 1.0f;
+        if (at >= p.h) continue;
+        load<4>(x + at, value[j]);
+        if (delta) load<4>(delta + at, addend[j]);
+        if (p.weight) load<4>(p.weight + at, weight[j]);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kHeldQuads; ++j) {
+        const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
+        if (delta) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) value[j][i] += addend[j][i];
+            if (at < p.h) store<4>(value[j], x + at);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum = fmaf(value[j][i], value[j][i], sum);
+    }
+    const float factor = 1.0f / sqrtf(block_sum<kWideThreads>(sum) / float(p.h) + p.eps);
+#pragma unroll
+    for (int j = 0; j < kHeldQuads; ++j) {
+        const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
+        if (at >= p.h) continue;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) value[j][i] = value[j][i] * factor * weight[j][i];
+        store<4>(value[j], y + at);
+    }
+}
+
 template <class X, class Delta, class Y>
 void launch_rms_norm(const NormParams& p, bool quads, cudaStream_t stream) {
     const unsigned rows = unsigned(p.t);
     if (p.h <= kNarrowRow) {
         rms_norm_kernel<32, 1, X, Delta, Y><<<rows, 32, 0, stream>>>(p);
+    } else if (quads && p.h <= kHeldQuads * kWideThreads * 4) {
+        held_rms_norm_kernel<X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
     } else if (quads) {
         rms_norm_kernel<kWideThreads, 4, X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
     } else {

@@ -6,11 +6,11 @@
 // kSplitTokens are joined by one function. So a query's bits depend on its absolute position and on the keys
 // up to it, never on the piece that it came in, on its batch mates, or on where its parts were computed. Must
 // not know: who owns a page.
-#include "quads.cuh"
-
 #include <stdexcept>
 #include <string>
-#include "rows.h"
+
+#include "attention_part.cuh"
+#include "attention_tiles.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -33,32 +33,6 @@ __device__ __forceinline__ float lanes_sum(float v) {
     for (int lane = kLanes / 2; lane > 0; lane /= 2) v += __shfl_xor_sync(0xffffffffu, v, lane);
     return v;
 }
-
-// The softmax of a part of the keys: its maximum, the sum of its exponentials, its weighted values (kColumns
-// a lane).
-template <int kColumns>
-struct Part {
-    float highest, sum, out[kColumns];
-
-    __device__ __forceinline__ void clear() {
-        highest = -INFINITY;
-        sum = 0.0f;
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) out[c] = 0.0f;
-    }
-
-    // Joins a later part; one without keys changes nothing. Written operation by operation, as two kernels
-    // must agree on it.
-    __device__ __forceinline__ void join(const Part& later) {
-        if (later.highest == -INFINITY) return;
-        const float top = fmaxf(highest, later.highest);
-        const float mine = exp2f(highest - top), theirs = exp2f(later.highest - top);
-        sum = fmaf(sum, mine, __fmul_rn(later.sum, theirs));
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) out[c] = fmaf(out[c], mine, __fmul_rn(later.out[c], theirs));
-        highest = top;
-    }
-};
 
 // Shared memory of a block: the tile's queries, one page of keys and then of values, the page's weights.
 struct Shared {
@@ -239,7 +213,7 @@ __global__ void join_kernel(PagedAttention p) {
 
 template <int kColumns, class T>
 void launch(PagedAttention p, cudaStream_t stream) {
-    p.scale *= 1.44269504f;  // the exponentials are powers of two
+    p.scale *= kAttentionLog2e;
     const std::size_t bytes =
         sizeof(float) * ((kRows + kPageTokens) * (p.head_dim + 1) + kRows * (kPageTokens + 1));
     const auto kernel = paged_attention_kernel<kColumns, T>;
@@ -250,10 +224,12 @@ void launch(PagedAttention p, cudaStream_t stream) {
     const dim3 grid(unsigned(p.parts ? splits : tiles), unsigned(p.kv_heads), unsigned(p.num_sequences));
     kernel<<<grid, kThreads, bytes, stream>>>(p);
     check_launch("paged_attention");
-    if (p.parts) {
-        join_kernel<T><<<dim3(unsigned(p.heads), unsigned(p.num_sequences)), 128, 0, stream>>>(p);
-        check_launch("the joining of paged_attention");
-    }
+}
+
+template <class T>
+void join_parts(const PagedAttention& p, cudaStream_t stream) {
+    join_kernel<T><<<dim3(unsigned(p.heads), unsigned(p.num_sequences)), 128, 0, stream>>>(p);
+    check_launch("the joining of paged_attention");
 }
 
 template <class T>
@@ -287,9 +263,16 @@ void paged_attention(const PagedAttention& p, cudaStream_t stream) {
     }
     with_element(p.q_dtype, [&](auto element) {
         using T = decltype(element);
-        if (p.head_dim <= 64) return launch<4, T>(p, stream);
-        if (p.head_dim <= 128) return launch<8, T>(p, stream);
-        return launch<16, T>(p, stream);
+        if (takes_tiles(p)) {
+            attention_tiles(p, stream);
+        } else if (p.head_dim <= 64) {
+            launch<4, T>(p, stream);
+        } else if (p.head_dim <= 128) {
+            launch<8, T>(p, stream);
+        } else {
+            launch<16, T>(p, stream);
+        }
+        if (p.parts) join_parts<T>(p, stream);
     });
 }
 

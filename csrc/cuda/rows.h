@@ -26,9 +26,11 @@ __host__ __device__ constexpr std::int64_t num_splits(std::int64_t tokens) {
     return (tokens + kSplitTokens - 1) / kSplitTokens;
 }
 
-// q, k_cache, v_cache and out have one dtype. parts: null, or where each sequence has one new token, room for
-// (num_sequences, heads, num_splits(max_context), head_dim + 2) floats: then the splits are computed side by
-// side. Either way gives the same bits.
+constexpr std::int64_t kMostSplitHeads = 16;  // that share a kv head, where splits are computed side by side
+
+// q, k_cache, v_cache and out have one dtype. parts: null, or where each sequence has one new token, and
+// kMostSplitHeads heads a kv head at most, room for (num_sequences, heads, num_splits(max_context), head_dim
+// + 2) floats: then the splits are computed side by side. Either way gives the same bits.
 struct PagedAttention : AttentionParams {
     std::int64_t max_new;      // the most new tokens of a sequence, or more
     std::int64_t max_context;  // the most tokens of a sequence, the new ones included, or more

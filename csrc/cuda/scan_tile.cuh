@@ -3,6 +3,7 @@
 // gate. scan_walk.cuh goes over the tokens. Must not know: sequences, slots.
 #pragma once
 
+#include "async_copy.cuh"
 #include "element.cuh"
 #include "vector_math.cuh"
 
@@ -58,12 +59,6 @@ struct SharedMemory {
 template <int kBytes>
 __device__ __forceinline__ void copy_async(unsigned to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
-}
-// Ends a group of this thread's copies; waits for all of them but the newest so many groups.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLater>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
 }
 
 // The row of global memory that is `t` rows of so many bytes after this one, in one instruction.

@@ -1,11 +1,10 @@
 // The selective scan of sequences of one token, for decoding: a thread has one channel or two, all its loads
 // in flight at once. The arithmetic, and its order, are those of selective_scan, so the bits are the same.
 // Must not know: Python.
-#include <algorithm>
-
 #include "element.cuh"
 #include "launch.h"
 #include "quads.cuh"
+#include "single_token.cuh"
 #include "step_state.cuh"
 
 namespace apcbatch {
@@ -14,8 +13,7 @@ namespace cuda {
 namespace {
 
 constexpr int kStepThreads = 64;
-constexpr std::int64_t kMostSequences = 8;   // of a block, one after the other
-constexpr std::int64_t kBlocksAtOnce = 768;  // about as many as run side by side
+constexpr std::int64_t kBlocksAtOnce = 768;
 
 template <class T>
 __device__ __forceinline__ float at(const void* base, std::int64_t i) {
@@ -70,18 +68,6 @@ __global__ void __launch_bounds__(kStepThreads)
     static_cast<T*>(p.out)[token * p.out_stride + c] = narrow<T>(y);
 }
 
-// Where a sequence's token and states are.
-struct Where {
-    std::int64_t token, initial, final, kept;
-};
-
-__device__ __forceinline__ Where where(const RaggedParams& ragged, std::int64_t sequence) {
-    const std::int64_t first = ragged.snapshot_cu[sequence];
-    const bool keeps = first < ragged.snapshot_cu[sequence + 1];
-    return {ragged.cu_seqlens[sequence], ragged.initial_slots[sequence], ragged.final_slots[sequence],
-            keeps ? ragged.snapshot_slots[first] : -1};
-}
-
 // What a thread reads of one sequence: two neighbouring channels.
 template <class T>
 struct Inputs {
@@ -95,7 +81,8 @@ struct Inputs {
 #pragma unroll
         for (int i = 0; i < kStatesAtOnce; ++i) {
             h[i] = make_float2(0.0f, 0.0f);
-            if (i < n && at.initial >= 0) h[i] = *reinterpret_cast<const float2*>(state + i * p.d_inner);
+            if (i < n && at.initial >= 0)
+                h[i] = __ldcs(reinterpret_cast<const float2*>(state + i * p.d_inner));
         }
         x = pair(p.x, at.token * p.x_stride + c);
         dt = pair(p.dt, at.token * p.dt_stride + c);
@@ -131,7 +118,9 @@ __device__ __forceinline__ void store_states(const ScanParams& p, std::int64_t s
     float* state = p.state + slot * p.state_stride + c;
 #pragma unroll
     for (int i = 0; i < kStatesAtOnce; ++i) {
-        if (i < p.d_state) *reinterpret_cast<float2*>(state + i * p.d_inner) = make_float2(even[i], odd[i]);
+        if (i < p.d_state) {
+            __stcs(reinterpret_cast<float2*>(state + i * p.d_inner), make_float2(even[i], odd[i]));
+        }
     }
 }
 
@@ -144,8 +133,9 @@ __device__ __forceinline__ float step_channel(float (&h)[kStatesAtOnce], const f
     return __fmaf_rn(D, x, step_states(h, rate, step, __fmul_rn(step, x), B, C));
 }
 
-// Two channels a thread, and several sequences one after the other, the next one's inputs on their way while
-// this one is computed: for up to 16 states and channels that lie in pairs.
+// Two channels a thread, states that pass through the L2 as what nobody asks for again, and several sequences
+// one after the other, the next one's inputs on their way while this one is computed: for up to 16 states and
+// channels that lie in pairs.
 template <class T>
 __global__ void __launch_bounds__(kStepThreads, 6)
     selective_steps_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences, int count,
@@ -205,8 +195,7 @@ void launch(const ScanParams& p, const Selection& selection, cudaStream_t stream
     const std::int64_t channels = kStepThreads * (pairs ? 2 : 1);
     const std::int64_t tiles = (p.d_inner + channels - 1) / channels;
     if (pairs) {
-        const std::int64_t blocks = tiles * selection.count;
-        const std::int64_t each = std::min(kMostSequences, (blocks + kBlocksAtOnce - 1) / kBlocksAtOnce);
+        const std::int64_t each = sequences_each(selection.count, tiles, kBlocksAtOnce);
         const std::int64_t groups = (selection.count + each - 1) / each;
         selective_steps_kernel<T><<<unsigned(tiles * groups), kStepThreads, 0, stream>>>(
             p, selection.sequences, int(selection.count), int(each), int(tiles));

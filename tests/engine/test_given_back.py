@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine import engine as engine_module
+from apcbatch.engine import runner
 from apcbatch.plan.planner import Planner
 from tests.engine.test_reuse import tokens
 from tests.engine.test_tight_pool import requests_of
@@ -47,13 +47,16 @@ class Books:
         assert self.engine.num_unfinished == 0
 
 
-@pytest.fixture(params=["mamba", "jamba"])
+@pytest.fixture(params=["mamba", "jamba", "jamba, a pass ahead"])
 def open_books(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Books]]:
-    """make(**options) -> the books of an engine of a one-state or a hybrid model, which is closed at the end."""
+    """make(**options) -> the books of an engine of a one-state or a hybrid model, which is closed at the end; of one
+    that begins passes ahead, as on a device."""
     opened: list[Engine] = []
+    family, _, ahead = request.param.partition(", ")
 
     def make(**options: Any) -> Books:
-        engine = Engine(tiny_checkpoint(request.param), **{"block_size": 16, "pool_size_bytes": ROOMY, **options})
+        engine = Engine(tiny_checkpoint(family), **{"block_size": 16, "pool_size_bytes": ROOMY, **options})
+        engine._runs_ahead = bool(ahead)
         opened.append(engine)
         return Books(engine)
 
@@ -122,7 +125,7 @@ def test_after_a_pass_that_failed(
     the others, and the same ones again, answer as ever."""
     expected = by_id(list(open_books(policy="none").engine.run(conversations())))
     books = open_books(max_running=3, max_batch_tokens=64)
-    run_pass, passes = engine_module.run_pass, []
+    run_pass, passes = runner.run_pass, []
 
     def fails_once(*arguments: Any) -> Any:
         passes.append(arguments)
@@ -130,7 +133,7 @@ def test_after_a_pass_that_failed(
             raise error
         return run_pass(*arguments)
 
-    monkeypatch.setattr(engine_module, "run_pass", fails_once)
+    monkeypatch.setattr(runner, "run_pass", fails_once)
     results = by_id(list(books.engine.run(conversations())))
     failed = [result for result in results.values() if result.error is not None]
     assert failed and len(results) == len(expected)

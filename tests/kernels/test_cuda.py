@@ -127,6 +127,25 @@ def test_single_tokens_of_many_sequences(dtype, d_state):
     assert same_bits(together, apart)
 
 
+@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_single_tokens_of_many_convolutions(dtype, width):
+    """A sequence that goes on with the inputs of the one before it in its block, taps of another channel, or other bits
+    where channels do not lie in fours."""
+    generator = random.Random(fresh_seed())
+    inputs = Conv.random(401, 1028, width, dtype)
+    wide = torch.zeros(401, 1029, dtype=dtype)
+    wide[:, 1:] = inputs.x
+    batch = mixed_batch(generator, [1] * 401)
+    start = inputs.arena(4 * 401)
+    together, apart, exact = start.clone(), start.clone(), start.double()
+    y = inputs.run(together, batch)
+    assert same_bits(y, dataclasses.replace(inputs, x=wide[:, 1:]).run(apart, batch))
+    assert same_bits(together, apart)
+    assert_close(y, inputs.expect(exact, batch), dtype)
+    assert_close(together, exact, dtype)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_agrees_with_the_cpu_kernels(dtype):
     """CPU and CUDA that compute different functions: they may differ by roundings alone."""

@@ -9,7 +9,9 @@ import torch
 
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.experts import FewTokens
+from apcbatch.kernels.cuda.feed_forward import DeviceMixture
 from apcbatch.kernels.cuda.linear import pack_linear
+from apcbatch.kernels.layer import Expert, PreNorm
 
 ops = CudaBackend(torch.device("cuda", 0), exact=False)
 
@@ -81,6 +83,26 @@ def test_everyone_wants_the_same_experts() -> None:
     chosen = torch.tensor([[9, 3]], device="cuda").repeat(200, 1)
     exact = sum(weights[:, i : i + 1].double() * expected(x, gate_up[e], down[e]) for i, e in ((0, 9), (1, 3)))
     assert close(few.mixture(x, weights, chosen, None), exact)
+
+
+@pytest.mark.parametrize("t", [7, 300, 1000, 2000])
+def test_many_tokens(t: int) -> None:
+    """Catches a token that goes to another expert, a filled-up row that is taken for one, and experts without tokens
+    or without any to fill up."""
+    experts, k, hidden = 6, 2, 64
+    _, gate_up, down = make(experts, hidden, 96)
+    parts = [Expert(pack_linear(a, False), pack_linear(b, False)) for a, b in zip(gate_up, down, strict=True)]
+    norm = PreNorm(torch.ones(hidden, device="cuda"), 1e-6)
+    mixture = DeviceMixture(norm, pack_linear(draw(experts, hidden), False), parts, k)
+    x, weights = draw(t, hidden), torch.rand(t, k, device="cuda")
+    chosen = torch.randint(5, (t, k), device="cuda")
+    chosen[:, 1] = (chosen[:, 0] + 1 + chosen[:, 1] % 4) % 5
+    exact = torch.zeros(t, hidden, dtype=torch.float64, device="cuda")
+    for expert in range(experts):
+        weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
+        exact += weight * expected(x, gate_up[expert], down[expert])
+    y = mixture._one_by_one(x, weights, chosen, None)
+    assert (y - exact).norm() <= 1e-2 * exact.norm()  # both products round
 
 
 def test_a_row_of_nan_stays_alone() -> None:

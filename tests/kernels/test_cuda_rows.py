@@ -107,11 +107,12 @@ def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 2, 10), (8, 1, 64), (6, 3, 96), (32, 8, 128), (2, 2, 256)]
+    ("heads", "kv_heads", "head_dim"),
+    [(4, 2, 10), (8, 1, 64), (6, 3, 96), (32, 8, 128), (2, 2, 256), (5, 5, 16), (16, 1, 80), (17, 1, 112)],
 )
 def test_paged_attention(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     """Catches keys of another sequence, of the future or beyond the end, and bits that depend on the piece: all
-    at once, one by one behind what was cached, and in between, across the borders of splits."""
+    at once, one by one behind what was cached, in between, across the borders of splits, and alone."""
     lengths = [random.randrange(1, 1300), random.randrange(500, 530), 1, 64]
     pages = sum(-(-length // PAGE_TOKENS) for length in lengths)
     order = torch.randperm(pages).split([-(-length // PAGE_TOKENS) for length in lengths])
@@ -156,3 +157,5 @@ def test_paged_attention(heads: int, kv_heads: int, head_dim: int, dtype: torch.
     cuts = [random.randrange(0, n) for n in lengths]
     rest = attend(cuts, lengths)
     assert all(torch.equal(part, all_[cut:]) for part, all_, cut in zip(rest, whole, cuts, strict=True))
+    end = random.randrange(cuts[0] + 1, lengths[0] + 1)
+    assert torch.equal(attend(cuts[:1], [end])[0], whole[0][cuts[0] : end])

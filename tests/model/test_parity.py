@@ -82,5 +82,5 @@ def test_greedy_tokens_equal_transformers(case: str, tiny_checkpoint) -> None:
 def test_chunk_type_is_what_the_scheduler_makes(tiny_checkpoint) -> None:
     """Catches a pass that samples before the prompt's end: only the chunk that reaches it yields a token."""
     sequence = make_sequence(Request("r", [1, 2, 3, 4]), VOCAB, None)
-    assert not Chunk(sequence, 3).samples
-    assert Chunk(sequence, 4).samples
+    assert not Chunk(sequence, 0, 3).samples
+    assert Chunk(sequence, 0, 4).samples

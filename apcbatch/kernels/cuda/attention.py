@@ -70,7 +70,7 @@ def paged_attention(
     out = torch.empty((t, heads, head_dim), dtype=q.dtype, device=q.device)
     max_context = columns * PAGE_TOKENS
     parts = None
-    if t == b:  # one new token each: the splits of the keys side by side
+    if t == b and heads // kv_heads <= extension().MOST_SPLIT_HEADS:  # one new token each
         splits = -(-max_context // extension().SPLIT_TOKENS)
         parts = torch.empty((b, heads, splits, head_dim + 2), dtype=torch.float32, device=q.device)
     extension().paged_attention(

@@ -20,7 +20,7 @@ from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ops import BackendOf
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
-CUDA_NUMERICS_VERSION = 3
+CUDA_NUMERICS_VERSION = 4
 
 
 class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):

@@ -17,6 +17,11 @@ from apcbatch.kernels.cuda.norm import silu_mul
 from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.layer import Expert, PreNorm, Residual
 
+# An expert's rows are filled up to a multiple: for each new number of rows the library chooses a kernel anew, and often
+# loads it. Not where experts have fewer rows than that, nor where they have so many that the device is slower.
+ROWS_AT_ONCE = 64
+MOST_FILLED = 512  # rows of an expert, on the average
+
 
 def swiglu(expert: Expert[DeviceLinear], x: torch.Tensor) -> torch.Tensor:
     """down(silu(gate x) * up x): (t, h) -> (t, h) float32."""
@@ -72,13 +77,31 @@ class DeviceMixture:
     ) -> torch.Tensor:
         chosen, ascending = chosen.sort(dim=1)
         weights = weights.gather(1, ascending)
-        order = chosen.flatten().argsort(stable=True)  # (t k): every choice, an expert's next to each other
-        counts = (chosen.flatten() == self._numbers.unsqueeze(1)).sum(dim=1).tolist()
-        taken = torch.split(x[order // self.experts_per_token], counts)
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)  # (t k): every choice, an expert's next to each other
+        counts = (flat == self._numbers.unsqueeze(1)).sum(dim=1)
+        if ROWS_AT_ONCE <= flat.numel() / len(self.experts) < MOST_FILLED:
+            order, place, sizes = _filled(order, flat, counts)
+        else:
+            place, sizes = order.argsort(), counts.tolist()
+        taken = torch.split(x[order // self.experts_per_token], sizes)
         made = [swiglu(expert, part) for expert, part in zip(self.experts, taken, strict=True) if len(part)]
-        place = order.argsort().view_as(chosen)  # of every choice among the rows made
+        place = place.view_as(chosen)  # of every choice among the rows made
         rows = torch.cat(made) if made else x.new_empty(x.shape, dtype=torch.float32)
         y = rows[place[:, 0]] * weights[:, :1]
         for i in range(1, self.experts_per_token):
             y += rows[place[:, i]] * weights[:, i : i + 1]
         return y
+
+
+def _filled(
+    order: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """(`order` with each expert's rows filled up, the place of every choice in it, each expert's rows). order, chosen:
+    (choices,), counts (experts,), all int64; what fills up is a choice of any expert."""
+    spare = -counts % ROWS_AT_ONCE
+    before = spare.cumsum(0) - spare  # of the experts before
+    places = torch.arange(order.numel(), device=order.device) + before[chosen[order]]
+    sizes: list[int] = (counts + spare).tolist()
+    filled = order.new_zeros(sum(sizes)).scatter_(0, places, order)
+    return filled, torch.empty_like(order).scatter_(0, order, places), sizes

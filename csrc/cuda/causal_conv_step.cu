@@ -1,0 +1,128 @@
+// The causal convolution of sequences of one token, for decoding: a thread has four neighbouring channels of
+// several sequences, the next one's inputs on their way while this one is computed. The arithmetic, and its
+// order, are those of causal_conv, so the bits are the same. Must not know: Python.
+#include <stdexcept>
+
+#include "element.cuh"
+#include "launch.h"
+#include "quads.cuh"
+#include "single_token.cuh"
+#include "vector_math.cuh"
+
+namespace apcbatch {
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 64, kChannels = 4;
+constexpr std::int64_t kBlocksAtOnce = 2048;
+
+// The raw inputs of four channels, the newest last.
+template <class T, int kWidth>
+struct Window {
+    Quad<T> inputs[kWidth];
+
+    __device__ __forceinline__ void load(const ConvParams& p, const Where& at, std::int64_t c) {
+        const T* state = static_cast<const T*>(p.state) + at.initial * p.state_stride + c;
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) {
+            inputs[k] = Quad<T>{{T(0.0f), T(0.0f), T(0.0f), T(0.0f)}};
+            if (at.initial >= 0) inputs[k] = *reinterpret_cast<const Quad<T>*>(state + k * p.d_inner);
+        }
+        const T* token = static_cast<const T*>(p.x) + at.token * p.x_stride + c;
+        inputs[kWidth - 1] = *reinterpret_cast<const Quad<T>*>(token);
+    }
+
+    // The slot gets all but the oldest.
+    __device__ __forceinline__ void write(const ConvParams& p, std::int64_t slot, std::int64_t c) const {
+        if (slot < 0) return;
+        T* state = static_cast<T*>(p.state) + slot * p.state_stride + c;
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) {
+            *reinterpret_cast<Quad<T>*>(state + k * p.d_inner) = inputs[k + 1];
+        }
+    }
+};
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads)
+    conv_steps_kernel(const __grid_constant__ ConvParams p, int each, int channel_tiles) {
+    __shared__ Where all[kMostSequences];
+    const std::int64_t c = (std::int64_t(blockIdx.x % channel_tiles) * kThreads + threadIdx.x) * kChannels;
+    const int first = int(blockIdx.x) / channel_tiles * each;
+    const int here = min(each, int(p.ragged.num_sequences) - first);
+    if (int(threadIdx.x) < here) all[threadIdx.x] = where(p.ragged, first + threadIdx.x);
+    const bool any = c < p.d_inner;
+    float weight[kWidth][kChannels], bias[kChannels] = {};  // a channel's taps, then the next one's
+    if (any) {
+        const float* from = static_cast<const float*>(p.weight) + c * kWidth;
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) load<kChannels>(from + k * kChannels, weight[k]);
+        if (p.bias) load<kChannels>(static_cast<const float*>(p.bias) + c, bias);
+    }
+    __syncthreads();
+    if (!any) return;
+    Window<T, kWidth> next;
+    next.load(p, all[0], c);
+#pragma unroll 1
+    for (int i = 0; i < here; ++i) {
+        const Window<T, kWidth> window = next;
+        if (i + 1 < here) next.load(p, all[i + 1], c);
+        window.write(p, all[i].kept, c);
+        window.write(p, all[i].final, c);
+        float out[kChannels];
+#pragma unroll
+        for (int j = 0; j < kChannels; ++j) {
+            out[j] = bias[j];
+#pragma unroll
+            for (int k = 0; k < kWidth; ++k) {
+                const int tap = j * kWidth + k;
+                out[j] = __fmaf_rn(weight[tap / kChannels][tap % kChannels], widen(window.inputs[k].at[j]),
+                                   out[j]);
+            }
+            out[j] = silu(out[j]);
+        }
+        store<kChannels>(out, static_cast<T*>(p.out) + all[i].token * p.out_stride + c);
+    }
+}
+
+template <class T, int kWidth>
+void launch(const ConvParams& p, cudaStream_t stream) {
+    const std::int64_t tiles = (p.d_inner + kThreads * kChannels - 1) / (kThreads * kChannels);
+    const std::int64_t each = sequences_each(p.ragged.num_sequences, tiles, kBlocksAtOnce);
+    const std::int64_t groups = (p.ragged.num_sequences + each - 1) / each;
+    conv_steps_kernel<T, kWidth><<<unsigned(tiles * groups), kThreads, 0, stream>>>(p, int(each), int(tiles));
+    check_launch("causal_conv_step");
+}
+
+template <class T>
+void launch_width(const ConvParams& p, cudaStream_t stream) {
+    switch (p.width) {
+        case 2:
+            return launch<T, 2>(p, stream);
+        case 3:
+            return launch<T, 3>(p, stream);
+        case 4:
+            return launch<T, 4>(p, stream);
+    }
+    throw std::invalid_argument("causal_conv_step has 2 to 4 taps; it got " + std::to_string(p.width));
+}
+
+}  // namespace
+
+bool takes_conv_step(const ConvParams& p) {
+    bool lies = p.width >= 2 && p.width <= 4 && p.weight_dtype == DType::float32 &&
+                aligned<float>({{p.weight, 0}, {p.bias, 0}}, p.d_inner, kChannels);
+    with_element(p.dtype, [&](auto element) {
+        using T = decltype(element);
+        lies = lies && aligned<T>({{p.x, p.x_stride}, {p.out, p.out_stride}, {p.state, p.state_stride}},
+                                  p.d_inner, kChannels);
+    });
+    return lies;
+}
+
+void causal_conv_step(const ConvParams& p, cudaStream_t stream) {
+    with_element(p.dtype, [&](auto element) { launch_width<decltype(element)>(p, stream); });
+}
+
+}  // namespace cuda
+}  // namespace apcbatch

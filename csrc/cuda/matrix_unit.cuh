@@ -1,0 +1,50 @@
+// Products of 16 x 16 by 16 x 8 matrices in the matrix units, and how their operands come from shared memory.
+// A lane holds of the first operand rows lane / 4 and lane / 4 + 8, of the sums those rows in columns lane %
+// 4 * 2 and the next one. Must not know: kernels.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace apcbatch {
+namespace cuda {
+
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4],
+                                             std::uint32_t b_low, std::uint32_t b_high);
+template <>
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sums)[4], const std::uint32_t (&a)[4],
+                                                            std::uint32_t b_low, std::uint32_t b_high) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+template <>
+__device__ __forceinline__ void multiply_add<__half>(float (&sums)[4], const std::uint32_t (&a)[4],
+                                                     std::uint32_t b_low, std::uint32_t b_high) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+
+// Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8. Whoever wrote them has met this
+// warp.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+__device__ __forceinline__ void load_transposed(std::uint32_t (&to)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
+}  // namespace cuda
+}  // namespace apcbatch
