@@ -221,9 +221,7 @@ class Feeder:
         ticket = replace(ticket, request_digest=digest)
         token_ids: Any = prompt.token_ids  # an array serves as the sequence
         keep_answer = rollout is not None  # only a rollout builds on the answer
-        return Request(
-            ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout)
-        )
+        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout))
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1

@@ -49,8 +49,7 @@ class Job:
         self._strict_stop = False
 
     def run(self) -> int:
-        """Do the job and return its exit code. Raises ApcbatchError, and Interrupted if a signal comes while loading.
-        """
+        """Do the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while loading."""
         check_paths(self._config, self._input, self._output, self._config_file)
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             opened = open_run(self._config, self._input, sink, self._report.warn)
@@ -143,8 +142,7 @@ class Job:
         if self._signals.take_news():
             engine.drop_waiting()
             self._report.note(
-                f"stopping: {engine.num_unfinished} running requests are finished first; "
-                "once more stops at once"
+                f"stopping: {engine.num_unfinished} running requests are finished first; once more stops at once"
             )
         return self._strict_stop or self._signals.exit_code is not None
 

@@ -55,9 +55,7 @@ class Case:
         self.commands.append(arguments)
         outcome = call(arguments, self.folder, self._patience)
         if outcome.code not in expect:
-            raise Fault(
-                f"exit code {outcome.code}, expected one of {tuple(expect)}\nstderr: {outcome.stderr[-1500:]}"
-            )
+            raise Fault(f"exit code {outcome.code}, expected one of {tuple(expect)}\nstderr: {outcome.stderr[-1500:]}")
         if outcome.code == 2 and "apcbatch: " not in outcome.stderr and "Error: " not in outcome.stderr:
             raise Fault(f"exit code 2 without a sentence\nstderr: {outcome.stderr[-1500:]}")
         return outcome
