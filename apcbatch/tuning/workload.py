@@ -18,10 +18,10 @@ class Workload:
     """Sums over a run. chunks: parts of requests in passes. tokens: those that are computed. context_pairs: for each of
     them, the tokens before it."""
 
-    passes: int = 0
-    chunks: int = 0
-    tokens: int = 0
-    context_pairs: float = 0.0
+    passes: int
+    chunks: int
+    tokens: int
+    context_pairs: float
 
 
 def walk(
