@@ -15,12 +15,12 @@ from apcbatch.model.arena import StateArena
 def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateArena) -> list[Chunk]:
     """Give each sequence that is due a token its next one; returns the chunks whose numbers are not finite.
 
-    A chunk without logits breaks if a state that it keeps is not finite. What is not finite stays so: the last state
-    of a chunk tells for all of them. Raises what the pass raised.
+    A chunk whose logits are finite, or that has none, still breaks if a state that it keeps is not finite. What is not
+    finite stays so: the last state of a chunk tells for all of them. Raises what the pass raised.
     """
     broken = _sample(current, eos_token_ids)
-    silent = (chunk for chunk in current.chunks if chunk.keep and not chunk.samples)
-    return broken + [chunk for chunk in silent if not arena.is_finite(chunk.keep[-1].slot)]
+    keeping = (chunk for chunk in current.chunks if chunk.keep and chunk not in broken)
+    return broken + [chunk for chunk in keeping if not arena.is_finite(chunk.keep[-1].slot)]
 
 
 def _sample(current: Pass, eos_token_ids: Collection[int]) -> list[Chunk]:
