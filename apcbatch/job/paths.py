@@ -47,9 +47,7 @@ def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
     named = {name: path for name, path in {**inputs, **written}.items() if path not in (None, STDOUT)}
     for (name, one), (other_name, other) in combinations(named.items(), 2):
         if {name, other_name} & written.keys() and same_file(str(one), str(other)):
-            raise UsageError(
-                f"{name} and {other_name} are the same file, {one}; give one of them another name"
-            )
+            raise UsageError(f"{name} and {other_name} are the same file, {one}; give one of them another name")
     for name, path in written.items():
         _check_place(name, str(path), config)
         _check_writable(name, str(path))

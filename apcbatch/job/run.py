@@ -6,6 +6,7 @@ its request finishes; the input is read only as fast as the engine asks for it, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -56,8 +57,7 @@ class Job:
         self._strict_stop = False
 
     def run(self) -> int:
-        """Do the job and return its exit code. Raises ApcbatchError, and Interrupted if a signal comes while loading.
-        """
+        """Do the job and return its exit code. Raises ApcbatchError; Interrupted if a signal comes while loading."""
         check_paths(self._config, self._input, self._output, self._config_file)
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             if not self._is_named:
@@ -135,7 +135,7 @@ class Job:
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        sink.append(result_line(ticket, result, opened.renderer, self._config.model))
+        sink.append(result_line(ticket, result, opened.renderer, self._config.model, int(time.time())))
         self._totals.add(result)
         self._report.result(ticket.shown, result)
 
@@ -152,8 +152,7 @@ class Job:
         if self._signals.take_news():
             engine.drop_waiting()
             self._report.note(
-                f"stopping: {engine.num_unfinished} running requests are finished first; "
-                "once more stops at once"
+                f"stopping: {engine.num_unfinished} running requests are finished first; once more stops at once"
             )
         return self._strict_stop or self._signals.exit_code is not None
 

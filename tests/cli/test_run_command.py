@@ -88,9 +88,7 @@ def test_an_internal_error_is_a_sentence_and_a_traceback_on_demand(capsys, monke
     """Fault: a traceback greets the user, or a developer cannot get one."""
     assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1
     plain = capsys.readouterr().err
-    assert (
-        "internal error: AssertionError" in plain and "APCBATCH_DEBUG=1" in plain and "Traceback" not in plain
-    )
+    assert "internal error: AssertionError" in plain and "APCBATCH_DEBUG=1" in plain and "Traceback" not in plain
     assert plain.splitlines()[-1].startswith("apcbatch run in.jsonl -o out.jsonl")
     monkeypatch.setenv("APCBATCH_DEBUG", "1")
     assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1

@@ -108,9 +108,7 @@ def test_on_a_terminal_the_name_is_the_first_and_the_last_word(tmp_path):
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "tests.job.fake_main", "run", "chats.jsonl", *map(str, OPTIONS), "-q"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=terminal
-    ) as run:
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=terminal) as run:
         os.close(terminal)
         shown = b""
         while piece := _read(screen):
