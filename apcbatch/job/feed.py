@@ -20,7 +20,7 @@ from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
-from apcbatch.job.record import Ticket, request_digest
+from apcbatch.job.record import Ticket, is_stopped, request_digest
 from apcbatch.job.work import Failure, OpenRollout, Tag, Work
 from apcbatch.types import Request, Result
 
@@ -180,8 +180,7 @@ class Feeder:
             if record["error"] is not None:
                 error = RequestError(record["error"]["code"], record["error"]["message"], ticket.line)
             else:
-                reason = record["response"]["body"]["choices"][0]["finish_reason"]
-                error = self._feed_back(rollout, record["apcbatch"]["completion_token_ids"], reason == "stop")
+                error = self._feed_back(rollout, record["apcbatch"]["completion_token_ids"], is_stopped(record))
             if error is not None:
                 yield from self._give_up(rollout, ticket, error)
                 return
@@ -221,9 +220,7 @@ class Feeder:
         ticket = replace(ticket, request_digest=digest)
         token_ids: Any = prompt.token_ids  # an array serves as the sequence
         keep_answer = rollout is not None  # only a rollout builds on the answer
-        return Request(
-            ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout)
-        )
+        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout))
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1

@@ -29,7 +29,9 @@ def nothing_is_loaded(monkeypatch, tmp_path):
     ("arguments", "sentence"),
     [
         ("run", "Missing argument 'INPUT'"),
-        ("run in.jsonl", "Missing option '-o' / '--output'"),
+        ("run -", "stdin has no name to make OUT's name from; give -o FILE, or -o -"),
+        ("run /dev/stdin", "/dev/stdin has no name to make OUT's name from"),
+        ("run missing.jsonl", "cannot read missing.jsonl"),
         ("run in.jsonl -o out.jsonl --blok-size 3", "--block-size"),
         ("run in.jsonl -o out.jsonl --block-size 0", "--block-size is '0'; expected an integer from 1"),
         ("run in.jsonl -o out.jsonl --policy everything", "expected one of"),
@@ -86,9 +88,7 @@ def test_an_internal_error_is_a_sentence_and_a_traceback_on_demand(capsys, monke
     """Fault: a traceback greets the user, or a developer cannot get one."""
     assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1
     plain = capsys.readouterr().err
-    assert (
-        "internal error: AssertionError" in plain and "APCBATCH_DEBUG=1" in plain and "Traceback" not in plain
-    )
+    assert "internal error: AssertionError" in plain and "APCBATCH_DEBUG=1" in plain and "Traceback" not in plain
     assert plain.splitlines()[-1].startswith("apcbatch run in.jsonl -o out.jsonl")
     monkeypatch.setenv("APCBATCH_DEBUG", "1")
     assert main(["run", "in.jsonl", "-o", "out.jsonl"]) == 1

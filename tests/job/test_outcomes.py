@@ -25,9 +25,7 @@ def batch_line(custom_id, url="/v1/chat/completions", **body):
 def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, tmp_path):
     """Fault: a turn without a line, or a summary that counts something else than the lines say."""
     write_lines(tmp_path / "in.jsonl", [conversation(number, turns=number + 1) for number in range(3)])
-    done = apcbatch(
-        "run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 5, "--summary", "s.json", "--block-size", 16
-    )
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 5, "--summary", "s.json", "--block-size", 16)
     assert done.code == 0, done.stderr
     records = read_records(tmp_path / "out.jsonl")
     assert sorted(record["custom_id"] for record in records) == [
@@ -72,23 +70,21 @@ def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     response = record["response"]
     assert (response["status_code"], response["request_id"]) == (200, "apc-000000")
     body = response["body"]
-    assert (body["object"], body["model"]) == ("chat.completion", "demo")
+    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
+    assert (body["id"], body["object"], body["model"]) == ("apc-000000", "chat.completion", "demo")
     (choice,) = body["choices"]
     assert choice["index"] == 0 and choice["finish_reason"] == "length"
-    assert choice["message"].keys() == {"role", "content", "tool_calls"}
+    assert choice["message"].keys() == {"role", "content", "refusal", "tool_calls"}
     entries = choice["logprobs"]["content"]
     token_ids = record["apcbatch"]["completion_token_ids"]
-    assert [entry["logprob"] for entry in entries] == [-token / 3 for token in token_ids], (
-        "full float precision"
-    )
-    assert all(
-        entry["bytes"] is None or bytes(entry["bytes"]).decode() == entry["token"] for entry in entries
-    )
+    assert [entry["logprob"] for entry in entries] == [-token / 3 for token in token_ids], "full float precision"
+    assert all(entry["bytes"] is None or bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
     usage = body["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
         "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
-        "ideal_cached_tokens", "boundary", "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
+        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "prefill_ms", "decode_ms",
+        "completion_token_ids",
     }  # fmt: skip
 
 
@@ -109,9 +105,7 @@ def test_a_completion_line_gets_a_text_completion(apcbatch, tmp_path):
     places = zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
     assert all(choice["text"].startswith(token, begin) for begin, token in places)
     assert ids["response"]["body"]["usage"]["prompt_tokens"] == 3
-    assert ids["response"]["body"]["usage"]["completion_tokens"] == 4, (
-        "the body's max_tokens wins over the flag's"
-    )
+    assert ids["response"]["body"]["usage"]["completion_tokens"] == 4, "the body's max_tokens wins over the flag's"
     assert ids["response"]["body"]["choices"][0]["logprobs"] is None
 
 
@@ -170,9 +164,7 @@ def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
     ]
 
 
-def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(
-    apcbatch, tmp_path, monkeypatch
-):
+def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(apcbatch, tmp_path, monkeypatch):
     """Fault: an exception while a prompt is made ends the job."""
     from apcbatch.data.render import Renderer
 
@@ -188,9 +180,7 @@ def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1)
     assert done.code == 3
     errors = {
-        record["custom_id"]: record["error"]
-        for record in read_records(tmp_path / "out.jsonl")
-        if record["error"]
+        record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
     }
     assert set(errors) == {"c-1#1", "c-1#2"}
     assert errors["c-1#1"]["code"] == "internal" and errors["c-1#1"]["retryable"]
@@ -215,9 +205,7 @@ def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, t
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
     assert done.code == 3 and done.last_words.endswith("--resume")
     errors = {
-        record["custom_id"]: record["error"]
-        for record in read_records(tmp_path / "out.jsonl")
-        if record["error"]
+        record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
     }
     assert set(errors) == {"c-1#1", "c-1#2"}
     for error in errors.values():
@@ -227,9 +215,7 @@ def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, t
 
 def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
     """Fault: --strict goes on, or what it stopped cannot be resumed."""
-    write_lines(
-        tmp_path / "in.jsonl", [conversation(1), "{", *(conversation(number) for number in range(2, 40))]
-    )
+    write_lines(tmp_path / "in.jsonl", [conversation(1), "{", *(conversation(number) for number in range(2, 40))])
     stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--strict")
     assert stopped.code == 1
     assert stopped.last_words.endswith("--strict --resume")
@@ -264,9 +250,7 @@ def test_results_on_stdout_leave_the_narration_to_stderr(apcbatch, tmp_path):
     assert sorted(json.loads(line)["line"] for line in done.stdout.splitlines()) == [1, 1, 2]
     narration = done.stderr.splitlines()
     assert sum(line.startswith("c-1#") for line in narration) == 2
-    assert json.loads(narration[-2])["requests"] == 3, (
-        "the summary is the last line but the command that continues"
-    )
+    assert json.loads(narration[-2])["requests"] == 3, "the summary is the last line but the command that continues"
     assert list(tmp_path.iterdir()) == [tmp_path / "in.jsonl"]
 
 
@@ -296,9 +280,7 @@ def test_limit_counts_conversations(apcbatch, tmp_path, limit, requests):
     """Fault: --limit counts requests, or 0 counts as no limit."""
     write_lines(tmp_path / "in.jsonl", [conversation(1), "{", conversation(2)])
     assert (
-        apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--limit", limit, "--max-tokens", 1).summary[
-            "requests"
-        ]
+        apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--limit", limit, "--max-tokens", 1).summary["requests"]
         == requests
     )
 
