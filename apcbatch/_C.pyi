@@ -19,67 +19,109 @@ def rms_norm(
     t: int, h: int, x: View, delta: View | None, weight: int, eps: float, y: View, num_threads: int, /
 ) -> None: ...
 def silu_mul(t: int, f: int, gate: View, up: View, y: View, num_threads: int, /) -> None: ...
-def softmax_topk(
-    t: int, n: int, k: int, logits: View, weights: int, indices: int, num_threads: int, /
-) -> None: ...
-def logprob(
-    t: int, n: int, logits: View, choose: bool, tokens: int, logprobs: int, num_threads: int, /
-) -> None: ...
+def softmax_topk(t: int, n: int, k: int, logits: View, weights: int, indices: int, num_threads: int, /) -> None: ...
+def logprob(t: int, n: int, logits: View, choose: bool, tokens: int, logprobs: int, num_threads: int, /) -> None: ...
 def span(values: int, count: int, /) -> tuple[int, int]: ...
 def check_sequences(sequences: Sequences, t: int, pages: int, /) -> int: ...
 def write_kv(
     t: int, row: int, k: View, v: View, k_cache: View, v_cache: View, token_slots: int, num_threads: int, /
 ) -> None: ...
 def paged_attention(
-    q: View, k_cache: View, v_cache: View, out: View, sequences: Sequences, heads: int, kv_heads: int, head_dim: int,
-    scale: float, num_threads: int, /
+    q: View,
+    k_cache: View,
+    v_cache: View,
+    out: View,
+    sequences: Sequences,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    num_threads: int,
+    /,
 ) -> None: ...
 
 class RaggedParams:
     def __init__(
-        self, num_sequences: int, cu_seqlens: int, initial_slots: int, final_slots: int, snapshot_cu: int,
-        snapshot_positions: int, snapshot_slots: int, /
+        self,
+        num_sequences: int,
+        cu_seqlens: int,
+        initial_slots: int,
+        final_slots: int,
+        snapshot_cu: int,
+        snapshot_positions: int,
+        snapshot_slots: int,
+        /,
     ) -> None: ...
 
 def causal_conv(
-    *, ragged: RaggedParams, x: View, weight: View, bias: int, state: View, out: View, d_inner: int, width: int,
+    *,
+    ragged: RaggedParams,
+    x: View,
+    weight: View,
+    bias: int,
+    state: View,
+    out: View,
+    d_inner: int,
+    width: int,
     num_threads: int,
 ) -> None: ...
 def selective_scan(
-    *, ragged: RaggedParams, x: View, dt: View, A: int, B: View, C: View, D: int, z: View | None, dt_bias: int,
-    state: View, out: View, d_inner: int, d_state: int, num_threads: int,
+    *,
+    ragged: RaggedParams,
+    x: View,
+    dt: View,
+    A: int,
+    B: View,
+    C: View,
+    D: int,
+    z: View | None,
+    dt_bias: int,
+    state: View,
+    out: View,
+    d_inner: int,
+    d_state: int,
+    num_threads: int,
 ) -> None: ...
 
 class Projection:
-    def __init__(
-        self, *, out_features: int, in_features: int, weights: int, dtype: int, bias: int
-    ) -> None: ...
+    def __init__(self, *, out_features: int, in_features: int, weights: int, dtype: int, bias: int) -> None: ...
 
 class PreNorm:
     def __init__(self, weight: int, eps: float, /) -> None: ...
 
 class Mixer:
     def __init__(
-        self, *, norm: PreNorm, in_proj: Projection, x_proj: Projection, dt_proj: Projection,
-        out_proj: Projection, d_state: int, width: int, conv_weight: int, conv_bias: int, A: int, D: int,
-        dt_bias: int, has_norms: bool, dt_norm: int, B_norm: int, C_norm: int, norm_eps: float, ssm: View,
+        self,
+        *,
+        norm: PreNorm,
+        in_proj: Projection,
+        x_proj: Projection,
+        dt_proj: Projection,
+        out_proj: Projection,
+        d_state: int,
+        width: int,
+        conv_weight: int,
+        conv_bias: int,
+        A: int,
+        D: int,
+        dt_bias: int,
+        has_norms: bool,
+        dt_norm: int,
+        B_norm: int,
+        C_norm: int,
+        norm_eps: float,
+        ssm: View,
         conv: View,
     ) -> None: ...
-    def run(
-        self, ragged: RaggedParams, residual: int, delta: int, has_delta: bool, num_threads: int, /
-    ) -> None: ...
+    def run(self, ragged: RaggedParams, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
 
 class Mlp:
     def __init__(self, gate_up: Projection, down: Projection, /) -> None: ...
-    def run(
-        self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /
-    ) -> None: ...
+    def run(self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
 
 class Mixture:
     def __init__(self, router: Projection, experts_per_token: int, experts: list[Mlp], /) -> None: ...
-    def run(
-        self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /
-    ) -> None: ...
+    def run(self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
 
 def record_parts(on: bool, /) -> None: ...
 def part_seconds() -> list[float]: ...

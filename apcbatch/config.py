@@ -101,9 +101,7 @@ class Config:
         minimum=1,
         maximum=MOST_TOKENS,
     )
-    order: str = option(
-        "auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file")
-    )
+    order: str = option("auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file"))
 
     max_tokens: int = option(
         128,
@@ -171,18 +169,12 @@ class Config:
         maximum=MOST_BYTES,
     )
 
-    max_batch_tokens: int = option(
-        2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS
-    )
-    max_running: int = option(
-        32, "Batch", "Requests that run together at most.", minimum=1, maximum=MOST_RUNNING
-    )
+    max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS)
+    max_running: int = option(32, "Batch", "Requests that run together at most.", minimum=1, maximum=MOST_RUNNING)
 
     resume: bool = option(False, "Output", "Do only the requests that OUT does not answer yet.")
     overwrite: bool = option(False, "Output", "Replace OUT.")
-    retry_errors: bool = option(
-        False, "Output", "Resume, and run again what failed for a reason that may have passed."
-    )
+    retry_errors: bool = option(False, "Output", "Resume, and run again what failed for a reason that may have passed.")
     ordered: bool = option(False, "Output", "Put the lines into input order when the run ends.")
     strict: bool = option(False, "Output", "Stop at the first error record.")
     summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
@@ -205,6 +197,8 @@ class Config:
 OPTIONS: Mapping[str, Spec] = {
     entry.name: entry.metadata["spec"] for entry in dataclasses.fields(Config) if "spec" in entry.metadata
 }
+
+
 def flag_name(name: str) -> str:
     """`block_size` -> `--block-size`."""
     return "--" + name.replace("_", "-")

@@ -35,9 +35,7 @@ def read_config_file(path: str) -> dict[str, Any]:
     except ValueError as error:  # no UTF-8, or a number or a date that Python cannot hold
         raise UsageError(f"configuration file {path} cannot be read: {error}") from None
     if content is not None and not isinstance(content, dict):
-        raise UsageError(
-            f"configuration file {path} holds a {type(content).__name__}; expected `option: value` lines"
-        )
+        raise UsageError(f"configuration file {path} holds a {type(content).__name__}; expected `option: value` lines")
     return _by_name(content or {}, path)
 
 
@@ -75,8 +73,7 @@ def _check(events: Iterator[Any], path: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_NESTING:
             raise UsageError(
-                f"configuration file {path} is nested deeper than {MAX_NESTING} levels; "
-                "expected `option: value` lines"
+                f"configuration file {path} is nested deeper than {MAX_NESTING} levels; expected `option: value` lines"
             )
 
 

@@ -53,13 +53,9 @@ class Role:
 
     def __post_init__(self) -> None:
         if (self.extent is Extent.TOKENS) != holds_tokens(self.name):
-            raise ValueError(
-                f"role {self.name}: exactly the names kv and kv_... are for what is kept for each token"
-            )
+            raise ValueError(f"role {self.name}: exactly the names kv and kv_... are for what is kept for each token")
         if self.axes.count(TOKEN_AXIS) != (self.extent is Extent.TOKENS):
-            raise ValueError(
-                f"role {self.name} has the axes {self.axes}; expected one {TOKEN_AXIS} for tokens alone"
-            )
+            raise ValueError(f"role {self.name} has the axes {self.axes}; expected one {TOKEN_AXIS} for tokens alone")
         if self.extent is Extent.AT and self.dtype != "float32":
             raise ValueError(f"role {self.name} is {self.dtype}; a recurrent value is float32")
         if self.shown and sorted(self.shown) != sorted(self.axes):
@@ -106,9 +102,7 @@ class StatePart:
         pairs = zip(self.role.axes, self.shape, strict=False)
         fits = all((size is None) == (axis == TOKEN_AXIS) for axis, size in pairs)
         if len(self.shape) != len(self.role.axes) or not fits or self.dtype not in DTYPE_BYTES:
-            raise ValueError(
-                f"layer {self.layer} has {self.role.name} {self.shape} {self.dtype}, not {self.role.axes}"
-            )
+            raise ValueError(f"layer {self.layer} has {self.role.name} {self.shape} {self.dtype}, not {self.role.axes}")
 
     @property
     def num_bytes(self) -> int:
@@ -204,7 +198,5 @@ class StateLayout:
     def description(self) -> str:
         """What the fingerprint covers: the axes and dtypes of every role; the sizes are the architecture's. The roles
         of the first families stand in every description: those of the stores that exist have all three."""
-        roles = {role.name: role for role in (SSM, CONV, KV)} | {
-            stack.role.name: stack.role for stack in self.stacks
-        }
+        roles = {role.name: role for role in (SSM, CONV, KV)} | {stack.role.name: stack.role for stack in self.stacks}
         return " ".join(role.description for role in roles.values())

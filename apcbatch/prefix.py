@@ -69,8 +69,6 @@ class PrefixHasher:
             yield position, self.key_at(position)
 
 
-def prefix_key(
-    fingerprint: bytes, token_ids: Sequence[int] | npt.NDArray[np.integer], position: int
-) -> bytes:
+def prefix_key(fingerprint: bytes, token_ids: Sequence[int] | npt.NDArray[np.integer], position: int) -> bytes:
     """SHA-256 over the fingerprint and the first `position` token ids as little-endian int32 (32 bytes)."""
     return PrefixHasher(fingerprint, as_token_array(token_ids)[:position]).key_at(position)

@@ -20,9 +20,7 @@ ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py;
 EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
 
 
-def resolve(
-    flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any], file_name: str
-) -> Config:
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any], file_name: str) -> Config:
     """The configuration of one run from the flags that were given, the environment and the file.
 
     Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
@@ -66,9 +64,7 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
                 layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
             elif parse_switch(value, where(name)):
                 if raw.get("store") is not None:
-                    raise UsageError(
-                        f"{where('store')} and {where(name)} exclude each other; give one of them"
-                    )
+                    raise UsageError(f"{where('store')} and {where(name)} exclude each other; give one of them")
                 layer["store"] = (None, where(name))
         except ValueError as error:
             raise UsageError(str(error)) from None
@@ -89,9 +85,7 @@ def _exclude(
             origins[other] = f"overruled by {layer[name][1]}"
 
 
-def load(
-    flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None
-) -> Config:
+def load(flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None) -> Config:
     """The configuration from the given flags, this process's environment, and the file that either names."""
     environ = os.environ if environ is None else environ
     path = config_path(config_file, environ)

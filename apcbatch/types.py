@@ -13,9 +13,7 @@ from apcbatch.errors import RequestError
 
 CachedFrom = Literal["memory", "disk", "none"]
 FinishReason = Literal["stop", "length"]
-MissReason = Literal[
-    "cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"
-]
+MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"]
 Policy = Literal["planned", "all", "last", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 

@@ -144,9 +144,7 @@ def measure(folder: Path, dtype: str) -> dict[str, Any]:
     print(json.dumps(document), flush=True)
     keeping = Engine(folder, policy="all", block_size=64, **options)
     plain = Engine(folder, policy="none", **options)
-    pairs = [
-        (serve(keeping, p, 1), serve(plain, p, 1)) for p in (prompts(1, 2048) for _ in range(REPEATS + 1))
-    ]
+    pairs = [(serve(keeping, p, 1), serve(plain, p, 1)) for p in (prompts(1, 2048) for _ in range(REPEATS + 1))]
     document["snapshots every 64 over none"] = statistics.median(a / b for a, b in pairs[1:])
     for engine in (keeping, plain):
         engine.close()

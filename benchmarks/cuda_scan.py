@@ -29,12 +29,19 @@ from apcbatch.kernels.ragged import Ragged
 
 Shape = tuple[int, int, int, int]  # sequences, d_inner, tokens, d_state
 BARS: list[Shape] = [
-    (1, 1536, 2048, 16), (8, 1536, 2048, 16), (32, 1536, 2048, 16), (8, 5120, 2048, 16), (4, 8192, 2048, 16),
-    (1, 8192, 16384, 16), (8, 8192, 2048, 16),
+    (1, 1536, 2048, 16),
+    (8, 1536, 2048, 16),
+    (32, 1536, 2048, 16),
+    (8, 5120, 2048, 16),
+    (4, 8192, 2048, 16),
+    (1, 8192, 16384, 16),
+    (8, 8192, 2048, 16),
 ]
 SERIES: list[Shape] = [
-    *((b, 1536, 2048, 16) for b in (2, 4, 16, 64)), *((8, d, 2048, 16) for d in (1024, 4096)),
-    *((8, 4096, t, 16) for t in (128, 512, 8192)), *((8, 4096, 2048, n) for n in (8, 32, 64, 128)),
+    *((b, 1536, 2048, 16) for b in (2, 4, 16, 64)),
+    *((8, d, 2048, 16) for d in (1024, 4096)),
+    *((8, 4096, t, 16) for t in (128, 512, 8192)),
+    *((8, 4096, 2048, n) for n in (8, 32, 64, 128)),
 ]
 EXP2 = r"""
 __global__ void rate(float* out, int rounds) {
@@ -68,16 +75,29 @@ class Inputs:
     def random(cls, shape: Shape, slots: int) -> Inputs:
         b, d, t, n = shape
         return cls(
-            torch.randn(b * t, 2 * d).bfloat16(), (torch.randn(b * t, d) - 3).bfloat16(),
-            torch.randn(b * t, 2 * n).bfloat16(), -n * torch.rand(n, d) - 0.1, torch.randn(d), torch.randn(d),
+            torch.randn(b * t, 2 * d).bfloat16(),
+            (torch.randn(b * t, d) - 3).bfloat16(),
+            torch.randn(b * t, 2 * n).bfloat16(),
+            -n * torch.rand(n, d) - 0.1,
+            torch.randn(d),
+            torch.randn(d),
             torch.full((slots, n, d), float("nan")),
         )
 
     def scan(self, batch: Ragged, lanes: int = 0) -> torch.Tensor:
         d, n = self.dt.shape[1], self.A.shape[0]
         return cuda.selective_scan(
-            self.xz[:, :d], self.dt, self.A, self.bc[:, :n], self.bc[:, n:], self.D, self.xz[:, d:], self.bias,
-            self.state, batch, lanes,
+            self.xz[:, :d],
+            self.dt,
+            self.A,
+            self.bc[:, :n],
+            self.bc[:, n:],
+            self.D,
+            self.xz[:, d:],
+            self.bias,
+            self.state,
+            batch,
+            lanes,
         )
 
     def channel_major(self, shape: Shape) -> tuple[Any, ...]:
@@ -88,8 +108,15 @@ class Inputs:
             return rows.unflatten(0, (b, t)).transpose(1, 2).contiguous()
 
         return (
-            turned(self.xz[:, :d]), turned(self.dt), self.A.t().contiguous(), turned(self.bc[:, :n]).unsqueeze(1),
-            turned(self.bc[:, n:]).unsqueeze(1), self.D, turned(self.xz[:, d:]), self.bias, True,
+            turned(self.xz[:, :d]),
+            turned(self.dt),
+            self.A.t().contiguous(),
+            turned(self.bc[:, :n]).unsqueeze(1),
+            turned(self.bc[:, n:]).unsqueeze(1),
+            self.D,
+            turned(self.xz[:, d:]),
+            self.bias,
+            True,
         )
 
 
@@ -98,8 +125,11 @@ def batch_of(b: int, t: int, every: int = 0) -> Ragged:
     steps = range(every, t + 1, every) if every else range(0)
     cpu: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
     return Ragged(
-        torch.arange(0, b * t + 1, t, **cpu), torch.full((b,), -1, **cpu), torch.arange(b, **cpu),
-        torch.arange(b + 1, **cpu) * len(steps), torch.tensor([*steps] * b, **cpu),
+        torch.arange(0, b * t + 1, t, **cpu),
+        torch.full((b,), -1, **cpu),
+        torch.arange(b, **cpu),
+        torch.arange(b + 1, **cpu) * len(steps),
+        torch.tensor([*steps] * b, **cpu),
         b + torch.arange(b * len(steps), **cpu),
     )
 
@@ -132,10 +162,18 @@ def load_reference(folder: Path) -> Any:
         (copy / source.name).write_text("\n".join(lines))
     sys.setdlopenflags(os.RTLD_LAZY)
     names = ("selective_scan.cpp", "selective_scan_fwd_bf16.cu")
-    flags = ["-O3", "--use_fast_math", "-std=c++17", "-U__CUDA_NO_HALF_OPERATORS__", "-U__CUDA_NO_HALF_CONVERSIONS__",
-             "-U__CUDA_NO_BFLOAT16_OPERATORS__", "-U__CUDA_NO_BFLOAT16_CONVERSIONS__"]
-    return load("reference_scan", [str(copy / name) for name in names], extra_cuda_cflags=flags,
-                extra_ldflags=["-Wl,-z,lazy"])
+    flags = [
+        "-O3",
+        "--use_fast_math",
+        "-std=c++17",
+        "-U__CUDA_NO_HALF_OPERATORS__",
+        "-U__CUDA_NO_HALF_CONVERSIONS__",
+        "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+        "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    ]
+    return load(
+        "reference_scan", [str(copy / name) for name in names], extra_cuda_cflags=flags, extra_ldflags=["-Wl,-z,lazy"]
+    )
 
 
 def measure_rates() -> tuple[float, float]:
@@ -198,8 +236,13 @@ def main(reference: Path | None, series: bool) -> None:
             torch.cuda.empty_cache()
             click.echo("  ".join(f"{name} {value:.4g}" for name, value in row.items()))
         snapshots = measure_snapshots((32, 1536, 2048, 16))
-    document = {"device": torch.cuda.get_device_name(), "copy_bytes_per_s": rates[0], "exp2_per_s": rates[1],
-                "rows": rows, "snapshots_256": snapshots}
+    document = {
+        "device": torch.cuda.get_device_name(),
+        "copy_bytes_per_s": rates[0],
+        "exp2_per_s": rates[1],
+        "rows": rows,
+        "snapshots_256": snapshots,
+    }
     click.echo(json.dumps(document))
 
 

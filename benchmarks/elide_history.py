@@ -28,9 +28,7 @@ def elide(history: list[Message], keep: int = KEEP, stub: str = STUB) -> list[Me
     """The history with the content of all tool messages but the last `keep` replaced; the input is not changed."""
     tools = [index for index, message in enumerate(history) if message["role"] == "tool"]
     old = set(tools[: max(0, len(tools) - keep)])
-    return [
-        {**message, "content": stub} if index in old else message for index, message in enumerate(history)
-    ]
+    return [{**message, "content": stub} if index in old else message for index, message in enumerate(history)]
 
 
 def turn_ends(messages: list[Message]) -> list[int]:
@@ -72,12 +70,8 @@ def conversations_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, An
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("input", type=click.File("rb"))
-@click.option(
-    "-o", "--output", type=click.File("wb"), required=True, help="Where the requests go; - is stdout."
-)
-@click.option(
-    "--keep", type=click.IntRange(min=0), default=KEEP, show_default=True, help="Tool messages that stay."
-)
+@click.option("-o", "--output", type=click.File("wb"), required=True, help="Where the requests go; - is stdout.")
+@click.option("--keep", type=click.IntRange(min=0), default=KEEP, show_default=True, help="Tool messages that stay.")
 @click.option("--stub", default=STUB, show_default=True, help="What the content of the others becomes.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many conversations.")
 def main(input: BinaryIO, output: BinaryIO, keep: int, stub: str, limit: int | None) -> None:

@@ -126,9 +126,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--limit", type=int, default=60, help="conversations; default: %(default)s")
     parser.add_argument("--max-tokens", type=int, default=16)
-    parser.add_argument(
-        "--contender", action="append", choices=CONTENDERS, help="default: all that are there"
-    )
+    parser.add_argument("--contender", action="append", choices=CONTENDERS, help="default: all that are there")
     parser.add_argument("--part", action="append", default=[], metavar="NAME=N")
     parser.add_argument("--llama-server", type=Path, metavar="PATH")
     parser.add_argument("--gguf", type=Path)

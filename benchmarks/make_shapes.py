@@ -222,13 +222,9 @@ def write_shape(folder: Path, config: dict[str, Any], dtype: torch.dtype = torch
     """Write the checkpoint of a config (one of SHAPES, or smaller) and the bundled tokenizer into folder."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = {**config, **SPECIAL, "dtype": str(dtype).removeprefix("torch.")}
-    (folder / "config.json").write_text(
-        json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8"
-    )
+    (folder / "config.json").write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     arrays = jamba_tensors if config["model_type"] == "jamba" else mamba_tensors
-    tensors = {
-        name: torch.from_numpy(array).to(dtype).contiguous() for name, array in arrays(config, Draws(SEED))
-    }
+    tensors = {name: torch.from_numpy(array).to(dtype).contiguous() for name, array in arrays(config, Draws(SEED))}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for name in TOKENIZER_FILES:
         shutil.copyfile(DEMO / name, folder / name)
@@ -238,12 +234,8 @@ def main() -> None:
     """Write the shapes that were asked for and say how large they are."""
     parser = argparse.ArgumentParser(description="write random checkpoints of the benchmarks' shapes")
     parser.add_argument("output", type=Path)
-    parser.add_argument(
-        "--shape", action="append", choices=SHAPES, help=f"default: {' and '.join(FOR_THE_CPU)}"
-    )
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s"
-    )
+    parser.add_argument("--shape", action="append", choices=SHAPES, help=f"default: {' and '.join(FOR_THE_CPU)}")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
     options = parser.parse_args()
     for shape in options.shape or FOR_THE_CPU:
         folder = options.output / shape

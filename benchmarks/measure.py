@@ -57,9 +57,7 @@ def main() -> None:
     parser.add_argument("shapes", type=Path)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="default: both")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: both")
-    parser.add_argument(
-        "--only", action="append", default=[], help="a group of `apcbatch bench`; default: all"
-    )
+    parser.add_argument("--only", action="append", default=[], help="a group of `apcbatch bench`; default: all")
     parser.add_argument("--input", type=Path, help="conversations for whole runs")
     parser.add_argument("--limit", type=int, default=2, help="conversations of them; default: %(default)s")
     parser.add_argument("--out", type=Path)

@@ -100,9 +100,7 @@ def measured(
     engines: dict[str, Engine], options: argparse.Namespace, name: str, tokens: int, call: tuple[Any, ...]
 ) -> dict[str, Any]:
     """Tokens/s of each engine, medians of alternating rounds; our ratio over each, the median of the rounds' ratios."""
-    patient = {
-        peer: engine for peer, engine in engines.items() if engine.token_s * tokens <= options.patience
-    }
+    patient = {peer: engine for peer, engine in engines.items() if engine.token_s * tokens <= options.patience}
     seconds: dict[str, list[float]] = {peer: [] for peer in patient}
     for _ in range(options.repeats):
         for peer, engine in patient.items():
@@ -110,9 +108,7 @@ def measured(
     figure: dict[str, Any] = {"name": name, "tokens": tokens, "repeats": options.repeats}
     figure["tokens_per_s"] = {peer: tokens / statistics.median(times) for peer, times in seconds.items()}
     figure["ratio"] = {
-        peer: statistics.median(
-            theirs / ours for theirs, ours in zip(times, seconds["apcbatch"], strict=True)
-        )
+        peer: statistics.median(theirs / ours for theirs, ours in zip(times, seconds["apcbatch"], strict=True))
         for peer, times in seconds.items()
         if peer != "apcbatch"
     }
@@ -142,9 +138,7 @@ def compare(options: argparse.Namespace, shape: str, dtype: str) -> dict[str, An
             figures.append(measured(engines, options, f"prefill of {tokens}", tokens, call))
         for running in options.decode:
             call = ("decode", running, DECODE_PROMPT, NEW_TOKENS)
-            figures.append(
-                measured(engines, options, f"decode, {running} running", running * NEW_TOKENS, call)
-            )
+            figures.append(measured(engines, options, f"decode, {running} running", running * NEW_TOKENS, call))
     finally:
         for engine in engines.values():
             engine.close()
@@ -165,9 +159,7 @@ def main() -> None:
     parser.add_argument("--dtype", action="append", choices=GGUF_NAMES, help="default: both")
     parser.add_argument("--llama-python", metavar="PATH")
     parser.add_argument("--gguf", type=Path, default=Path("gguf"))
-    parser.add_argument(
-        "--also", action="append", default=[], help="a further type of GGUF file, such as q8_0"
-    )
+    parser.add_argument("--also", action="append", default=[], help="a further type of GGUF file, such as q8_0")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)

@@ -141,11 +141,7 @@ class Table:
 
     def document(self) -> dict[str, Any]:
         """Settings and rows: each case's runs, counts, median seconds and verdicts."""
-        rows = [
-            {"case": asdict(case), **row_of(runs), "runs": runs}
-            for case, runs in self._measured.items()
-            if runs
-        ]
+        rows = [{"case": asdict(case), **row_of(runs), "runs": runs} for case, runs in self._measured.items() if runs]
         for row in rows:
             row["verdicts"] = verdicts_of(row, rows)
             row["wall_over_none"] = wall_over_none(row, rows)
@@ -255,32 +251,18 @@ def skipped(case: Case, patterns: tuple[str, ...]) -> bool:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.argument(
-    "datasets", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("datasets", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--policies", type=CommaList(click.Choice(POLICIES)), default=",".join(POLICIES))
 @click.option("--blocks", type=NUMBERS, default="64", help="Block sizes.")
 @click.option("--orders", type=CommaList(click.Choice(ORDERS)), default="auto", help="Of planned: file,auto.")
 @click.option("--running", type=NUMBERS, default="32", help="Values of --max-running.")
-@click.option(
-    "--alternate", default=1, type=click.IntRange(1), help="Rounds; every other one goes backwards."
-)
-@click.option(
-    "--jobs", default=1, type=click.IntRange(1), help="Runs at a time; more than 1 spoils the seconds."
-)
+@click.option("--alternate", default=1, type=click.IntRange(1), help="Rounds; every other one goes backwards.")
+@click.option("--jobs", default=1, type=click.IntRange(1), help="Runs at a time; more than 1 spoils the seconds.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each run.")
-@click.option(
-    "--skip", multiple=True, metavar="NAME:POLICY[:BLOCK]", help="Leave out; NAME is the file's stem."
-)
-@click.option(
-    "--with", "further", default="", metavar="OPTIONS", help="More for `apcbatch run`: '--limit 30'."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Keep the JSON document here; goes on from what is there."
-)
-def main(
-    datasets: tuple[Path, ...], skip: tuple[str, ...], further: str, out: Path | None, **options: Any
-) -> None:
+@click.option("--skip", multiple=True, metavar="NAME:POLICY[:BLOCK]", help="Leave out; NAME is the file's stem.")
+@click.option("--with", "further", default="", metavar="OPTIONS", help="More for `apcbatch run`: '--limit 30'.")
+@click.option("--out", type=click.Path(path_type=Path), help="Keep the JSON document here; goes on from what is there.")
+def main(datasets: tuple[Path, ...], skip: tuple[str, ...], further: str, out: Path | None, **options: Any) -> None:
     """Run each policy over each DATASET and print what it restored, kept and took."""
     paths = {path.stem: path for path in datasets}
     cases = cases_of(paths, *(options[name] for name in ("policies", "blocks", "orders", "running")))

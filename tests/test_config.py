@@ -15,18 +15,14 @@ def resolve(flags=None, environ=None, file=None):
 def test_flags_win_over_environment_over_file_over_defaults():
     """Fault: a weaker source overrules a stronger one, or the origin is not where the value came from."""
     file = {"block_size": 16, "max_running": 4, "seed": 9}
-    resolved = resolve(
-        {"block_size": "544"}, {"APCBATCH_BLOCK_SIZE": "32", "APCBATCH_SEED": "7", "HOME": "/"}, file
-    )
+    resolved = resolve({"block_size": "544"}, {"APCBATCH_BLOCK_SIZE": "32", "APCBATCH_SEED": "7", "HOME": "/"}, file)
     assert (resolved.block_size, resolved.seed, resolved.max_running, resolved.max_batch_tokens) == (
         544,
         7,
         4,
         2048,
     )
-    origins = {
-        name: resolved.origins[name] for name in ("block_size", "seed", "max_running", "max_batch_tokens")
-    }
+    origins = {name: resolved.origins[name] for name in ("block_size", "seed", "max_running", "max_batch_tokens")}
     assert origins == {
         "block_size": "--block-size",
         "seed": "APCBATCH_SEED",

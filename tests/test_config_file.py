@@ -91,9 +91,7 @@ def test_the_same_values_are_refused_in_the_environment(capsys: pytest.CaptureFi
 def test_every_number_has_a_bound() -> None:
     """Catches a new option whose huge value reaches an allocation; temperature may be any finite number."""
     unbounded = {
-        name
-        for name, spec in OPTIONS.items()
-        if spec.kind in ("integer", "size", "number") and spec.maximum is None
+        name for name, spec in OPTIONS.items() if spec.kind in ("integer", "size", "number") and spec.maximum is None
     }
     assert unbounded == {"temperature"}
 

@@ -36,9 +36,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def model():
-    loaded, info = AutoModelForCausalLM.from_pretrained(
-        FOLDER, dtype=torch.float32, output_loading_info=True
-    )
+    loaded, info = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, output_loading_info=True)
     assert not any(info.values()), info
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are tiny

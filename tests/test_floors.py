@@ -125,9 +125,7 @@ def test_light_floors_import_no_torch() -> None:
 def test_every_module_says_what_it_is() -> None:
     """Catches a file without a docstring."""
     silent = [
-        str(p)
-        for p in PACKAGE.rglob("*.py")
-        if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))
+        str(p) for p in PACKAGE.rglob("*.py") if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))
     ]
     assert not silent, silent
 

@@ -93,10 +93,7 @@ def test_the_first_families_keep_their_description() -> None:
     first = "ssm(layer,d_state,d_inner)f32 conv(layer,d_conv-1,d_inner) kv(layer,2,token,kv_head,head_dim)"
     for name in ("mamba", "jamba", "parallel"):
         assert StateLayout.of(LAYOUTS[name][0]).description == first
-    assert (
-        StateLayout.of(LAYOUTS["short convolution"][0]).description
-        == f"{first} conv_short(layer,d_conv-1,hidden)"
-    )
+    assert StateLayout.of(LAYOUTS["short convolution"][0]).description == f"{first} conv_short(layer,d_conv-1,hidden)"
     assert StateLayout.of(LAYOUTS["mamba-2"][0]).description == (
         "ssm(layer,head,d_state,head_dim)f32 conv(layer,d_conv-1,channel) kv(layer,2,token,kv_head,head_dim)"
     )

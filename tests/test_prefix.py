@@ -23,8 +23,16 @@ GOLDEN_KEY = "f1101cb39cfecd17"  # of (5, 0, 2^31 - 1) under it, the first 8 byt
 @pytest.mark.parametrize("block_size", [1, 16, 528, 2048])
 def test_boundaries(block_size):
     """A boundary missed at either end of a pass, or 0 taken for one."""
-    for begin, end in [(0, 0), (0, 1), (0, block_size), (block_size, block_size), (block_size, 2 * block_size),
-                       (block_size - 1, block_size), (3, 5000), (block_size + 1, 2 * block_size - 1)]:
+    for begin, end in [
+        (0, 0),
+        (0, 1),
+        (0, block_size),
+        (block_size, block_size),
+        (block_size, 2 * block_size),
+        (block_size - 1, block_size),
+        (3, 5000),
+        (block_size + 1, 2 * block_size - 1),
+    ]:
         expected = [p for p in range(1, end + 1) if p % block_size == 0 and p > begin]
         assert list(boundaries_in(begin, end, block_size)) == expected
         assert last_boundary(end, block_size) == max([0, *(p for p in range(end + 1) if p % block_size == 0)])

@@ -61,9 +61,7 @@ def test_a_difference_of_one_bit_is_told(player: Player, monkeypatch: pytest.Mon
         account(self, chunks, seconds)
 
     monkeypatch.setattr(Engine, "_account", perturbed)
-    with pytest.raises(
-        Difference, match=r"differs from the cold run[^$]*logprobs, cold run[^$]*APCBATCH_ISA="
-    ):
+    with pytest.raises(Difference, match=r"differs from the cold run[^$]*logprobs, cold run[^$]*APCBATCH_ISA="):
         player.play(make_draw(7, kill=False))
 
 

@@ -65,9 +65,7 @@ def make_tiny(name: str, seed: int, overrides: dict):
             elif "bias" in key:
                 parameter.copy_(torch.randn_like(parameter) * 0.3)
             else:
-                parameter.copy_(
-                    torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5)
-                )
+                parameter.copy_(torch.randn_like(parameter) * (0.7 if "embed" in key else parameter.shape[-1] ** -0.5))
     if getattr(model.config, "tie_word_embeddings", False):
         model.tie_weights()
     return model

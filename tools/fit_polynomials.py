@@ -61,12 +61,18 @@ def fit(
 
 def main() -> None:
     half = np.log(2) / 2 * 1.0001
-    fit("2^x, in units of the last place", np.exp2, -0.5, 0.5, {0: 1.0}, 5,
-        lambda x: np.where(x < 0, 2.0**24, 2.0**23))
+    fit("2^x, in units of the last place", np.exp2, -0.5, 0.5, {0: 1.0}, 5, lambda x: np.where(x < 0, 2.0**24, 2.0**23))
     fit("e^x, relative", np.exp, -half, half, {0: 1.0, 1: 1.0}, 6, lambda x: np.exp(-x))
     for degree in (8, 10):
-        fit(f"log(1 + x), relative, degree {degree}", np.log1p, 1e-9, 1.0, {0: 0.0, 1: 1.0}, degree,
-            lambda x: 1 / np.log1p(x))
+        fit(
+            f"log(1 + x), relative, degree {degree}",
+            np.log1p,
+            1e-9,
+            1.0,
+            {0: 0.0, 1: 1.0},
+            degree,
+            lambda x: 1 / np.log1p(x),
+        )
 
 
 if __name__ == "__main__":

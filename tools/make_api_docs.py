@@ -120,9 +120,7 @@ def value_lines() -> Iterator[str]:
 
 def error_parts() -> Iterator[str]:
     """The exceptions with the exit status that each ends a command with, then the codes of a RequestError."""
-    rows = [
-        f"| `{one.__name__}` | {' '.join(text_of(one).split())} | {one.exit_code} |" for one in EXCEPTIONS
-    ]
+    rows = [f"| `{one.__name__}` | {' '.join(text_of(one).split())} | {one.exit_code} |" for one in EXCEPTIONS]
     yield "\n".join(["| in `apcbatch.errors` | means | exit status |", "|---|---|---|", *rows])
     codes = [f"| `{one}` | {'yes' if one in errors.RETRYABLE else 'no'} |" for one in errors.ERROR_CODES]
     yield "\n".join(["| `RequestError.code` | a retry may help |", "|---|---|", *codes])

@@ -85,11 +85,8 @@ def requests_in(config: Config, input: str) -> list[Request]:
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:
-    """The figure of one run: wall seconds without loading the model. in_steps: the share of them in prefill and decode.
-    """
+    """The figure of one run: wall seconds without loading the model. in_steps: the share of them in prefill and decode."""
     spent = summary["seconds"]
-    details = {
-        name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")
-    }
+    details = {name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")}
     details["in_steps"] = (spent["prefill"] + spent["decode"]) / seconds
     return Figure(GROUP, f"run, {kind}", seconds, "s", details)

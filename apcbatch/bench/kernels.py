@@ -34,9 +34,7 @@ MOST_COPIES = 24
 class Kernels:
     """The kernels of one architecture in one dtype. limits: see machine.limits."""
 
-    def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes
-    ) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes) -> None:
         self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
 
     def figures(self) -> Iterator[Figure]:
@@ -151,9 +149,7 @@ class Kernels:
         cache = torch.randn(2, pages, PAGE_TOKENS, config.num_key_value_heads, size).to(self._dtype)
         table, ends = torch.arange(pages).unsqueeze(0), torch.tensor([0, tokens])
         context = torch.zeros(1, dtype=torch.int64)
-        attend = partial(
-            paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5
-        )
+        attend = partial(paged_attention, q, cache[0], cache[1], table, ends, context, config.head_dim**-0.5)
         seconds, flops = median_s(attend, self._sizes), 2 * heads * size * tokens**2
         share = self._limit_s(flops, 2 * q.nbytes + cache.nbytes) / seconds
         return self._figure(f"attention over {tokens} tokens", 1e-9 * flops / seconds, "GFLOP/s", share)
@@ -169,9 +165,7 @@ class Kernels:
                 seconds = median_s(partial(_all_products, x, packed), self._sizes)
                 seconds, flops = seconds / copies, 2 * count * inputs * outputs
                 size = weight.nbytes + _bytes(self._dtype) * count * (inputs + outputs)
-                limit = max(
-                    flops / self._limits["product_flops_per_s"], size / self._limits["read_bytes_per_s"]
-                )
+                limit = max(flops / self._limits["product_flops_per_s"], size / self._limits["read_bytes_per_s"])
                 label = f"{name} {count} x {inputs} x {outputs}"
                 yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
 

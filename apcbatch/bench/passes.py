@@ -60,9 +60,7 @@ def _products_share(server: Server, sizes: Sizes) -> Figure:
         server.serve(server.prompts(1, sizes.long_tokens))
     products.again()
     prompts = iter(server.prompts(sizes.repeats, sizes.long_tokens))
-    share = median_ratio(
-        lambda: timed(products.again), lambda: server.serve([next(prompts)])["wall"], sizes.repeats
-    )
+    share = median_ratio(lambda: timed(products.again), lambda: server.serve([next(prompts)])["wall"], sizes.repeats)
     name = f"matrix products alone over a prefill of {sizes.long_tokens}"
     return Figure("prefill", name, share, "x", {"products": len(products)})
 
@@ -90,9 +88,7 @@ def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
                 total = server.serve(prompts, new_tokens)["wall"]
             taken.append((total, parts.of(total)))
         (short_s, short), (long_s, long) = taken
-        runs.append(
-            (long_s - short_s, {part: max(0.0, s - short.get(part, 0.0)) for part, s in long.items()})
-        )
+        runs.append((long_s - short_s, {part: max(0.0, s - short.get(part, 0.0)) for part, s in long.items()}))
     return _parts_figure(f"parts of decode, {running} running", runs)
 
 

@@ -56,15 +56,13 @@ def _grid_plan(sizes: Sizes) -> RequestPlan:
 
 
 def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
-    """Bytes for the snapshots of two long prompts. Once it is full, each new snapshot takes the slot of an older one.
-    """
+    """Bytes for the snapshots of two long prompts. Once it is full, each new snapshot takes the slot of an older one."""
     footprint, snapshots = server.engine.footprint, sizes.long_tokens // sizes.snapshot_every
     return 2 * (snapshots * footprint.state_bytes + 2 * sizes.long_tokens * footprint.kv_token_bytes)
 
 
 def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
-    """One plan that keeps every boundary over one that keeps none, on the same engine. where: ends the figure's name.
-    """
+    """One plan that keeps every boundary over one that keeps none, on the same engine. where: ends the figure's name."""
     tokens, every = sizes.long_tokens, sizes.snapshot_every
     ratio = median_ratio(
         lambda: _planned(plain, plain.prompts(1, tokens), _grid_plan(sizes)),
@@ -87,9 +85,7 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
         lambda: _planned(plain, plain.prompts(1, sizes.long_tokens), _grid_plan(sizes)),
         sizes.repeats,
     )
-    name = (
-        f"prefill of {sizes.long_tokens} with a store over without, a snapshot every {sizes.snapshot_every}"
-    )
+    name = f"prefill of {sizes.long_tokens} with a store over without, a snapshot every {sizes.snapshot_every}"
     return Figure(GROUP, name, ratio, "x", {})
 
 
@@ -101,9 +97,7 @@ def _suffixes(plain: Server, sizes: Sizes) -> Figure:
 
     def packed() -> float:
         ends = plain.prompts(sizes.suffixes, sizes.suffix_tokens)
-        return _planned(plain, [prefix + end for end in ends], resume) / (
-            sizes.suffixes * sizes.suffix_tokens
-        )
+        return _planned(plain, [prefix + end for end in ends], resume) / (sizes.suffixes * sizes.suffix_tokens)
 
     def long() -> float:
         return _planned(plain, plain.prompts(1, sizes.long_tokens), RequestPlan()) / sizes.long_tokens

@@ -20,7 +20,5 @@ def read_block_sizes(flag: str, text: str, example: str) -> list[int]:
     except ValueError:
         sizes = [0]
     if not 1 <= min(sizes) <= max(sizes) <= MOST_TOKENS:
-        raise UsageError(
-            f"{flag} is {brief(text)}; expected integers from 1 with commas between, such as {example}"
-        )
+        raise UsageError(f"{flag} is {brief(text)}; expected integers from 1 with commas between, such as {example}")
     return sizes

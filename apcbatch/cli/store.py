@@ -65,13 +65,9 @@ def stat(folder: str, as_json: bool) -> None:
         click.echo(orjson.dumps(document).decode())
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
-    click.echo(
-        f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}"
-    )
+    click.echo(f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}")
     for model in stats.models:
-        used = (
-            time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
-        )
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
         click.echo(
             f"  {model.fingerprint[:12]}  {model.entries:>8} snapshots  {rounded_size(model.num_bytes):>10}  "
             f"up to {model.longest_position} tokens  restored {model.uses} times  last used {used}"

@@ -34,9 +34,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Refuse an argument with a NUL character, which no file name can hold."""
     for argument in arguments:
         if "\0" in argument:
-            raise UsageError(
-                f"the argument {argument!r} holds a NUL character; no file or option can be named so"
-            )
+            raise UsageError(f"the argument {argument!r} holds a NUL character; no file or option can be named so")
 
 
 @contextmanager

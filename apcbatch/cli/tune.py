@@ -40,9 +40,7 @@ Examples:
 """
 
 
-@click.command(
-    "tune-block-size", cls=GroupedCommand, epilog=EPILOG, short_help="Find the best block size for INPUT."
-)
+@click.command("tune-block-size", cls=GroupedCommand, epilog=EPILOG, short_help="Find the best block size for INPUT.")
 @click.argument("input", metavar="INPUT")
 @config_options(OPTION_NAMES)
 @click.option(

@@ -130,9 +130,7 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     for key, (is_neutral, neutral) in _NEUTRAL.items():
         value = body.get(key)
         if value is not None and not is_neutral(value):
-            raise invalid(
-                f"body.{key} is {shown(value)}, which is not supported; leave it out or give {neutral}"
-            )
+            raise invalid(f"body.{key} is {shown(value)}, which is not supported; leave it out or give {neutral}")
 
 
 def _zero(value: object) -> bool:

@@ -57,9 +57,7 @@ def check_readable(spec: str) -> None:
     try:
         mode = os.stat(spec).st_mode
     except OSError as error:
-        raise UsageError(
-            f"cannot read {spec}: {_reason(error)}; give a file, - for stdin, or hf:org/name"
-        ) from None
+        raise UsageError(f"cannot read {spec}: {_reason(error)}; give a file, - for stdin, or hf:org/name") from None
     except ValueError:
         raise UsageError(f"cannot read {spec!r}: it is not a file name") from None
     if stat.S_ISDIR(mode):

@@ -78,9 +78,7 @@ def check_content(record: Message, role: str, has_calls: bool, where: str) -> st
     else:
         expected = "a string or a list of text parts"
     raise (
-        missing(f"{where}.content", expected)
-        if "content" not in record
-        else wrong(f"{where}.content", None, expected)
+        missing(f"{where}.content", expected) if "content" not in record else wrong(f"{where}.content", None, expected)
     )
 
 
@@ -100,9 +98,7 @@ def check_tool_calls(record: Message, role: str, where: str) -> list[dict[str, A
     if not isinstance(calls, list):
         raise wrong(f"{where}.tool_calls", calls, "a list of tool calls")
     if calls and role != "assistant":
-        raise invalid(
-            f"{where}.tool_calls stands in a message of the role {role}; only an assistant calls tools"
-        )
+        raise invalid(f"{where}.tool_calls stands in a message of the role {role}; only an assistant calls tools")
     return [_check_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
 
 

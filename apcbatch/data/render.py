@@ -122,9 +122,7 @@ class Renderer:
             raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
         highest = int(token_ids.max())
         if highest >= self.vocab_size:
-            message = (
-                f"the tokenizer gives token id {highest}; the model has the ids 0 to {self.vocab_size - 1}"
-            )
+            message = f"the tokenizer gives token id {highest}; the model has the ids 0 to {self.vocab_size - 1}"
             raise RequestError("invalid_request", message)
         return token_ids
 
@@ -140,9 +138,7 @@ class Renderer:
             return self.check_tokens(as_token_array(self.tokenizer.encode_prompt(prompt)))
         for index, token_id in enumerate(prompt):
             if not 0 <= token_id < self.vocab_size:
-                message = (
-                    f"body.prompt[{index}] is {token_id}; the model has the ids 0 to {self.vocab_size - 1}"
-                )
+                message = f"body.prompt[{index}] is {token_id}; the model has the ids 0 to {self.vocab_size - 1}"
                 raise RequestError("invalid_request", message)
         return self.check_tokens(as_token_array(prompt))
 

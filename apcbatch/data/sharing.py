@@ -90,9 +90,7 @@ class SharedText:
         places = _WORD_GAP.finditer(text, max(0, end - _WINDOW_CHARACTERS), end)
         gaps = [place.start() for place in places][-_WORD_GAPS:]
         joints = [gap for gap in gaps if gap >= gaps[0] + _WORD_LEAD_CHARACTERS]
-        joint = next(
-            (gap for gap in reversed(joints) if _tokens_before(self._encoding, gap) is not None), None
-        )
+        joint = next((gap for gap in reversed(joints) if _tokens_before(self._encoding, gap) is not None), None)
         if joint is None:
             return None
         begin = next(gap for gap in reversed(gaps) if gap <= joint - _WORD_LEAD_CHARACTERS)

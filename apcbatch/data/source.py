@@ -64,9 +64,7 @@ def _read_json(
     for line, data in read_lines(spec, max_line_bytes):
         record: Conversation | BadLine
         if isinstance(data, LongLine):
-            message = (
-                f"the line holds {data.num_bytes:,} bytes; at most {max_line_bytes:,} are read: split it"
-            )
+            message = f"the line holds {data.num_bytes:,} bytes; at most {max_line_bytes:,} are read: split it"
             record = BadLine(line, RequestError("invalid_json", message, line))
         elif isinstance(data, BrokenEnd):
             warn(data.reason)

@@ -63,9 +63,7 @@ class ChatTemplate:
             )
             self._warn = None
         for count, outcome in zip(counts, self._outcomes(messages, tools, counts), strict=True):
-            if isinstance(outcome, str) or (
-                isinstance(outcome, RequestError) and outcome.code != "invalid_request"
-            ):
+            if isinstance(outcome, str) or (isinstance(outcome, RequestError) and outcome.code != "invalid_request"):
                 yield outcome
             else:
                 message = f"the chat template refuses messages[0:{count}]: {outcome}"

@@ -156,9 +156,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """JSON as models are trained on it; jinja's own filter escapes HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Dict:

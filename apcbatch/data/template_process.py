@@ -146,9 +146,7 @@ def _framed(value: tuple[Any, ...]) -> bytes:
     try:
         data = marshal.dumps(value)
     except ValueError as error:
-        reason = (
-            "are nested too deeply" if "nested" in str(error) else "hold a value that JSON does not have"
-        )
+        reason = "are nested too deeply" if "nested" in str(error) else "hold a value that JSON does not have"
         raise RequestError("invalid_request", f"the messages or tools {reason}") from None
     return REQUEST_HEAD.pack(len(data)) + data
 

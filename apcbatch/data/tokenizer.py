@@ -41,9 +41,7 @@ class Tokenizer:
     added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
     """
 
-    def __init__(
-        self, transformers_tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, transformers_tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         self.source = transformers_tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
@@ -97,9 +95,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     """The tokenizer of a model folder; raises ModelError with the file that is missing or damaged."""
     folder = Path(model_dir)
     if not folder.is_dir():
-        raise ModelError(
-            f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json"
-        )
+        raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
     _check_files(folder)
     config = _read_json(folder / "config.json")
     vocab_size = config.get("vocab_size")
@@ -149,9 +145,7 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
 
 def _load_source(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(
-            f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder"
-        )
+        raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
     from transformers import PreTrainedTokenizerFast
 
     if (folder / "tokenizer.json").is_file():

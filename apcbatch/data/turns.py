@@ -49,7 +49,5 @@ def _last_turn(messages: Sequence[Message]) -> Turn:
     while end and messages[end - 1]["role"] == "assistant":
         end -= 1
     if not end:
-        raise RequestError(
-            "invalid_request", "every message is from the assistant; there is no last turn to answer"
-        )
+        raise RequestError("invalid_request", "every message is from the assistant; there is no last turn to answer")
     return Turn(1 + sum(message["role"] == "assistant" for message in messages[:end]), end)

@@ -32,9 +32,7 @@ def _sample(current: Pass, eos_token_ids: Collection[int]) -> list[Chunk]:
             broken.append(chunk)
             continue
         if request.temperature > 0:
-            token, logprob = sample(
-                current.logits[row], request.temperature, request.top_p, sequence.sampler_key, step
-            )
+            token, logprob = sample(current.logits[row], request.temperature, request.top_p, sequence.sampler_key, step)
         sequence.append(token, logprob)
         if token in eos_token_ids and not request.ignore_eos:
             sequence.finish_reason = "stop"

@@ -84,9 +84,7 @@ class Persistence:
         self.drain()
         return True
 
-    def load(
-        self, key: bytes, pool: SnapshotPool, pages: PagePool, awaited: bool
-    ) -> Snapshot | Stranded | None:
+    def load(self, key: bytes, pool: SnapshotPool, pages: PagePool, awaited: bool) -> Snapshot | Stranded | None:
         """Bring a stored snapshot into the pool; None where the store cannot give it or there is no room.
 
         awaited: as in SnapshotPool.reserve.

@@ -159,9 +159,7 @@ class ByPlan(Retention):
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
         super().__init__(request, num_prompt, block_size)
-        reads = dict.fromkeys(self.plan.keep_for_later, 0) | dict(
-            zip(self.plan.keep, self.plan.reads, strict=True)
-        )
+        reads = dict.fromkeys(self.plan.keep_for_later, 0) | dict(zip(self.plan.keep, self.plan.reads, strict=True))
         self._reads = dict(sorted(reads.items()))
         self._leader = -1
 

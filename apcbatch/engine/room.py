@@ -11,9 +11,7 @@ from apcbatch.errors import RequestError
 MAX_REQUEST_TOKENS = 1 << 20
 
 
-def room_for_answer(
-    num_prompt: int, max_tokens: int, context_length: int | None, max_request_tokens: int
-) -> int:
+def room_for_answer(num_prompt: int, max_tokens: int, context_length: int | None, max_request_tokens: int) -> int:
     """The most new tokens; RequestError context_length_exceeded if there is no room for the request.
 
     context_length: the model's own limit, at which the answer ends, or None. max_request_tokens: the ceiling for prompt

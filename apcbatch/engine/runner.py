@@ -56,9 +56,7 @@ class Pass:
     sample, vocabulary) float32, until the next pass begins; states, KV and snapshots are in their slots.
     """
 
-    def __init__(
-        self, model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None
-    ) -> None:
+    def __init__(self, model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None) -> None:
         self.chunks = chunks
         sampled = [chunk.sequence for chunk in chunks if chunk.samples]
         self._rows = {sequence: row for row, sequence in enumerate(sampled)}
@@ -141,8 +139,7 @@ def _page_table(chunks: list[Chunk]) -> np.ndarray:
 
 def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
     initial = [
-        c.sequence.start.slot if c.sequence.start else c.sequence.slot if c.sequence.computed else -1
-        for c in chunks
+        c.sequence.start.slot if c.sequence.start else c.sequence.slot if c.sequence.computed else -1 for c in chunks
     ]
     keeps = [keep for chunk in chunks for keep in chunk.keep]
     relative = [keep.position - chunk.begin for chunk in chunks for keep in chunk.keep]

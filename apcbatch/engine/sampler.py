@@ -78,8 +78,6 @@ def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: 
     kept = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
     cumulative = cumulative[:kept]
     uniform = np.random.Generator(np.random.Philox(key=key, counter=step)).random()
-    choice = min(
-        int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(cumulative) - 1
-    )
+    choice = min(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(cumulative) - 1)
     token = int(order[choice])
     return token, float(token_logprob(row, token))

@@ -140,15 +140,11 @@ def check_request(
     try:
         prompt = as_token_array(request.token_ids)
     except (OverflowError, ValueError, TypeError):
-        raise invalid(
-            "token_ids hold something else than token ids; expected integers of the vocabulary"
-        ) from None
+        raise invalid("token_ids hold something else than token ids; expected integers of the vocabulary") from None
     if not len(prompt):
         raise invalid("the prompt is empty; expected at least one token")
     if int(prompt.max()) >= vocab_size:
-        raise invalid(
-            f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}"
-        )
+        raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
     if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
         raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
     if not _is_number(request.temperature) or not 0 <= request.temperature <= sys.float_info.max:

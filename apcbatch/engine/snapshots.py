@@ -45,9 +45,7 @@ class Snapshots:
 
     def prepare(self, sequence: Sequence) -> None:
         """Choose what a sequence keeps, and compute the prefix keys of the positions that matter, once."""
-        sequence.retention = retention_of(
-            self._policy, sequence.request, sequence.num_prompt, self._block_size
-        )
+        sequence.retention = retention_of(self._policy, sequence.request, sequence.num_prompt, self._block_size)
         hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
 
@@ -98,9 +96,7 @@ class Snapshots:
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """(slot, key) for the snapshot at `position`; None if it is held already or there is no room."""
-        key = sequence.keys.get(position) or prefix_key(
-            self._fingerprint, sequence.tokens[:position], position
-        )
+        key = sequence.keys.get(position) or prefix_key(self._fingerprint, sequence.tokens[:position], position)
         held, reads = self._pool.peek(key), sequence.retention.reads(position)
         if held is not None:
             held.reads_left += reads

@@ -145,8 +145,7 @@ def read_answers(sink: FileSink) -> Answers:
             record, reason = None, "answers a request that an earlier line answers"
         if record is None:
             raise UsageError(
-                f"output {sink.path}, line {number}, {reason}; "
-                "take it out, or choose another -o, or --overwrite"
+                f"output {sink.path}, line {number}, {reason}; take it out, or choose another -o, or --overwrite"
             )
     return answers
 

@@ -153,9 +153,7 @@ def _model(config: Config) -> str:
     try:
         result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
         if result.error is not None:
-            raise Broken(
-                f"model {config.model} does not answer: {result.error}", "check the checkpoint's files"
-            )
+            raise Broken(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
     finally:
         engine.close()
     return f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
@@ -200,7 +198,5 @@ def _store(folder: str | None) -> str:
                 raise Broken(f"store {path}: {reason}", "give --store a folder that this user can write")
         finally:
             store.close()
-    where = (
-        f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"
-    )
+    where = f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"
     return where

@@ -21,6 +21,4 @@ class UsedIds:
         if self._lines.add(key, line):
             return None
         first = self._lines.get(key)
-        return RequestError(
-            "duplicate_id", f"id {custom_id!r} was used by line {first}; expected each id once"
-        )
+        return RequestError("duplicate_id", f"id {custom_id!r} was used by line {first}; expected each id once")

@@ -49,9 +49,7 @@ def check_paths(config: Config, input: str, output: str, config_file: str | None
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and os.path.exists(output) and not (config.resume or config.overwrite):
-        raise UsageError(
-            f"output {output} exists; give --resume to go on with it or --overwrite to replace it"
-        )
+        raise UsageError(f"output {output} exists; give --resume to go on with it or --overwrite to replace it")
 
 
 def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> OpenRun:
@@ -109,10 +107,7 @@ def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> N
             "made of; they are taken for answers to this input"
         )
     if answers.num_torn:
-        warn(
-            f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; "
-            "they are run again"
-        )
+        warn(f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; they are run again")
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:

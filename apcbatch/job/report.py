@@ -150,9 +150,7 @@ class Report:
         except OSError as error:
             silence(stream)
             if stream is sys.stdout and not isinstance(error, BrokenPipeError):
-                self.warn(
-                    f"standard output cannot be written: {error.strerror}; the results are in OUT alone"
-                )
+                self.warn(f"standard output cannot be written: {error.strerror}; the results are in OUT alone")
             return False
         return True
 

@@ -61,9 +61,7 @@ def model_files_digest(model_dir: Path) -> str:
 class RunFile:
     """The run file beside one OUT."""
 
-    def __init__(
-        self, output: Path, config: Config, input: dict[str, Any], model_files: str, disk: Disk
-    ) -> None:
+    def __init__(self, output: Path, config: Config, input: dict[str, Any], model_files: str, disk: Disk) -> None:
         self.output, self._disk = output, disk
         self.path = Path(run_file_path(str(output)))
         self._facts: dict[str, Any] = {
@@ -132,8 +130,7 @@ class RunFile:
 
 
 def run_file_path(output: str) -> str:
-    """The path of the run file of an OUT. If OUT is a link, the run file lies beside the file that the link leads to.
-    """
+    """The path of the run file of an OUT. If OUT is a link, the run file lies beside the file that the link leads to."""
     return os.path.realpath(output) + ".run.json"
 
 
@@ -147,10 +144,7 @@ def _as_json(facts: dict[str, Any]) -> bytes:
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """(field, then, now) for each field that changes answers and differs. An option that the earlier version did not
     have counts as equal."""
-    pairs = [
-        (f"input.{key}", then["input"].get(key), now["input"].get(key))
-        for key in ("size_bytes", "xxh3_of_ends")
-    ]
+    pairs = [(f"input.{key}", then["input"].get(key), now["input"].get(key)) for key in ("size_bytes", "xxh3_of_ends")]
     if now["input"]["size_bytes"] is None:
         pairs.append(("input.name", then["input"].get("name"), now["input"]["name"]))
     earlier = then["config"]

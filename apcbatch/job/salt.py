@@ -13,8 +13,7 @@ MAX_BYTES = 4096
 
 
 def read_salt(config: Config) -> str | None:
-    """The salt of a run, without the line end of its file; None if none is given. UsageError if the file holds no salt.
-    """
+    """The salt of a run, without the line end of its file; None if none is given. UsageError if the file holds no salt."""
     given = config.cache_salt
     if given is None or not given.startswith(FILE_MARK):
         return given
@@ -24,11 +23,7 @@ def read_salt(config: Config) -> str | None:
         with open(path, "rb") as file:
             salt = file.read(MAX_BYTES + 1).rstrip(b"\r\n").decode()
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{where} cannot be read as UTF-8 text ({error}); give @ and the file with the salt"
-        ) from None
+        raise UsageError(f"{where} cannot be read as UTF-8 text ({error}); give @ and the file with the salt") from None
     if not 1 <= len(salt.encode()) <= MAX_BYTES:
-        raise UsageError(
-            f"{where} holds no salt of 1 to {MAX_BYTES} bytes; put one line of random text into it"
-        )
+        raise UsageError(f"{where} holds no salt of 1 to {MAX_BYTES} bytes; put one line of random text into it")
     return salt

@@ -99,11 +99,7 @@ class Totals:
             "unique_tokens": counters.unique_tokens,
             "completion_tokens": self.completion_tokens,
             "hit_rate": self.hit_rate,
-            "ideal_hit_rate": None
-            if ideal is None
-            else ideal / self.prompt_tokens
-            if self.prompt_tokens
-            else 0.0,
+            "ideal_hit_rate": None if ideal is None else ideal / self.prompt_tokens if self.prompt_tokens else 0.0,
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
             **{name: getattr(counters, name) for name in COUNTED_BY_THE_ENGINE},

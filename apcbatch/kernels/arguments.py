@@ -42,8 +42,7 @@ def require_alike(tensor: torch.Tensor, name: str, other: torch.Tensor, other_na
     """ValueError unless the tensor has the other one's shape and lies where that does."""
     if tensor.shape != other.shape:
         raise ValueError(
-            f"{name} must have the shape of {other_name}, {tuple(other.shape)}; "
-            f"its shape is {tuple(tensor.shape)}"
+            f"{name} must have the shape of {other_name}, {tuple(other.shape)}; its shape is {tuple(tensor.shape)}"
         )
     _require_beside(tensor, name, other)
 
@@ -59,9 +58,7 @@ def require_indices(tensor: torch.Tensor, name: str, shape: tuple[int, ...], end
     end)."""
     require_cpu(tensor, name)
     if tensor.dtype != torch.int64 or tuple(tensor.shape) != shape:
-        raise ValueError(
-            f"{name} must be int64 of shape {shape}; it is {tensor.dtype} of shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{name} must be int64 of shape {shape}; it is {tensor.dtype} of shape {tuple(tensor.shape)}")
     tensor = tensor.contiguous()
     if tensor.numel():
         lowest, highest = _C.span(tensor.data_ptr(), tensor.numel())
@@ -74,9 +71,7 @@ def float_vector(tensor: torch.Tensor, name: str, size: int, of: torch.Tensor, o
     """The tensor as contiguous float32; ValueError unless it is (size,), one value a column of `of`, and lies there."""
     _require_beside(tensor, name, of)
     if tensor.shape != (size,):
-        raise ValueError(
-            f"{name} must be ({size},), one value a column of {of_name}; it is {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{name} must be ({size},), one value a column of {of_name}; it is {tuple(tensor.shape)}")
     if tensor.dtype == torch.float32 and tensor.is_contiguous():
         return tensor
     return tensor.to(torch.float32).contiguous()
@@ -172,7 +167,9 @@ def slot_stride(
     shape = tuple(state.shape)
     _require_on(state, "state", device)
     if (
-        state.dtype != dtype or shape[1:] != slot_shape or len(shape) != 3
+        state.dtype != dtype
+        or shape[1:] != slot_shape
+        or len(shape) != 3
         or (state.numel() and strides[1:] != (slot_shape[1], 1))
     ):
         raise ValueError(
@@ -229,9 +226,7 @@ def require_cache(k_cache: torch.Tensor, v_cache: torch.Tensor, page_tokens: int
     """ValueError unless they are one contiguous (pages, page_tokens, kv_heads, head_dim) each, of one dtype."""
     require_alike(v_cache, "v_cache", k_cache, "k_cache")
     if k_cache.dim() != 4 or k_cache.shape[1] != page_tokens:
-        raise ValueError(
-            f"the cache must be (pages, {page_tokens}, kv_heads, head_dim); it is {tuple(k_cache.shape)}"
-        )
+        raise ValueError(f"the cache must be (pages, {page_tokens}, kv_heads, head_dim); it is {tuple(k_cache.shape)}")
     if k_cache.shape[2] == 0 or k_cache.shape[3] == 0:
         raise ValueError(
             f"the cache must have at least one kv head of at least one column; it is {tuple(k_cache.shape)}"

@@ -28,8 +28,7 @@ def set_isa(name: str) -> None:
     """Use another instruction set from now on, in every thread. ValueError if the processor lacks it."""
     if not _C.set_isa(name):
         raise ValueError(
-            f"the instruction set must be one of those of this processor, {', '.join(available_isas())}; "
-            f"it is {name!r}"
+            f"the instruction set must be one of those of this processor, {', '.join(available_isas())}; it is {name!r}"
         )
 
 

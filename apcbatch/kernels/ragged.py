@@ -90,7 +90,11 @@ class Ragged:
         assign(self, "num_tokens", num_tokens)
         assign(self, "max_slot", max_slot)
         arrays = (
-            self.cu_seqlens, self.initial_slots, self.final_slots, self.snapshot_cu, self.snapshot_positions,
+            self.cu_seqlens,
+            self.initial_slots,
+            self.final_slots,
+            self.snapshot_cu,
+            self.snapshot_positions,
             self.snapshot_slots,
         )
         assign(self, "params", _C.RaggedParams(num_sequences, *(array.data_ptr() for array in arrays)))
@@ -117,8 +121,12 @@ def _check_tensors(ragged: Ragged) -> None:
         raise ValueError("cu_seqlens must have one entry more than there are sequences; it is empty")
     k = ragged.snapshot_positions.numel()
     expected = (
-        ("cu_seqlens", b + 1), ("initial_slots", b), ("final_slots", b), ("snapshot_cu", b + 1),
-        ("snapshot_positions", k), ("snapshot_slots", k),
+        ("cu_seqlens", b + 1),
+        ("initial_slots", b),
+        ("final_slots", b),
+        ("snapshot_cu", b + 1),
+        ("snapshot_positions", k),
+        ("snapshot_slots", k),
     )
     for name, size in expected:
         tensor: torch.Tensor = getattr(ragged, name)

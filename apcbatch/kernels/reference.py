@@ -107,9 +107,7 @@ def linear(
     return (y if bias is None else y + bias.to(compute)).to(out_dtype or x.dtype)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight; see apcbatch.kernels.cpu.norm."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     y = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()

@@ -17,9 +17,7 @@ T = TypeVar("T")
 class Ahead(Generic[T]):
     """Makes things by their names. sizes: their bytes, in the order in which they will about be asked for."""
 
-    def __init__(
-        self, make: Callable[[str], T], sizes: Mapping[str, int], *, threads: int, most_bytes: int
-    ) -> None:
+    def __init__(self, make: Callable[[str], T], sizes: Mapping[str, int], *, threads: int, most_bytes: int) -> None:
         self._make, self._sizes, self._most_bytes = make, sizes, most_bytes
         self._waiting = dict.fromkeys(sizes)  # names, as a set in order
         self._begun: dict[str, Future[T]] = {}

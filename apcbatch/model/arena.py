@@ -56,8 +56,7 @@ class StateArena:
         if self.device.type == "cpu":
             return {name: part[slot] for name, part in self.slots.items()}
         pinned = {
-            name: torch.empty(part.shape[1:], dtype=part.dtype, pin_memory=True)
-            for name, part in self.slots.items()
+            name: torch.empty(part.shape[1:], dtype=part.dtype, pin_memory=True) for name, part in self.slots.items()
         }
         if copied:
             for name, host in pinned.items():
@@ -101,10 +100,7 @@ class StateArena:
         parts = {name: part[slot].clone() for name, part in self.slots.items()}
         if len(pages):
             parts |= self.gather(pages, 0, position)
-        orders = {
-            stack.role.name: [0, *(1 + axis for axis in stack.role.shown_order)]
-            for stack in self.layout.stacks
-        }
+        orders = {stack.role.name: [0, *(1 + axis for axis in stack.role.shown_order)] for stack in self.layout.stacks}
         return {name: part.permute(orders[name]).contiguous().cpu() for name, part in parts.items()}
 
 

@@ -89,9 +89,7 @@ class CausalLM:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
         return PreNorm(weight, self.config.norm_eps)
 
-    def _load_head(
-        self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]
-    ) -> torch.Tensor:
+    def _load_head(self, checkpoint: Checkpoint, embedding: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         head = f"{self._family.head}.weight"
         if not self.config.tie_word_embeddings:
             return checkpoint.take(head, shape)

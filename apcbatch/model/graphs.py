@@ -63,9 +63,7 @@ class _DecodeGraph:
     """One token of each of `size` sequences of at most `columns` pages. The tokens, slots and pages come from pinned
     memory; a replay may be asked for while the one before runs."""
 
-    def __init__(
-        self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any
-    ) -> None:
+    def __init__(self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any) -> None:
         self._staged = _Lists(size, columns, pin_memory=True)
         self._lists = _Lists(size, columns, device=device)
         self._chosen = torch.zeros(LARGEST_GRAPH, dtype=torch.int64, device=device)

@@ -103,9 +103,7 @@ class ConfigReader:
         """The hidden size times a factor, as an integer."""
         factor = self.number(key, 2)
         if not 1 <= factor * hidden_size <= LARGEST_SIZE:
-            raise self.wrong(
-                key, factor, f"a factor that takes hidden_size {hidden_size} to 1 .. {LARGEST_SIZE}"
-            )
+            raise self.wrong(key, factor, f"a factor that takes hidden_size {hidden_size} to 1 .. {LARGEST_SIZE}")
         return int(factor * hidden_size)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -137,9 +135,7 @@ def load_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(read_regular_file(path, MOST_JSON_BYTES))
     except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read ({error.strerror}); expected a Hugging Face model folder"
-        ) from None
+        raise ModelError(f"{path} cannot be read ({error.strerror}); expected a Hugging Face model folder") from None
     except (ValueError, RecursionError) as error:
         what = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ModelError(f"{path} is not valid JSON ({what}); copy the checkpoint again") from None

@@ -22,9 +22,7 @@ def locate_model(name: str) -> Path:
     if os.path.isdir(path):
         return Path(path)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(
-            f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)"
-        )
+        raise ModelError(f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)")
     return _cached(name)
 
 

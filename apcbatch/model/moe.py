@@ -36,9 +36,7 @@ def load_mixture(
 ) -> FeedForward:
     """The num_experts_per_tok likeliest experts of each token."""
     router = checkpoint.take(f"{prefix}.router.weight", (config.num_experts, config.hidden_size))
-    experts = [
-        _expert(config, checkpoint, f"{prefix}.experts.{i}", dtype, backend) for i in range(config.num_experts)
-    ]
+    experts = [_expert(config, checkpoint, f"{prefix}.experts.{i}", dtype, backend) for i in range(config.num_experts)]
     packed = backend.pack_linear(router.to(dtype))
     return backend.mixture(norm, packed, experts, config.num_experts_per_tok)
 

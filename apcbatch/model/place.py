@@ -29,9 +29,7 @@ def choose_device(name: str) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError(
-            "--device cuda: torch finds no CUDA device; give --device cpu, or see what nvidia-smi says"
-        )
+        raise UsageError("--device cuda: torch finds no CUDA device; give --device cpu, or see what nvidia-smi says")
     try:
         cuda.extension()
     except RuntimeError as error:

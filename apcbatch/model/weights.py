@@ -47,9 +47,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._ahead is not None:
             self._ahead.close()
         self._files.clear()
@@ -61,9 +59,7 @@ class Checkpoint:
         """The file of the tensor `name`, whose header must give exactly `shape` and a floating-point dtype."""
         path = self._where.get(name)
         if path is None:
-            raise ModelError(
-                f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}"
-            )
+            raise ModelError(f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}")
         found = self._files[path].get_slice(name)
         if tuple(found.get_shape()) != shape:
             raise ModelError(
@@ -84,9 +80,7 @@ class Checkpoint:
         try:
             tensor, self._digests[name] = self._ahead.take(name)
         except SafetensorError as error:
-            raise ModelError(
-                f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again"
-            ) from None
+            raise ModelError(f"{path}: tensor {name} cannot be read ({error}); copy the checkpoint again") from None
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
@@ -132,9 +126,7 @@ class Checkpoint:
             return dict.fromkeys(self._open(path).keys(), path)
         weight_map = load_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-            raise ModelError(
-                f"{index}: weight_map is missing; expected an object of tensor names and file names"
-            )
+            raise ModelError(f"{index}: weight_map is missing; expected an object of tensor names and file names")
         where: dict[str, Path] = {}
         for file_name in sorted(set(weight_map.values())):
             if not _PLAIN_NAME.fullmatch(file_name):
@@ -146,9 +138,7 @@ class Checkpoint:
             where.update(dict.fromkeys(self._open(path).keys(), path))
         for name, file_name in weight_map.items():
             if name not in where or where[name].name != file_name:
-                raise ModelError(
-                    f"{self.model_dir / file_name}: tensor {name} is missing; {INDEX} lists it there"
-                )
+                raise ModelError(f"{self.model_dir / file_name}: tensor {name} is missing; {INDEX} lists it there")
         return where
 
     def _open(self, path: Path) -> Any:
@@ -156,14 +146,8 @@ class Checkpoint:
             open_regular_file(path).close()  # safe_open would wait for a named pipe
             self._files[path] = safe_open(path, framework="pt")
         except FileNotFoundError:
-            found = (
-                "pickle weights, which are never opened"
-                if list(self.model_dir.glob("*.bin"))
-                else "no weights"
-            )
-            raise ModelError(
-                f"{path} does not exist; the folder holds {found}; expected safetensors"
-            ) from None
+            found = "pickle weights, which are never opened" if list(self.model_dir.glob("*.bin")) else "no weights"
+            raise ModelError(f"{path} does not exist; the folder holds {found}; expected safetensors") from None
         except (SafetensorError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ModelError(f"{path} is not a whole safetensors file ({why:.200}); copy it again") from None

@@ -27,9 +27,7 @@ class Footprint:
 
     def __post_init__(self) -> None:
         if self.state_bytes < 1 or self.kv_token_bytes < 0 or self.page_tokens < 1:
-            raise ValueError(
-                f"{self} has no weight; expected a state of at least 1 byte and pages of 1 token"
-            )
+            raise ValueError(f"{self} has no weight; expected a state of at least 1 byte and pages of 1 token")
 
     @classmethod
     def of(cls, layout: StateLayout) -> Footprint:

@@ -87,9 +87,7 @@ class Forecast:
         return _share(self.ideal_tokens, self.prompt_tokens)
 
 
-def forecast(
-    tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, unstable_templates: int = 0
-) -> Forecast:
+def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, unstable_templates: int = 0) -> Forecast:
     """All policies on every grid, in the order, with the footprint and the limits of `planner` (its own grid
     aside)."""
     shape = TreeShape(tree)
@@ -111,9 +109,7 @@ def forecast(
     )
 
 
-def _grid(
-    shape: TreeShape, order: Sequence[int], ideal: int, planner: Planner
-) -> dict[Policy, PolicyForecast]:
+def _grid(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planner) -> dict[Policy, PolicyForecast]:
     size, footprint = planner.block_size, planner.footprint
     return {
         "all": _keeps_everything("all", shape, reach_all(shape, order, size, {})[0], ideal, footprint),

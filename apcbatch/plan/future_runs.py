@@ -98,9 +98,7 @@ class FutureRuns:
         return {point for point in found if point[1]}
 
 
-def _with_gain(
-    shape: TreeShape, points: Iterable[Point], held: Held, min_gain_tokens: int
-) -> list[_Candidate]:
+def _with_gain(shape: TreeShape, points: Iterable[Point], held: Held, min_gain_tokens: int) -> list[_Candidate]:
     """Those that save enough over the nearest one above them, and the held ones, each linked to that one."""
     already = set(held_points(held))
     by_node: dict[int, list[_Candidate]] = {}
@@ -110,9 +108,7 @@ def _with_gain(
         while node != ROOT and node not in by_node:
             node = shape.parent[node]
         above = by_node[node][-1] if node != ROOT else None
-        candidate = _Candidate(
-            point, shape.conversations_below[point[0]], above, written=point not in already
-        )
+        candidate = _Candidate(point, shape.conversations_below[point[0]], above, written=point not in already)
         if candidate.gain >= min_gain_tokens or not candidate.written:
             by_node.setdefault(point[0], []).append(candidate)
             taken.append(candidate)

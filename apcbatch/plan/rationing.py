@@ -202,9 +202,7 @@ class Rationing:
     def _drop(self, live: _Live, rank: int) -> None:
         """What it served falls back to the one above it."""
         above = live.above
-        assert above is not None and live.kept is not None and live.segment is not None, (
-            "the root is never dropped"
-        )
+        assert above is not None and live.kept is not None and live.segment is not None, "the root is never dropped"
         node, position = live.point
         del self._live_at[node][position]
         self._ledger.release(live.segment, position)

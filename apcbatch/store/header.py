@@ -123,9 +123,7 @@ def describe(arrays: Mapping[str, Array]) -> tuple[TensorInfo, ...]:
         if not _NAME.fullmatch(name):
             raise ValueError(f"a tensor's name is lower-case letters, digits and _, got {name!r}")
         if array.dtype not in DTYPE_OF:
-            raise ValueError(
-                f"tensor {name} is {array.dtype}; float32, float16 and uint16 (bfloat16) can be stored"
-            )
+            raise ValueError(f"tensor {name} is {array.dtype}; float32, float16 and uint16 (bfloat16) can be stored")
         if array.ndim > MAX_DIMENSIONS:
             raise ValueError(f"tensor {name} has {array.ndim} dimensions, the most is {MAX_DIMENSIONS}")
     ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))

@@ -230,9 +230,7 @@ class Index:
 
     def recount(self) -> None:
         """Compute the totals and the numbers of children anew from the rows."""
-        self._db.run(
-            "UPDATE snapshots AS s SET children = (SELECT count(*) FROM snapshots AS c WHERE c.parent = s.id)"
-        )
+        self._db.run("UPDATE snapshots AS s SET children = (SELECT count(*) FROM snapshots AS c WHERE c.parent = s.id)")
         self._db.run(
             "UPDATE totals SET entries = (SELECT count(*) FROM snapshots), "
             "bytes = (SELECT coalesce(sum(bytes), 0) FROM snapshots)"
@@ -251,9 +249,7 @@ class Index:
 
     def model_ids(self, name: str) -> list[int]:
         """The models with this name or with a fingerprint that starts with it (hex, at least 4 digits)."""
-        rows = self._db.rows(
-            "SELECT id, name, lower(hex(fingerprint)) FROM models", (), is_integer, is_text, is_text
-        )
+        rows = self._db.rows("SELECT id, name, lower(hex(fingerprint)) FROM models", (), is_integer, is_text, is_text)
         return [
             model
             for model, model_name, fingerprint in rows

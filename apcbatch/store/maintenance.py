@@ -153,10 +153,7 @@ def prune(
     if model is not None:
         models = [*index.model_ids(model)]
         if not models:
-            known = (
-                ", ".join(stats.name or stats.fingerprint[:12] for stats in index.models(time.time()))
-                or "none"
-            )
+            known = ", ".join(stats.name or stats.fingerprint[:12] for stats in index.models(time.time())) or "none"
             raise UsageError(f"the store has no model {model!r}; it has: {known}")
     before = index.totals()
     if size_bytes is not None:

@@ -46,9 +46,7 @@ class Notices:
             self._num_bad += 1
             number = self._num_bad
         if number <= MAX_BAD_SNAPSHOT_LINES:
-            self._warn(
-                f"store {self._folder}: snapshot {key.hex()} is not used: {clause}; it is computed again"
-            )
+            self._warn(f"store {self._folder}: snapshot {key.hex()} is not used: {clause}; it is computed again")
         elif number == MAX_BAD_SNAPSHOT_LINES + 1:
             self.once("bad", f"more bad snapshots are not listed; run: apcbatch store check {self._folder}")
 

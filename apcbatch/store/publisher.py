@@ -196,9 +196,7 @@ class Publisher:
                     models[fingerprint] = self._index.model_id(fingerprint, self._names.get(fingerprint))
                 for offer in offers:
                     if self._is_wanted(offer, known) and self._name(offer):
-                        self._index.insert(
-                            offer.header, offer.num_bytes, models[offer.header.fingerprint], now
-                        )
+                        self._index.insert(offer.header, offer.num_bytes, models[offer.header.fingerprint], now)
                         known[row_id(offer.key)] = offer.key
                 for offer in offers:
                     if offer.key in touches and offer.outcome == "written":

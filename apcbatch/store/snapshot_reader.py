@@ -68,9 +68,7 @@ class SnapshotReader:
             self._notices.failure(error, "reading the index")
             return set()
 
-    def get(
-        self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None
-    ) -> StoredSnapshot | None:
+    def get(self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None) -> StoredSnapshot | None:
         """The verified snapshot, read into the given arrays; None where it is missing or bad."""
         return self._read(key, fingerprint, None, into)
 

@@ -54,9 +54,7 @@ def require_schema(database: Database) -> None:
     """Raise IndexDamaged unless the tables, triggers and indexes are exactly those of this version."""
     found = {
         (kind, name, table, statement or "")
-        for kind, name, table, statement in database.rows(
-            _OBJECTS, (), is_text, is_text, is_text, _is_text_or_none
-        )
+        for kind, name, table, statement in database.rows(_OBJECTS, (), is_text, is_text, is_text, _is_text_or_none)
     }
     if found != _expected_objects():
         raise IndexDamaged("its tables are not those of a snapshot store")
@@ -98,9 +96,7 @@ def _require_sound_totals(database: Database) -> None:
 
 def _require_sound_rows(database: Database) -> None:
     """Every value of every row, and the numbers of children."""
-    (num_unsound,) = database.row(
-        f"SELECT coalesce(sum(NOT ({_IS_SOUND_ROW})), 0) FROM snapshots", (), is_count
-    )
+    (num_unsound,) = database.row(f"SELECT coalesce(sum(NOT ({_IS_SOUND_ROW})), 0) FROM snapshots", (), is_count)
     (num_miscounted,) = database.row(
         "SELECT count(*) FROM snapshots AS s "
         "WHERE children != (SELECT count(*) FROM snapshots AS c WHERE c.parent = s.id)",
@@ -134,9 +130,7 @@ def _expected_objects() -> frozenset[tuple[str, str, str, str]]:
     try:
         for statement in SCHEMA:
             connection.execute(statement)
-        return frozenset(
-            (kind, name, table, sql or "") for kind, name, table, sql in connection.execute(_OBJECTS)
-        )
+        return frozenset((kind, name, table, sql or "") for kind, name, table, sql in connection.execute(_OBJECTS))
     finally:
         connection.close()
 

@@ -55,9 +55,7 @@ class StoreStats:
 class Store:
     """An open store folder, made by `Store.open`. Any thread may call its methods; `put` never waits."""
 
-    def __init__(
-        self, path: str, size_limit_bytes: int, files: Files, notices: Notices, opened: Opened
-    ) -> None:
+    def __init__(self, path: str, size_limit_bytes: int, files: Files, notices: Notices, opened: Opened) -> None:
         self._path = path
         self._size_limit_bytes = size_limit_bytes
         self._files = files
@@ -135,9 +133,7 @@ class Store:
         """
         return self._reading.present(keys)
 
-    def get(
-        self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None
-    ) -> StoredSnapshot | None:
+    def get(self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None) -> StoredSnapshot | None:
         """The verified snapshot with this key and fingerprint; None where it is missing or bad (with a
         warning).
 
@@ -288,7 +284,6 @@ class Store:
     def _required_reader(self) -> Index:
         if self._reading.index is None:
             raise UsageError(
-                f"the store {self._path} has no index that can be read; "
-                f"run: apcbatch store check {self._path}"
+                f"the store {self._path} has no index that can be read; run: apcbatch store check {self._path}"
             )
         return self._reading.index

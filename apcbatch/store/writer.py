@@ -37,9 +37,7 @@ class Writer:
     """Takes offers, touches and suspects in the order they come, and gives them to the publisher in
     batches."""
 
-    def __init__(
-        self, publisher: Publisher, queue_bytes: int, queue_offers: int, size_limit_bytes: int
-    ) -> None:
+    def __init__(self, publisher: Publisher, queue_bytes: int, queue_offers: int, size_limit_bytes: int) -> None:
         """size_limit_bytes: of the store; a batch is small beside it, because nothing of a batch can be
         evicted to make room for the rest of it."""
         self._publisher = publisher

@@ -60,9 +60,7 @@ def conclude(
     )
     gain = max(1, math.ceil(measured.break_even_disk))
     reason = _reason(chosen, of, "measured" if verified else "predicted")
-    return Tuning(
-        made, measured, candidates, chosen, gain, reason, list(_notes(config, surveyed, candidates))
-    )
+    return Tuning(made, measured, candidates, chosen, gain, reason, list(_notes(config, surveyed, candidates)))
 
 
 def _reason(chosen: Candidate, of: list[Candidate], how: str) -> str:

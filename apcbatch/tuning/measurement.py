@@ -156,9 +156,7 @@ class _Meter:
             restores.append(restore_s)
             taken.setdefault((NUM_CONTINUED, MEDIUM, len(stem)), []).append(seconds)
             keeping.append(self._keeping(long, keep))
-        samples = [
-            _Sample(_features(*kind, 0), statistics.median(seconds)) for kind, seconds in taken.items()
-        ]
+        samples = [_Sample(_features(*kind, 0), statistics.median(seconds)) for kind, seconds in taken.items()]
         samples.append(_Sample(_features(1, long, 0, len(keep)), statistics.median(keeping)))
         pass_s, chunk_s, token_s, context_s, snapshot_s = _fit(samples, self._has_attention)
         rates = tuple(

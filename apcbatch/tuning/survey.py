@@ -86,9 +86,7 @@ def survey(
                 window.takes(work)
                 found.num_windows += 1
             try:
-                room_for_answer(
-                    len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens
-                )
+                room_for_answer(len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens)
             except RequestError as error:
                 found.errors[error.code] += 1
                 continue

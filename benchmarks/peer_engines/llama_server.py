@@ -65,9 +65,7 @@ class LlamaServer:
 
 
 @contextmanager
-def serving(
-    binary: Path, model: Path, threads: int, slots: int, context_tokens: int
-) -> Iterator[LlamaServer]:
+def serving(binary: Path, model: Path, threads: int, slots: int, context_tokens: int) -> Iterator[LlamaServer]:
     """A server with so many slots, each with room for context_tokens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -100,9 +100,11 @@ def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch
         [result] = engine.run([request])
     assert result.error is None
     assert set(beside) <= BESIDE_THE_OPS
-    expected = {"Mixer", "linear", "rms_norm", "logprob"} if family == "mamba" else {
-        "Mixer", "Mlp", "Mixture", "linear", "rms_norm", "paged_attention", "write_kv", "logprob"
-    }
+    expected = (
+        {"Mixer", "linear", "rms_norm", "logprob"}
+        if family == "mamba"
+        else {"Mixer", "Mlp", "Mixture", "linear", "rms_norm", "paged_attention", "write_kv", "logprob"}
+    )
     assert expected <= set(within)
 
 
@@ -150,9 +152,7 @@ def test_run_needs_an_input() -> None:
 
 def test_whole_runs(tmp_path: Path) -> None:
     """Faults: a run that is called warm and restores nothing; one that answers other requests than the rest."""
-    lines = [
-        {"id": str(i), "messages": [{"role": "user", "content": f"{i} " + "word " * 200}]} for i in range(3)
-    ]
+    lines = [{"id": str(i), "messages": [{"role": "user", "content": f"{i} " + "word " * 200}]} for i in range(3)]
     input = tmp_path / "in.jsonl"
     input.write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = Config(limit=2, max_tokens=2)

@@ -31,9 +31,7 @@ def converted(folder: Path, shape: str, type_name: str) -> dict[str, np.ndarray]
 def test_values_round_trip(tmp_path: Path, shape: str, type_name: str) -> None:
     """Faults: a tensor dropped, transposed or renamed; A without its sign; bfloat16 weights that are rounded."""
     made = converted(tmp_path, shape, type_name)
-    given = {
-        name: tensor.float().numpy() for name, tensor in load_file(tmp_path / "model.safetensors").items()
-    }
+    given = {name: tensor.float().numpy() for name, tensor in load_file(tmp_path / "model.safetensors").items()}
     layer = "backbone.layers.0.mixer" if shape == "mamba-130m" else "model.layers.0.mamba"
     np.testing.assert_array_equal(made["blk.0.ssm_a"], -np.exp(given[f"{layer}.A_log"]))
     np.testing.assert_array_equal(made["blk.0.ssm_in.weight"], given[f"{layer}.in_proj.weight"])

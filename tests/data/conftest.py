@@ -70,9 +70,7 @@ def build_tokenizer(kind: str) -> Tokenizer:
     else:
         tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        )
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
         special = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(CORPUS * 3, trainer)
@@ -89,9 +87,7 @@ def without_byte_markers(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def save_model(
-    folder: Path, tokenizer: Tokenizer, template: str | None = None, **tokenizer_config: object
-) -> Path:
+def save_model(folder: Path, tokenizer: Tokenizer, template: str | None = None, **tokenizer_config: object) -> Path:
     """A model folder with all that data needs of one."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer_config}

@@ -151,8 +151,7 @@ MESSAGE_FAULTS = [
     ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [call(name="f", arguments=[1])]}]},
-        "messages[0].tool_calls[0].function.arguments is a list; "
-        "expected an object, or an object as JSON text",
+        "messages[0].tool_calls[0].function.arguments is a list; expected an object, or an object as JSON text",
     ),
     (
         {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]},

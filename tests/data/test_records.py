@@ -94,11 +94,7 @@ def test_what_is_not_json_is_told_with_the_column(data: bytes) -> None:
 
 
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=12,
 )
@@ -108,10 +104,7 @@ MESSAGE = JSON | st.fixed_dictionaries(
     optional={
         "content": st.text(max_size=5) | JSON,
         "tool_calls": st.lists(
-            JSON
-            | st.fixed_dictionaries(
-                {"function": JSON | st.fixed_dictionaries({"name": JSON, "arguments": JSON})}
-            )
+            JSON | st.fixed_dictionaries({"function": JSON | st.fixed_dictionaries({"name": JSON, "arguments": JSON})})
         )
         | JSON,
         "name": JSON,
@@ -122,10 +115,7 @@ BODY = JSON | st.fixed_dictionaries(
     optional={
         "messages": st.lists(MESSAGE, max_size=3) | JSON,
         "prompt": JSON | st.lists(JSON),
-        **{
-            key: JSON
-            for key in ("max_tokens", "top_p", "n", "stop", "logprobs", "tools", "tool_choice", "top_k")
-        },
+        **{key: JSON for key in ("max_tokens", "top_p", "n", "stop", "logprobs", "tools", "tool_choice", "top_k")},
     },
 )
 LINE = st.fixed_dictionaries(
@@ -140,9 +130,7 @@ LINE = st.fixed_dictionaries(
         "body": BODY,
         "conversations": JSON
         | st.lists(
-            st.fixed_dictionaries(
-                {"from": st.sampled_from(["human", "gpt", "function_call", "x"]), "value": JSON}
-            )
+            st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt", "function_call", "x"]), "value": JSON})
         ),
         "system": JSON,
     },

@@ -87,9 +87,7 @@ CONTENT = st.text(st.sampled_from("ab '\n\t1é東🙂<|>_"), max_size=12) | st.s
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    turns=st.lists(
-        st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), CONTENT), min_size=1, max_size=7
-    )
+    turns=st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), CONTENT), min_size=1, max_size=7)
 )
 @pytest.mark.parametrize("kind", ["chatml", "llama3", "metaspace"])
 def test_any_conversation_has_the_tokens_it_has_alone(
@@ -120,9 +118,7 @@ def test_last_is_one_prompt(make_renderer: Callable[..., Renderer]) -> None:
 
 
 @pytest.mark.parametrize("turns", ["each", "last", "rollout"])
-def test_a_batch_chat_is_one_prompt_of_all_messages(
-    make_renderer: Callable[..., Renderer], turns: Any
-) -> None:
+def test_a_batch_chat_is_one_prompt_of_all_messages(make_renderer: Callable[..., Renderer], turns: Any) -> None:
     """An assistant message in the middle of a batch line is history, not a request."""
     body = {"messages": AGENT.messages}
     line = {"custom_id": "b", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -154,9 +150,7 @@ def test_a_completion_is_its_prompt(make_renderer: Callable[..., Renderer], warn
 
 
 @pytest.mark.parametrize("token_id", [1000, 2**31, 2**64 - 1])
-def test_a_token_id_outside_the_vocabulary_is_refused(
-    make_renderer: Callable[..., Renderer], token_id: int
-) -> None:
+def test_a_token_id_outside_the_vocabulary_is_refused(make_renderer: Callable[..., Renderer], token_id: int) -> None:
     """It would index past the embedding."""
     renderer = make_renderer("gpt2")
     last = renderer.vocab_size - 1
@@ -170,9 +164,7 @@ def test_a_tokenizer_larger_than_the_model_is_told(make_renderer: Callable[..., 
     """Added tokens without an embedding are a common fault of fine-tuned models."""
     renderer = make_renderer()
     renderer.tokenizer.vocab_size = 2
-    with pytest.raises(
-        RequestError, match=r"the tokenizer gives token id \d+; the model has the ids 0 to 1"
-    ) as caught:
+    with pytest.raises(RequestError, match=r"the tokenizer gives token id \d+; the model has the ids 0 to 1") as caught:
         renderer.render(AGENT)
     assert caught.value.line == 7
 
@@ -236,9 +228,7 @@ def test_tools_are_rendered(model_dir: Callable[..., Path]) -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
-def test_real_conversations_have_the_tokens_they_have_alone(
-    shared_data: Path, name: str, warnings: list[str]
-) -> None:
+def test_real_conversations_have_the_tokens_they_have_alone(shared_data: Path, name: str, warnings: list[str]) -> None:
     """With the bundled model's tokenizer and template, which is prefix-stable."""
     demo = Path(render.__file__).parents[1] / "demo"
     renderer = Renderer.load(demo, warn=warnings.append)

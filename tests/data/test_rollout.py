@@ -84,9 +84,7 @@ def test_a_stop_token_that_did_not_stop_is_kept(make_renderer: Callable[..., Ren
 
 
 @pytest.mark.parametrize("kind", ["metaspace", "legacy", "llama3"])
-def test_what_follows_an_answer_has_no_blank_put_before_it(
-    make_renderer: Callable[..., Renderer], kind: str
-) -> None:
+def test_what_follows_an_answer_has_no_blank_put_before_it(make_renderer: Callable[..., Renderer], kind: str) -> None:
     """Tokenizers that put a blank before the first word of a text would put one into every turn."""
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
     renderer = make_renderer(kind, template)

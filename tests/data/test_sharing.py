@@ -33,9 +33,7 @@ def tokenizer(request: pytest.FixtureRequest, model_dir: Callable[..., Path]) ->
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(beginning=LONG, ending=TEXT, other=TEXT)
-def test_a_beginning_has_the_tokens_it_has_alone(
-    tokenizer: Tokenizer, beginning: str, ending: str, other: str
-) -> None:
+def test_a_beginning_has_the_tokens_it_has_alone(tokenizer: Tokenizer, beginning: str, ending: str, other: str) -> None:
     """A cut at a token boundary is not enough: `a  ` before `b` ends in one token alone, in two here."""
     base = SharedText(tokenizer, beginning + ending)
     for text in (beginning, beginning + other, beginning + ending):

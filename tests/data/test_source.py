@@ -50,8 +50,7 @@ ROWS: list[Any] = [
 def ids(spec: str, format: str = "auto") -> list[str | None]:
     """What identifies each line of a source."""
     return [
-        record.id if isinstance(record, Conversation) else f"bad:{record.line}"
-        for record in open_source(spec, format)
+        record.id if isinstance(record, Conversation) else f"bad:{record.line}" for record in open_source(spec, format)
     ]
 
 
@@ -164,9 +163,7 @@ def test_a_hub_dataset_streams_a_split(tmp_path: Path) -> None:
     assert ids(hub_folder(only, "validation")) == ["validation"]
 
 
-def test_a_hub_dataset_that_cannot_be_opened_is_a_usage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_dataset_that_cannot_be_opened_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off-line, a wrong name, a wrong split, several splits: one sentence with what to do."""
     spec = hub_folder(tmp_path, "test", "validation")
     with pytest.raises(UsageError, match=r"has the splits .*; choose one: hf:.*:(test|validation)$"):
@@ -189,9 +186,7 @@ def test_wrong_inputs_are_told_at_once(tmp_path: Path) -> None:
     for spec in ("absent.jsonl", "absent.parquet", str(tmp_path)):
         with pytest.raises(UsageError, match="cannot read"):
             open_source(spec)
-    with pytest.raises(
-        UsageError, match="the input format is 'csv'; expected one of auto, messages, batch, share"
-    ):
+    with pytest.raises(UsageError, match="the input format is 'csv'; expected one of auto, messages, batch, share"):
         open_source("-", "csv")
 
 
@@ -201,9 +196,7 @@ def test_importing_data_imports_nothing_heavy() -> None:
     names = ["apcbatch.data." + path.stem for path in (root / "apcbatch" / "data").glob("[!_]*.py")]
     names.remove("apcbatch.data.template_child")  # a process of its own
     heavy = "torch transformers tokenizers datasets pyarrow jinja2"
-    code = (
-        f"import sys, {', '.join(names)}; print([name for name in '{heavy}'.split() if name in sys.modules])"
-    )
+    code = f"import sys, {', '.join(names)}; print([name for name in '{heavy}'.split() if name in sys.modules])"
     names_found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
     ).stdout
@@ -215,9 +208,7 @@ def test_importing_data_imports_nothing_heavy() -> None:
     ("name", "conversations", "messages"),
     [("tau_bench", 400, 11602), ("toolbench_dfs", 52, 340), ("taskmaster4", 500, 1883)],
 )
-def test_real_conversations_are_all_read(
-    shared_data: Path, name: str, conversations: int, messages: int
-) -> None:
+def test_real_conversations_are_all_read(shared_data: Path, name: str, conversations: int, messages: int) -> None:
     """Checks that are stricter than real files would turn them into error records."""
     counts: Counter[str] = Counter()
     for record in open_source(str(shared_data / f"{name}.jsonl")):

@@ -32,9 +32,7 @@ def test_the_models_own_template_is_used(model_dir: Callable[..., Path], warning
     assert text == "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nhi\n<|im_end|>\n" \
         "<|im_start|>assistant\né\n<|im_end|>\n<|im_start|>assistant\n"  # fmt: skip
     source = load_tokenizer(folder).source
-    assert text == source.apply_chat_template(
-        messages, tools=TOOLS, add_generation_prompt=True, tokenize=False
-    )
+    assert text == source.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
     assert warnings == []
 
 
@@ -95,9 +93,7 @@ def test_the_fallback_begins_with_bos_where_the_model_expects_it(tmp_path: Path)
         folder.mkdir()
         tokenizer = build_tokenizer("gpt2")
         if adds_bos:
-            tokenizer.post_processor = TemplateProcessing(
-                "<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
-            )
+            tokenizer.post_processor = TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
         save_model(folder, tokenizer, bos_token="<|endoftext|>")
         assert template_of(folder).render([USER]).startswith("<|endoftext|>") == adds_bos
 

@@ -106,9 +106,7 @@ NO_TEMPLATES = {
 
 
 @pytest.mark.parametrize(("source", "reason"), NO_TEMPLATES.items())
-def test_what_python_cannot_compile_is_told_at_once(
-    model_dir: Callable[..., Path], source: str, reason: str
-) -> None:
+def test_what_python_cannot_compile_is_told_at_once(model_dir: Callable[..., Path], source: str, reason: str) -> None:
     """Catches 25 nested `for`, and nesting that the parser cannot follow: internal errors before."""
     with pytest.raises(ModelError, match="the model's chat template, in .*, (is not valid|cannot be)") as caught:
         template_of(model_dir("gpt2", source))
@@ -188,9 +186,7 @@ SAME = [
 
 @pytest.mark.parametrize("source", SAME)
 @pytest.mark.parametrize("has_tools", [False, True])
-def test_the_texts_are_those_of_transformers(
-    model_dir: Callable[..., Path], source: str, has_tools: bool
-) -> None:
+def test_the_texts_are_those_of_transformers(model_dir: Callable[..., Path], source: str, has_tools: bool) -> None:
     """Catches an environment that differs from the one that published templates are written for."""
     folder = model_dir("chatml", source)
     messages = [

@@ -42,9 +42,7 @@ def test_truncation_and_padding_of_a_file_are_off(tmp_path: Path) -> None:
 def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Path) -> None:
     """Markers of tool calls are special in some tokenizers; without them a call is plain text."""
     tokenizer = build_tokenizer("chatml")
-    tokenizer.add_special_tokens(
-        [AddedToken("<tool_call>", special=True), AddedToken("</tool_call>", special=True)]
-    )
+    tokenizer.add_special_tokens([AddedToken("<tool_call>", special=True), AddedToken("</tool_call>", special=True)])
     loaded = load_tokenizer(save_model(tmp_path, tokenizer))
     ids = loaded.encode("a <tool_call>{}</tool_call> b<|im_end|><|endoftext|>").ids
     assert loaded.decode(ids) == "a <tool_call>{}</tool_call> b"
@@ -87,9 +85,7 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     folder = save_model(tmp_path, build_tokenizer("chatml"))
     (folder / "generation_config.json").write_text('{"eos_token_id": "stop"}')
-    with pytest.raises(
-        ModelError, match=r"eos_token_id in .*generation_config.json is 'stop'; expected a token id"
-    ):
+    with pytest.raises(ModelError, match=r"eos_token_id in .*generation_config.json is 'stop'; expected a token id"):
         load_tokenizer(folder)
     (folder / "generation_config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"generation_config.json holds no JSON object"):

@@ -14,9 +14,7 @@ CALL = '<tool_call>{"name": "get", "arguments": {"q": "é", "n": 1}}</tool_call>
 
 def test_calls_are_taken_out_of_the_content() -> None:
     """In order, numbered, with their arguments as JSON text as OpenAI has them."""
-    answer = parse_answer(
-        f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "b", "arguments": "{{}}"}}\n</tool_call>\n'
-    )
+    answer = parse_answer(f'Let me see.\n{CALL}\n<tool_call>\n{{"name": "b", "arguments": "{{}}"}}\n</tool_call>\n')
     assert answer.content == "Let me see."
     assert [call["id"] for call in answer.tool_calls] == ["call_1", "call_2"]
     assert [call["function"]["name"] for call in answer.tool_calls] == ["get", "b"]
@@ -72,9 +70,7 @@ def test_an_answer_goes_back_into_the_history() -> None:
     assert parse_answer("a").as_message() == {"role": "assistant", "content": "a"}
 
 
-@given(
-    st.lists(st.sampled_from(["<tool_call>", "</tool_call>", CALL, '{"name": "f"}', "x", " "])).map("".join)
-)
+@given(st.lists(st.sampled_from(["<tool_call>", "</tool_call>", CALL, '{"name": "f"}', "x", " "])).map("".join))
 def test_any_text_is_an_answer(text: str) -> None:
     """Every call has a name and arguments that parse; everything else is in the content."""
     answer = parse_answer(text)

@@ -70,9 +70,7 @@ def test_float32_tokens_are_the_same_cached_and_cold(model: str, block_size: int
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_exact_answers_are_the_same_bit_for_bit(
-    model: str, dtype: str, checkpoint, tmp_path: Path
-) -> None:
+def test_exact_answers_are_the_same_bit_for_bit(model: str, dtype: str, checkpoint, tmp_path: Path) -> None:
     """Catches bits that depend on cuts, batch mates, graphs, memory or disk, where exactness was asked for."""
     folder, seed = checkpoint(model), random.randrange(1 << 30)
     options = {"dtype": dtype, "exact": True, "block_size": 16}
@@ -86,9 +84,7 @@ def test_exact_answers_are_the_same_bit_for_bit(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_replayed_passes_equal_launched_ones(
-    model: str, checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replayed_passes_equal_launched_ones(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a graph that goes on with the slots, pages or tokens of the batch it was captured with."""
     folder, seed = checkpoint(model), random.randrange(1 << 30)
     options = {"exact": True, "policy": "none", "max_running": 5, "dtype": "bfloat16"}

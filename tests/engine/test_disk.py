@@ -147,8 +147,7 @@ def test_an_answer_whose_snapshot_was_dropped_meanwhile_is_not_stored(
     with closing_engine(folder) as engine:
         room = 3 * (engine.footprint.state_bytes + 64 * engine.footprint.kv_token_bytes)
     requests = [
-        Request(str(seed), tokens(10 + seed, seed), max_tokens=3 + 5 * seed, ignore_eos=True)
-        for seed in range(8)
+        Request(str(seed), tokens(10 + seed, seed), max_tokens=3 + 5 * seed, ignore_eos=True) for seed in range(8)
     ]
     with closing_engine(folder, store=tmp_path, pool_size_bytes=room, max_running=4, **options) as engine:
         results = {result.id: result for result in engine.run(requests)}

@@ -34,22 +34,16 @@ def check(checkpoint: Path, policy: str, max_running: int, seed: int) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize(
-    ("policy", "max_running"), [("all", 1), ("all", 2), ("all", 6), ("all", 32), ("last", 1)]
-)
+@pytest.mark.parametrize(("policy", "max_running"), [("all", 1), ("all", 2), ("all", 6), ("all", 32), ("last", 1)])
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_the_engine_agrees(
-    family: str, policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]
-) -> None:
+def test_the_engine_agrees(family: str, policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches the engine and the tables drifting apart, and requests side by side that overtake each other: same
     requests, same cached tokens, same snapshots."""
     check(tiny_checkpoint(family), policy, max_running, random.randrange(10**6))
 
 
 @pytest.mark.parametrize(("max_running", "seed"), [(2, 443), (6, 105), (6, 444835)])
-def test_nobody_waits_for_what_is_there(
-    max_running: int, seed: int, tiny_checkpoint: Callable[..., Path]
-) -> None:
+def test_nobody_waits_for_what_is_there(max_running: int, seed: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: a prompt that ends on a boundary recomputes its last block, and promises that boundary although its
     snapshot is held; who waited for the first one waits again, and is overtaken by an equal request behind it."""
     check(tiny_checkpoint("mamba"), "all", max_running, seed)

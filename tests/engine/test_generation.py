@@ -130,9 +130,7 @@ def assert_likely(frequencies: Counter[int], expected: np.ndarray, count: int) -
     spread = 2 / (9 * degrees)
     bound = degrees * (1 - spread + 3.719 * math.sqrt(spread)) ** 3
     statistic = sum((found - due) ** 2 / due for found, due in cells)
-    assert statistic <= bound, (
-        f"chi-square {statistic:.1f} of {degrees} degrees; expected at most {bound:.1f}"
-    )
+    assert statistic <= bound, f"chi-square {statistic:.1f} of {degrees} degrees; expected at most {bound:.1f}"
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 2.5, 50.0])
@@ -199,15 +197,12 @@ def test_temperature_and_top_p_reach_the_engine(tiny_checkpoint: Callable[..., P
     count = 1500
     for temperature, top_p in ((0.8, 1.0), (2.0, 0.7)):
         requests = (
-            Request(f"r{i}", PROMPT, max_tokens=1, temperature=temperature, top_p=top_p, seed=3)
-            for i in range(count)
+            Request(f"r{i}", PROMPT, max_tokens=1, temperature=temperature, top_p=top_p, seed=3) for i in range(count)
         )
         frequencies = Counter(result.token_ids[0] for result in engine.run(requests))
         expected = warped(logits, temperature, top_p)
         assert_likely(frequencies, expected, count)
-        assert (
-            sum(frequencies[token] for token in range(VOCAB) if expected[token] == 0) <= 2
-        )  # at the very edge
+        assert sum(frequencies[token] for token in range(VOCAB) if expected[token] == 0) <= 2  # at the very edge
     engine.close()
 
 

@@ -90,9 +90,7 @@ def test_after_a_run(policy: str, max_running: int, open_books: Callable[..., Bo
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_after_a_look_for_longer_ones_on_disk(
-    damaged: bool, open_books: Callable[..., Books], tmp_path: Path
-) -> None:
+def test_after_a_look_for_longer_ones_on_disk(damaged: bool, open_books: Callable[..., Books], tmp_path: Path) -> None:
     """Fault: the snapshot in memory that is kept safe while a longer one is read from disk stayed pinned for good,
     whether the longer one could be read or not."""
     prompt = tokens(100, 6)

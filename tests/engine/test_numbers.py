@@ -105,16 +105,11 @@ def test_kv_that_can_never_fit_costs_nobody_else(tiny_checkpoint: Callable[..., 
     held = engine.boundaries(PROMPT)
     results = {
         result.id: result
-        for result in engine.run(
-            [Request("huge", PROMPT, max_tokens=10**10), Request("b", PROMPT, max_tokens=2)]
-        )
+        for result in engine.run([Request("huge", PROMPT, max_tokens=10**10), Request("b", PROMPT, max_tokens=2)])
     }
     assert held and engine.boundaries(PROMPT) == held
     assert results["huge"].error and results["huge"].error.code == "out_of_memory"
-    assert (
-        "1000000000 tokens" in results["huge"].error.message
-        and "--pool-size" in results["huge"].error.message
-    )
+    assert "1000000000 tokens" in results["huge"].error.message and "--pool-size" in results["huge"].error.message
     assert results["b"].error is None and results["b"].cached_tokens > 0
     engine.close()
 
@@ -169,16 +164,12 @@ def test_an_argument_that_cannot_be_used_is_a_sentence(
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_memory_that_is_not_there_is_a_sentence(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: mmap's own OverflowError, or a list of every page, before anybody asked whether the memory is there."""
-    with pytest.raises(
-        UsageError, match=r"\d+ states and snapshots .* need [\d.]+ GiB.*--pool-size or --max-running"
-    ):
+    with pytest.raises(UsageError, match=r"\d+ states and snapshots .* need [\d.]+ GiB.*--pool-size or --max-running"):
         Engine(tiny_checkpoint(family, state_size=1 << 12) if family == "mamba" else tiny_checkpoint(family),
                pool_size_bytes=1 << 60, max_running=1 << 16)  # fmt: skip
 
 
-def test_the_hosts_memory_may_run_out(
-    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: torch's error for the host, which has no type of its own, was told as an internal one."""
 
     def greedy_for_memory(*_: object) -> torch.Tensor:
@@ -189,9 +180,7 @@ def test_the_hosts_memory_may_run_out(
     (result,) = engine.run([Request("r", PROMPT)])
     assert result.error is not None and result.error.code == "out_of_memory" and result.error.retryable
     monkeypatch.setattr("apcbatch.model.place.CausalLM", greedy_for_memory)
-    with pytest.raises(
-        UsageError, match="weights do not fit the memory .* smaller --pool-size, or run where"
-    ):
+    with pytest.raises(UsageError, match="weights do not fit the memory .* smaller --pool-size, or run where"):
         Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
 
 
@@ -274,9 +263,7 @@ def test_only_the_request_that_meets_it_fails(
     engine.close()
 
 
-def test_an_answer_that_becomes_infinite_ends_there(
-    tiny_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_answer_that_becomes_infinite_ends_there(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Fault: the tokens before the NaN are given as the answer, or the ones after it."""
     folder = tiny_checkpoint("falcon_mamba")
     whole = serve(folder, Request("r", PROMPT, max_tokens=20, ignore_eos=True))["r"].token_ids

@@ -66,15 +66,11 @@ def test_the_engine_follows_the_plan(
 
 
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_the_engine_follows_a_plan_for_little_memory(
-    family: str, tiny_checkpoint: Callable[..., Path]
-) -> None:
+def test_the_engine_follows_a_plan_for_little_memory(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a pool that drops what the plan counts on: the plan's bytes are the pool's bytes."""
     for seed in range(6):
         data = within_vocabulary(random_dataset(seed), VOCAB)
-        engine = Engine(
-            tiny_checkpoint(family), block_size=2, policy="planned", max_running=1, pool_size_bytes=PLENTY
-        )
+        engine = Engine(tiny_checkpoint(family), block_size=2, policy="planned", max_running=1, pool_size_bytes=PLENTY)
         footprint = Footprint(engine._pool._slot_bytes, engine._pool._page_bytes // 64, 64)
         engine.close()
         free = make_plan(data, Planner(2, "file", footprint))

@@ -21,9 +21,7 @@ class Shelf:
         self, slots: int, pages: int = 0, num_slots: int = 20, finish_writes: Callable[[], bool] = lambda: False
     ) -> None:
         self.pages = PagePool(20)
-        self.pool = SnapshotPool(
-            range(num_slots), self.pages, SLOT, PAGE, slots * SLOT + pages * PAGE, finish_writes
-        )
+        self.pool = SnapshotPool(range(num_slots), self.pages, SLOT, PAGE, slots * SLOT + pages * PAGE, finish_writes)
 
     def put(self, name: str, pages: list[int] | None = None, reads: int = 0) -> Snapshot | None:
         slot = self.pool.reserve(name.encode(), reads > 0)

@@ -60,9 +60,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_way_of_running_gives_the_same_bits(
-    family: str, dtype: str, tiny_checkpoint, tmp_path, threads
-) -> None:
+def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_checkpoint, tmp_path, threads) -> None:
     """Catches arithmetic that depends on the grid, the budget, the batch mates, the order, the threads, the policy,
     or on whether a state was computed here or restored from RAM or disk."""
     seed = random.randrange(1 << 30)
@@ -88,9 +86,7 @@ def test_every_way_of_running_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(
-    family: str, dtype: str, tiny_checkpoint
-) -> None:
+def test_a_state_reached_by_decoding_equals_one_reached_by_prefill(family: str, dtype: str, tiny_checkpoint) -> None:
     """Catches a decode step whose arithmetic differs from prefill's: the same prefix gives the same bytes."""
     seed = random.randrange(1 << 30)
     prompt = agent_prompts(seed, 1)[0].token_ids

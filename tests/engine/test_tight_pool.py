@@ -86,9 +86,7 @@ def test_the_plans_own_peak_is_enough(
             for max_running in RUNNING:
                 where = (data.where, block_size, order, share, max_running)
                 capacity = pool_for(data, plan.peak_live_bytes, footprint.page_bytes)
-                engine = open_engine(
-                    folder, block_size=block_size, max_running=max_running, pool_size_bytes=capacity
-                )
+                engine = open_engine(folder, block_size=block_size, max_running=max_running, pool_size_bytes=capacity)
                 results = serve(engine, data, plan)
                 assert answers(results) == expected, where
                 cached = [results[index].cached_tokens for index in range(len(results))]
@@ -136,9 +134,7 @@ def test_what_keeps_nothing_runs_beside_what_fills_the_pool(tiny_checkpoint: Cal
     """Catches lanes left idle for fear of the pool: who needs no room in it begins at once, who would take the room
     that is spoken for does not."""
     fills = [1 + k % 7 for k in range(8)]
-    data = dataset(
-        [*fills, 10], [*fills, 11], [20, 20, 20, 1], [20, 20, 20, 2], *([30 + k] * 5 for k in range(4))
-    )
+    data = dataset([*fills, 10], [*fills, 11], [20, 20, 20, 1], [20, 20, 20, 2], *([30 + k] * 5 for k in range(4)))
     folder = tiny_checkpoint("mamba")
     footprint = footprint_of(folder)
     plan = make_plan(data, Planner(1, "file", footprint))

@@ -195,11 +195,7 @@ def fuzz_resume(case: Case) -> None:
         number = draw.randrange(len(lines)) if name == "out.jsonl" else 0
         value = json.loads(lines[number] if name == "out.jsonl" else edited)
         changed = dump_json(mutate_value(draw, value, draw.randint(1, 2)))
-        edited = (
-            b"\n".join([*lines[:number], changed, *lines[number + 1 :]]) + b"\n"
-            if len(lines) > 1
-            else changed
-        )
+        edited = b"\n".join([*lines[:number], changed, *lines[number + 1 :]]) + b"\n" if len(lines) > 1 else changed
     else:
         edited = mutate_bytes(draw, edited, draw.randint(1, 2))
     case.write(name, edited)

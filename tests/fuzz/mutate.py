@@ -83,13 +83,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     found = 0
     while stack and found < 5000:
         holder = stack.pop()
-        keys = (
-            list(holder)
-            if isinstance(holder, dict)
-            else range(len(holder))
-            if isinstance(holder, list)
-            else ()
-        )
+        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
         for key in keys:
             found += 1
             yield holder, key
@@ -120,9 +114,7 @@ def _dump_deep(value: Any) -> bytes:
             is_dict = isinstance(item, dict)
             parts: list[Any] = []
             for number, key in enumerate(item if is_dict else range(len(item))):
-                parts.append(
-                    ("text", ("," if number else "") + (json.dumps(str(key)) + ":" if is_dict else ""))
-                )
+                parts.append(("text", ("," if number else "") + (json.dumps(str(key)) + ":" if is_dict else "")))
                 parts.append(("value", item[key]))
             stack += [("text", "}" if is_dict else "]"), *reversed(parts), ("text", "{" if is_dict else "[")]
         else:
@@ -152,9 +144,7 @@ def _number(draw: Random, data: bytearray) -> None:
     """Put an integer of some width in place: lengths, counts and offsets are such."""
     width = draw.choice((1, 2, 4, 8))
     begin = draw.randrange(len(data))
-    value = draw.choice(
-        (0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), 2 ** (8 * width - 1) - 1, 1 << 4 * width)
-    )
+    value = draw.choice((0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), 2 ** (8 * width - 1) - 1, 1 << 4 * width))
     data[begin : begin + width] = value.to_bytes(width, draw.choice(("little", "big")))[: len(data) - begin]
 
 

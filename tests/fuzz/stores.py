@@ -70,9 +70,7 @@ def _same_answers(case: Case) -> None:
             raise Fault(f"a damaged store ended the run\nstderr: {outcome.stderr}")
         if answers(case.records()) != expected:
             raise Fault("an answer differs from the run without a store")
-    command = case.draw.choice(
-        (("stat",), ("check",), ("prune", "--size", "0"), ("prune", "--older-than", "1s"))
-    )
+    command = case.draw.choice((("stat",), ("check",), ("prune", "--size", "0"), ("prune", "--older-than", "1s")))
     case.run("store", command[0], "kept", *command[1:], expect=(0, 1, 2))
     files = (case.folder / "kept" / "objects").rglob("*.safetensors")
     held = sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
@@ -93,19 +91,10 @@ def fuzz_index_rows(case: Case) -> None:
     draw = case.draw
     with closing(sqlite3.connect(_store(case) / INDEX)) as db:
         for _ in range(draw.randint(1, 4)):
-            table = draw.choice(
-                ("meta", "models", "totals", "in_flight", "snapshots", "snapshots", "snapshots")
-            )
+            table = draw.choice(("meta", "models", "totals", "in_flight", "snapshots", "snapshots", "snapshots"))
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-            value = draw.choice(
-                (None, *NUMBERS[:-3], *TEXTS, b"", b"\0" * 32, os.urandom(0), draw.randbytes(32))
-            )
-            if (
-                isinstance(value, int)
-                and not -(2**63) <= value < 2**63
-                or isinstance(value, str)
-                and "\ud800" in value
-            ):
+            value = draw.choice((None, *NUMBERS[:-3], *TEXTS, b"", b"\0" * 32, os.urandom(0), draw.randbytes(32)))
+            if isinstance(value, int) and not -(2**63) <= value < 2**63 or isinstance(value, str) and "\ud800" in value:
                 value = str(value).encode("utf-8", "surrogatepass")
             where = (
                 ""
@@ -135,9 +124,7 @@ def fuzz_index_schema(case: Case) -> None:
     draw = case.draw
     with closing(sqlite3.connect(_store(case) / INDEX)) as db:
         db.execute("PRAGMA writable_schema = ON")
-        name, sql = draw.choice(
-            db.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL").fetchall()
-        )
+        name, sql = draw.choice(db.execute("SELECT name, sql FROM sqlite_master WHERE sql NOT NULL").fetchall())
         changed = mutate_bytes(draw, sql.encode(), draw.randint(1, 2))
         db.execute("UPDATE sqlite_master SET sql = CAST(? AS TEXT) WHERE name = ?", (changed, name))
         db.commit()

@@ -60,8 +60,7 @@ def answers(records: list[dict[str, Any]]) -> dict[str, Any]:
             record["line"],
             record["turn"],
             record["error"],
-            body
-            and (body["choices"], body["usage"]["prompt_tokens"], record["apcbatch"]["completion_token_ids"]),
+            body and (body["choices"], body["usage"]["prompt_tokens"], record["apcbatch"]["completion_token_ids"]),
         )
     return found
 
@@ -96,12 +95,8 @@ def apcbatch(engines, capsys, monkeypatch, tmp_path) -> Callable[..., Outcome]:
 class Process:
     """`python -m tests.job.fake_main ...` in a folder."""
 
-    def __init__(
-        self, folder: Path, *arguments: object, stdin: IO[bytes] | None = None, **variables: object
-    ) -> None:
-        environment = (
-            os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in variables.items()}
-        )
+    def __init__(self, folder: Path, *arguments: object, stdin: IO[bytes] | None = None, **variables: object) -> None:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | {name: str(value) for name, value in variables.items()}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.job.fake_main", *map(str, arguments)],
             cwd=folder, env=environment, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -112,15 +112,11 @@ class FakeEngine:
     def _token(self, request: Request, prompt: list[int], number: int) -> int:
         """Greedy: a function of the prompt; otherwise of the seed and the request's id as well."""
         salt = f"{request.seed}/{request.id}" if request.temperature > 0 else ""
-        return 3 + xxhash.xxh3_64_intdigest(f"{salt}{prompt[-64:]}{len(prompt)}/{number}".encode()) % (
-            VOCAB_SIZE - 3
-        )
+        return 3 + xxhash.xxh3_64_intdigest(f"{salt}{prompt[-64:]}{len(prompt)}/{number}".encode()) % (VOCAB_SIZE - 3)
 
     def _cached(self, prompt: list[int]) -> int:
         boundaries = range(self.block_size, len(prompt), self.block_size)
-        keys = [
-            (boundary, xxhash.xxh3_64_intdigest(str(prompt[:boundary]).encode())) for boundary in boundaries
-        ]
+        keys = [(boundary, xxhash.xxh3_64_intdigest(str(prompt[:boundary]).encode())) for boundary in boundaries]
         cached = max((boundary for boundary, key in keys if key in self.seen), default=0)
         self.seen.update(key for _, key in keys)
         return cached

@@ -39,13 +39,9 @@ def printed(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(prompts, *options):
-        write_lines(
-            tmp_path / "in.jsonl", [prompt_line(f"r{number}", ids) for number, ids in enumerate(prompts)]
-        )
+        write_lines(tmp_path / "in.jsonl", [prompt_line(f"r{number}", ids) for number, ids in enumerate(prompts)])
         capsys.readouterr()
-        code = main(
-            ["run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--max-running", "1", *map(str, options)]
-        )
+        code = main(["run", "in.jsonl", "-o", "out.jsonl", "--overwrite", "--max-running", "1", *map(str, options)])
         out = capsys.readouterr().out.splitlines()
         assert code == 0
         return [LINE.fullmatch(line) for line in out[:-1]]
@@ -121,9 +117,7 @@ def test_a_second_run_restores_from_disk_and_answers_the_same(chats, tmp_path, c
     assert run("-o", "second.jsonl", "--store", "states") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["cached_by_source"]["disk"] > 0 and summary["hit_rate"] > 0.7
-    cold, first, second = (
-        answers(read_records(tmp_path / f"{name}.jsonl")) for name in ("cold", "first", "second")
-    )
+    cold, first, second = (answers(read_records(tmp_path / f"{name}.jsonl")) for name in ("cold", "first", "second"))
     assert cold == first == second
     assert main(["store", "check", "states"]) == 0
 

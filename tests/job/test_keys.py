@@ -58,7 +58,5 @@ def test_a_request_takes_at_most_32_bytes():
 
 def test_keys_tell_lines_turns_and_ids_apart():
     """Fault: line 1 turn 23 and line 12 turn 3 share a key."""
-    keys = {turn_key(line, turn) for line in range(50) for turn in range(50)} | {
-        id_key(str(n)) for n in range(99)
-    }
+    keys = {turn_key(line, turn) for line in range(50) for turn in range(50)} | {id_key(str(n)) for n in range(99)}
     assert len(keys) == 2599 and 0 not in keys

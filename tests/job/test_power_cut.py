@@ -174,9 +174,7 @@ def test_lines_are_synced_every_few_seconds_and_at_the_end(apcbatch, tmp_path, c
     (tmp_path / "sub").mkdir()
     CutDisk.begin(tmp_path / "sub")
     done = []
-    monkeypatch.setattr(
-        CutDisk, "sync", lambda self, fd: (done.append(os.fstat(fd).st_size), Disk.sync(self, fd))
-    )
+    monkeypatch.setattr(CutDisk, "sync", lambda self, fd: (done.append(os.fstat(fd).st_size), Disk.sync(self, fd)))
     assert apcbatch(*RUN).code == 0
     size = (tmp_path / "sub" / "out.jsonl").stat().st_size
     assert len([synced for synced in done if 0 < synced < size]) > 2 and done[-1] == size

@@ -35,9 +35,7 @@ def run(capsys, monkeypatch, tmp_path):
             return None
         summary = json.loads(capsys.readouterr().out.splitlines()[-1])
         records = read_records(tmp_path / "out.jsonl")
-        texts = {
-            record["custom_id"]: record["response"]["body"]["choices"][0]["message"] for record in records
-        }
+        texts = {record["custom_id"]: record["response"]["body"]["choices"][0]["message"] for record in records}
         return summary["cached_by_source"]["disk"], texts
 
     return answer
@@ -46,11 +44,7 @@ def run(capsys, monkeypatch, tmp_path):
 def holders(folder: Path, secret: str) -> list[str]:
     """The files below a folder that hold a text, in any of its usual forms."""
     forms = [secret.encode(), secret.encode().hex().encode(), secret.encode("utf-16-le")]
-    return [
-        str(path)
-        for path in folder.rglob("*")
-        if path.is_file() and any(f in path.read_bytes() for f in forms)
-    ]
+    return [str(path) for path in folder.rglob("*") if path.is_file() and any(f in path.read_bytes() for f in forms)]
 
 
 @pytest.mark.parametrize("policy", ["planned", "all"])

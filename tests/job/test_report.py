@@ -83,9 +83,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("progress", "shown"), [("auto", True), ("bar", True), ("plain", False), ("none", False)]
-)
+@pytest.mark.parametrize(("progress", "shown"), [("auto", True), ("bar", True), ("plain", False), ("none", False)])
 def test_a_terminal_gets_one_bar(monkeypatch, progress, shown):
     """Fault: no bar on a terminal, or one where it was turned off; or the bar stays on the screen."""
     terminal = Terminal()

@@ -106,9 +106,7 @@ def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tm
         "1MiB",
     )
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *free, "--resume").code == 0
-    assert [record["id"] for record in read_records(tmp_path / "out.jsonl")] == [
-        f"apc-{n:06d}" for n in range(12)
-    ]
+    assert [record["id"] for record in read_records(tmp_path / "out.jsonl")] == [f"apc-{n:06d}" for n in range(12)]
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"config": 3, "input": {}}'])

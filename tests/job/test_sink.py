@@ -107,9 +107,7 @@ def test_a_link_is_written_through(tmp_path):
     sink.append(line(1))
     sink.finish(ordered=True)
     sink.close()
-    assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "real.jsonl").read_bytes() == line(
-        1
-    ) + line(2)
+    assert (tmp_path / "link.jsonl").is_symlink() and (tmp_path / "real.jsonl").read_bytes() == line(1) + line(2)
 
 
 def test_a_closed_standard_output_is_a_sentence(monkeypatch):

@@ -65,6 +65,7 @@ def ragged(
     snapshots: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> Ragged:
     """A batch from Python lists; snapshots: (position, slot) of each sequence."""
+
     def integers(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device="cpu")  # whatever the default device
 
@@ -97,15 +98,19 @@ class Scan:
     dtype: torch.dtype
 
     @classmethod
-    def random(
-        cls, t: int, d: int, n: int, dtype: torch.dtype = torch.float32, options: bool = True
-    ) -> Scan:
+    def random(cls, t: int, d: int, n: int, dtype: torch.dtype = torch.float32, options: bool = True) -> Scan:
         """x and z are column slices of one projection, as in the model; options: with D, z and dt_bias."""
         xz, bc = torch.randn(t, 2 * d).to(dtype), torch.randn(t, 3 + 2 * n).to(dtype)
         return cls(
-            xz[:, :d], (torch.randn(t, d) - 3).to(dtype), -8 * torch.rand(n, d) - 0.1, bc[:, 3 : 3 + n],
-            bc[:, 3 + n :], torch.randn(d) if options else None, xz[:, d:] if options else None,
-            torch.randn(d) if options else None, dtype,
+            xz[:, :d],
+            (torch.randn(t, d) - 3).to(dtype),
+            -8 * torch.rand(n, d) - 0.1,
+            bc[:, 3 : 3 + n],
+            bc[:, 3 + n :],
+            torch.randn(d) if options else None,
+            xz[:, d:] if options else None,
+            torch.randn(d) if options else None,
+            dtype,
         )
 
     def arena(self, slots: int) -> torch.Tensor:
@@ -118,6 +123,7 @@ class Scan:
 
     def channels(self, begin: int, end: int) -> Scan:
         """The same tokens in channels begin to end only; B and C are shared by all channels."""
+
         def cut(value: torch.Tensor | None) -> torch.Tensor | None:
             return None if value is None else value[..., begin:end].contiguous()
 
@@ -132,13 +138,22 @@ class Scan:
 
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""
+
         def wide(value: torch.Tensor | None) -> torch.Tensor | None:
             return None if value is None else value.double()
 
         with one_thread():
             return reference.selective_scan(
-                self.x.double(), self.dt.double(), self.A.double(), self.B.double(), self.C.double(),
-                wide(self.D), wide(self.z), wide(self.dt_bias), state, batch,
+                self.x.double(),
+                self.dt.double(),
+                self.A.double(),
+                self.B.double(),
+                self.C.double(),
+                wide(self.D),
+                wide(self.z),
+                wide(self.dt_bias),
+                state,
+                batch,
             )
 
 
@@ -152,9 +167,7 @@ class Conv:
     dtype: torch.dtype
 
     @classmethod
-    def random(
-        cls, t: int, d: int, width: int = 4, dtype: torch.dtype = torch.float32, options: bool = True
-    ) -> Conv:
+    def random(cls, t: int, d: int, width: int = 4, dtype: torch.dtype = torch.float32, options: bool = True) -> Conv:
         """x is a column slice; options: with bias."""
         x = torch.randn(t, 2 * d).to(dtype)[:, :d]
         return cls(x, torch.randn(d, width), torch.randn(d) if options else None, dtype)

@@ -28,9 +28,7 @@ CHECKS: dict[str, Callable[[torch.device, torch.device], object]] = {
     "tokens": lambda device, beside: arguments.token_stride(
         torch.empty(2, 3, device=device), "dt", 2, 3, torch.empty(2, 3, device=beside)
     ),
-    "slots": lambda device, beside: arguments.slot_stride(
-        torch.empty(4, 2, 3, device=device), (2, 3), F32, beside
-    ),
+    "slots": lambda device, beside: arguments.slot_stride(torch.empty(4, 2, 3, device=device), (2, 3), F32, beside),
 }
 
 

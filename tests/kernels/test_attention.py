@@ -39,7 +39,12 @@ class Case:
     def expected(self) -> torch.Tensor:
         """The reference in float64."""
         return reference.paged_attention(
-            self.q.double(), self.k_cache, self.v_cache, self.page_table, self.cu_seqlens, self.context,
+            self.q.double(),
+            self.k_cache,
+            self.v_cache,
+            self.page_table,
+            self.cu_seqlens,
+            self.context,
             self.scale,
         )
 
@@ -47,8 +52,13 @@ class Case:
         """Queries [begin, end) of one sequence's piece, attended alone."""
         first, one = int(self.cu_seqlens[sequence]), slice(sequence, sequence + 1)
         return ops.paged_attention(
-            self.q[first + begin : first + end], self.k_cache, self.v_cache, self.page_table[one],
-            torch.tensor([0, end - begin]), self.context[one] + begin, self.scale,
+            self.q[first + begin : first + end],
+            self.k_cache,
+            self.v_cache,
+            self.page_table[one],
+            torch.tensor([0, end - begin]),
+            self.context[one] + begin,
+            self.scale,
         )
 
 

@@ -111,8 +111,10 @@ def test_any_number_of_channels(dtype):
     for begin, end in [(0, 1), (0, 7), (3, 11), (5, 20), (1, 34), (0, 257), (31, 300)]:
         arena = start[..., begin:end].contiguous()
         part = Conv(
-            whole.x[:, begin:end].contiguous(), whole.weight[begin:end].contiguous(),
-            whole.bias[begin:end].contiguous(), dtype,
+            whole.x[:, begin:end].contiguous(),
+            whole.weight[begin:end].contiguous(),
+            whole.bias[begin:end].contiguous(),
+            dtype,
         )
         assert same_bits(part.run(arena, batch), outputs[:, begin:end]), f"channels {begin} to {end}"
         assert same_bits(arena, truth[..., begin:end]), f"states of channels {begin} to {end}"
@@ -170,9 +172,7 @@ REFUSED = {
     "with a stride of 1 within a row": {"x": torch.zeros(24, 4).t()},
     "weight must be contiguous of shape (24, 4)": {"weight": torch.zeros(23, 4)},
     "weight must have 1 to 8 columns": {"weight": torch.zeros(24, 9)},
-    "weight must be float32 or bfloat16": {
-        "weight": torch.zeros(24, 4).half(), "bias": torch.zeros(24).half()
-    },
+    "weight must be float32 or bfloat16": {"weight": torch.zeros(24, 4).half(), "bias": torch.zeros(24).half()},
     "bias must be contiguous of shape (24,) and torch.float32": {"bias": torch.zeros(24).bfloat16()},
     "state must be torch.float32 of shape (num_slots, 3, 24)": {"state": torch.zeros(9, 3, 24).bfloat16()},
     "state must have slot 7": {"state": torch.zeros(7, 3, 24)},
@@ -185,8 +185,11 @@ REFUSED = {
 def test_refuses_what_it_cannot_read(message):
     """Memory read or written out of bounds because an argument was not what the kernel takes it for."""
     good = {
-        "x": torch.zeros(4, 24), "weight": torch.zeros(24, 4), "bias": torch.zeros(24),
-        "state": torch.zeros(9, 3, 24), "ragged": ragged([3, 1], [7, -1], [7, 2]),
+        "x": torch.zeros(4, 24),
+        "weight": torch.zeros(24, 4),
+        "bias": torch.zeros(24),
+        "state": torch.zeros(9, 3, 24),
+        "ragged": ragged([3, 1], [7, -1], [7, 2]),
     }
     ops.causal_conv(**good)
     with pytest.raises(ValueError) as error:

@@ -57,9 +57,7 @@ def test_float16_convolution_matches_float64(weight_dtype):
     """A weight read as another dtype, or float16 rounded twice."""
     generator = random.Random(fresh_seed())
     inputs = Conv.random(sum(LENGTHS), 24, 4, torch.float16)
-    inputs = dataclasses.replace(
-        inputs, weight=inputs.weight.to(weight_dtype), bias=inputs.bias.to(weight_dtype)
-    )
+    inputs = dataclasses.replace(inputs, weight=inputs.weight.to(weight_dtype), bias=inputs.bias.to(weight_dtype))
     batch = mixed_batch(generator, LENGTHS)
     arena = inputs.arena(4 * len(LENGTHS))
     wide = arena.double()
@@ -79,7 +77,16 @@ def test_lanes_change_nothing(dtype, d_state):
     for lanes in (1, 2, 4, 8):
         arena = start.clone()
         out = cuda.selective_scan(
-            inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D, inputs.z, inputs.dt_bias, arena, batch,
+            inputs.x,
+            inputs.dt,
+            inputs.A,
+            inputs.B,
+            inputs.C,
+            inputs.D,
+            inputs.z,
+            inputs.dt_bias,
+            arena,
+            batch,
             lanes,
         )
         results.append((out, arena))
@@ -190,14 +197,16 @@ def test_captured_graph_follows_its_batch():
     batches = [ragged([1] * 4, slots, slots) for slots in ([0, 1, 2, 3], [7, 5, 4, 6])]
     start = [scan.arena(8), conv.arena(8)]
     truth, arenas = [one.clone() for one in start], [one.clone() for one in start]
-    expected = [[inputs.run(arena, batch) for inputs, arena in zip((scan, conv), truth, strict=True)]
-                for batch in batches]
+    expected = [
+        [inputs.run(arena, batch) for inputs, arena in zip((scan, conv), truth, strict=True)] for batch in batches
+    ]
     device_batch = DeviceBatch(batches[0], CUDA)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = [
-            cuda.selective_scan(scan.x, scan.dt, scan.A, scan.B, scan.C, scan.D, scan.z, scan.dt_bias, arenas[0],
-                                device_batch),
+            cuda.selective_scan(
+                scan.x, scan.dt, scan.A, scan.B, scan.C, scan.D, scan.z, scan.dt_bias, arenas[0], device_batch
+            ),
             cuda.causal_conv(conv.x, conv.weight, conv.bias, arenas[1], device_batch),
         ]
     for batch, wanted in zip(batches, expected, strict=True):
@@ -221,8 +230,15 @@ REFUSED = {
 def test_refuses_what_it_cannot_read(message):
     """Memory read or written out of bounds because an argument was not what the kernel takes it for."""
     shapes = {
-        "x": (4, 24), "dt": (4, 24), "A": (16, 24), "B": (4, 16), "C": (4, 16), "D": (24,), "z": (4, 24),
-        "dt_bias": (24,), "state": (9, 16, 24),
+        "x": (4, 24),
+        "dt": (4, 24),
+        "A": (16, 24),
+        "B": (4, 16),
+        "C": (4, 16),
+        "D": (24,),
+        "z": (4, 24),
+        "dt_bias": (24,),
+        "state": (9, 16, 24),
     }
     good = {name: torch.zeros(shape) for name, shape in shapes.items()}
     batch = ragged([3, 1], [7, -1], [7, 2])

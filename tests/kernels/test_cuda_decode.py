@@ -23,8 +23,13 @@ NORMS = ["none", "plain", "weighted"]
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 5e-2}
 # h, d, n, r, w, v: every number of groups of columns a thread has, in both dtypes; a share of no row at all
 SIZES = [
-    (16, 32, 3, 8, 1, 11), (64, 120, 8, 8, 4, 97), (72, 2640, 16, 24, 2, 131), (768, 1536, 16, 48, 4, 5003),
-    (1272, 2560, 16, 160, 4, 257), (2560, 5120, 16, 160, 4, 3001), (4096, 8192, 16, 256, 4, 400),
+    (16, 32, 3, 8, 1, 11),
+    (64, 120, 8, 8, 4, 97),
+    (72, 2640, 16, 24, 2, 131),
+    (768, 1536, 16, 48, 4, 5003),
+    (1272, 2560, 16, 160, 4, 257),
+    (2560, 5120, 16, 160, 4, 3001),
+    (4096, 8192, 16, 256, 4, 400),
 ]
 MOST_INNER, MOST_HIDDEN = 10240, 5120  # bytes of a row that the kernel takes
 
@@ -82,9 +87,7 @@ class Stack:
 
     def mixers(self, arena: tuple[torch.Tensor, torch.Tensor]) -> list[DeviceMixer]:
         ssm, conv = arena
-        return [
-            DeviceMixer(norm, weights, ssm[:, i], conv[:, i]) for i, (norm, weights) in enumerate(self.layers)
-        ]
+        return [DeviceMixer(norm, weights, ssm[:, i], conv[:, i]) for i, (norm, weights) in enumerate(self.layers)]
 
     def arena(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self.start[0].clone(), self.start[1].clone()
@@ -98,9 +101,7 @@ class Stack:
             poison((len(begin), columns), self.dtype)
         return self.at_once(arena)(begin.clone(), batch_on(CUDA, batch))
 
-    def one_by_one(
-        self, begin: torch.Tensor, arena: tuple[torch.Tensor, torch.Tensor], batch: Ragged
-    ) -> torch.Tensor:
+    def one_by_one(self, begin: torch.Tensor, arena: tuple[torch.Tensor, torch.Tensor], batch: Ragged) -> torch.Tensor:
         residual = self.ops.residual(begin.clone())
         for mixer in self.mixers(arena):
             mixer(residual, batch)

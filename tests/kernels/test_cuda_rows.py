@@ -119,17 +119,12 @@ def test_paged_attention(heads: int, kv_heads: int, head_dim: int, dtype: torch.
     table = torch.zeros(len(lengths), max(map(len, order)), dtype=torch.int64)
     for row, own in zip(table, order, strict=True):
         row[: len(own)] = own
-    cache = [
-        torch.full((pages, PAGE_TOKENS, kv_heads, head_dim), torch.nan, dtype=dtype).cuda() for _ in "kv"
-    ]
+    cache = [torch.full((pages, PAGE_TOKENS, kv_heads, head_dim), torch.nan, dtype=dtype).cuda() for _ in "kv"]
     k, v = (draw(sum(lengths), kv_heads, head_dim, dtype=dtype) for _ in "kv")
     q = draw(sum(lengths), heads, head_dim, dtype=dtype)
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     places = torch.cat(
-        [
-            row[torch.arange(n) // 64] * 64 + torch.arange(n) % 64
-            for row, n in zip(table, lengths, strict=True)
-        ]
+        [row[torch.arange(n) // 64] * 64 + torch.arange(n) % 64 for row, n in zip(table, lengths, strict=True)]
     )
     ops.write_kv(k, v, *cache, places.cuda())
     scale = head_dim**-0.5
@@ -137,9 +132,7 @@ def test_paged_attention(heads: int, kv_heads: int, head_dim: int, dtype: torch.
     def attend(begins: list[int], ends: list[int]) -> list[torch.Tensor]:
         rows = [q[o + b : o + e] for o, b, e in zip(offsets.tolist(), begins, ends, strict=False)]
         cu = torch.tensor([0, *torch.tensor([len(r) for r in rows]).cumsum(0).tolist()]).cuda()
-        out = ops.paged_attention(
-            torch.cat(rows), *cache, table.cuda(), cu, torch.tensor(begins).cuda(), scale
-        )
+        out = ops.paged_attention(torch.cat(rows), *cache, table.cuda(), cu, torch.tensor(begins).cuda(), scale)
         return list(out.split([len(r) for r in rows]))
 
     whole = attend([0] * len(lengths), lengths)

@@ -191,13 +191,23 @@ def test_sizes_beyond_memory_are_refused():
     for context in (2**63 - 1, 2**62):
         with pytest.raises(ValueError, match="a column for each page"):
             ops.paged_attention(
-                torch.ones(1, 1, 8), cache, cache, torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0, 1]),
-                torch.tensor([context]), 1.0,
+                torch.ones(1, 1, 8),
+                cache,
+                cache,
+                torch.zeros(1, 1, dtype=torch.int64),
+                torch.tensor([0, 1]),
+                torch.tensor([context]),
+                1.0,
             )
     with pytest.raises(ValueError, match="must ascend from 0"):
         ops.paged_attention(
-            torch.ones(1, 1, 8), cache, cache, torch.zeros(2, 1, dtype=torch.int64),
-            torch.tensor([0, 2**63 - 1, 1]), torch.tensor([0, 0]), 1.0,
+            torch.ones(1, 1, 8),
+            cache,
+            cache,
+            torch.zeros(2, 1, dtype=torch.int64),
+            torch.tensor([0, 2**63 - 1, 1]),
+            torch.tensor([0, 0]),
+            1.0,
         )
 
 

@@ -118,9 +118,7 @@ def test_close_to_float64(norms):
     names = ("in_bias", "out_bias", "conv_weight", "conv_bias", "A", "D", "dt_bias")
     wide.weights = replace(mixer.weights, **{name: getattr(mixer.weights, name).double() for name in names})
     with one_thread():
-        expected = wide.one_by_one(
-            sums.double(), delta.double(), ssm.double(), conv.double(), batch, reference, plain
-        )
+        expected = wide.one_by_one(sums.double(), delta.double(), ssm.double(), conv.double(), batch, reference, plain)
     y = run(mixer.fused(ssm, conv), sums, delta, batch)
     torch.testing.assert_close(y.double(), expected, rtol=1e-3, atol=1e-3)
 
@@ -138,7 +136,9 @@ def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     for end in (1, 64, 65, 150, 199, 200):
         rows = torch.cat([mates[:17], x[begin:end], mates[17:30]])
         batch = ragged(
-            [17, end - begin, 13], [-1, 2 if begin else -1, -1], [4, 2, 5],
+            [17, end - begin, 13],
+            [-1, 2 if begin else -1, -1],
+            [4, 2, 5],
             [[], [(end - begin, 3)] if end == 64 else [], []],
         )
         pieces.append(run(fused, rows, None, batch)[17 : 17 + end - begin])

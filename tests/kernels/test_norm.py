@@ -94,9 +94,7 @@ def test_rows_and_threads_and_instruction_sets_give_the_same_bits(dtype, isa, th
             r"delta must have the shape of residual, \(2, 6\)",
         ),
         (
-            lambda: ops.add_rms_norm_(
-                torch.randn(2, 6).bfloat16(), torch.randn(2, 6), None, 1e-5, torch.float32
-            ),
+            lambda: ops.add_rms_norm_(torch.randn(2, 6).bfloat16(), torch.randn(2, 6), None, 1e-5, torch.float32),
             "residual must be float32",
         ),
         (lambda: ops.silu_mul(torch.randn(2, 6), torch.randn(2, 6).bfloat16()), "must have one dtype"),

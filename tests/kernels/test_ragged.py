@@ -31,8 +31,12 @@ def test_forks_share_an_initial_slot():
 
 
 GOOD = {
-    "cu_seqlens": [0, 3, 4], "initial_slots": [0, -1], "final_slots": [0, 1], "snapshot_cu": [0, 2, 2],
-    "snapshot_positions": [1, 3], "snapshot_slots": [2, 3],
+    "cu_seqlens": [0, 3, 4],
+    "initial_slots": [0, -1],
+    "final_slots": [0, 1],
+    "snapshot_cu": [0, 2, 2],
+    "snapshot_positions": [1, 3],
+    "snapshot_slots": [2, 3],
 }
 REFUSED = [
     ("cu_seqlens must go from 0", {"cu_seqlens": [1, 3, 4]}),

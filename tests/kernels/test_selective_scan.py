@@ -110,8 +110,15 @@ def test_decode_equals_prefill(dtype):
     for t in range(length):
         rows = torch.arange(b) * length + t
         step = Scan(
-            inputs.x[rows], inputs.dt[rows], inputs.A, inputs.B[rows], inputs.C[rows], inputs.D,
-            inputs.z[rows], inputs.dt_bias, dtype,
+            inputs.x[rows],
+            inputs.dt[rows],
+            inputs.A,
+            inputs.B[rows],
+            inputs.C[rows],
+            inputs.D,
+            inputs.z[rows],
+            inputs.dt_bias,
+            dtype,
         )
         slots = range(b, 2 * b)
         decoded = step.run(arena, ragged([1] * b, slots if t else [-1] * b, slots))
@@ -226,9 +233,16 @@ REFUSED = {
 def test_refuses_what_it_cannot_read(message):
     """Memory read or written out of bounds because an argument was not what the kernel takes it for."""
     good = {
-        "x": torch.zeros(4, 24), "dt": torch.zeros(4, 24), "A": torch.zeros(16, 24), "B": torch.zeros(4, 16),
-        "C": torch.zeros(4, 16), "D": torch.zeros(24), "z": torch.zeros(4, 24), "dt_bias": torch.zeros(24),
-        "state": torch.zeros(9, 16, 24), "ragged": ragged([3, 1], [7, -1], [7, 2]),
+        "x": torch.zeros(4, 24),
+        "dt": torch.zeros(4, 24),
+        "A": torch.zeros(16, 24),
+        "B": torch.zeros(4, 16),
+        "C": torch.zeros(4, 16),
+        "D": torch.zeros(24),
+        "z": torch.zeros(4, 24),
+        "dt_bias": torch.zeros(24),
+        "state": torch.zeros(9, 16, 24),
+        "ragged": ragged([3, 1], [7, -1], [7, 2]),
     }
     ops.selective_scan(**good)
     with pytest.raises(ValueError) as error:

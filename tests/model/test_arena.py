@@ -25,15 +25,9 @@ CPU = torch.device("cpu")
 
 def make_arena(num_slots: int = 3, num_pages: int = 4) -> StateArena:
     """Layer 0 has a state and a tail, 1 what is kept for tokens, 2 all; every number is another one."""
-    parts = [
-        part
-        for i in (0, 2)
-        for part in (STATE.part(i, (2, 3, 4), "bfloat16"), TAIL.part(i, (2, 5), "bfloat16"))
-    ]
+    parts = [part for i in (0, 2) for part in (STATE.part(i, (2, 3, 4), "bfloat16"), TAIL.part(i, (2, 5), "bfloat16"))]
     parts += [
-        part
-        for i in (1, 2)
-        for part in (LATENT.part(i, (None, 6), "bfloat16"), KEYS.part(i, (2, None, 3), "bfloat16"))
+        part for i in (1, 2) for part in (LATENT.part(i, (None, 6), "bfloat16"), KEYS.part(i, (2, None, 3), "bfloat16"))
     ]
     arena = StateArena(StateLayout.of([*parts, IDS.part(2, (3,), "bfloat16")]), num_slots, num_pages, CPU)
     for tensor in (*arena.slots.values(), *arena.pages.values()):
@@ -42,9 +36,7 @@ def make_arena(num_slots: int = 3, num_pages: int = 4) -> StateArena:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_slot_and_a_page_weigh_what_the_layout_says(
-    dtype: str, tiny_checkpoint: Callable[..., Path]
-) -> None:
+def test_a_slot_and_a_page_weigh_what_the_layout_says(dtype: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Fault: the bytes in the plan are computed by another formula than those of the memory that is allocated."""
     folders = [locate_model("demo"), *(tiny_checkpoint(name) for name in ("mamba", "falcon_mamba", "jamba"))]
     for config in map(load_model_config, folders):
@@ -94,9 +86,7 @@ def test_tokens_come_back_as_they_were_written(begin: int, end: int) -> None:
     whole = arena.gather(pages, 0, 192)
     for name, dim in (("kv_latent", 1), ("kv_keys", 2)):
         assert torch.equal(whole[name].narrow(dim, begin, end - begin), gathered[name])
-        assert (
-            not whole[name].narrow(dim, 0, begin).any() and not whole[name].narrow(dim, end, 192 - end).any()
-        )
+        assert not whole[name].narrow(dim, 0, begin).any() and not whole[name].narrow(dim, end, 192 - end).any()
 
 
 def test_a_page_is_copied_in_every_layer() -> None:

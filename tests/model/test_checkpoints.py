@@ -94,9 +94,7 @@ def test_the_index_names_plain_files_alone(name: str, tiny_checkpoint: Checkpoin
 
 
 @pytest.mark.parametrize("weight_map", [None, [], "x", 3, {"a": 1}, {"a": None}])
-def test_an_index_without_files_is_refused(
-    weight_map: object, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_an_index_without_files_is_refused(weight_map: object, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: an AttributeError or TypeError for an index of another shape."""
     folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
     write_index(folder, weight_map)
@@ -123,9 +121,7 @@ def test_a_tensor_is_where_the_index_says(tiny_checkpoint: Checkpoints, tmp_path
     weight_map = weight_map_of(folder)
     name = next(name for name, file in sorted(weight_map.items()) if file.startswith("model-00001"))
     write_index(folder, weight_map | {name: "model-00003-of-00003.safetensors"})
-    refused(
-        folder, f"model-00003-of-00003.safetensors: tensor {name} is missing; .*index.json lists it there"
-    )
+    refused(folder, f"model-00003-of-00003.safetensors: tensor {name} is missing; .*index.json lists it there")
     write_index(folder, weight_map | {"of.nothing": "model-00003-of-00003.safetensors"})
     refused(folder, "model-00003-of-00003.safetensors: tensor of.nothing is missing")
 
@@ -152,9 +148,7 @@ def test_each_tensor_has_its_shape(family: str, tiny_checkpoint: Checkpoints, tm
             refused(folder, rf"tensor {name} has shape \[.*\]; expected \[.*\] by config.json")
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
-)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn])
 def test_weights_are_floating_point(dtype: torch.dtype, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: quantised weights without their scales are taken for the weights themselves."""
     single = tiny_checkpoint("mamba")
@@ -277,9 +271,7 @@ def test_a_broken_header_is_a_sentence(
     entry("F32", [1 << 62, 1 << 62], 0, 13968), entry("F32", [1 << 62], 0, 0), entry("F16", [97, 36], 0, 13968),
     {"dtype": "F32"}, 3,
 ], ids=str)  # fmt: skip
-def test_a_tensors_place_is_inside_the_file(
-    broken: object, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_tensors_place_is_inside_the_file(broken: object, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a tensor beyond the file, over another one, of negative or overflowing size is read."""
     folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
     header, data = header_of(folder / SINGLE)

@@ -46,9 +46,7 @@ def refused(folder: Path, pattern: str) -> None:
     *(("mamba", key) for key in MAMBA_SIZES), *(("falcon_mamba", key) for key in MAMBA_SIZES[:1]),
     *(("jamba", key) for key in JAMBA_SIZES),
 ])  # fmt: skip
-def test_a_size_that_is_none_is_refused(
-    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_size_that_is_none_is_refused(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a negative, fractional or absurd size, a text, null or NaN goes on into products, loops and
     allocations."""
     for number, value in enumerate(NO_SIZES):
@@ -63,20 +61,14 @@ def test_a_size_that_is_none_is_refused(
     ) for key in keys),
     ("mamba", "conv_kernel"),
 ])  # fmt: skip
-def test_nothing_has_a_size_of_zero(
-    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_nothing_has_a_size_of_zero(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a size of zero is divided by."""
-    refused(
-        with_config(tiny_checkpoint(family), tmp_path / "m", **{key: 0}), f"{key} is 0; expected an integer"
-    )
+    refused(with_config(tiny_checkpoint(family), tmp_path / "m", **{key: 0}), f"{key} is 0; expected an integer")
 
 
 @pytest.mark.parametrize("layers", [10**9, 10**12, (1 << 14) + 1, 1 << 14])
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_a_billion_layers_cost_nothing(
-    family: str, layers: int, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_billion_layers_cost_nothing(family: str, layers: int, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: `num_hidden_layers` of 10^9 took the machine's memory, 10^12 ended in an internal error. A number within
     the bounds is held against the weights before anything is made for each layer."""
     folder = with_config(tiny_checkpoint(family), tmp_path / "m", num_hidden_layers=layers)
@@ -100,9 +92,7 @@ def test_a_factor_that_leads_nowhere_is_refused(
 @pytest.mark.parametrize("family, key", [
     ("mamba", "layer_norm_epsilon"), ("falcon_mamba", "mixer_rms_eps"), ("jamba", "rms_norm_eps"),
 ])  # fmt: skip
-def test_a_number_that_is_none_is_refused(
-    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_number_that_is_none_is_refused(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: NaN, infinity, a text or an integer beyond every float as an epsilon."""
     for number, value in enumerate(NO_NUMBERS):
         folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
@@ -113,9 +103,7 @@ def test_a_number_that_is_none_is_refused(
     ("mamba", "use_conv_bias"), ("mamba", "use_bias"), ("mamba", "tie_word_embeddings"),
     ("jamba", "mamba_conv_bias"), ("jamba", "mamba_proj_bias"), ("jamba", "tie_word_embeddings"),
 ])  # fmt: skip
-def test_a_switch_is_true_or_false(
-    family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_a_switch_is_true_or_false(family: str, key: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: "false" taken for true."""
     for number, value in enumerate(["false", 0, 1, None, []]):
         folder = with_config(tiny_checkpoint(family), tmp_path / str(number), **{key: value})
@@ -156,9 +144,7 @@ def test_the_sizes_are_those_of_transformers(family: str, tiny_checkpoint: Check
     assert len(config.mixers) == len(config.feed_forwards) == oracle.num_hidden_layers
     if family == "jamba":
         assert list(config.mixers) == oracle.layers_block_type
-        assert [kind == "moe" for kind in config.feed_forwards] == [
-            count > 1 for count in oracle.layers_num_experts
-        ]
+        assert [kind == "moe" for kind in config.feed_forwards] == [count > 1 for count in oracle.layers_num_experts]
         assert config.d_inner == oracle.mamba_expand * oracle.hidden_size
         assert (config.d_state, config.dt_rank) == (oracle.mamba_d_state, oracle.mamba_dt_rank)
         assert config.context_length == oracle.max_position_embeddings
@@ -167,9 +153,7 @@ def test_the_sizes_are_those_of_transformers(family: str, tiny_checkpoint: Check
         assert (config.dt_rank, config.context_length) == (oracle.time_step_rank, None)
 
 
-def test_what_the_file_does_not_say_is_the_familys_default(
-    tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_what_the_file_does_not_say_is_the_familys_default(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a default that is not the one of transformers; "auto" that is not the sixteenth part, rounded up."""
     keys = ["expand", "intermediate_size", "state_size", "conv_kernel", "layer_norm_epsilon", "use_bias"]
     folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", **dict.fromkeys(keys, REMOVED),
@@ -249,9 +233,7 @@ def test_a_file_that_is_no_json_object_is_refused(
     "config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors",
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "loop"])
-def test_only_regular_files_are_read(
-    name: str, kind: str, tiny_checkpoint: Checkpoints, tmp_path: Path
-) -> None:
+def test_only_regular_files_are_read(name: str, kind: str, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
     """Fault: a named pipe in the place of a file hangs the run for ever; a device never ends."""
     folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
     path = folder / name
@@ -273,9 +255,7 @@ def test_a_config_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     refused(tmp_path, "config.json cannot be read .*expected a Hugging Face model folder")
 
 
-@pytest.mark.parametrize(
-    "model", ["a\0b", "~nobody-of-this-name/x", "x" * 5000, "a/b/c", "/no/such/folder", ""]
-)
+@pytest.mark.parametrize("model", ["a\0b", "~nobody-of-this-name/x", "x" * 5000, "a/b/c", "/no/such/folder", ""])
 def test_a_model_that_is_no_folder_is_a_sentence(model: str) -> None:
     """Fault: a ValueError, OSError or RuntimeError for a name that no file system takes."""
     with pytest.raises(ModelError, match="is not a folder; expected 'demo', a model folder or a hub id"):

@@ -134,9 +134,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("pretend")
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_family_is_added_by_one_file(
-    tied: bool, tiny_checkpoint: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_family_is_added_by_one_file(tied: bool, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Catches a name or a kind of layer that is written anywhere but in the family's file."""
     mamba = tiny_checkpoint("mamba", tie_word_embeddings=tied)
     changes = {"model_type": "pretend", "architectures": ["PretendForCausalLM"]}
@@ -146,9 +144,7 @@ def test_a_family_is_added_by_one_file(
     answers, prints = [], []
     for model in (mamba, folder):
         engine = Engine(model, pool_size_bytes=1 << 20, block_size=16)
-        requests = [
-            Request(str(i), [5, 6, 7] * 20, max_tokens=8, ignore_eos=True, logprobs=True) for i in range(2)
-        ]
+        requests = [Request(str(i), [5, 6, 7] * 20, max_tokens=8, ignore_eos=True, logprobs=True) for i in range(2)]
         results = [result for request in requests for result in engine.run([request])]
         answers.append([(result.token_ids, result.logprobs, result.cached_tokens) for result in results])
         prints.append(engine.fingerprint)

@@ -75,8 +75,7 @@ def random_dataset(seed: int) -> Dataset:
 def within_vocabulary(data: Dataset, num_tokens: int, stretch: int = 1) -> Dataset:
     """The same with ids from 1 that a model of so many tokens knows, each of them `stretch` times in a row."""
     prompts = [
-        tuple(1 + token % (num_tokens - 1) for token in prompt for _ in range(stretch))
-        for prompt in data.prompts
+        tuple(1 + token % (num_tokens - 1) for token in prompt for _ in range(stretch)) for prompt in data.prompts
     ]
     return replace(data, prompts=prompts)
 
@@ -118,9 +117,7 @@ def prefixes_on_grid(prompt: Prompt, block_size: int) -> list[Prompt]:
 
 def common(one: Prompt, other: Prompt) -> int:
     """How many leading tokens two prompts share."""
-    return next(
-        (k for k in range(min(len(one), len(other))) if one[k] != other[k]), min(len(one), len(other))
-    )
+    return next((k for k in range(min(len(one), len(other))) if one[k] != other[k]), min(len(one), len(other)))
 
 
 def ideals(data: Dataset, order: Sequence[int], held: set[Prompt] = frozenset()) -> dict[int, int]:
@@ -129,9 +126,7 @@ def ideals(data: Dataset, order: Sequence[int], held: set[Prompt] = frozenset())
     for index in order:
         prompt = data.prompts[index]
         covered = [common(prompt, other) for other in earlier]
-        covered += [
-            len(prefix) for prefix in held if prompt[: len(prefix)] == prefix and len(prefix) < len(prompt)
-        ]
+        covered += [len(prefix) for prefix in held if prompt[: len(prefix)] == prefix and len(prefix) < len(prompt)]
         found[index] = min(max(covered, default=0), len(prompt) - 1)
         earlier.append(prompt)
     return found
@@ -185,15 +180,11 @@ def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = 
         prompt, todo, where = data.prompts[index], plan.requests[index], (data.where, index)
         start = prompt[: todo.resume_at]
         usable = [
-            len(prefix)
-            for prefix in [*live, *held]
-            if prompt[: len(prefix)] == prefix and len(prefix) < len(prompt)
+            len(prefix) for prefix in [*live, *held] if prompt[: len(prefix)] == prefix and len(prefix) < len(prompt)
         ]
         assert todo.resume_at == max(usable, default=0), where
         entry = live.get(start)
-        assert (plan.leaders[index] is None) == (entry is None) and (
-            entry is None or entry[3] == plan.leaders[index]
-        )
+        assert (plan.leaders[index] is None) == (entry is None) and (entry is None or entry[3] == plan.leaders[index])
         if entry is None and start:
             held_read.add(start)
         pages = list(entry[1][: todo.resume_at // footprint.page_tokens]) if entry else []
@@ -205,9 +196,7 @@ def replay(data: Dataset, plan: Plan, footprint: Footprint, held: set[Prompt] = 
             assert prompt[:position] not in live, where
             live[prompt[:position]] = [reads, pages[: -(-position // footprint.page_tokens)], False, index]
             result.num_written += 1
-        in_use = (
-            {page for _, used, _, _ in live.values() for page in used} if footprint.kv_token_bytes else set()
-        )
+        in_use = {page for _, used, _, _ in live.values() for page in used} if footprint.kv_token_bytes else set()
         weight = len(live) * footprint.state_bytes + len(in_use) * footprint.page_bytes
         result.peak_snapshots = max(result.peak_snapshots, len(live))
         result.peak_bytes = max(result.peak_bytes, weight)

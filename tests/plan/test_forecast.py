@@ -34,9 +34,7 @@ def test_all_and_last_are_what_the_engine_does(seed: int, order: str) -> None:
             assert found.snapshots_written == len(expected.owner), where
             assert found.snapshots_read == len(set(expected.read)), where
             assert found.written_bytes == sum(
-                100
-                + 3
-                * (len(prefix) - _kept_above(prefix, set(expected.owner), policy, expected.resume_at[owner]))
+                100 + 3 * (len(prefix) - _kept_above(prefix, set(expected.owner), policy, expected.resume_at[owner]))
                 for prefix, owner in expected.owner.items()
             ), where
             assert found.floor_tokens == made.ideal_tokens - found.cached_tokens, where

@@ -32,9 +32,7 @@ def stems_and_ends(data: Dataset, block_size: int) -> set[Prompt]:
             for p, c in zip(data.prompts, data.conversations, strict=True)
             if p[: len(prefix)] == prefix and len(p) > len(prefix)
         ]
-        through = {
-            c for p, c in zip(data.prompts, data.conversations, strict=True) if p[: len(prefix)] == prefix
-        }
+        through = {c for p, c in zip(data.prompts, data.conversations, strict=True) if p[: len(prefix)] == prefix}
         if len({token for token, _ in below}) > 1 and len(through) > 1:
             found.add(prefix[: len(prefix) // block_size * block_size])
     return found - {()}

@@ -67,9 +67,7 @@ def read_words(path: Path) -> Dataset:
     numbers_of: dict[str, int] = {}
 
     def words(text: str) -> list[int]:
-        return [
-            numbers_of.setdefault(word, len(numbers_of)) for word in re.findall(r"\s*\w+|\s*[^\w\s]+", text)
-        ]
+        return [numbers_of.setdefault(word, len(numbers_of)) for word in re.findall(r"\s*\w+|\s*[^\w\s]+", text)]
 
     data = Dataset([], [], path.name)
     for conversation, line in enumerate(path.read_text(encoding="utf-8").splitlines()):

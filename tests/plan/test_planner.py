@@ -120,11 +120,7 @@ def test_enough_room_is_as_good_as_no_limit() -> None:
         tree = data.tree()
         free = Planner(2, "file", HYBRID)
         shape_plan = free.plan(tree)
-        tight = (
-            Planner(2, "file", HYBRID, shape_plan.peak_live_bytes - 1).plan(tree)
-            if shape_plan.order
-            else None
-        )
+        tight = Planner(2, "file", HYBRID, shape_plan.peak_live_bytes - 1).plan(tree) if shape_plan.order else None
         roomy = Planner(2, "file", HYBRID, shape_plan.peak_live_bytes).plan(tree)
         assert roomy == shape_plan, data.where
         assert tight is not None and tight.peak_live_bytes < max(1, shape_plan.peak_live_bytes), data.where

@@ -97,9 +97,7 @@ def test_the_shape_counts_what_is_below(seed: int) -> None:
             if end == shape.end[node]:
                 assert shape.requests_below[node] == len(below), data.where
                 assert shape.first_below[node] == below[0], data.where
-                assert shape.conversations_below[node] == len({data.conversations[i] for i in below}), (
-                    data.where
-                )
+                assert shape.conversations_below[node] == len({data.conversations[i] for i in below}), data.where
         for other in range(len(data.prompts)):
             assert shape.extends(index, other) == (prompt[: shape.length[other]] == data.prompts[other])
     assert shape.last_prompts == sorted(

@@ -217,11 +217,7 @@ class _Table:
 
 def _pick(isas: list[str], rank: float) -> str:
     """Mostly the last, which is the fastest: plain code takes ten times as long."""
-    return (
-        isas[int((rank - BEST_ISA_SHARE) / (1 - BEST_ISA_SHARE) * len(isas))]
-        if rank >= BEST_ISA_SHARE
-        else isas[-1]
-    )
+    return isas[int((rank - BEST_ISA_SHARE) / (1 - BEST_ISA_SHARE) * len(isas))] if rank >= BEST_ISA_SHARE else isas[-1]
 
 
 def _arithmetic(isa: str, dtype: torch.dtype) -> str:

@@ -54,9 +54,7 @@ def test_a_file_under_another_ones_name_is_a_miss(store: Store, folder: Path, wa
     assert keys[0].hex() in warnings[0]
 
 
-def test_a_link_that_does_not_join_is_stranded_and_goes(
-    store: Store, folder: Path, warnings: list[str]
-) -> None:
+def test_a_link_that_does_not_join_is_stranded_and_goes(store: Store, folder: Path, warnings: list[str]) -> None:
     """Two chains of one prefix on different grids: KV from 16 on must not be put after KV that ends at 32."""
     keys = put_chain(store, "a", 2)
     child = key_of("child", 48)
@@ -80,9 +78,7 @@ def test_a_bad_ancestor_strands_and_is_named(store: Store, folder: Path, warning
     assert len(warnings) == 1 and keys[2].hex() in warnings[0]
 
 
-def test_thousands_of_bad_files_do_not_flood_the_terminal(
-    store: Store, folder: Path, warnings: list[str]
-) -> None:
+def test_thousands_of_bad_files_do_not_flood_the_terminal(store: Store, folder: Path, warnings: list[str]) -> None:
     keys = put_chain(store, "a", MAX_BAD_SNAPSHOT_LINES + 15)
     store.flush()
     for path in object_files(folder):

@@ -68,9 +68,7 @@ def test_a_chain_brings_every_tensor_of_tokens(store: Store, folder: Path, warni
     assert "its parent has no kv_rope" in warnings[0]
 
 
-def test_a_missing_snapshot_is_told_from_a_stranded_one(
-    store: Store, folder: Path, warnings: list[str]
-) -> None:
+def test_a_missing_snapshot_is_told_from_a_stranded_one(store: Store, folder: Path, warnings: list[str]) -> None:
     """`run` prints why a request got less than it could; and the caller must not try every link of a broken
     chain."""
     keys = put_chain(store, "a", 9)

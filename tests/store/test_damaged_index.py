@@ -29,8 +29,7 @@ LIMIT = 9_000
 """Room for eight of the snapshots here."""
 
 COLUMNS = {
-    "snapshots": "id key model position parent parent_position chained bytes children created last_used uses "
-    "priority",
+    "snapshots": "id key model position parent parent_position chained bytes children created last_used uses priority",
     "models": "id fingerprint name",
     "totals": "entries bytes clock",
     "in_flight": "session keys bytes",

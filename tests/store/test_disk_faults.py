@@ -83,9 +83,7 @@ def test_a_read_only_folder_is_read(folder: Path, warnings: list[str]) -> None:
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 3)
     before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*.*"))
-    files = FaultyFiles(
-        lambda call, path: read_only(path) if call in ("is_writable", "write", "unlink") else None
-    )
+    files = FaultyFiles(lambda call, path: read_only(path) if call in ("is_writable", "write", "unlink") else None)
     with Store.open(folder, warn=warnings.append, files=files) as store:
         assert store.is_read_only
         assert store.present(keys) == set(keys)

@@ -56,9 +56,7 @@ def rows_of(folder: Path) -> dict[int, int | None]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_limit_holds_and_ancestors_outlive_descendants(
-    folder: Path, warnings: list[str], seed: int
-) -> None:
+def test_the_limit_holds_and_ancestors_outlive_descendants(folder: Path, warnings: list[str], seed: int) -> None:
     """At every write and rename, temporary files included; and after any evictions, no snapshot needs a
     parent that has gone: it would take room and never be usable."""
     rng = random.Random(seed)
@@ -107,9 +105,7 @@ def test_two_handles_keep_one_limit(folder: Path, warnings: list[str]) -> None:
         assert one.stats().num_bytes == two.stats().num_bytes > 20_000
 
 
-def test_a_limit_smaller_than_one_snapshot_stores_nothing_and_says_so_once(
-    folder: Path, warnings: list[str]
-) -> None:
+def test_a_limit_smaller_than_one_snapshot_stores_nothing_and_says_so_once(folder: Path, warnings: list[str]) -> None:
     done: list[bool] = []
     with Store.open(folder, 500, warn=warnings.append) as store:
         for i in range(5):

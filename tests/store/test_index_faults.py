@@ -79,9 +79,7 @@ def test_an_index_damaged_in_the_middle_of_a_run(folder: Path, warnings: list[st
         assert len(store.present(keys)) == 400
 
 
-def test_a_locked_index_costs_the_snapshots(
-    folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_index_costs_the_snapshots(folder: Path, warnings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process that hangs with the write lock must not hang the run."""
     monkeypatch.setattr("apcbatch.store.database.BUSY_TIMEOUT_S", 0.05)
     done: list[bool] = []

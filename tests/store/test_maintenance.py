@@ -106,10 +106,7 @@ def test_prune_to_a_size_keeps_usable_chains(store: Store, folder: Path) -> None
     report = store.prune(size_bytes=before.num_bytes // 2)
     left = store.stats()
     assert (report.num_left, report.num_bytes_left) == (left.entries, left.num_bytes)
-    assert (
-        report.num_removed == 20 - left.entries
-        and report.num_bytes_removed == before.num_bytes - left.num_bytes
-    )
+    assert report.num_removed == 20 - left.entries and report.num_bytes_removed == before.num_bytes - left.num_bytes
     assert left.num_bytes <= before.num_bytes // 2 and left.num_stranded == 0
     assert len(object_files(folder)) == left.entries
     assert len(store.get_chain(keys[left.entries - 1], FINGERPRINT).links) == left.entries

@@ -68,9 +68,7 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("how", ["run", "read_only", "maintenance"])
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_folder_that_is_no_store_is_refused_untouched(
-    folder: Path, warnings: list[str], name: str, how: str
-) -> None:
+def test_a_folder_that_is_no_store_is_refused_untouched(folder: Path, warnings: list[str], name: str, how: str) -> None:
     """Fault: `store check p`, `doctor --store p` and `run --store p` deleted p/tmp/thesis.txt."""
     folder.mkdir()
     FOREIGN[name](folder)
@@ -183,9 +181,7 @@ def test_sweeps_remove_only_the_names_that_a_session_writes(folder: Path, warnin
 
 
 @pytest.mark.parametrize("name", ["tmp", "objects"])
-def test_a_folder_of_the_store_that_is_a_link_is_not_followed(
-    folder: Path, warnings: list[str], name: str
-) -> None:
+def test_a_folder_of_the_store_that_is_a_link_is_not_followed(folder: Path, warnings: list[str], name: str) -> None:
     """Fault: `tmp` was followed where it is a link, and what it leads to was swept."""
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 2)

@@ -23,10 +23,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def modes(folder: Path) -> dict[str, int]:
     """The permissions of a folder and of everything in it, by relative path."""
-    return {
-        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
-        for path in [folder, *folder.rglob("*")]
-    }
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in [folder, *folder.rglob("*")]}
 
 
 def test_a_new_store_is_its_owners_alone(tmp_path: Path, umask: int) -> None:
@@ -37,15 +34,9 @@ def test_a_new_store_is_its_owners_alone(tmp_path: Path, umask: int) -> None:
         put_chain(store, "a", 3)
         store.flush()
         found = modes(folder)
-    assert {"index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "store.lock", "tmp", "objects"} <= set(
-        found
-    )
+    assert {"index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "store.lock", "tmp", "objects"} <= set(found)
     assert sum(name.endswith(".safetensors") for name in found) == 3
-    wrong = {
-        name: oct(mode)
-        for name, mode in found.items()
-        if mode != (0o700 if (folder / name).is_dir() else 0o600)
-    }
+    wrong = {name: oct(mode) for name, mode in found.items() if mode != (0o700 if (folder / name).is_dir() else 0o600)}
     assert not wrong
 
 

@@ -56,9 +56,7 @@ def read(data: bytes) -> tuple[Header, dict[str, np.ndarray]]:
     return header, read_tensors(reader, header)
 
 
-def forged(
-    change: dict[str, object] | bytes, data: bytes = b"", metadata: dict[str, object] | None = None
-) -> bytes:
+def forged(change: dict[str, object] | bytes, data: bytes = b"", metadata: dict[str, object] | None = None) -> bytes:
     """A file with a header of our own making under a checksum that is right."""
     header, _ = small_snapshot()
     if isinstance(change, bytes):
@@ -318,9 +316,7 @@ def test_another_layout_is_refused(name: str, layout: dict[str, TensorLayout]) -
         ({"ssm": np.zeros([1] * 9, np.float32)}, "9 dimensions"),
     ],
 )
-def test_what_the_format_cannot_hold_is_a_fault_of_the_caller(
-    arrays: dict[str, np.ndarray], word: str
-) -> None:
+def test_what_the_format_cannot_hold_is_a_fault_of_the_caller(arrays: dict[str, np.ndarray], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         make_header(key_of("x", 1), FINGERPRINT, 1, None, arrays)
 

@@ -25,9 +25,7 @@ def test_close_without_draining_calls_everybody_back(folder: Path, warnings: lis
     store = Store.open(folder, warn=warnings.append)
     keys = [key_of("a", i) for i in range(200)]
     for i, key in enumerate(keys):
-        assert store.put(
-            key, i + 1, None, FINGERPRINT, arrays_of(key), lambda key, ok: done.append((key, ok))
-        )
+        assert store.put(key, i + 1, None, FINGERPRINT, arrays_of(key), lambda key, ok: done.append((key, ok)))
     store.close(drain=False)
     assert sorted(key for key, _ in done) == sorted(keys)
     assert len(object_files(folder)) == sum(ok for _, ok in done)
@@ -78,9 +76,7 @@ def test_a_full_queue_refuses_and_counts(folder: Path, warnings: list[str]) -> N
     with Store.open(folder, warn=warnings.append, queue_snapshots=3) as store:
         first = key_of("first", 16)
         store.put(first, 16, None, FINGERPRINT, arrays_of(first), lambda *_: release.wait())
-        taken = [
-            store.put(key_of("a", i), i + 1, None, FINGERPRINT, arrays_of(key_of("a", i))) for i in range(6)
-        ]
+        taken = [store.put(key_of("a", i), i + 1, None, FINGERPRINT, arrays_of(key_of("a", i))) for i in range(6)]
         assert taken == [True, True, False, False, False, False]
         assert store.counters.skipped_full_queue == 4
         release.set()

@@ -52,9 +52,7 @@ def test_the_document_has_its_shape(chats: Path) -> None:
     assert [list(candidate) for candidate in document["candidates"]] == [KEYS] * 2
     assert [candidate["block_size"] for candidate in document["candidates"]] == [16, 64]
     for candidate in document["candidates"]:
-        assert (
-            candidate["cached_tokens"] + candidate["computed_tokens"] == document["dataset"]["prompt_tokens"]
-        )
+        assert candidate["cached_tokens"] + candidate["computed_tokens"] == document["dataset"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize("policy", ["all", "last"])
@@ -66,9 +64,7 @@ def test_what_is_planned_is_what_run_reports(
     assert main(["plan", *common, "--policy", policy, "--json", str(tmp_path / "plan.json")]) == 0
     capsys.readouterr()
     out = str(tmp_path / "out.jsonl")
-    assert (
-        main(["run", *common, "--policy", policy, "-o", out, "--max-tokens", "1", "--max-running", "1"]) == 0
-    )
+    assert main(["run", *common, "--policy", policy, "-o", out, "--max-tokens", "1", "--max-running", "1"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     document = json.loads((tmp_path / "plan.json").read_text())
     candidate = next(one for one in document["candidates"] if one["block_size"] == 16)
@@ -107,9 +103,7 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     lines, _ = report(chats)
     assert "  the chat template: prefix-stable" in lines
     assert any("computed again, as 0 prompts of 18" in line for line in lines)
-    model = Path(
-        shutil.copytree(locate_model("demo"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"])
-    )
+    model = Path(shutil.copytree(locate_model("demo"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"]))
     template = "{% for m in messages %}[{{ loop.revindex }} {{ m.role }}] {{ m.content }} {% endfor %}"
     (model / "chat_template.jinja").write_text(template)
     config = load({"model": str(model)}, None, {})

@@ -174,9 +174,7 @@ def test_what_has_nothing_to_tune_is_refused() -> None:
         check(load({"policy": "none"}, None, {}))
 
 
-def test_from_the_command_line_with_a_real_run(
-    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_command_line_with_a_real_run(chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fault: the parts do not fit together, an output is left out, or the real run restores something else."""
     pytest.importorskip("matplotlib")
     names = {flag: str(tmp_path / name) for flag, name in
@@ -213,6 +211,4 @@ def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pyt
     measured = measurement.measure(config, footprint, pytest.fail)
     assert seen["memory", False] == measurement.ROUNDS * measurement.NUM_CONTINUED
     assert seen["disk", True] == measurement.NUM_STORED
-    assert (
-        min(measured.restore_ram_s, measured.restore_disk_s, measured.write_byte_s, measured.tokens_per_s) > 0
-    )
+    assert min(measured.restore_ram_s, measured.restore_disk_s, measured.write_byte_s, measured.tokens_per_s) > 0

@@ -50,8 +50,7 @@ def _machine(document: Document) -> Iterable[str]:
         f"{document['seconds'] / 60:.0f} minutes."
     )
     rows = [
-        (label(one), *(number(1e-9 * one["limits"][name]) for name in one["limits"]))
-        for one in document["measured"]
+        (label(one), *(number(1e-9 * one["limits"][name]) for name in one["limits"])) for one in document["measured"]
     ]
     heads = ["", "float32 GFLOP/s", "products of the dtype, GFLOP/s", "read GB/s", "copy GB/s"]
     yield table(heads, rows)
@@ -64,9 +63,7 @@ def _left_out(measured: list[Document]) -> list[str]:
 
 
 def _rates(measured: list[Document]) -> str:
-    names = _names(
-        measured, lambda figure: figure["group"] in ("prefill", "decode") and figure["unit"] == "tokens/s"
-    )
+    names = _names(measured, lambda figure: figure["group"] in ("prefill", "decode") and figure["unit"] == "tokens/s")
     rows = [(label(one), *(number(_value(one, name)) for name in names)) for one in measured]
     return table(["", *names], rows)
 

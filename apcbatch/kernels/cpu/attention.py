@@ -45,8 +45,13 @@ def write_kv(
     t, kv_heads, head_dim = k.shape
     token_slots = require_indices(token_slots, "token_slots", (t,), k_cache.shape[0] * PAGE_TOKENS)
     _C.write_kv(
-        t, kv_heads * head_dim, view(k, "k"), view(v, "v"), *_cache_views(k_cache, v_cache),
-        token_slots.data_ptr(), num_threads(),
+        t,
+        kv_heads * head_dim,
+        view(k, "k"),
+        view(v, "v"),
+        *_cache_views(k_cache, v_cache),
+        token_slots.data_ptr(),
+        num_threads(),
     )
 
 
@@ -82,8 +87,15 @@ def paged_attention(
     out = torch.empty(t, heads, head_dim, dtype=q.dtype)
     queries = view(q, "q")
     _C.paged_attention(
-        queries, *_cache_views(k_cache, v_cache), (out.data_ptr(), heads * head_dim, queries[2]), sequences,
-        heads, kv_heads, head_dim, scale, num_threads(),
+        queries,
+        *_cache_views(k_cache, v_cache),
+        (out.data_ptr(), heads * head_dim, queries[2]),
+        sequences,
+        heads,
+        kv_heads,
+        head_dim,
+        scale,
+        num_threads(),
     )
     return out
 

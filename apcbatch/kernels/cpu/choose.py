@@ -24,9 +24,7 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
         raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
     weights = torch.empty(t, k, dtype=torch.float32)
     indices = torch.empty(t, k, dtype=torch.int64)
-    _C.softmax_topk(
-        t, n, k, view(logits, "logits"), weights.data_ptr(), indices.data_ptr(), num_threads()
-    )
+    _C.softmax_topk(t, n, k, view(logits, "logits"), weights.data_ptr(), indices.data_ptr(), num_threads())
     return weights, indices
 
 
@@ -37,9 +35,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64)
-    _C.logprob(
-        t, v, view(logits, "logits"), True, tokens.data_ptr(), 0, num_threads()
-    )
+    _C.logprob(t, v, view(logits, "logits"), True, tokens.data_ptr(), 0, num_threads())
     return tokens
 
 
@@ -54,9 +50,7 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64)
     logprobs = torch.empty(t, dtype=torch.float32)
-    _C.logprob(
-        t, v, view(logits, "logits"), True, tokens.data_ptr(), logprobs.data_ptr(), num_threads()
-    )
+    _C.logprob(t, v, view(logits, "logits"), True, tokens.data_ptr(), logprobs.data_ptr(), num_threads())
     return tokens, logprobs
 
 
@@ -69,7 +63,5 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
     require_logits(row)
     tokens = torch.tensor([token])
     logprobs = torch.empty(1, dtype=torch.float32)
-    _C.logprob(
-        1, logits.numel(), view(row, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), 1
-    )
+    _C.logprob(1, logits.numel(), view(row, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), 1)
     return float(logprobs)

@@ -63,9 +63,7 @@ class FusedMixture:
         # Kept alive: the plans hold their addresses.
         self.norm, self.router, self.experts = norm, router, list(experts)
         self.experts_per_token = experts_per_token
-        self._plan = _C.Mixture(
-            router.plan, experts_per_token, [_expert_plan(expert) for expert in experts]
-        )
+        self._plan = _C.Mixture(router.plan, experts_per_token, [_expert_plan(expert) for expert in experts])
 
     def __call__(self, residual: Residual) -> None:
         """residual: of the norm's columns. Raises ValueError."""

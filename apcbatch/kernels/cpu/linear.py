@@ -90,9 +90,7 @@ def linear(
     require_matrix(x, "x")
     t, in_features = x.shape
     if in_features != packed.in_features:
-        raise ValueError(
-            f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}"
-        )
+        raise ValueError(f"x must have {packed.in_features} columns, the weight's inputs; it is {tuple(x.shape)}")
     plan = packed.plan
     if bias is not None:
         bias = float_vector(bias, "bias", packed.out_features, x, "y")

@@ -97,8 +97,12 @@ def _check(w: MixerWeights[PackedLinear]) -> None:
                 f"{packed.in_features}) {packed.dtype}"
             )
     vectors = [
-        (w.in_bias, "in_bias", (2 * d,)), (w.out_bias, "out_bias", (h,)), (w.conv_bias, "conv_bias", (d,)),
-        (w.conv_weight, "conv_weight", (d, width)), (w.A, "A", (n, d)), (w.D, "D", (d,)),
+        (w.in_bias, "in_bias", (2 * d,)),
+        (w.out_bias, "out_bias", (h,)),
+        (w.conv_bias, "conv_bias", (d,)),
+        (w.conv_weight, "conv_weight", (d, width)),
+        (w.A, "A", (n, d)),
+        (w.D, "D", (d,)),
         (w.dt_bias, "dt_bias", (d,)),
         *zip(w.norms or (), ("dt_norm", "B_norm", "C_norm"), ((r,), (n,), (n,)), strict=False),
     ]

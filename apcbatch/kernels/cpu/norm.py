@@ -23,9 +23,7 @@ from apcbatch.kernels.arguments import (
 )
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * weight, in float32, rounded once.
 
     x: (t, h) float32 or bfloat16, any row stride. weight: (h) or None (ones). Returns (t, h) in out_dtype.
@@ -65,9 +63,7 @@ def _rms_norm(
         weight = float_vector(weight, "weight", h, x, "x")
     y = torch.empty(t, h, dtype=out_dtype)
     addend = None if delta is None else view(delta, "delta")
-    _C.rms_norm(
-        t, h, view(x, "x"), addend, address(weight), eps, view(y, "out_dtype"), num_threads()
-    )
+    _C.rms_norm(t, h, view(x, "x"), addend, address(weight), eps, view(y, "out_dtype"), num_threads())
     return y
 
 

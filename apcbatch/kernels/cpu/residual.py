@@ -41,8 +41,6 @@ def addresses(residual: Residual, hidden: int) -> tuple[int, int, bool]:
     """Of sum and delta, and whether there is a delta, for a fused part of `hidden` columns, whose result takes the
     place of delta. Raises ValueError."""
     if residual.sum.shape[1] != hidden:
-        raise ValueError(
-            f"the residual must have the part's {hidden} columns; it is {tuple(residual.sum.shape)}"
-        )
+        raise ValueError(f"the residual must have the part's {hidden} columns; it is {tuple(residual.sum.shape)}")
     had_delta, residual.has_delta = residual.has_delta, True
     return residual.sum.data_ptr(), residual.delta.data_ptr(), had_delta

@@ -50,7 +50,12 @@ def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:
     lengths = ragged.cu_seqlens.diff().tolist()
     order = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
     lists = [
-        ragged.cu_seqlens, ragged.initial_slots, ragged.final_slots, ragged.snapshot_cu,
-        ragged.snapshot_positions, ragged.snapshot_slots, torch.tensor(order, dtype=torch.int64, device="cpu"),
+        ragged.cu_seqlens,
+        ragged.initial_slots,
+        ragged.final_slots,
+        ragged.snapshot_cu,
+        ragged.snapshot_positions,
+        ragged.snapshot_slots,
+        torch.tensor(order, dtype=torch.int64, device="cpu"),
     ]
     return lists, lengths, sum(length > 1 for length in lengths)

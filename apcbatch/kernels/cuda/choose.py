@@ -17,9 +17,7 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     require_logits(logits)
     t, n = logits.shape
     if not 1 <= k <= n <= extension().MOST_CHOICES:
-        raise ValueError(
-            f"k must lie in 1 to n, and n be {extension().MOST_CHOICES} at most; they are {k} and {n}"
-        )
+        raise ValueError(f"k must lie in 1 to n, and n be {extension().MOST_CHOICES} at most; they are {k} and {n}")
     weights = torch.empty((t, k), dtype=torch.float32, device=logits.device)
     indices = torch.empty((t, k), dtype=torch.int64, device=logits.device)
     extension().softmax_topk(

@@ -41,9 +41,22 @@ class DecodeStack:
         self._table = table.to(head.weight.device)
         with torch.cuda.device(head.weight.device):
             self._stack = extension().DecodeStack(
-                DTYPE_CODES[head.dtype], head.in_features, d, n, r, w.conv_weight.shape[1], self._vocab, len(mixers),
-                self._table.data_ptr(), w.norms is not None, norm.eps, w.norm_eps, address(norm.weight),
-                head.weight.data_ptr(), first.ssm.stride(0), first.conv.stride(0),
+                DTYPE_CODES[head.dtype],
+                head.in_features,
+                d,
+                n,
+                r,
+                w.conv_weight.shape[1],
+                self._vocab,
+                len(mixers),
+                self._table.data_ptr(),
+                w.norms is not None,
+                norm.eps,
+                w.norm_eps,
+                address(norm.weight),
+                head.weight.data_ptr(),
+                first.ssm.stride(0),
+                first.conv.stride(0),
             )
             self.most_rows = self._stack.most_rows()
 
@@ -69,8 +82,15 @@ class DecodeStack:
         arrivals = residual.new_zeros(1, dtype=torch.int32)
         with torch.cuda.device(residual.device):
             self._stack.run(
-                batch.params, residual.data_ptr(), x.data_ptr(), z.data_ptr(), y.data_ptr(), low.data_ptr(),
-                logits.data_ptr(), arrivals.data_ptr(), current_stream(),
+                batch.params,
+                residual.data_ptr(),
+                x.data_ptr(),
+                z.data_ptr(),
+                y.data_ptr(),
+                low.data_ptr(),
+                logits.data_ptr(),
+                arrivals.data_ptr(),
+                current_stream(),
             )
         return logits
 
@@ -81,16 +101,22 @@ def _alike(mixers: Sequence[DeviceMixer], norm: PreNorm, head: DeviceLinear) -> 
         return False
     kinds = {
         (
-            *(part.weight.shape for part in _projections(mixer)), *mixer.weights.A.shape,
-            mixer.weights.conv_weight.shape[1], mixer.weights.norms is None, mixer.weights.norm_eps,
-            mixer.norm.eps, mixer.ssm.stride(0), mixer.conv.stride(0),
+            *(part.weight.shape for part in _projections(mixer)),
+            *mixer.weights.A.shape,
+            mixer.weights.conv_weight.shape[1],
+            mixer.weights.norms is None,
+            mixer.weights.norm_eps,
+            mixer.norm.eps,
+            mixer.ssm.stride(0),
+            mixer.conv.stride(0),
         )
         for mixer in mixers
     }
     linears = [head, *(part for mixer in mixers for part in _projections(mixer))]
     read = [part.weight for part in linears] + [norm.weight, *(mixer.norm.weight for mixer in mixers)]
     return (
-        len(kinds) == 1 and mixers[0].norm.eps == norm.eps
+        len(kinds) == 1
+        and mixers[0].norm.eps == norm.eps
         and not any(part.exact or part.dtype != head.dtype for part in linears)
         and all(mixer.weights.conv_weight.dtype == torch.float32 for mixer in mixers)
         and not any(weight.data_ptr() % ALIGNMENT for weight in read)
@@ -106,7 +132,17 @@ def _addresses(mixer: DeviceMixer) -> list[int]:
     """One row of the table that _CUDA.DecodeStack takes."""
     w = mixer.weights
     tensors = (
-        *(part.weight for part in _projections(mixer)), mixer.norm.weight, w.in_bias, w.out_bias, w.conv_weight,
-        w.conv_bias, w.A, w.D, w.dt_bias, *(w.norms or (None, None, None)), mixer.ssm, mixer.conv,
+        *(part.weight for part in _projections(mixer)),
+        mixer.norm.weight,
+        w.in_bias,
+        w.out_bias,
+        w.conv_weight,
+        w.conv_bias,
+        w.A,
+        w.D,
+        w.dt_bias,
+        *(w.norms or (None, None, None)),
+        mixer.ssm,
+        mixer.conv,
     )
     return [address(tensor) for tensor in tensors]

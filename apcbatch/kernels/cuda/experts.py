@@ -59,7 +59,14 @@ class FewTokens:
             rows = self._products(x, t, k, groups.data_ptr())
             y = torch.empty((t, self._hidden), dtype=torch.float32, device=x.device)
             extension().expert_sum(
-                t, k, self._hidden, chosen.data_ptr(), there, weights.data_ptr(), rows.data_ptr(), y.data_ptr(),
+                t,
+                k,
+                self._hidden,
+                chosen.data_ptr(),
+                there,
+                weights.data_ptr(),
+                rows.data_ptr(),
+                y.data_ptr(),
                 current_stream(),
             )
         return y

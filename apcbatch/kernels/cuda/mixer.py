@@ -33,10 +33,7 @@ class DeviceMixer:
         dbc = linear(x, w.x_proj)  # (t, d) -> (t, r + 2n)
         dt, b, c = dbc[:, :r], dbc[:, r : r + n], dbc[:, r + n :]
         if w.norms is not None:
-            dt, b, c = (
-                rms_norm(part, norm, w.norm_eps, dtype)
-                for part, norm in zip((dt, b, c), w.norms, strict=True)
-            )
+            dt, b, c = (rms_norm(part, norm, w.norm_eps, dtype) for part, norm in zip((dt, b, c), w.norms, strict=True))
         dt = linear(dt, w.dt_proj)  # (t, r) -> (t, d)
         y = selective_scan(x, dt, w.A, b, c, w.D, xz[:, d:], w.dt_bias, self.ssm, batch)
         residual.leave(linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)

@@ -20,9 +20,7 @@ from apcbatch.kernels.arguments import (
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
     """See apcbatch.kernels.cpu.norm."""
     return _rms_norm(x, None, weight, eps, out_dtype)
 

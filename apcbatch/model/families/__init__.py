@@ -36,11 +36,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     path = model_dir / "config.json"
     reader = ConfigReader(path, load_json(path))
     architectures = reader.values.get("architectures") or []
-    name = (
-        architectures[0]
-        if isinstance(architectures, list) and architectures
-        else reader.values.get("model_type")
-    )
+    name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
     family = next((one for one in families() if name in (one.architecture, one.model_type)), None)
     if family is None:
         raise ModelError(
@@ -61,7 +57,5 @@ def state_layout(config: ModelConfig, dtype: str) -> StateLayout:
     """The layout of a model's state; dtype: of its weights and activations, by torch's name."""
     mixers = family_of(config).mixers
     return StateLayout.of(
-        part
-        for layer, kind in enumerate(config.mixers)
-        for part in mixers[kind][1].state(config, layer, dtype)
+        part for layer, kind in enumerate(config.mixers) for part in mixers[kind][1].state(config, layer, dtype)
     )

@@ -25,9 +25,7 @@ def read(reader: ConfigReader, family: str) -> ModelConfig:
     experts = reader.integer("num_experts", 16)
     experts_per_tok = reader.integer("num_experts_per_tok", 2)
     if experts > 1 and experts_per_tok > experts:
-        raise ModelError(
-            f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts"
-        )
+        raise ModelError(f"{reader.path}: num_experts_per_tok is {experts_per_tok}; expected at most {experts} experts")
     mixers = ["attention" if i % attention_period == attention_offset else "mamba" for i in layers]
     if "mamba" not in mixers:
         raise ModelError(
@@ -66,9 +64,7 @@ def _period(reader: ConfigReader, kind: str, period_default: int, offset_default
     period = reader.integer(f"{kind}_layer_period", period_default)
     offset = reader.integer(f"{kind}_layer_offset", offset_default, minimum=0)
     if offset >= period:
-        raise ModelError(
-            f"{reader.path}: {kind}_layer_offset is {offset}; expected less than the period, {period}"
-        )
+        raise ModelError(f"{reader.path}: {kind}_layer_offset is {offset}; expected less than the period, {period}")
     return period, offset
 
 

@@ -20,9 +20,7 @@ def forecast_document(made: Forecast, policy: Policy, config: Config) -> dict[st
         "dataset": _dataset(made),
         "policy": policy,
         "model": config.model,
-        "candidates": [
-            _reuse(block_size, grid[policy], config) for block_size, grid in made.grids.items()
-        ],
+        "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in made.grids.items()],
     }
 
 

@@ -136,11 +136,7 @@ def _measured(measured: Measurement) -> Iterator[str]:
     yield "Measured here with this model:"
     for rate in measured.rates:
         behind = f" behind {rate.context:,} restored ones" if rate.context else ""
-        chunks = (
-            f"{rate.sequences} chunks of {rate.chunk:,}"
-            if rate.sequences > 1
-            else f"a chunk of {rate.chunk:,}"
-        )
+        chunks = f"{rate.sequences} chunks of {rate.chunk:,}" if rate.sequences > 1 else f"a chunk of {rate.chunk:,}"
         yield f"  prefill, {chunks} tokens{behind}: {rate.tokens_per_s:,.0f} tokens/s"
     yield f"  a snapshot kept in the pass: {_milliseconds(measured.snapshot_s)}"
     yield (
