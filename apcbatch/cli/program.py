@@ -25,7 +25,7 @@ from apcbatch.version import VERSION
 
 EPILOG = """\b
 Examples:
-  apcbatch run chats.jsonl -o answers.jsonl
+  apcbatch run chats.jsonl
   apcbatch run chats.jsonl -o answers.jsonl --store ~/states --model ./my-mamba
   apcbatch store stat ~/states
   apcbatch doctor

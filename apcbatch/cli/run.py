@@ -19,6 +19,8 @@ from apcbatch.values import format_size
 
 EPILOG = """\b
 Examples:
+  apcbatch run chats.jsonl
+  apcbatch run chats.jsonl --resume
   apcbatch run chats.jsonl -o answers.jsonl
   apcbatch run chats.jsonl -o answers.jsonl --resume
   apcbatch run chats.jsonl.gz -o answers.jsonl --store ~/states --max-tokens 256
@@ -33,7 +35,7 @@ Examples:
 @click.argument("input", metavar="INPUT", required=False)
 @click.option(
     "-o", "--output", metavar="OUT", cls=GroupedOption, group="Output",
-    help="Write one JSON line a request to OUT; - is standard output.",
+    help="Write one JSON line a request to OUT; - is standard output.  [default: NAME.answers.jsonl]",
 )  # fmt: skip
 @config_options(config.OPTIONS)
 @config_file_option
@@ -50,6 +52,9 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
     OpenAI Batch API. Every line is answered with a result or an error record. A run that was stopped goes
     on with --resume.
 
+    Without -o, OUT is NAME.answers.jsonl in the current folder: the name of INPUT without its suffixes. An
+    OUT that exists is continued with --resume or replaced with --overwrite, and otherwise left alone.
+
     Exit status: 0 all requests succeeded, 1 stopped early, 2 usage, 3 some requests are error records, 130
     interrupted, 143 terminated. After 1, 3, 130 and 143 the last line on stderr is the command that
     continues.
@@ -60,8 +65,6 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
         return 0
     if input is None:
         raise click.MissingParameter(ctx=ctx, param_hint="'INPUT'", param_type="argument")
-    if output is None:
-        raise click.MissingParameter(ctx=ctx, param_hint="'-o' / '--output'", param_type="option")
     from apcbatch.job.run import Job
 
     invocation: Invocation = ctx.obj

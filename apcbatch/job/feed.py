@@ -20,7 +20,7 @@ from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
-from apcbatch.job.record import Ticket, request_digest
+from apcbatch.job.record import Ticket, is_stopped, request_digest
 from apcbatch.job.work import Failure, OpenRollout, Tag, Work
 from apcbatch.types import Request, Result
 
@@ -180,8 +180,7 @@ class Feeder:
             if record["error"] is not None:
                 error = RequestError(record["error"]["code"], record["error"]["message"], ticket.line)
             else:
-                reason = record["response"]["body"]["choices"][0]["finish_reason"]
-                error = self._feed_back(rollout, record["apcbatch"]["completion_token_ids"], reason == "stop")
+                error = self._feed_back(rollout, record["apcbatch"]["completion_token_ids"], is_stopped(record))
             if error is not None:
                 yield from self._give_up(rollout, ticket, error)
                 return

@@ -9,14 +9,32 @@ import os
 import sys
 from collections.abc import Mapping
 from itertools import combinations
+from pathlib import Path
 
 from apcbatch.config import Config
+from apcbatch.data.lines import STDIN
+from apcbatch.data.source import HUB_PREFIX
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.job.disk import STREAMS
 from apcbatch.model.locate import locate_model
 
 STDOUT = "-"
+INPUT_SUFFIXES = (".jsonl", ".json", ".ndjson", ".gz", ".zst", ".parquet", ".arrow")
 Names = Mapping[str, str | None]
+
+
+def default_output(input: str) -> str:
+    """OUT where `-o` is not given, in the current folder: `chats.answers.jsonl` for `data/chats.jsonl.gz`, and
+    `name-test.answers.jsonl` for `hf:org/name:test`. UsageError for stdin and other streams, which have no name."""
+    if input == STDIN or input.startswith(STREAMS):
+        stream = "stdin" if input == STDIN else input
+        raise UsageError(f"{stream} has no name to make OUT's name from; give -o FILE, or -o - for standard output")
+    if input.startswith(HUB_PREFIX):
+        input = input.removeprefix(HUB_PREFIX).replace(":", "-")
+    name = Path(input).name
+    while os.path.splitext(name)[1].lower() in INPUT_SUFFIXES:
+        name = os.path.splitext(name)[0]
+    return f"{name}.answers.jsonl"
 
 
 def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:

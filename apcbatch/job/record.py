@@ -1,7 +1,8 @@
 """The output record of one request as a JSON line: OpenAI's response body, and what was reused.
 
-Must not know: where lines go. Invariants: `error` is null if and only if the request succeeded; a record that
-`read_record` accepts has every field that a resumed run uses, with the right type.
+Must not know: where lines go, what time it is. Invariants: `error` is null if and only if the request succeeded; a body
+is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs; a record that `read_record`
+accepts has every field that a resumed run uses, with the right type.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
     return _line(ticket, None, described, _origin(ticket))
 
 
-def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) -> bytes:
-    """The line of a request that succeeded."""
+def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int) -> bytes:
+    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC)."""
     reuse = {
         **_origin(ticket),
         "cached_from": result.cached_from,
@@ -79,12 +80,15 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str) 
         "ideal_cached_tokens": result.ideal_cached_tokens,
         "boundary": result.boundary,
         "miss_reason": result.miss_reason,
+        "finish_reason": result.finish_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
         "completion_token_ids": result.token_ids,
     }
     body = {
+        "id": ticket.request_id,
         "object": "text_completion" if ticket.completion else "chat.completion",
+        "created": created,
         "model": model,
         "choices": [_choice(ticket, result, renderer)],
         "usage": {
@@ -121,6 +125,15 @@ def read_record(line: bytes) -> dict[str, Any] | None:
     return record if named and placed and answered else None
 
 
+def is_stopped(record: dict[str, Any]) -> bool:
+    """Whether the last token of an answer that `read_record` accepted is a stop token.
+
+    The body says `tool_calls` for an answer with calls, however it ended. Older records have the body's word alone.
+    """
+    reason = record["response"]["body"]["choices"][0]["finish_reason"]
+    return bool(record["apcbatch"].get("finish_reason", reason) == "stop")
+
+
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 1 << 63
 
@@ -139,18 +152,25 @@ def _is_answer(record: dict[str, Any]) -> bool:
         token_ids = record["apcbatch"]["completion_token_ids"]
     except (LookupError, TypeError):
         return False
-    known = isinstance(reason, str) and isinstance(token_ids, list)
+    own_reason = record["apcbatch"].get("finish_reason", reason)
+    known = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(token_ids, list)
     return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
 
 
 def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any]:
     text = renderer.decode(result.token_ids)
-    choice: dict[str, Any] = {"index": 0, "finish_reason": result.finish_reason}
     if ticket.completion:
-        return {**choice, "text": text, "logprobs": _completion_logprobs(result, renderer)}
+        logprobs = _completion_logprobs(result, renderer)
+        return {"index": 0, "finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
     answer = parse_answer(text)
-    message = {"role": "assistant", "content": answer.content, "tool_calls": answer.tool_calls}
-    return {**choice, "message": message, "logprobs": _chat_logprobs(result, renderer)}
+    reason = "tool_calls" if answer.tool_calls else result.finish_reason
+    message = {
+        "role": "assistant",
+        "content": answer.content,
+        "refusal": None,
+        "tool_calls": answer.tool_calls,
+    }
+    return {"index": 0, "finish_reason": reason, "message": message, "logprobs": _chat_logprobs(result, renderer)}
 
 
 def _chat_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
@@ -162,7 +182,7 @@ def _chat_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
         # A token that is only part of a character has no text of its own, so its bytes are not known.
         raw = None if "\ufffd" in text else list(text.encode())
         entries.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
-    return {"content": entries}
+    return {"content": entries, "refusal": None}
 
 
 def _completion_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ its request finishes; the input is read only as fast as the engine asks for it, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -19,7 +20,7 @@ from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.opening import OpenRun, check_paths, open_run
-from apcbatch.job.paths import STDOUT
+from apcbatch.job.paths import STDOUT, default_output
 from apcbatch.job.planning import work_source
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.report import Report
@@ -33,12 +34,19 @@ STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
-    """One `run`. program, config_file: how it was called, which the command that continues it repeats."""
+    """One `run`. output: None for a name made from INPUT's. program, config_file: how it was called, which the command
+    that continues it repeats. UsageError if INPUT gives no name."""
 
     def __init__(
-        self, config: Config, input: str, output: str, program: Sequence[str], config_file: str | None = None
+        self,
+        config: Config,
+        input: str,
+        output: str | None,
+        program: Sequence[str],
+        config_file: str | None = None,
     ) -> None:
-        output = STDOUT if output in STDOUT_NAMES else output
+        self._is_named = output is not None
+        output = default_output(input) if output is None else STDOUT if output in STDOUT_NAMES else output
         self._config, self._input, self._output = config, input, output
         self._program, self._config_file = program, config_file
         self._totals = Totals()
@@ -52,6 +60,8 @@ class Job:
         """Do the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while loading."""
         check_paths(self._config, self._input, self._output, self._config_file)
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
+            if not self._is_named:
+                self._report.note(f"results go to {self._output}")
             opened = open_run(self._config, self._input, sink, self._report.warn)
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
@@ -125,7 +135,7 @@ class Job:
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        sink.append(result_line(ticket, result, opened.renderer, self._config.model))
+        sink.append(result_line(ticket, result, opened.renderer, self._config.model, int(time.time())))
         self._totals.add(result)
         self._report.result(ticket.shown, result)
 

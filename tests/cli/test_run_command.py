@@ -29,7 +29,9 @@ def nothing_is_loaded(monkeypatch, tmp_path):
     ("arguments", "sentence"),
     [
         ("run", "Missing argument 'INPUT'"),
-        ("run in.jsonl", "Missing option '-o' / '--output'"),
+        ("run -", "stdin has no name to make OUT's name from; give -o FILE, or -o -"),
+        ("run /dev/stdin", "/dev/stdin has no name to make OUT's name from"),
+        ("run missing.jsonl", "cannot read missing.jsonl"),
         ("run in.jsonl -o out.jsonl --blok-size 3", "--block-size"),
         ("run in.jsonl -o out.jsonl --block-size 0", "--block-size is '0'; expected an integer from 1"),
         ("run in.jsonl -o out.jsonl --policy everything", "expected one of"),

@@ -13,9 +13,11 @@ from random import Random
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 import apcbatch
 from tests.fuzz.child import Fault, Outcome, call
+from tests.openai_types import parsed
 
 DEMO = Path(apcbatch.__file__).parent / "demo"
 RECORD_KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
@@ -74,6 +76,11 @@ class Case:
                 raise Fault(f"not a record: {line[:300]!r}")
             if record["error"] is not None and record["error"]["code"] == "internal":
                 raise Fault(f"internal error: {record['error']['message']}")
+            if record["response"] is not None:
+                try:
+                    parsed(record)
+                except (AssertionError, ValidationError) as error:
+                    raise Fault(f"not a response of OpenAI's: {error}") from None
             records.append(record)
         ids = [record["id"] for record in records]
         if len(ids) != len(set(ids)):

@@ -70,10 +70,11 @@ def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     response = record["response"]
     assert (response["status_code"], response["request_id"]) == (200, "apc-000000")
     body = response["body"]
-    assert (body["object"], body["model"]) == ("chat.completion", "demo")
+    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
+    assert (body["id"], body["object"], body["model"]) == ("apc-000000", "chat.completion", "demo")
     (choice,) = body["choices"]
     assert choice["index"] == 0 and choice["finish_reason"] == "length"
-    assert choice["message"].keys() == {"role", "content", "tool_calls"}
+    assert choice["message"].keys() == {"role", "content", "refusal", "tool_calls"}
     entries = choice["logprobs"]["content"]
     token_ids = record["apcbatch"]["completion_token_ids"]
     assert [entry["logprob"] for entry in entries] == [-token / 3 for token in token_ids], "full float precision"
@@ -82,7 +83,8 @@ def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
         "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
-        "ideal_cached_tokens", "boundary", "miss_reason", "prefill_ms", "decode_ms", "completion_token_ids",
+        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "prefill_ms", "decode_ms",
+        "completion_token_ids",
     }  # fmt: skip
 
 

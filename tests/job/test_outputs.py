@@ -194,7 +194,8 @@ EDITS = [
     *(('"response":{', f'"response":{value},"x":{{') for value in ("null", "3", "[]", '{"body":null}')),
     *(('"apcbatch":{', f'"apcbatch":{value},"x":{{') for value in ("null", "[]", "7")),
     *(('"completion_token_ids":[', f'"completion_token_ids":[{value},') for value in (-1, 1e9, '"a"', 9999999999)),
-    ('"finish_reason":"', '"finish_reason":["'), ('"id":"apc-', '"id":7,"x":"apc-'),
+    ('"finish_reason":"', '"finish_reason":["'), ('"finish_reason":"length","prefill', '"finish_reason":7,"prefill'),
+    ('"id":"apc-', '"id":7,"x":"apc-'),
     ('"choices":[', '"choices":[],"y":['),
     ('"custom_id":"c-0#1"', '"custom_id":"c-0#9"'), ('"id":"apc-000000"', '"id":"apc-000007"'),
 ]  # fmt: skip

@@ -38,11 +38,12 @@ def read(line: bytes) -> dict[str, Any]:
 
 def test_each_number_of_a_chat_record_is_its_own() -> None:
     """Catches a count of another field, a token without its bytes, and bytes that only a whole character would have."""
-    record = read(result_line(Ticket(17, 9, 3, "c-9#3", "c-9"), RESULT, RENDERER, "m"))
+    record = read(result_line(Ticket(17, 9, 3, "c-9#3", "c-9"), RESULT, RENDERER, "m", 1_795_219_200))
     assert (record["id"], record["custom_id"], record["line"], record["turn"]) == ("apc-000017", "c-9#3", 9, 3)
     body = record["response"]["body"]
+    assert (body["id"], body["created"], body["object"]) == ("apc-000017", 1_795_219_200, "chat.completion")
     [choice] = body["choices"]
-    assert choice["logprobs"]["content"] == [
+    assert choice["logprobs"]["refusal"] is None and choice["logprobs"]["content"] == [
         {"token": "Hi", "logprob": -0.1, "bytes": [72, 105], "top_logprobs": []},
         {"token": " \u00e9", "logprob": -0.2, "bytes": [32, 195, 169], "top_logprobs": []},
         {"token": "\ufffd", "logprob": -0.3, "bytes": None, "top_logprobs": []},
@@ -57,11 +58,12 @@ def test_each_number_of_a_chat_record_is_its_own() -> None:
     assert (reuse["cached_from"], reuse["boundary"], reuse["miss_reason"]) == ("disk", 30, "below_grid")
     assert (reuse["prefill_ms"], reuse["decode_ms"], reuse["conversation"]) == (1.235, 6.543, "c-9")
     assert reuse["completion_token_ids"] == [1, 2, 3, 4] and record["error"] is None
+    assert reuse["finish_reason"] == "stop"
 
 
 def test_a_completion_says_where_each_token_begins() -> None:
     """Catches offsets that are off by a token, or counted in bytes."""
-    record = read(result_line(Ticket(0, 1, None, "t", None, completion=True), RESULT, RENDERER, "m"))
+    record = read(result_line(Ticket(0, 1, None, "t", None, completion=True), RESULT, RENDERER, "m", 0))
     [choice] = record["response"]["body"]["choices"]
     assert choice["text"] == "Hi \u00e9\ufffd!"
     assert choice["logprobs"] == {
@@ -82,7 +84,7 @@ def test_an_error_names_its_own_line_first() -> None:
 @pytest.mark.parametrize("token_id", [0, 2**31 - 1, 2**31, -1, 1.0, True, "1", None])
 def test_an_answer_is_read_back_if_it_holds_token_ids(token_id: Any) -> None:
     """Fault: a hand-edited OUT feeds what is no token id back into a rollout."""
-    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m"))
+    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
     record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
     found = read_record(json.dumps(record).encode())
     assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)

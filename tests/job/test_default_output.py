@@ -1,0 +1,127 @@
+"""`run INPUT` without -o: where the answers go, and what happens to those that are there."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from apcbatch.errors import UsageError
+from apcbatch.job.paths import default_output
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import ROOT, answers
+
+OUT = "chats.answers.jsonl"
+OPTIONS = ("--max-tokens", 2)
+
+
+@pytest.fixture(autouse=True)
+def chats(tmp_path):
+    """An input of four conversations with two turns each."""
+    return write_lines(tmp_path / "chats.jsonl", [conversation(number) for number in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("input", "output"),
+    [
+        ("chats.jsonl", OUT),
+        ("../data/chats.json", OUT),
+        ("/data/chats.JSONL.GZ", OUT),
+        ("chats.ndjson.zst", OUT),
+        ("chats.parquet", OUT),
+        ("chats.arrow", OUT),
+        ("chats", OUT),
+        ("chats.v2.jsonl", "chats.v2.answers.jsonl"),
+        ("chats.txt", "chats.txt.answers.jsonl"),
+        (".jsonl", ".jsonl.answers.jsonl"),
+        ("..jsonl", "..jsonl.answers.jsonl"),
+        ("hf:org/name", "name.answers.jsonl"),
+        ("hf:org/name:test", "name-test.answers.jsonl"),
+    ],
+)
+def test_the_name_comes_from_the_input(input, output):
+    """Fault: answers land beside the data, two splits share one name, or a version is cut off a name."""
+    assert default_output(input) == output
+
+
+@pytest.mark.parametrize("input", ["-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"])
+def test_a_stream_has_no_name(input):
+    """Fault: answers in `-.answers.jsonl`, or in `63.answers.jsonl` for a shell's <(command)."""
+    with pytest.raises(UsageError, match="give -o FILE"):
+        default_output(input)
+
+
+def test_answers_go_to_the_current_folder_and_the_run_says_so(apcbatch, tmp_path):
+    """Fault: nobody knows where the answers are, during the run or after it."""
+    (tmp_path / "data").mkdir()
+    packed = tmp_path / "data" / "chats.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
+    done = apcbatch("run", packed, *OPTIONS)
+    assert done.code == 0 and done.stderr.splitlines()[0] == f"results go to {OUT}"
+    assert f"results in {OUT}" in done.last_words
+    assert len(read_records(tmp_path / OUT)) == 8 and os.listdir(tmp_path / "data") == [packed.name]
+    named = apcbatch("run", packed, "-o", "named.jsonl", *OPTIONS)
+    assert named.code == 0 and "results go to" not in named.stderr
+
+
+def test_answers_that_are_there_are_never_replaced_unasked(apcbatch, tmp_path):
+    """Fault: the second `apcbatch run chats.jsonl` throws the first one's answers away."""
+    assert apcbatch("run", "chats.jsonl", *OPTIONS).code == 0
+    before = (tmp_path / OUT).read_bytes()
+    refused = apcbatch("run", "chats.jsonl", *OPTIONS)
+    assert refused.code == 2 and "--resume" in refused.last_words and "--overwrite" in refused.last_words
+    assert OUT in refused.last_words and (tmp_path / OUT).read_bytes() == before
+    lines = before.splitlines(keepends=True)
+    (tmp_path / OUT).write_bytes(b"".join(lines[:3]))
+    assert apcbatch("run", "chats.jsonl", *OPTIONS, "--resume").code == 0
+    assert (tmp_path / OUT).read_bytes().startswith(b"".join(lines[:3]))
+    assert len(answers(read_records(tmp_path / OUT))) == 8
+    (tmp_path / OUT).write_text("old\n")
+    assert apcbatch("run", "chats.jsonl", *OPTIONS, "--overwrite").code == 0
+    assert len(answers(read_records(tmp_path / OUT))) == 8
+
+
+@pytest.mark.parametrize("name", ["chats.jsonl", "my chats.jsonl", "-chats.jsonl"])
+def test_the_command_that_continues_finds_the_answers(apcbatch, start, tmp_path, name):
+    """Fault: the last line of an interrupted run begins another OUT, or is no command."""
+    (tmp_path / "chats.jsonl").rename(tmp_path / name)
+    run = start("run", f"./{name}", *OPTIONS, "--max-running", 1, "-q", FAKE_STEP_S=0.2)
+    output = tmp_path / name.replace(".jsonl", ".answers.jsonl")
+    run.wait_for_lines(output, 1)
+    run.send(signal.SIGINT)
+    stopped = run.end()
+    assert stopped.code == 130 and 0 < len(read_records(output)) < 8
+    words = shlex.split(stopped.last_words)
+    assert apcbatch(*words[words.index("run") :]).code == 0
+    assert len(answers(read_records(output))) == 8
+    assert sorted(os.listdir(tmp_path)) == sorted([name, output.name, f"{output.name}.run.json"])
+
+
+def test_on_a_terminal_the_name_is_the_first_and_the_last_word(tmp_path):
+    """Fault: the bar wipes the name off the screen, or it is said only where nobody looks."""
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "tests.job.fake_main", "run", "chats.jsonl", *map(str, OPTIONS), "-q"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=terminal) as run:
+        os.close(terminal)
+        shown = b""
+        while piece := _read(screen):
+            shown += piece
+    os.close(screen)
+    lines = [line.rpartition(b"\r")[2].strip() for line in shown.replace(b"\r\n", b"\n").splitlines()]
+    assert run.returncode == 0 and lines[0] == f"results go to {OUT}".encode()
+    assert lines[-1].endswith(f"results in {OUT}".encode())
+
+
+def _read(screen: int) -> bytes:
+    """What is on the screen next; nothing once the program has left it."""
+    try:
+        return os.read(screen, 4096)
+    except OSError:
+        return b""

@@ -1,0 +1,156 @@
+"""The body of every answer is what the `openai` package says it is: its types read each line of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionMessageFunctionToolCall
+
+from apcbatch.cli.program import main
+from apcbatch.data.tokenizer import load_tokenizer
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import ROOT
+from tests.job.fakes import EOS, FakeEngine
+from tests.openai_types import parsed
+
+TOKENIZER = load_tokenizer(ROOT / "apcbatch" / "demo")
+CALL = '<tool_call>{"name": "look_up", "arguments": {"order": "A-7"}}</tool_call>'
+ANSWERS = {
+    "plain": "It has been sent.",
+    "call": f"I will look. {CALL}",
+    "calls": CALL + CALL,
+    "no-call": "<tool_call>{look up A-7}</tool_call>",
+    "empty": "",
+    "foreign": "\u00e9t\u00e9 \u65e5\u672c \U0001f600",
+}
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """The fake engine says what ANSWERS has for the first part of a request's name, and then stops."""
+
+    def token(self, request, prompt, number):
+        text = ANSWERS[re.split("[#:]", request.tag.ticket.custom_id)[0]]
+        return [*TOKENIZER.encode(text).ids, EOS][number]
+
+    monkeypatch.setattr(FakeEngine, "_token", token)
+
+
+def batch_line(custom_id, url="/v1/chat/completions", **body):
+    if not body.keys() & {"messages", "prompt"}:
+        body["messages"] = [{"role": "user", "content": "Where is A-7?"}]
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def varied_lines() -> list[Any]:
+    """Every format, with and without log-probabilities, ended by a stop token and by the limit; and two bad lines."""
+    lines: list[Any] = ["{not json", batch_line("bad:messages", messages=[])]
+    for name in ANSWERS:
+        lines.append(conversation(len(lines)) | {"id": name})
+        lines.append(batch_line(f"{name}:chat", max_tokens=400))
+        lines.append(batch_line(f"{name}:cut", max_tokens=3))
+        lines.append(batch_line(f"{name}:logprobs", logprobs=True))
+        for kind, prompt in (("text", "Once upon"), ("ids", [5, 6, 7])):
+            lines.append(batch_line(f"{name}:{kind}", "/v1/completions", prompt=prompt, logprobs=1))
+        lines.append(batch_line(f"{name}:bare", "/v1/completions", prompt="Once upon", max_tokens=2))
+    lines.append({"id": "plain#s", "conversations": [{"from": "human", "value": "Where is A-7?"}]})
+    return lines
+
+
+def test_every_line_of_a_varied_run_is_read_by_the_package(apcbatch, scripted, tmp_path):
+    """Fault: a client that reads answers through the `openai` types fails at a key that is missing, or of no type."""
+    lines = varied_lines()
+    write_lines(tmp_path / "in.jsonl", lines)
+    begin = int(time.time())
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 400).code == 3
+    records = read_records(tmp_path / "out.jsonl")
+    found = {record["custom_id"]: parsed(record) for record in records if record["error"] is None}
+    assert len(found) == len(records) - 2 == len(lines) - 2 + len(ANSWERS), "each conversation has two turns"
+    assert sum(isinstance(one, Completion) for one in found.values()) == 3 * len(ANSWERS)
+    assert len({one.id for one in found.values()}) == len(found)
+    assert all(begin <= one.created <= time.time() for one in found.values())
+
+
+def test_the_reason_says_where_tools_are_called(apcbatch, scripted, tmp_path):
+    """Fault: an agent's loop, which goes by finish_reason, never sees a call; or sees one in what is none."""
+    write_lines(tmp_path / "in.jsonl", varied_lines())
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 400)
+    records = {record["custom_id"]: record for record in read_records(tmp_path / "out.jsonl") if record["response"]}
+    for custom_id, record in records.items():
+        [choice] = parsed(record).choices
+        name, *_, kind = re.split("[#:]", custom_id)
+        ended = "length" if kind in ("cut", "bare") and name != "empty" else "stop"
+        calls = {"call": 1, "calls": 2}.get(name, 0) if kind in ("1", "2", "chat", "logprobs") else 0
+        assert choice.finish_reason == ("tool_calls" if calls else ended), custom_id
+        assert record["apcbatch"]["finish_reason"] == ended, custom_id
+        if record["response"]["body"]["object"] == "chat.completion":
+            made = choice.message.tool_calls
+            assert len(made) == calls and len({call.id for call in made}) == calls
+            assert all(isinstance(call, ChatCompletionMessageFunctionToolCall) for call in made)
+            assert all(json.loads(call.function.arguments) == {"order": "A-7"} for call in made)
+
+
+def test_a_call_that_the_limit_follows_is_a_call(apcbatch, scripted, tmp_path):
+    """Fault: an answer that ends with its limit right after a call has a call, and a reason that hides it."""
+    limit = len(TOKENIZER.encode(ANSWERS["call"]).ids)
+    write_lines(tmp_path / "in.jsonl", [batch_line("call:limit", max_tokens=limit)])
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl").code == 0
+    [record] = read_records(tmp_path / "out.jsonl")
+    assert parsed(record).choices[0].finish_reason == "tool_calls"
+    assert record["apcbatch"]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("limit", ["at the stop token", "before it"])
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_resumed_rollout_knows_how_a_call_ended(apcbatch, scripted, tmp_path, limit, kept):
+    """Fault: the word tool_calls hides whether the last token is a stop token, and the next prompt is another one."""
+    max_tokens = len(TOKENIZER.encode(ANSWERS["call"]).ids) + (limit == "at the stop token")
+    write_lines(tmp_path / "in.jsonl", [conversation(3, turns=4) | {"id": "call"}])
+    command = ("run", "in.jsonl", "--turns", "rollout", "--max-tokens", max_tokens)
+    assert apcbatch(*command, "-o", "whole.jsonl").code == 0
+    whole = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "out.jsonl").write_bytes(b"".join(whole[:kept]))
+    (tmp_path / "out.jsonl.run.json").write_bytes((tmp_path / "whole.jsonl.run.json").read_bytes())
+    assert apcbatch(*command, "-o", "out.jsonl", "--resume").code == 0
+    digests = [
+        [record["apcbatch"]["request_digest"] for record in read_records(tmp_path / name)]
+        for name in ("whole.jsonl", "out.jsonl")
+    ]
+    assert len(digests[0]) == 4 and digests[0] == digests[1]
+
+
+def test_a_rollout_of_an_earlier_version_goes_on(apcbatch, scripted, tmp_path):
+    """Fault: lines without an id, a time and the engine's own reason are refused, or taken to have ended otherwise."""
+    write_lines(tmp_path / "in.jsonl", [conversation(3, turns=3) | {"id": "call"}])
+    command = ("run", "in.jsonl", "-o", "out.jsonl", "--turns", "rollout", "--max-tokens", 400)
+    assert apcbatch(*command).code == 0
+    whole = read_records(tmp_path / "out.jsonl")
+    earlier = json.loads(json.dumps(whole[0]))
+    body = earlier["response"]["body"]
+    body["choices"][0]["finish_reason"] = earlier["apcbatch"].pop("finish_reason")
+    del body["id"], body["created"]
+    write_lines(tmp_path / "out.jsonl", [earlier])
+    assert apcbatch(*command, "--resume").code == 0
+    now = read_records(tmp_path / "out.jsonl")
+    assert now[0] == earlier
+    assert [one["apcbatch"]["request_digest"] for one in now] == [one["apcbatch"]["request_digest"] for one in whole]
+
+
+@pytest.mark.parametrize("options", [(), ("--logprobs", "--temperature", "1.5", "--turns", "rollout")])
+def test_the_demo_model_answers_in_these_types(tmp_path, monkeypatch, options):
+    """Fault: what real weights say, special tokens and halves of characters among it, is of no such type."""
+    monkeypatch.chdir(tmp_path)
+    lines = [conversation(number) for number in range(3)]
+    lines += [batch_line(f"t:{n}", "/v1/completions", prompt=[9, n], logprobs=0, max_tokens=16) for n in range(3)]
+    write_lines(tmp_path / "in.jsonl", lines)
+    assert main(["run", "in.jsonl", "-q", "--max-tokens", "16", *options]) == 0
+    found = [parsed(record) for record in read_records(Path("in.answers.jsonl"))]
+    assert len(found) == 9 and {type(one) for one in found} == {ChatCompletion, Completion}
+    has_logprobs = [one.choices[0].logprobs is not None for one in found]
+    assert all(has_logprobs) if options else any(has_logprobs)
