@@ -79,7 +79,7 @@ class Session:
         others = [path for path in repository.files if path not in task.reads] if thoroughly else []
         paths = [*task.reads, *others]
         self.script.call(
-            f'{" and ".join(task.reads[:2])} should tell. I also search for where "{task.search}" occurs.',
+            f"{' and '.join(task.reads[:2])} should tell. I also search for where \"{task.search}\" occurs.",
             ("search", {"text": task.search}, repository.search(task.search)),
             ("read_files", {"paths": paths}, "\n\n".join(map(repository.numbered, paths))),
         )

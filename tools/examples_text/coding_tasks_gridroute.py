@@ -119,7 +119,7 @@ RAGGED = Task(
 SWAMP = Task(
     "swamp",
     PROJECT,
-    'find_route(grid, start=(0, 0)) on the map "~.G" says that the cost is 6. The README says that '
+    "find_route(grid, start=(0, 0)) on the map \"~.G\" says that the cost is 6. The README says that "
     "swamp costs 5 to enter, and I'm not entering it, I'm leaving it. So it should be 2, right?",
     (SEARCH, GRID, TEST_ROUTE),
     ".cost",
@@ -229,7 +229,8 @@ DRAWING = Task(
             DRAW,
             "for row, column in route.cells:",
             "for row, column in route.cells[1:-1]:",
-            "The ends have to be left out. The slice is empty for a route of two cells, so that case is right, too.",
+            "The ends have to be left out. The slice is empty for a route of two cells, so that case is "
+            "right, too.",
         ),
     ),
     "draw() leaves the first and the last cell of the route alone now, as its docstring says. "

@@ -16,7 +16,7 @@ ATTEMPTS = Task(
     PROJECT,
     "With Backoff(attempts=3) a job that always fails is called four times. I expected three: the first "
     "try and two more. Somebody on the list says it's documented that way, but the docstring says \"the "
-    'waits between the attempts". Please make it three.',
+    "waits between the attempts\". Please make it three.",
     (RETRY, QUEUE, TEST_RETRY),
     "waits",
     "I agree with the docstring: between three attempts there are two waits, but waits() yields one for "
@@ -25,7 +25,8 @@ ATTEMPTS = Task(
     after(
         TEST_RETRY,
         LAST_RETRY,
-        "\n\ndef test_no_wait_after_the_last_attempt():\n    assert len(list(Backoff(attempts=3).waits())) == 2\n",
+        "\n\ndef test_no_wait_after_the_last_attempt():\n"
+        "    assert len(list(Backoff(attempts=3).waits())) == 2\n",
         "The smallest test is about waits() itself.",
     ),
     (
@@ -37,7 +38,8 @@ ATTEMPTS = Task(
             " +    where [1.0, 2.0, 4.0] = list(<generator object Backoff.waits at 0x7f13bebd3880>)",
             " +      where <generator object Backoff.waits at 0x7f13bebd3880> = waits()",
             " +        where waits = Backoff(attempts=3, first=1.0, factor=2.0, ceiling=60.0).waits",
-            " +          where Backoff(attempts=3, first=1.0, factor=2.0, ceiling=60.0) = Backoff(attempts=3)",
+            " +          where Backoff(attempts=3, first=1.0, factor=2.0, ceiling=60.0) = "
+            "Backoff(attempts=3)",
         ),
     ),
     (
@@ -209,11 +211,11 @@ ON_TIME = Task(
     "on-time",
     PROJECT,
     "A job with not_before=5.0 does not run in run_due(now=5.0), only in the next call after that. With "
-    'our clock of one tick a second everything is a second late. I think "not before" should include '
+    "our clock of one tick a second everything is a second late. I think \"not before\" should include "
     "the moment itself.",
     (QUEUE, TEST_QUEUE),
     "not_before",
-    'run_due takes what has not_before < now. "Not before five" includes five, so it should be <=. '
+    "run_due takes what has not_before < now. \"Not before five\" includes five, so it should be <=. "
     "With the default of 0.0 and a clock that starts at 0 a new job would not run in the first tick "
     "either, for the same reason.",
     after(

@@ -14,7 +14,7 @@ LAST_SHOPPING = '    assert convert(2, "tbsp", "tsp") == 6\n'
 MIXED = Task(
     "mixed",
     PROJECT,
-    '"1 1/2 cups flour" from the README is read as one piece of "1/2 cups flour". Plain fractions '
+    "\"1 1/2 cups flour\" from the README is read as one piece of \"1/2 cups flour\". Plain fractions "
     "work. Can you make mixed numbers work as well?",
     (PARSER, UNITS, TEST_PARSER),
     "AMOUNT",
@@ -61,11 +61,12 @@ MIXED = Task(
         ),
     ),
     "Mixed numbers such as 1 1/2 are read now. The pattern in recipebox/parser.py knew fractions and "
-    'decimal numbers, but not one after the other. A line like "1 1/2-inch piece of ginger" is read as '
+    "decimal numbers, but not one after the other. A line like \"1 1/2-inch piece of ginger\" is read as "
     "one and a half now, where it was one before; I don't see how to tell the two apart without knowing "
     "about inches.",
     follow=(
-        "Fair enough, nobody writes inches here. Can it also read the character ½? People paste that from websites.",
+        "Fair enough, nobody writes inches here. Can it also read the character ½? People paste that "
+        "from websites.",
         (
             Edit(
                 PARSER,
@@ -92,7 +93,7 @@ MIXED = Task(
 THIRDS = Task(
     "thirds",
     PROJECT,
-    'When I scale a recipe for three people down to one, I get "0.3333333333333333 cup milk". Please '
+    "When I scale a recipe for three people down to one, I get \"0.3333333333333333 cup milk\". Please "
     "show fractions the way cooks write them, 1/3 and 1 1/2.",
     (PARSER, TEST_PARSER),
     ".amount",
@@ -169,8 +170,8 @@ THIRDS = Task(
 PLURALS = Task(
     "plurals",
     PROJECT,
-    'The shopping list has "1 egg" and "2 eggs" as two lines. It should be "3 eggs". Please don\'t '
-    'touch things with a unit: there is "100 g molasses" in one of my recipes.',
+    "The shopping list has \"1 egg\" and \"2 eggs\" as two lines. It should be \"3 eggs\". Please don't "
+    "touch things with a unit: there is \"100 g molasses\" in one of my recipes.",
     (SHOPPING, PARSER, TEST_SHOPPING),
     ".name",
     "Lines are added up if name and unit are the same, and egg and eggs are different names. For things "
@@ -232,7 +233,7 @@ PLURALS = Task(
 KINDS = Task(
     "kinds",
     PROJECT,
-    'convert(1, "g", "ml") raises KeyError: \'ml\'. The function has a nice ValueError for that at its '
+    "convert(1, \"g\", \"ml\") raises KeyError: 'ml'. The function has a nice ValueError for that at its "
     "end, but never gets there. Callers catch ValueError.",
     (UNITS, TEST_SHOPPING),
     "convert(",
@@ -253,7 +254,9 @@ KINDS = Task(
             f"{TEST_SHOPPING}::{REFUSES}",
             (
                 (
-                    ((TEST_SHOPPING, REFUSES, "with pytest.raises(ValueError"),),
+                    (
+                        (TEST_SHOPPING, REFUSES, "with pytest.raises(ValueError"),
+                    ),
                     ("NameError: name 'pytest' is not defined",),
                 ),
             ),

@@ -14,7 +14,7 @@ LAST_REPORT = '    assert table.splitlines()[0].split() == ["sku", "name", "left
 THOUSANDS = Task(
     "thousands",
     PROJECT,
-    'Our accounting system exports quantities with separators, like "1,200" in quotes or 1 200 with a '
+    "Our accounting system exports quantities with separators, like \"1,200\" in quotes or 1 200 with a "
     "space. stocktake stops at the first of them with LedgerError: line 2: invalid literal for int() "
     "with base 10: '1,200'. Please make it accept both. It must not accept 12,50 though, because that is "
     "a typing mistake.",
@@ -27,7 +27,7 @@ THOUSANDS = Task(
         TEST_LEDGER,
         LAST_LEDGER,
         "\n\ndef test_separators_between_thousands():\n"
-        '    rows = movements(\'2024-03-01,A-1,"1,200",\', "2024-03-02,A-1,-1 000,")\n'
+        "    rows = movements('2024-03-01,A-1,\"1,200\",', \"2024-03-02,A-1,-1 000,\")\n"
         '    assert balance(rows) == {"A-1": 200}\n'
         "\n\ndef test_a_comma_elsewhere_is_a_mistake():\n"
         '    with pytest.raises(LedgerError, match="12,50"):\n'
@@ -123,7 +123,8 @@ THRESHOLD = Task(
     "with a reorder_at of 0 will now be listed when they are sold out, which I think is what one "
     "expects, but please check whether you use 0 for things that are not kept any more.",
     follow=(
-        "Good point about 0. We use it for discontinued items, so they must not show up. Can you leave those out?",
+        "Good point about 0. We use it for discontinued items, so they must not show up. Can you leave "
+        "those out?",
         (
             Edit(
                 REPORT,
@@ -266,7 +267,8 @@ COLUMNS = Task(
     follow=(
         "Looks good. Please put it into the changelog, then I'll merge.",
         (changelog("The columns of the report are as wide as their longest cell."),),
-        "It's in CHANGELOG.md under Unreleased. All seven tests and the new one pass, so it is ready to merge.",
+        "It's in CHANGELOG.md under Unreleased. All seven tests and the new one pass, so it is ready to "
+        "merge.",
     ),
 )
 

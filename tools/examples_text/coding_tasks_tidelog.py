@@ -43,7 +43,8 @@ ZONES = Task(
             "    return datetime.fromisoformat(text)\n",
             "    time = datetime.fromisoformat(text)\n"
             "    return time if time.tzinfo else time.replace(tzinfo=timezone.utc)\n",
-            "The same error as yours. I set the zone only if there is none, so offsets like +02:00 keep working.",
+            "The same error as yours. I set the zone only if there is none, so offsets like +02:00 keep "
+            "working.",
         ),
         Edit(
             RECORD,
@@ -74,7 +75,7 @@ ZONES = Task(
 END = Task(
     "end",
     PROJECT,
-    'gaps() has a parameter `end`, "when the record should end", but it doesn\'t do anything. If a '
+    "gaps() has a parameter `end`, \"when the record should end\", but it doesn't do anything. If a "
     "gauge dies at noon, the afternoon should be a gap.",
     (SERIES, TEST_SERIES),
     "gaps",
@@ -191,7 +192,7 @@ PLATEAUS = Task(
     "plateaus",
     PROJECT,
     "When the level stays the same for two readings at high water, high_waters() reports both, and the "
-    'summary says "high water at 06:10, 06:20". It should be one. A short standstill while the water '
+    "summary says \"high water at 06:10, 06:20\". It should be one. A short standstill while the water "
     "is still rising is not a high water, by the way.",
     (SERIES, SUMMARY, TEST_SERIES),
     "high_waters",
@@ -249,7 +250,8 @@ PLATEAUS = Task(
             SERIES,
             "if here.level >= before.level and here.level >= after.level:",
             "if here.level > before.level and here.level >= after.level:",
-            "Two are reported for the plateau at the top. I try a strict comparison with the reading before it.",
+            "Two are reported for the plateau at the top. I try a strict comparison with the reading "
+            "before it.",
         ),
         failure(
             f"{TEST_SERIES}::test_a_plateau_is_one_high_water",

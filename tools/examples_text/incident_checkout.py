@@ -34,8 +34,10 @@ CHECKOUT = Incident(
                 "postgres-orders",
                 "warning",
                 (
-                    "duration: {ms} ms statement: SELECT * FROM order_lines WHERE order_ref = $1 (conn {conn})",
-                    "duration: {ms} ms statement: SELECT * FROM order_lines WHERE order_ref = $1 (conn {conn})",
+                    "duration: {ms} ms statement: SELECT * FROM order_lines WHERE order_ref = $1 (conn "
+                    "{conn})",
+                    "duration: {ms} ms statement: SELECT * FROM order_lines WHERE order_ref = $1 (conn "
+                    "{conn})",
                     "process {user} still waiting for ShareLock on relation order_lines after {ms} ms",
                 ),
                 lines=14,
@@ -67,7 +69,8 @@ CHECKOUT = Incident(
                     "canary could not see it, because it has few orders. I am about 90 % sure.",
                 ),
                 Look(
-                    "I want to see whether one request spends its time there, so I look at checkout-api itself.",
+                    "I want to see whether one request spends its time there, so I look at checkout-api "
+                    "itself.",
                     Logs(
                         "checkout-api",
                         "info",

@@ -228,6 +228,8 @@ def journeys(start: str, end: str, after: int, changes: int = 3) -> Iterator[Jou
                     yield (*journey, leg)
                     break
                 if stop in hubs and len(journey) < changes:
-                    yield from extend((*journey, leg), stop, time + change_minutes(stop), visited | passed)
+                    yield from extend(
+                        (*journey, leg), stop, time + change_minutes(stop), visited | passed
+                    )
 
     yield from extend((), start, after, frozenset({start}))

@@ -76,7 +76,8 @@ def root(incident: Incident, name: str) -> Script:
     listed += [f"{number}. {text}" for number, text in enumerate(incident.others, start=len(listed) + 1)]
     script.say(
         f"The log is dominated by one kind of line, with {incident.errors.more} more like it, and the metric "
-        "changes at the same time. These are the hypotheses:\n" + "\n".join([*listed, "Which one do we test?"])
+        "changes at the same time. These are the hypotheses:\n"
+        + "\n".join([*listed, "Which one do we test?"])
     )
     return script
 
@@ -85,7 +86,8 @@ def explore(script: Script, incident: Incident, number: int, hypothesis: Hypothe
     """Test one hypothesis, first broadly, then with one of its two deeper looks."""
     script.user(PICKS[number % 2].format(n=number))
     script.call(
-        f"If number {number} is true, I expect {hypothesis.expect}. I look at {hypothesis.first.service} first.",
+        f"If number {number} is true, I expect {hypothesis.expect}. I look at {hypothesis.first.service} "
+        "first.",
         look(incident, hypothesis.first),
     )
     script.call("And the number that belongs to it.", look(incident, hypothesis.second))

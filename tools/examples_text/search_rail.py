@@ -82,7 +82,8 @@ TRIPS = (
         620,
         2000,
         10,
-        "I have a hearing at the town hall of Westering at eleven and would like to be there half an hour early.",
+        "I have a hearing at the town hall of Westering at eleven and would like to be there half an "
+        "hour early.",
     ),
     Trip(
         "farrow",
@@ -102,7 +103,8 @@ TRIPS = (
         870,
         2200,
         12,
-        "The boat to the island leaves Innisbay at three in the afternoon, and it is the last one of the day.",
+        "The boat to the island leaves Innisbay at three in the afternoon, and it is the last one of the "
+        "day.",
     ),
 )
 

@@ -71,7 +71,8 @@ class WhereIsIt(Errand):
         name = self.product.name
         return (
             f"Hi, I'm still waiting for my {name}. Can you tell me where the parcel is?",
-            f"Hello! Order {self.order.number} was meant to be here by now and it isn't. Where has it got to?",
+            f"Hello! Order {self.order.number} was meant to be here by now and it isn't. Where has it got "
+            "to?",
             f"Where is my parcel? It has my {name} in it and I need it for the weekend.",
         )
 
@@ -102,7 +103,7 @@ class WhereIsIt(Errand):
         script.say(
             f"Your order {order.number} was sent on {order.shipped} with {order.carrier}. {delay}The last "
             f"scan was at {last['place']} on {last['at'][:10]} at {last['at'][11:]}, "
-            f'"{last["event"].lower()}", and the carrier expects to deliver it on {parcel["expected"]}.'
+            f"\"{last['event'].lower()}\", and the carrier expects to deliver it on {parcel['expected']}."
         )
         script.user(f"I won't be home that day. Is there a way to have it kept at {self.shop}?")
         script.say(
@@ -192,7 +193,9 @@ class MoveHouse(Errand):
             f"Good news, {self.world.first}: order {number} has not been packed yet, so the address can "
             "still be changed. Where should it go?"
         )
-        script.user(self.rng.choice((f"To {self.said}.", f"{self.said} please, with the neighbour if I'm out.")))
+        script.user(
+            self.rng.choice((f"To {self.said}.", f"{self.said} please, with the neighbour if I'm out."))
+        )
         script.say(
             f"I would send order {number} to {self.said}. I can't leave a note for the driver, but the "
             "carrier writes to you on the day and lets you choose a neighbour. Shall I change the address?"
@@ -200,7 +203,9 @@ class MoveHouse(Errand):
         self.agree(script, "Yes, thank you.")
         changed = {"order": number, "ship_to": self.new}
         script.call(None, ("update_address", {"order": number, **self.new}, changed))
-        script.say(f"It's changed: the order goes to {self.said} now. Your account still has the old one, though.")
+        script.say(
+            f"It's changed: the order goes to {self.said} now. Your account still has the old one, though."
+        )
         script.user("Can you change that as well?")
         script.say(
             "That is something only you can change, for your own safety: in your account, under "

@@ -19,7 +19,9 @@ class Queue:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, function: Callable[..., Any], *arguments: Any, priority: int = 0, not_before: float = 0.0) -> Job:
+    def add(
+        self, function: Callable[..., Any], *arguments: Any, priority: int = 0, not_before: float = 0.0
+    ) -> Job:
         """Put a call into the queue."""
         job = Job(function, arguments)
         self._push(job, priority, not_before)
