@@ -25,6 +25,7 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 CHATS: tuple[Shape, ...] = ("chat", "messages", "sharegpt")
 REQUESTS: tuple[Shape, ...] = ("chat", "completions", "messages", "sharegpt")
 
+MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
 _LONGEST_NEAR = 40
 _NEAR = 0.85
@@ -133,6 +134,7 @@ FIELDS: tuple[Field, ...] = (
     _refused("modalities", "kinds of output", ["text"], shapes=CHATS),
     _refused("audio", "spoken output", shapes=CHATS),
     _refused("web_search_options", "a search of the web", shapes=CHATS),
+    _refused("moderation", "a check of prompt and answer by the service", shapes=CHATS),
     _refused("cache_salt", "whose snapshots may be shared", hint="give --cache-salt to the run"),
     _refused("extra_body", "further fields", {}, hint="put its fields in its place"),
     Field("user", "harmless", "who asks"),
@@ -144,16 +146,25 @@ FIELDS: tuple[Field, ...] = (
     Field("prediction", "harmless", "a guess at the answer, for speed alone"),
     Field("prompt_cache_key", "harmless", "where the service caches; prefixes are found without it"),
     Field("prompt_cache_retention", "harmless", "how long the service caches"),
+    Field("prompt_cache_options", "harmless", "how the service caches"),
     Field("stream_options", "harmless", "details of `stream`, which is refused"),
 )
 
 BY_SHAPE: Mapping[Shape, Mapping[str, Field]] = {
     shape: {field.name: field for field in FIELDS if shape in field.shapes} for shape in SHAPES
 }
-_SETTINGS = {
-    name: field
-    for name, field in BY_SHAPE["messages"].items()
-    if field.kind in ("honoured", "refused") and name != "system"
+
+
+def letters(name: str) -> str:
+    """A name without what slips often change: case, hyphens, underscores."""
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+# The settings that a line may have, by their letters.
+SETTINGS: Mapping[str, str] = {
+    letters(field.name): field.name
+    for field in BY_SHAPE["messages"].values()
+    if field.kind in ("honoured", "refused") and field.name != "system"
 }
 
 
@@ -180,6 +191,10 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
         field = known.get(name)
         if field is not None:
             _check_value(field, value, name)
+        elif len(columns) == MOST_COLUMNS:
+            raise invalid(
+                f"the line has more than {MOST_COLUMNS:,} unknown fields; if they are data, put them into metadata"
+            )
         elif (setting := near_setting(name)) is None:
             columns.append(name)
         elif setting == name:
@@ -197,21 +212,16 @@ def near_setting(name: str) -> str | None:
     """The setting that a name nearly is: the same but for case and punctuation, or, from five letters on, alike."""
     if len(name) > _LONGEST_NEAR:
         return None
-    letters = {_letters(setting): setting for setting in _SETTINGS}
-    own = _letters(name)
-    close = [own] if own in letters else []
-    if not close and len(own) >= _SHORTEST_NEAR:
-        close = difflib.get_close_matches(own, letters, n=1, cutoff=_NEAR)
-    return letters[close[0]] if close else None
+    own = letters(name)
+    if own in SETTINGS or len(own) < _SHORTEST_NEAR:
+        return SETTINGS.get(own)
+    close = difflib.get_close_matches(own, SETTINGS, n=1, cutoff=_NEAR)
+    return SETTINGS[close[0]] if close else None
 
 
 def json_text(value: object) -> str:
     """A value of the table as JSON, as errors and the page show it."""
     return json.dumps(value)
-
-
-def _letters(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())
 
 
 def _check_value(field: Field, value: object, where: str) -> None:

@@ -42,9 +42,9 @@ def open_source(
 
     spec: a path (`.gz`, `.zst`: compressed JSON lines; `.parquet`, `.arrow`: rows), `-` for stdin, or
     `hf:org/name[:split]`. format: one of FORMAT_CHOICES; `auto` decides line by line, by the keys. An input that cannot
-    be read further ends in a BadLine that says so, and warn gets the same sentence. warn is also told which columns take
-    no part in the answers. Raises UsageError at once for an input that is not there. While iterating, raises it for an
-    input of which nothing can be read, or whose first hundred lines all fail in the same way.
+    be read further ends in a BadLine that says so, and warn gets the same sentence. warn is told of columns too that
+    take no part in the answers. Raises UsageError at once for an input that is not there. While iterating, raises it
+    for an input of which nothing can be read, or whose first hundred lines all fail in the same way.
     """
     if format not in FORMAT_CHOICES:
         raise UsageError(f"the input format is {format!r}; expected one of {', '.join(FORMAT_CHOICES)}")

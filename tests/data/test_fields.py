@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apcbatch.data.columns import MOST_NAMES, UnusedColumns
-from apcbatch.data.fields import BY_SHAPE, FIELDS, SHAPES, near_setting
+from apcbatch.data.fields import BY_SHAPE, FIELDS, MOST_COLUMNS, SHAPES, near_setting
 from apcbatch.data.records import Conversation, parse_record
 from apcbatch.data.source import open_source
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
@@ -178,11 +178,12 @@ def test_a_null_sets_nothing_whatever_its_name() -> None:
         assert good(request(shape, temprature=None, zzz=None)).columns == ()
 
 
-COLUMNS = """source dataset domain score reward task_id traj_id trial info label split category language prompt
+NAMES_OF_COLUMNS = """source dataset domain score reward task_id traj_id trial info label split category language prompt
 prompt_id num_turns turn turns tokens num_tokens token_count tools_used timestamp created conversation_id tool_calls
 target step steps env instance_id exit_status resolved text instruction response responses answer difficulty quality
 version type topic mode name author model_name license hash embedding stop_reason finish_reason tool input output
-chosen rejected custom_id index idx seed_task user_id session_id system_prompt""".split()
+chosen rejected custom_id index idx seed_task user_id session_id system_prompt"""
+COLUMNS = NAMES_OF_COLUMNS.split()
 
 
 @pytest.mark.parametrize("shape", ["messages", "sharegpt"])
@@ -205,6 +206,14 @@ def test_the_columns_of_a_dataset_are_no_slips(shape: str) -> None:
 def test_a_name_that_is_nearly_a_setting(name: str, setting: str | None) -> None:
     """Fault: slips pass as columns, or columns as slips."""
     assert near_setting(name) == setting
+
+
+def test_a_line_has_so_many_columns_and_no_more() -> None:
+    """Fault: a line of millions of names takes minutes: each is compared with each setting."""
+    names = {f"column_{number}": 1 for number in range(MOST_COLUMNS)}
+    assert len(good(request("messages", **names)).columns) == MOST_COLUMNS == 1024
+    sentence = "the line has more than 1,024 unknown fields; if they are data, put them into metadata"
+    assert fault(request("messages", **names, more=1)) == sentence
 
 
 def test_each_column_is_named_once() -> None:
@@ -243,6 +252,17 @@ def test_the_shared_datasets_have_no_unknown_field(shared_data: Path, name: str)
     for record in open_source(str(shared_data / f"{name}.jsonl"), warn=told.append):
         assert isinstance(record, Conversation) and record.params == {}
     assert told == []
+
+
+@pytest.mark.parametrize(("shape", "package"), [("chat", "openai.types.chat"), ("completions", "openai.types")])
+def test_every_field_that_openai_knows_is_in_the_table(shape: str, package: str) -> None:
+    """Fault: a request that `openai` writes is refused as misspelt."""
+    params = pytest.importorskip(f"{package}.completion_create_params")
+    names = {
+        *params.CompletionCreateParamsBase.__annotations__, *params.CompletionCreateParamsNonStreaming.__annotations__,
+    }  # fmt: skip
+    assert {"model", "temperature", "stream"} <= names
+    assert names - BY_SHAPE[shape].keys() == set()  # type: ignore[index]
 
 
 def test_no_name_is_there_twice_in_one_shape() -> None:
