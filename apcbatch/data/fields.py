@@ -184,7 +184,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
     """The columns of a line: the names of what is neither content nor a setting. Refuses a setting whose value is not
     taken, and a name that is nearly a setting's: it is rather a slip than a column."""
     known = BY_SHAPE[source_format]
-    columns = []
+    columns: list[str] = []
     for name, value in record.items():
         if value is None:
             continue

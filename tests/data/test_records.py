@@ -145,6 +145,7 @@ LINE = st.fixed_dictionaries(
             )
         ),
         "system": JSON,
+        **{key: JSON for key in ("model", "max_tokens", "seed", "n", "stop", "response_format", "temprature", "score")},
     },
 )
 
