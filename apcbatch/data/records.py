@@ -52,12 +52,13 @@ class Conversation:
 @dataclass(slots=True)
 class BadLine:
     """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
-    Conversation."""
+    Conversation. source_format: the line's format, if it has one."""
 
     line: int
     error: RequestError
     custom_id: str | None = None
     digest: str = ""
+    source_format: Format | None = None
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -72,7 +73,7 @@ def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversa
 
 def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:
     """Check one parsed record. wanted: its format; None decides by the keys."""
-    custom_id = None
+    custom_id = source_format = None
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
@@ -83,7 +84,8 @@ def parse_record(record: object, line: int, wanted: Format | None = None) -> Con
         conversation.columns = columns
         return conversation
     except RequestError as error:
-        return BadLine(line, RequestError(error.code, error.message, line), custom_id)
+        located = RequestError(error.code, error.message, line)
+        return BadLine(line, located, custom_id, source_format=source_format)
 
 
 def _choose_format(record: dict[str, Any], wanted: Format | None) -> Format:

@@ -84,9 +84,16 @@ def _read_json(
             return
         else:
             record = parse_line(data, line, wanted)
-        error = record.error if isinstance(record, BadLine) else None
-        faults.note(error, data if isinstance(data, bytes) else b"")
+        _note(faults, record, data if isinstance(data, bytes) else b"")
         yield _signed(record, data if isinstance(data, bytes) else message.encode())
+
+
+def _note(faults: Faults, record: Conversation | BadLine, data: bytes = b"") -> None:
+    """Tell how a line went."""
+    if isinstance(record, BadLine):
+        faults.note(record.error, data, record.source_format is not None)
+    else:
+        faults.note(None)
 
 
 def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
@@ -102,7 +109,7 @@ def _read_rows(
     try:
         for line, row in enumerate(rows, start=1):
             record = _read_row(row, line, wanted)
-            faults.note(record.error if isinstance(record, BadLine) else None)
+            _note(faults, record)
             yield record
     except _dataset_errors() as error:
         reason = f"{spec} cannot be read further after row {line}: {_first_line(error)}"
