@@ -76,6 +76,9 @@ class Config:
         "What a line is; auto decides line by line.",
         choices=("auto", "messages", "batch", "sharegpt"),
     )
+    strict_model: bool = option(
+        False, "Input", "Refuse a request that names another model than --model; else that is a warning."
+    )
     turns: Literal["each", "last", "rollout"] = option(
         "each",
         "Input",
@@ -106,7 +109,7 @@ class Config:
     max_tokens: int = option(
         128,
         "Generation",
-        "New tokens of a request at most; a batch body's own value wins.",
+        "New tokens of a request at most; what a line gives itself wins.",
         minimum=1,
         maximum=MOST_TOKENS,
     )

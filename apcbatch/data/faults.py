@@ -33,9 +33,10 @@ class Faults:
         self._num_lines = 0
         self._watching = True
 
-    def note(self, error: RequestError | None, data: bytes = b"") -> None:
-        """Note a line that failed (error) or can be used (None). data: the line itself, if there is one.
+    def note(self, error: RequestError | None, data: bytes = b"", has_format: bool = False) -> None:
+        """Note a line that failed (error) or can be used (None).
 
+        data: the line itself, if there is one. has_format: its keys are those of a format, so it is of the right kind.
         Raises UsageError after PATIENCE lines that all failed in the same way, before the next such line is used.
         """
         if not self._watching:
@@ -47,9 +48,9 @@ class Faults:
         self._num_lines += 1
         if self._num_lines > PATIENCE:
             first, reason = self._first
+            what = "correct that in its lines" if has_format else f"it seems to be {_seems_to_be(first)}"
             raise UsageError(
-                f"{self._spec}: the first {PATIENCE} lines all fail in the same way ({reason.message}); it seems to be "
-                f"{_seems_to_be(first)}"
+                f"{self._spec}: the first {PATIENCE} lines all fail in the same way ({reason.message}); {what}"
             )
 
 

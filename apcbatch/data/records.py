@@ -13,7 +13,9 @@ import orjson
 
 from apcbatch.data.batch import check_batch
 from apcbatch.data.checks import is_integer, shown, wrong
+from apcbatch.data.fields import check_line
 from apcbatch.data.messages import Message, Tool, check_messages, check_tools
+from apcbatch.data.settings import check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
 from apcbatch.errors import RequestError
 from apcbatch.formats import Format, detect_format
@@ -25,8 +27,9 @@ class Conversation:
 
     id: the line's own or `line-<n>`. line: counted from 1. messages: in the form of data/messages.py; empty for a
     completion, which has `prompt` instead (text or token ids). custom_id: set only for `batch` lines, which make
-    exactly one request. params: those of max_tokens, temperature, top_p, seed, logprobs and ignore_eos that a batch
-    body sets. digest: xxh3-128, in hex, of the line as it was read.
+    exactly one request. params: those of max_tokens, temperature, top_p, seed, logprobs and ignore_eos that the line
+    (its body, for `batch`) sets. model: the name that it gives, or None. columns: the line's keys that take no part in
+    the answers. digest: xxh3-128, in hex, of the line as it was read.
     """
 
     id: str
@@ -37,6 +40,8 @@ class Conversation:
     custom_id: str | None = None
     prompt: str | list[int] | None = None
     params: dict[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    columns: tuple[str, ...] = ()
     digest: str = ""
 
     def request_id(self, turn: int) -> str:
@@ -47,12 +52,13 @@ class Conversation:
 @dataclass(slots=True)
 class BadLine:
     """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
-    Conversation."""
+    Conversation. source_format: the line's format, if it has one."""
 
     line: int
     error: RequestError
     custom_id: str | None = None
     digest: str = ""
+    source_format: Format | None = None
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -67,15 +73,19 @@ def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversa
 
 def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:
     """Check one parsed record. wanted: its format; None decides by the keys."""
-    custom_id = None
+    custom_id = source_format = None
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
         source_format = _choose_format(record, wanted)
         custom_id = _first_request_id(record, line, source_format)
-        return _READERS[source_format](record, line)
+        columns = check_line(record, source_format)
+        conversation = _READERS[source_format](record, line)
+        conversation.columns = columns
+        return conversation
     except RequestError as error:
-        return BadLine(line, RequestError(error.code, error.message, line), custom_id)
+        located = RequestError(error.code, error.message, line)
+        return BadLine(line, located, custom_id, source_format=source_format)
 
 
 def _choose_format(record: dict[str, Any], wanted: Format | None) -> Format:
@@ -111,21 +121,43 @@ def _check_id(record: dict[str, Any], line: int) -> str:
 
 
 def _read_messages(record: dict[str, Any], line: int) -> Conversation:
-    conversation_id = _check_id(record, line)
     messages = check_messages(record["messages"])
-    return Conversation(conversation_id, line, messages, check_tools(record.get("tools")), "messages")
+    return _conversation(record, line, messages, check_tools(record.get("tools")), "messages")
 
 
 def _read_sharegpt(record: dict[str, Any], line: int) -> Conversation:
-    conversation_id = _check_id(record, line)
     messages, tools = check_sharegpt(record)
-    return Conversation(conversation_id, line, messages, tools, "sharegpt")
+    return _conversation(record, line, messages, tools, "sharegpt")
+
+
+def _conversation(
+    record: dict[str, Any], line: int, messages: list[Message], tools: list[Tool] | None, source_format: Format
+) -> Conversation:
+    """A line that has its settings beside its messages."""
+    settings = check_settings(record)
+    return Conversation(
+        _check_id(record, line),
+        line,
+        messages,
+        shown_tools(record, tools),
+        source_format,
+        params=settings.params,
+        model=settings.model,
+    )
 
 
 def _read_batch(record: dict[str, Any], line: int) -> Conversation:
     body = check_batch(record)
     return Conversation(
-        body.custom_id, line, body.messages, body.tools, "batch", body.custom_id, body.prompt, body.params
+        body.custom_id,
+        line,
+        body.messages,
+        body.tools,
+        "batch",
+        body.custom_id,
+        body.prompt,
+        body.settings.params,
+        body.settings.model,
     )
 
 

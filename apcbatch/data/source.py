@@ -13,6 +13,7 @@ from typing import Any, cast
 import orjson
 import xxhash
 
+from apcbatch.data.columns import UnusedColumns
 from apcbatch.data.faults import Faults
 from apcbatch.data.lines import (
     DEFAULT_MAX_LINE_BYTES,
@@ -41,20 +42,31 @@ def open_source(
 
     spec: a path (`.gz`, `.zst`: compressed JSON lines; `.parquet`, `.arrow`: rows), `-` for stdin, or
     `hf:org/name[:split]`. format: one of FORMAT_CHOICES; `auto` decides line by line, by the keys. An input that cannot
-    be read further ends in a BadLine that says so, and warn gets the same sentence. Raises UsageError at once for an
-    input that is not there. While iterating, raises it for an input of which nothing can be read, or whose first
-    hundred lines all fail in the same way.
+    be read further ends in a BadLine that says so, and warn gets the same sentence. warn is told of columns too that
+    take no part in the answers. Raises UsageError at once for an input that is not there. While iterating, raises it
+    for an input of which nothing can be read, or whose first hundred lines all fail in the same way.
     """
     if format not in FORMAT_CHOICES:
         raise UsageError(f"the input format is {format!r}; expected one of {', '.join(FORMAT_CHOICES)}")
     wanted = None if format == "auto" else cast(Format, format)
     if spec.startswith(HUB_PREFIX):
-        return _read_rows(spec, _open_hub(spec), wanted, warn)
+        return _watched(_read_rows(spec, _open_hub(spec), wanted, warn), warn)
     check_readable(spec)
     builder = _ROW_SUFFIXES.get(Path(spec).suffix.lower()) if spec != STDIN else None
     if builder is not None:
-        return _read_rows(spec, _open_file(spec, builder), wanted, warn)
-    return _read_json(spec, wanted, max_line_bytes, warn)
+        return _watched(_read_rows(spec, _open_file(spec, builder), wanted, warn), warn)
+    return _watched(_read_json(spec, wanted, max_line_bytes, warn), warn)
+
+
+def _watched(
+    records: Iterator[Conversation | BadLine], warn: Callable[[str], None]
+) -> Iterator[Conversation | BadLine]:
+    """The same records; warn is told of columns that take no part in the answers."""
+    unused = UnusedColumns(warn)
+    for record in records:
+        if isinstance(record, Conversation):
+            unused.note(record.columns, record.line)
+        yield record
 
 
 def _read_json(
@@ -72,9 +84,16 @@ def _read_json(
             return
         else:
             record = parse_line(data, line, wanted)
-        error = record.error if isinstance(record, BadLine) else None
-        faults.note(error, data if isinstance(data, bytes) else b"")
+        _note(faults, record, data if isinstance(data, bytes) else b"")
         yield _signed(record, data if isinstance(data, bytes) else message.encode())
+
+
+def _note(faults: Faults, record: Conversation | BadLine, data: bytes = b"") -> None:
+    """Tell how a line went."""
+    if isinstance(record, BadLine):
+        faults.note(record.error, data, record.source_format is not None)
+    else:
+        faults.note(None)
 
 
 def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
@@ -90,7 +109,7 @@ def _read_rows(
     try:
         for line, row in enumerate(rows, start=1):
             record = _read_row(row, line, wanted)
-            faults.note(record.error if isinstance(record, BadLine) else None)
+            _note(faults, record)
             yield record
     except _dataset_errors() as error:
         reason = f"{spec} cannot be read further after row {line}: {_first_line(error)}"

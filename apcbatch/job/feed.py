@@ -6,6 +6,7 @@ requests of the input, whatever was answered before; every request comes out onc
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from apcbatch.config import Config
+from apcbatch.data.checks import shown
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.rollout import Rollout
@@ -86,7 +88,9 @@ class Feeder:
         error = self._used_ids.enter(first_id, conversation.line)
         turns: list[int] = []
         try:
-            turns = [] if error else self._turns_of(conversation)
+            if error is None:
+                self._check_model(conversation)
+                turns = self._turns_of(conversation)
         except RequestError as refused:
             error = refused
         if error is not None:
@@ -114,6 +118,18 @@ class Feeder:
                 if error is not None:
                     found[ticket.turn] = error
         return found
+
+    def _check_model(self, conversation: Conversation) -> None:
+        """Warn once of another model than the one loaded, or refuse it. Folders before a name do not count."""
+        given, loaded = conversation.model, self._config.model
+        if given is None or _last_part(given) == _last_part(os.path.abspath(loaded)):
+            return
+        names = f"model is {shown(given)}, and the model that is loaded is {shown(loaded)}"
+        if self._config.strict_model:
+            ways = "name that one, leave model out, or run without --strict-model"
+            raise RequestError("invalid_request", f"{names}; {ways}", conversation.line)
+        where = f"line {conversation.line}: {names}"
+        self._renderer.warn_once("model", f"{where}, which answers; --strict-model refuses such requests")
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
@@ -247,6 +263,11 @@ class Feeder:
         number = self.num_requests - 1
         ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
+
+
+def _last_part(name: str) -> str:
+    """`org/name` -> `name`."""
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def _no_history(ticket: Ticket, error: RequestError) -> RequestError:

@@ -22,6 +22,7 @@ from apcbatch.version import VERSION
 CHANGES_ANSWERS = (
     "dtype",
     "format",
+    "strict_model",
     "turns",
     "max_tokens",
     "max_request_tokens",

@@ -115,11 +115,19 @@ def test_each_fault_has_its_sentence(record: object, sentence: str) -> None:
 
 
 BODY_FAULTS = [
-    ("stream", True, "body.stream is true; a batch is answered in one piece: leave stream out"),
-    ("stream", "yes", 'body.stream is "yes"; expected true or false'),
-    ("n", 2, "body.n is 2; expected 1: one line asks for one answer"),
-    ("n", 0, "body.n is 0; expected an integer of at least 1"),
-    ("best_of", 3, "body.best_of is 3; expected 1: one line asks for one answer"),
+    (
+        "stream",
+        True,
+        "body.stream is true, which is not supported; leave it out or give false: a batch is answered in one piece",
+    ),
+    (
+        "stream",
+        "yes",
+        'body.stream is "yes", which is not supported; leave it out or give false: a batch is answered in one piece',
+    ),
+    ("n", 2, "body.n is 2, which is not supported; leave it out or give 1: one line asks for one answer"),
+    ("n", 0, "body.n is 0, which is not supported; leave it out or give 1: one line asks for one answer"),
+    ("best_of", 3, "body.best_of is 3, which is not supported; leave it out or give 1: one line asks for one answer"),
     ("model", 1, "body.model is 1; expected a string"),
     ("max_tokens", 0, "body.max_tokens is 0; expected an integer of at least 1"),
     ("max_tokens", 1.5, "body.max_tokens is 1.5; expected an integer of at least 1"),
@@ -131,19 +139,19 @@ BODY_FAULTS = [
     ("seed", "x", 'body.seed is "x"; expected an integer'),
     ("logprobs", 1, "body.logprobs is 1; expected true or false"),
     ("ignore_eos", 1, "body.ignore_eos is 1; expected true or false"),
-    ("stop", ["\n"], "body.stop is a list, which is not supported; leave it out or give null"),
-    ("stop", "x", 'body.stop is "x", which is not supported; leave it out or give null'),
+    ("stop", ["\n"], 'body.stop is a list, which is not supported; leave it out or give [] or ""'),
+    ("stop", "x", 'body.stop is "x", which is not supported; leave it out or give [] or ""'),
     (
         "logit_bias",
         {"1": 2},
-        "body.logit_bias is an object, which is not supported; leave it out or give null",
+        "body.logit_bias is an object, which is not supported; leave it out or give {}",
     ),
     (
         "presence_penalty",
         0.1,
         "body.presence_penalty is 0.1, which is not supported; leave it out or give 0",
     ),
-    ("top_k", 40, "body.top_k is 40, which is not supported; leave it out or give 0"),
+    ("top_k", 40, "body.top_k is 40, which is not supported; leave it out or give 0 or -1"),
     ("top_logprobs", 2, "body.top_logprobs is 2, which is not supported; leave it out or give 0"),
     ("echo", True, "body.echo is true, which is not supported; leave it out or give false"),
     (

@@ -28,7 +28,6 @@ FILES = {
     "utf-16 without a mark": (CSV.decode().encode("utf-16-le"), "binary data, or text in UTF-16"),
     "wrong column": (b'{"question": "how are you", "n": 12}\n' * 300, "JSON lines of another kind"),
     "one document": (json.dumps([{"a": n} for n in range(300)], indent=1).encode(), "one JSON document over many"),
-    "wrong role": (b'{"messages": [{"role": "bot", "content": "x"}]}\n' * 300, "JSON lines of another kind"),
     "prose": (b"It was a dark night\n" * 300, "something else than conversations"),
 }  # fmt: skip
 
@@ -44,6 +43,23 @@ def test_what_cannot_be_used_at_all_ends_after_a_hundred_lines(tmp_path: Path, n
             records.append(record)
     assert len(records) == 100 and all(isinstance(record, BadLine) for record in records)
     assert f"it seems to be {what}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"messages": [{"role": "bot", "content": "x"}]}, 'messages[0].role is "bot"; expected'),
+        ({"messages": [USER], "n": 2}, "n is 2, which is not supported; leave it out or give 1"),
+    ],
+)
+def test_a_fault_in_lines_of_the_right_kind_is_called_by_its_name(
+    tmp_path: Path, line: dict[str, object], reason: str
+) -> None:
+    """Catches a user who is sent to look for another format because of one field."""
+    (tmp_path / "in.jsonl").write_text((json.dumps(line) + "\n") * 300)
+    with pytest.raises(UsageError, match="the first 100 lines all fail in the same way") as caught:
+        list(open_source(str(tmp_path / "in.jsonl")))
+    assert reason in str(caught.value) and str(caught.value).endswith("; correct that in its lines")
 
 
 @pytest.mark.parametrize("good", [1, 50, 100])

@@ -42,6 +42,7 @@ def test_a_line_of_messages_becomes_a_conversation() -> None:
         ],
         tools=tools,
         source_format="messages",
+        columns=("score",),
     )
 
 

@@ -133,6 +133,7 @@ LINE = st.fixed_dictionaries(
             st.fixed_dictionaries({"from": st.sampled_from(["human", "gpt", "function_call", "x"]), "value": JSON})
         ),
         "system": JSON,
+        **{key: JSON for key in ("model", "max_tokens", "seed", "n", "stop", "response_format", "temprature", "score")},
     },
 )
 

@@ -61,7 +61,10 @@ SHAREGPT = {
         {"from": "human", "value": "Bye"},
     ],
 }
-LINES = (CONVERSATION, CHAT, COMPLETION, SHAREGPT)
+SETTINGS = SHAREGPT | {
+    "id": "s-2", "model": "other", "max_tokens": 2, "temperature": 0.5, "n": 1, "stop": None, "reward": 0.5,
+}  # fmt: skip
+LINES = (CONVERSATION, CHAT, COMPLETION, SHAREGPT, SETTINGS)
 RUN = ("run", "-o", "out.jsonl", "-q", "--progress", "none")
 
 

@@ -1,0 +1,245 @@
+"""Every field of a request, in one table: what is honoured, what is refused, what is harmless.
+
+Must not know: files, templates, tokens. docs/formats.md is made from this table (tools/make_formats_docs.py).
+Invariant: no field is ignored in silence. It is honoured, or refused with a sentence, or harmless, or a column that the
+reader of the input names once in a warning. A null sets nothing, whatever its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from apcbatch.data.checks import invalid, one_of, shown
+from apcbatch.errors import RequestError
+from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, Format
+from apcbatch.values import nearest
+
+Kind = Literal["content", "honoured", "refused", "harmless"]
+Shape = Literal["chat", "completions", "messages", "sharegpt", "batch"]
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+CHATS: tuple[Shape, ...] = ("chat", "messages", "sharegpt")
+REQUESTS: tuple[Shape, ...] = ("chat", "completions", "messages", "sharegpt")
+
+MOST_COLUMNS = 1024
+_SHORTEST_NEAR = 5
+_LONGEST_NEAR = 40
+_NEAR = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One name in the objects of some shapes: bodies (chat, completions) and lines (messages, sharegpt, batch).
+
+    content: what is asked. honoured: a setting that wins over the run's option. refused: it would change the answer.
+    harmless: it changes no answer. accepted: the only values that are taken, or None if the reader of the field
+    decides; for a refused field they mean the same as leaving it out. note: what it is, for the page. hint: what to do
+    instead, for the error and the page.
+    """
+
+    name: str
+    kind: Kind
+    note: str
+    accepted: tuple[Any, ...] | None = None
+    hint: str = ""
+    shapes: tuple[Shape, ...] = REQUESTS
+
+
+def _content(name: str, note: str, *shapes: Shape) -> Field:
+    return Field(name, "content", note, shapes=shapes)
+
+
+def _refused(name: str, note: str, *accepted: Any, hint: str = "", shapes: tuple[Shape, ...] = REQUESTS) -> Field:
+    return Field(name, "refused", note, accepted, hint, shapes)
+
+
+FIELDS: tuple[Field, ...] = (
+    _content("id", "the conversation's name, a string or an integer; `line-<n>` without one", "messages", "sharegpt"),
+    _content("messages", "the messages, at least one", "messages", "chat"),
+    _content("conversations", "objects with `from` (human, gpt, system, tool) and `value`", "sharegpt"),
+    _content("system", "the system message, if the list does not begin with one", "sharegpt"),
+    _content("prompt", "a text or a list of token ids, for one completion", "completions"),
+    _content("custom_id", "the request's name, a string that is not empty", "batch"),
+    _content("method", "`POST`", "batch"),
+    _content("url", f"`{CHAT_URL}` or `{COMPLETIONS_URL}`", "batch"),
+    _content("body", "the request: a chat's or a completion's", "batch"),
+    Field("tools", "honoured", "tool schemas for the template; on sharegpt lines also as JSON text", shapes=CHATS),
+    Field("tool_choice", "honoured", "`none` hides the tools", ("auto", "none"), shapes=CHATS),
+    Field("model", "honoured", "compared with the loaded model: another name is a warning, or refused"),
+    Field("max_tokens", "honoured", "new tokens at most, from 1"),
+    Field("max_completion_tokens", "honoured", "the newer name of `max_tokens`; it wins over the older one"),
+    Field("temperature", "honoured", "from 0 (greedy) to 2"),
+    Field("top_p", "honoured", "above 0, up to 1"),
+    Field("seed", "honoured", "an integer"),
+    Field("logprobs", "honoured", "true or false", shapes=CHATS),
+    Field("logprobs", "honoured", "0 or 1: of the chosen token alone", shapes=("completions",)),
+    Field("ignore_eos", "honoured", "true or false: go on to `max_tokens` whatever comes"),
+    _refused("system", "a text beside the messages", "", hint="give it as the first message", shapes=("messages",)),
+    _refused("n", "several answers", 1, hint="one line asks for one answer"),
+    _refused("best_of", "the best of several answers", 1, hint="one line asks for one answer"),
+    _refused("num_return_sequences", "several answers", 1, hint="one line asks for one answer"),
+    _refused("use_beam_search", "beam search", False),
+    _refused("length_penalty", "beam search", 1),
+    _refused("stream", "an answer in pieces", False, hint="a batch is answered in one piece"),
+    _refused("stop", "texts that end an answer", [], ""),
+    _refused("stop_sequences", "texts that end an answer", []),
+    _refused("stop_token_ids", "tokens that end an answer", []),
+    _refused("include_stop_str_in_output", "the stop text in the answer", False),
+    _refused("bad_words", "texts that an answer must not hold", []),
+    _refused("allowed_token_ids", "the only tokens of an answer"),
+    _refused("min_tokens", "new tokens at least", 0),
+    _refused("max_new_tokens", "new tokens at most", hint="the field is max_tokens"),
+    _refused("max_output_tokens", "new tokens at most", hint="the field is max_tokens"),
+    _refused("do_sample", "drawing or not", hint="temperature 0 is greedy, above 0 draws"),
+    _refused("top_k", "draw from so many tokens", 0, -1),
+    _refused("min_p", "draw from tokens of this share of the best one", 0),
+    _refused("typical_p", "typical sampling", 1),
+    _refused("presence_penalty", "a penalty for tokens that are there", 0),
+    _refused("frequency_penalty", "a penalty for each time that a token is there", 0),
+    _refused("repetition_penalty", "a penalty for repeated tokens", 1),
+    _refused("logit_bias", "a bias for single tokens", {}),
+    _refused("logits_processors", "code that changes logits", []),
+    _refused("top_logprobs", "log-probabilities of alternatives", 0),
+    _refused("prompt_logprobs", "log-probabilities of the prompt"),
+    _refused("echo", "the prompt in the answer", False),
+    _refused("suffix", "text behind the completion", ""),
+    _refused("truncate_prompt_tokens", "the end of the prompt alone"),
+    _refused("add_special_tokens", "special tokens around the prompt"),
+    _refused("skip_special_tokens", "special tokens in the answer's text", True),
+    _refused("spaces_between_special_tokens", "spaces between special tokens", True),
+    _refused("return_token_ids", "token ids in the body", False, hint="apcbatch.completion_token_ids has them"),
+    _refused("return_tokens_as_token_ids", "token ids for tokens", False),
+    _refused("response_format", "an answer in a given form", {"type": "text"}),
+    _refused("structured_outputs", "an answer in a given form", {}),
+    _refused("guided_json", "an answer in a given form", {}, ""),
+    _refused("guided_regex", "an answer in a given form", ""),
+    _refused("guided_choice", "one of several answers", []),
+    _refused("guided_grammar", "an answer in a given form", ""),
+    _refused("parallel_tool_calls", "false: one call in an answer at most", True, shapes=CHATS),
+    _refused("functions", "the old form of tools", [], hint="give tools", shapes=CHATS),
+    _refused("function_call", "the old form of tool_choice", "auto", "none", hint="give tool_choice", shapes=CHATS),
+    _refused("chat_template", "another template", hint="put it into the model folder", shapes=CHATS),
+    _refused("chat_template_kwargs", "switches of the template", {}, shapes=CHATS),
+    _refused("add_generation_prompt", "false: no beginning of an answer", True, shapes=CHATS),
+    _refused("continue_final_message", "go on with the last message", False, shapes=CHATS),
+    _refused("documents", "documents for the template", [], shapes=CHATS),
+    _refused("reasoning_effort", "how long to think", shapes=CHATS),
+    _refused("enable_thinking", "whether to think", shapes=CHATS),
+    _refused("thinking", "whether to think", shapes=CHATS),
+    _refused("verbosity", "how long to answer", "medium", shapes=CHATS),
+    _refused("modalities", "kinds of output", ["text"], shapes=CHATS),
+    _refused("audio", "spoken output", shapes=CHATS),
+    _refused("web_search_options", "a search of the web", shapes=CHATS),
+    _refused("moderation", "a check of prompt and answer by the service", shapes=CHATS),
+    _refused("cache_salt", "whose snapshots may be shared", hint="give --cache-salt to the run"),
+    _refused("extra_body", "further fields", {}, hint="put its fields in its place"),
+    Field("user", "harmless", "who asks"),
+    Field("safety_identifier", "harmless", "who asks"),
+    Field("metadata", "harmless", "your own notes"),
+    Field("store", "harmless", "whether the service keeps the answer"),
+    Field("service_tier", "harmless", "how fast the service is"),
+    Field("priority", "harmless", "the order of work"),
+    Field("prediction", "harmless", "a guess at the answer, for speed alone"),
+    Field("prompt_cache_key", "harmless", "where the service caches; prefixes are found without it"),
+    Field("prompt_cache_retention", "harmless", "how long the service caches"),
+    Field("prompt_cache_options", "harmless", "how the service caches"),
+    Field("stream_options", "harmless", "details of `stream`, which is refused"),
+)
+
+BY_SHAPE: Mapping[Shape, Mapping[str, Field]] = {
+    shape: {field.name: field for field in FIELDS if shape in field.shapes} for shape in SHAPES
+}
+
+
+def letters(name: str) -> str:
+    """A name without what slips often change: case, hyphens, underscores."""
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
+# The settings that a line may have, by their letters.
+SETTINGS: Mapping[str, str] = {
+    letters(field.name): field.name
+    for field in BY_SHAPE["messages"].values()
+    if field.kind in ("honoured", "refused") and field.name != "system"
+}
+
+
+def check_body(body: Mapping[str, Any], shape: Shape) -> None:
+    """Refuse each field of a batch line's body that is unknown, of another url, or has a value that is not taken."""
+    known = BY_SHAPE[shape]
+    for name, value in body.items():
+        if value is None:
+            continue
+        field = known.get(name)
+        if field is None:
+            raise _unknown_in_body(name, shape)
+        _check_value(field, value, f"body.{name}")
+
+
+def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, ...]:
+    """The columns of a line: the names of what is neither content nor a setting. Refuses a setting whose value is not
+    taken, and a name that is nearly a setting's: it is rather a slip than a column."""
+    known = BY_SHAPE[source_format]
+    columns: list[str] = []
+    for name, value in record.items():
+        if value is None:
+            continue
+        field = known.get(name)
+        if field is not None:
+            _check_value(field, value, name)
+        elif len(columns) == MOST_COLUMNS:
+            raise invalid(
+                f"the line has more than {MOST_COLUMNS:,} unknown fields; if they are data, put them into metadata"
+            )
+        elif (setting := near_setting(name)) is None:
+            columns.append(name)
+        elif setting == name:
+            raise invalid(f"{name} stands beside body, where it does nothing; put it into body")
+        else:
+            raise invalid(
+                f"the line has the unknown field {shown(name)}; did you mean {setting}? "
+                "If it is data, rename it or put it into metadata"
+            )
+    return tuple(columns)
+
+
+@lru_cache(maxsize=1024)
+def near_setting(name: str) -> str | None:
+    """The setting that a name nearly is: the same but for case and punctuation, or, from five letters on, alike."""
+    if len(name) > _LONGEST_NEAR:
+        return None
+    own = letters(name)
+    if own in SETTINGS or len(own) < _SHORTEST_NEAR:
+        return SETTINGS.get(own)
+    close = difflib.get_close_matches(own, SETTINGS, n=1, cutoff=_NEAR)
+    return SETTINGS[close[0]] if close else None
+
+
+def json_text(value: object) -> str:
+    """A value of the table as JSON, as errors and the page show it."""
+    return json.dumps(value)
+
+
+def _check_value(field: Field, value: object, where: str) -> None:
+    if field.accepted is None or any(_same(value, one) for one in field.accepted):
+        return
+    ways = ["leave it out", *([f"give {one_of([*map(json_text, field.accepted)])}"] if field.accepted else [])]
+    hint = f": {field.hint}" if field.hint else ""
+    raise invalid(f"{where} is {shown(value)}, which is not supported; {' or '.join(ways)}{hint}")
+
+
+def _same(value: object, other: object) -> bool:
+    """Equal as JSON: 0 is 0.0, but not false."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
+
+
+def _unknown_in_body(name: str, shape: Shape) -> RequestError:
+    other, url = ("completions", COMPLETIONS_URL) if shape == "chat" else ("chat", CHAT_URL)
+    if name in BY_SHAPE[other]:  # type: ignore[index]
+        return invalid(f"body.{name} is a field of {url} alone; leave it out, or give that url")
+    near = nearest(name[:_LONGEST_NEAR], BY_SHAPE[shape])
+    return invalid(f"body has the unknown field {shown(name)}{near or '; leave it out'}")

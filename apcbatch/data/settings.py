@@ -1,0 +1,71 @@
+"""The settings that a body or a line gives beside its messages; each wins over the option of the run.
+
+Must not know: lines, files, templates, tokens. Which fields are settings is in data/fields.py; here is what the
+honoured ones may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from apcbatch.data.checks import (
+    is_integer,
+    optional_flag,
+    optional_integer,
+    optional_number,
+    optional_string,
+    wrong,
+)
+from apcbatch.data.messages import Tool
+
+_MAX_TEMPERATURE = 2.0
+_UINT64_MAX = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """model: the name that was given, or None. params: those of max_tokens, temperature, top_p, seed, logprobs and
+    ignore_eos that were given."""
+
+    model: str | None
+    params: dict[str, Any]
+
+
+def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
+    """The settings in a body (where: `body.`) or a line; null sets nothing. RequestError for a value that is none.
+
+    counts_logprobs: logprobs is a number of alternatives, as for completions, of which none are given.
+    """
+    max_tokens = optional_integer(record, "max_tokens", f"{where}max_tokens", least=1)
+    newer = optional_integer(record, "max_completion_tokens", f"{where}max_completion_tokens", least=1)
+    top_p = optional_number(record, "top_p", f"{where}top_p", 0.0, 1.0)
+    if top_p == 0.0:
+        raise wrong(f"{where}top_p", record["top_p"], "a number above 0 and up to 1")
+    seed = optional_integer(record, "seed", f"{where}seed")
+    read_logprobs = _counted_logprobs if counts_logprobs else optional_flag
+    params = {
+        "max_tokens": max_tokens if newer is None else newer,
+        "temperature": optional_number(record, "temperature", f"{where}temperature", 0.0, _MAX_TEMPERATURE),
+        "top_p": top_p,
+        "seed": None if seed is None else seed & _UINT64_MAX,
+        "logprobs": read_logprobs(record, "logprobs", f"{where}logprobs"),
+        "ignore_eos": optional_flag(record, "ignore_eos", f"{where}ignore_eos"),
+    }
+    given = {key: value for key, value in params.items() if value is not None}
+    return Settings(optional_string(record, "model", f"{where}model"), given)
+
+
+def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Tool] | None:
+    """The tools that the model is shown: none if the record's tool_choice forbids calls."""
+    return None if record.get("tool_choice") == "none" else tools
+
+
+def _counted_logprobs(record: Mapping[str, Any], key: str, where: str) -> bool | None:
+    value = record.get(key)
+    if value is None:
+        return None
+    if not is_integer(value) or value not in (0, 1):
+        raise wrong(where, value, "0 or 1: only the chosen token's log-probability is given")
+    return True

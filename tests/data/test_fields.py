@@ -1,0 +1,287 @@
+"""Fields: each one of a body and of a line is honoured, refused with a sentence, or harmless; none is ignored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.data.columns import MOST_NAMES, UnusedColumns
+from apcbatch.data.fields import BY_SHAPE, FIELDS, MOST_COLUMNS, SHAPES, near_setting
+from apcbatch.data.records import Conversation, parse_record
+from apcbatch.data.source import open_source
+from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
+from tests.data.conftest import USER, batch, fault, good
+from tools.make_formats_docs import TARGET, document
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+REQUESTS = ("chat", "completions", "messages", "sharegpt")
+
+
+def request(shape: str, **fields: object) -> dict[str, Any]:
+    """A sound line of a shape, with further fields in its body or in the line itself."""
+    if shape == "messages":
+        return {"id": "c", "messages": [USER], **fields}
+    if shape == "sharegpt":
+        return {"id": "c", "conversations": [{"from": "human", "value": "hi"}], **fields}
+    if shape == "chat":
+        return batch({"messages": [USER], **fields})
+    return batch({"prompt": "once", **fields}, url=COMPLETIONS_URL)
+
+
+def fields(kind: str) -> list[Any]:
+    """(shape, field) for each field of a kind in each shape that has it."""
+    return [
+        pytest.param(shape, field, id=f"{shape}-{field.name}")
+        for shape in REQUESTS
+        for field in BY_SHAPE[shape].values()  # type: ignore[index]
+        if field.kind == kind
+    ]
+
+
+HONOURED = {
+    "max_tokens": (5, 5),
+    "temperature": (0.7, 0.7),
+    "top_p": (0.5, 0.5),
+    "seed": (-1, 2**64 - 1),
+    "ignore_eos": (True, True),
+}
+
+
+@pytest.mark.parametrize("shape", REQUESTS)
+def test_a_setting_means_the_same_in_a_body_and_on_a_line(shape: str) -> None:
+    """Fault: `temperature` beside `messages` does nothing."""
+    logprobs = 1 if shape == "completions" else True
+    given = {name: value for name, (value, _) in HONOURED.items()}
+    record = good(request(shape, **given, logprobs=logprobs, model="org/m"))
+    assert record.params == {name: read for name, (_, read) in HONOURED.items()} | {"logprobs": True}
+    assert (record.model, record.columns) == ("org/m", ())
+    assert good(request(shape, max_tokens=5, max_completion_tokens=7)).params == {"max_tokens": 7}
+    assert good(request(shape, temperature=None)).params == {}
+
+
+@pytest.mark.parametrize("shape", ["chat", "messages", "sharegpt"])
+def test_tool_choice_none_hides_the_tools_of_every_shape(shape: str) -> None:
+    """Fault: a line that forbids calls shows the tools all the same."""
+    assert good(request(shape, tools=TOOLS, tool_choice="auto")).tools == TOOLS
+    assert good(request(shape, tools=TOOLS, tool_choice="none")).tools is None
+
+
+@pytest.mark.parametrize("shape", REQUESTS)
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("max_tokens", 0, "max_tokens is 0; expected an integer of at least 1"),
+        ("temperature", "hot", 'temperature is "hot"; expected a number from 0 to 2'),
+        ("top_p", 0, "top_p is 0; expected a number above 0 and up to 1"),
+        ("model", 5, "model is 5; expected a string"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_everywhere(
+    shape: str, name: str, value: object, sentence: str
+) -> None:
+    """Fault: a line's value is checked less than a body's, or the sentence names a body that is not there."""
+    where = "body." if shape in ("chat", "completions") else ""
+    assert fault(request(shape, **{name: value})) == where + sentence
+
+
+@pytest.mark.parametrize(("shape", "field"), fields("refused"))
+def test_what_would_change_the_answer_is_refused(shape: str, field: Any) -> None:
+    """Fault: `n`, `stop` or `response_format` is dropped, and the answer is another than was asked for."""
+    sentence = fault(request(shape, **{field.name: {"any": "thing"}}))
+    where = "body." if shape in ("chat", "completions") else ""
+    assert sentence.startswith(f"{where}{field.name} is an object, which is not supported; leave it out")
+    assert field.hint in sentence
+    for value in field.accepted:
+        assert json.dumps(value) in sentence
+
+
+@pytest.mark.parametrize(("shape", "field"), fields("refused"))
+def test_a_value_that_means_nothing_is_taken(shape: str, field: Any) -> None:
+    """Fault: clients that write every default into a body are refused."""
+    for value in (None, *field.accepted):
+        record = good(request(shape, **{field.name: value}))
+        assert (record.params, record.columns) == ({}, ())
+
+
+@pytest.mark.parametrize("shape", REQUESTS)
+def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
+    """Fault: Python takes true for 1, so `n: true` passes."""
+    assert good(request(shape, n=1.0, presence_penalty=0.0, stream=False)).params == {}
+    for name, value in (("n", True), ("presence_penalty", False), ("stream", 0)):
+        assert f"{name} is {json.dumps(value)}, which" in fault(request(shape, **{name: value}))
+
+
+@pytest.mark.parametrize(("shape", "field"), fields("harmless"))
+def test_a_harmless_field_may_be_anything(shape: str, field: Any) -> None:
+    """Fault: a request is refused for a note that changes no answer, or a warning is given for it."""
+    for value in ("x", 1, {"any": "thing"}, [True]):
+        record = good(request(shape, **{field.name: value}))
+        assert (record.params, record.columns) == ({}, ())
+
+
+@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_forced_call_is_refused(tool_choice: object) -> None:
+    """Fault: a required call is only a wish."""
+    for shape in ("chat", "messages", "sharegpt"):
+        sentence = fault(request(shape, tools=TOOLS, tool_choice=tool_choice))
+        assert sentence.endswith('not supported; leave it out or give "auto" or "none"')
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        (request("chat", temprature=0), 'body has the unknown field "temprature"; did you mean temperature?'),
+        (request("completions", max_token=5), 'body has the unknown field "max_token"; did you mean max_tokens?'),
+        (request("chat", zzz=5), 'body has the unknown field "zzz"; leave it out'),
+        (
+            request("chat", prompt="x"),
+            f"body.prompt is a field of {COMPLETIONS_URL} alone; leave it out, or give that url",
+        ),
+        (
+            request("completions", messages=[USER]),
+            f"body.messages is a field of {CHAT_URL} alone; leave it out, or give that url",
+        ),
+        (
+            request("messages", temprature=0),
+            'the line has the unknown field "temprature"; did you mean temperature? '
+            "If it is data, rename it or put it into metadata",
+        ),
+        (
+            request("sharegpt", maxTokens=5),
+            'the line has the unknown field "maxTokens"; did you mean max_tokens? '
+            "If it is data, rename it or put it into metadata",
+        ),
+        (batch(temperature=0.5), "temperature stands beside body, where it does nothing; put it into body"),
+        (
+            request("messages", system="be brief"),
+            "system is \"be brief\", which is not supported; leave it out or give \"\": give it as the first message",
+        ),
+    ],
+)  # fmt: skip
+def test_an_unknown_field_is_refused_with_the_nearest_name(record: object, sentence: str) -> None:
+    """Fault: a slip is ignored, and the job runs with a default that nobody asked for."""
+    assert fault(record) == sentence
+
+
+def test_an_unknown_name_is_shown_on_one_short_line() -> None:
+    """Fault: a name of a megabyte, or one with line breaks, fills the terminal."""
+    sentence = fault(request("chat", **{"a\nb" * 50_000: 5}))
+    assert "\n" not in sentence and len(sentence) < 120
+
+
+def test_a_null_sets_nothing_whatever_its_name() -> None:
+    """Fault: a columnar file, or a client that writes nulls, is refused."""
+    for shape in REQUESTS:
+        assert good(request(shape, temprature=None, zzz=None)).columns == ()
+
+
+NAMES_OF_COLUMNS = """source dataset domain score reward task_id traj_id trial info label split category language prompt
+prompt_id num_turns turn turns tokens num_tokens token_count tools_used timestamp created conversation_id tool_calls
+target step steps env instance_id exit_status resolved text instruction response responses answer difficulty quality
+version type topic mode name author model_name license hash embedding stop_reason finish_reason tool input output
+chosen rejected custom_id index idx seed_task user_id session_id system_prompt"""
+COLUMNS = NAMES_OF_COLUMNS.split()
+
+
+@pytest.mark.parametrize("shape", ["messages", "sharegpt"])
+def test_the_columns_of_a_dataset_are_no_slips(shape: str) -> None:
+    """Fault: a dataset is refused because it has a column."""
+    record = good(request(shape, **dict.fromkeys(COLUMNS, "x")))
+    assert record.columns == tuple(COLUMNS) and record.params == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("temprature", "temperature"), ("Temperature", "temperature"), ("topP", "top_p"), ("top-k", "top_k"),
+        ("max_token", "max_tokens"), ("maxtokens", "max_tokens"), ("max_completion_token", "max_completion_tokens"),
+        ("log_probs", "logprobs"), ("logit_biases", "logit_bias"), ("presence_penality", "presence_penalty"),
+        ("responseformat", "response_format"), ("ignore_eso", "ignore_eos"), ("stops", "stop"), ("x" * 10_000, None),
+        ("step", None), ("mode", None), ("", None),
+    ],
+)  # fmt: skip
+def test_a_name_that_is_nearly_a_setting(name: str, setting: str | None) -> None:
+    """Fault: slips pass as columns, or columns as slips."""
+    assert near_setting(name) == setting
+
+
+def test_a_line_has_so_many_columns_and_no_more() -> None:
+    """Fault: a line of millions of names takes minutes: each is compared with each setting."""
+    names = {f"column_{number}": 1 for number in range(MOST_COLUMNS)}
+    assert len(good(request("messages", **names)).columns) == MOST_COLUMNS == 1024
+    sentence = "the line has more than 1,024 unknown fields; if they are data, put them into metadata"
+    assert fault(request("messages", **names, more=1)) == sentence
+
+
+def test_each_column_is_named_once() -> None:
+    """Fault: a warning for each line, or a column that nobody hears of, or a list without an end."""
+    told: list[str] = []
+    unused = UnusedColumns(told.append)
+    for line, columns in enumerate([(), ("a", "b\n"), ("a",), ("a", "c"), ()], start=1):
+        unused.note(columns, line)
+    assert told == [
+        'these columns take no part in the answers: "a", "b\\n" (first on line 2)',
+        'these columns take no part in the answers: "c" (first on line 4)',
+    ]
+    for line in range(100):
+        unused.note((f"k{line}",), line)
+    assert len(told) == 2 + (MOST_NAMES - 3) + 1
+    assert told[-1] == "line 29 has further columns that take no part in the answers; they are not named"
+
+
+def test_the_columns_of_a_file_are_told(tmp_path: Path) -> None:
+    """Fault: the reader of an input drops columns in silence."""
+    lines = [request("messages", reward=1), request("sharegpt", reward=0, note="x"), batch(id=5)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told: list[str] = []
+    assert len(list(open_source(str(tmp_path / "in.jsonl"), warn=told.append))) == 3
+    assert [sentence.partition(": ")[2] for sentence in told] == [
+        '"reward" (first on line 1)',
+        '"note" (first on line 2)',
+        '"id" (first on line 3)',
+    ]
+
+
+@pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
+def test_the_shared_datasets_have_no_unknown_field(shared_data: Path, name: str) -> None:
+    """Fault: a check that is stricter than real files."""
+    told: list[str] = []
+    for record in open_source(str(shared_data / f"{name}.jsonl"), warn=told.append):
+        assert isinstance(record, Conversation) and record.params == {}
+    assert told == []
+
+
+@pytest.mark.parametrize(("shape", "package"), [("chat", "openai.types.chat"), ("completions", "openai.types")])
+def test_every_field_that_openai_knows_is_in_the_table(shape: str, package: str) -> None:
+    """Fault: a request that `openai` writes is refused as misspelt."""
+    params = pytest.importorskip(f"{package}.completion_create_params")
+    names = {
+        *params.CompletionCreateParamsBase.__annotations__, *params.CompletionCreateParamsNonStreaming.__annotations__,
+    }  # fmt: skip
+    assert {"model", "temperature", "stream"} <= names
+    assert names - BY_SHAPE[shape].keys() == set()  # type: ignore[index]
+
+
+def test_no_name_is_there_twice_in_one_shape() -> None:
+    """Fault: of two rows for one field, the later one wins in silence."""
+    for shape in SHAPES:
+        names = [field.name for field in FIELDS if shape in field.shapes]
+        assert len(names) == len(set(names))
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    """Fault: a field changes and docs/formats.md does not (run tools/make_formats_docs.py)."""
+    assert TARGET.read_text(encoding="utf-8") == document()
+
+
+def test_the_rule_of_the_page_is_the_rule() -> None:
+    """Fault: the example on the page is answered in another way than it says."""
+    page = document()
+    example = json.loads(page.partition("```json\n")[2].partition("\n```")[0])
+    assert good(example).columns == ("reward",)
+    example["temprature"] = 0
+    parsed = parse_record(example, 1)
+    assert not isinstance(parsed, Conversation) and parsed.error.message in " ".join(page.split())

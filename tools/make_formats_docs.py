@@ -1,0 +1,66 @@
+"""Writes docs/formats.md from the table of fields; run it after every change of apcbatch/data/fields.py.
+
+A test compares the file with what this script would write, so that no field stays undocumented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from apcbatch.data.fields import CHATS, FIELDS, REQUESTS, Field, Kind, json_text
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "formats.md"
+HEAD = Path(__file__).with_name("formats_docs_head.md")
+SECTIONS: tuple[tuple[Kind, str, str], ...] = (
+    ("content", "What a line and a body consist of", "what"),
+    ("honoured", "Settings that are honoured", "what"),
+    ("refused", "Fields that are refused", "what it would be"),
+    ("harmless", "Fields that are harmless", "what"),
+)
+GROUPS = {REQUESTS: "everywhere", CHATS: "chats"}
+NAMES = {
+    "chat": "chat body",
+    "completions": "completion body",
+    "messages": "`messages` line",
+    "sharegpt": "`sharegpt` line",
+    "batch": "`batch` line",
+}
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [HEAD.read_text(encoding="utf-8").rstrip()]
+    for kind, heading, what in SECTIONS:
+        fields = [field for field in FIELDS if field.kind == kind]
+        parts += [f"## {heading}", "\n".join(table(fields, what))]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(fields: list[Field], what: str) -> Iterator[str]:
+    """One row a field. The column of values is there if some field takes only certain ones."""
+    limited = any(field.accepted is not None for field in fields)
+    heads = ["field", "where", what, *(["taken, besides null"] if limited else [])]
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+    for field in fields:
+        cells = [f"`{field.name}`", where(field), field.note + (f"; {field.hint}" if field.hint else "")]
+        yield f"| {' | '.join(cells + [values(field)] * limited)} |"
+
+
+def where(field: Field) -> str:
+    """The shapes that have the field."""
+    if field.shapes in GROUPS:
+        return GROUPS[field.shapes]
+    return ", ".join(NAMES[shape] for shape in field.shapes)
+
+
+def values(field: Field) -> str:
+    """The values that are taken."""
+    if field.accepted is None:
+        return "any that is valid"
+    return ", ".join(f"`{json_text(value)}`" for value in field.accepted) or "none"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(document(), encoding="utf-8")
