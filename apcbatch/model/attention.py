@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.weights import Checkpoint
+from apcbatch.model.tensor_source import TensorSource
 
 
 class AttentionMixer:
@@ -21,27 +20,24 @@ class AttentionMixer:
     def __init__(
         self,
         config: ModelConfig,
-        checkpoint: Checkpoint,
-        prefix: str,
-        dtype: torch.dtype,
-        backend: Backend,
+        source: TensorSource,
         norm: PreNorm,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
     ) -> None:
         h = config.hidden_size
-        self._backend, self.norm, self.dtype = backend, norm, dtype
+        self._backend, self.norm, self.dtype = source.backend, norm, source.dtype
         self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads,
             config.num_key_value_heads,
             config.head_dim,
         )
         kv = self.kv_heads * self.head_dim
-        q_weight = checkpoint.take(f"{prefix}.q_proj.weight", (h, h))
-        k_weight = checkpoint.take(f"{prefix}.k_proj.weight", (kv, h))
-        v_weight = checkpoint.take(f"{prefix}.v_proj.weight", (kv, h))
-        self.qkv_proj = backend.pack_linear(torch.cat([q_weight, k_weight, v_weight]).to(dtype))
-        self.o_proj = backend.pack_linear(checkpoint.take(f"{prefix}.o_proj.weight", (h, h)).to(dtype))
+        q_weight = source.take("q_proj.weight", (h, h))
+        k_weight = source.take("k_proj.weight", (kv, h))
+        v_weight = source.take("v_proj.weight", (kv, h))
+        self.qkv_proj = source.pack(torch.cat([q_weight, k_weight, v_weight]))
+        self.o_proj = source.packed("o_proj", h, h)
         self.part = None
         self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5

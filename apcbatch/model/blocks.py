@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import torch
 
     from apcbatch.kernels.layer import PreNorm, Residual
-    from apcbatch.kernels.ops import Backend, FeedForward
+    from apcbatch.kernels.ops import FeedForward
     from apcbatch.kernels.ops import Mixer as MixerPart
     from apcbatch.model.batch import Batch
-    from apcbatch.model.weights import Checkpoint
+    from apcbatch.model.tensor_source import TensorSource
 
     Parts = Mapping[str, torch.Tensor]
 
@@ -39,21 +39,21 @@ class MixerKind:
     """What a mixer keeps, and how it is made.
 
     state(config, layer, dtype): the parts of the layer's state, in a model of that dtype. sizes(config): shapes of the
-    tensors that fix the sizes of the state, by their names in the mixer. load(config, checkpoint, prefix, dtype,
-    backend, norm, parts): the mixer whose tensors' names begin with the prefix, for that backend; norm: the layer's,
-    which it begins with; parts: the layer's part of the arena, by role.
+    tensors that fix the sizes of the state, by their names in the mixer. load(config, source, norm, parts): the
+    mixer of these tensors, for the source's backend; norm: the layer's, which it begins with; parts: the layer's part
+    of the arena, by role.
     """
 
     state: Callable[[ModelConfig, int, str], tuple[StatePart, ...]]
     sizes: Callable[[ModelConfig], dict[str, tuple[int, ...]]]
-    load: Callable[[ModelConfig, Checkpoint, str, torch.dtype, Backend, PreNorm, Parts], Mixer]
+    load: Callable[[ModelConfig, TensorSource, PreNorm, Parts], Mixer]
 
 
 @dataclass(frozen=True)
 class FeedForwardKind:
-    """load(config, checkpoint, prefix, dtype, backend, norm): as a mixer's, without a state."""
+    """load(config, source, norm): as a mixer's, without a state."""
 
-    load: Callable[[ModelConfig, Checkpoint, str, torch.dtype, Backend, PreNorm], FeedForward]
+    load: Callable[[ModelConfig, TensorSource, PreNorm], FeedForward]
 
 
 def _mamba_state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
@@ -68,18 +68,10 @@ def _mamba_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {"A_log": (d, config.d_state), "conv1d.weight": (d, 1, config.d_conv)}
 
 
-def _load_mamba(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    prefix: str,
-    dtype: torch.dtype,
-    backend: Backend,
-    norm: PreNorm,
-    parts: Parts,
-) -> Mixer:
+def _load_mamba(config: ModelConfig, source: TensorSource, norm: PreNorm, parts: Parts) -> Mixer:
     from apcbatch.model.mamba import MambaMixer
 
-    return MambaMixer(config, checkpoint, prefix, dtype, backend, norm, parts[SSM.name], parts[CONV.name])
+    return MambaMixer(config, source, norm, parts[SSM.name], parts[CONV.name])
 
 
 def _attention_state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
@@ -90,35 +82,23 @@ def _attention_sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {"k_proj.weight": (config.num_key_value_heads * config.head_dim, config.hidden_size)}
 
 
-def _load_attention(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    prefix: str,
-    dtype: torch.dtype,
-    backend: Backend,
-    norm: PreNorm,
-    parts: Parts,
-) -> Mixer:
+def _load_attention(config: ModelConfig, source: TensorSource, norm: PreNorm, parts: Parts) -> Mixer:
     from apcbatch.model.attention import AttentionMixer
 
     k_cache, v_cache = parts[KV.name]
-    return AttentionMixer(config, checkpoint, prefix, dtype, backend, norm, k_cache, v_cache)
+    return AttentionMixer(config, source, norm, k_cache, v_cache)
 
 
-def _load_mlp(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, backend: Backend, norm: PreNorm
-) -> FeedForward:
+def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm) -> FeedForward:
     from apcbatch.model.moe import load_mlp
 
-    return load_mlp(config, checkpoint, prefix, dtype, backend, norm)
+    return load_mlp(config, source, norm)
 
 
-def _load_mixture(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, backend: Backend, norm: PreNorm
-) -> FeedForward:
+def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm) -> FeedForward:
     from apcbatch.model.moe import load_mixture
 
-    return load_mixture(config, checkpoint, prefix, dtype, backend, norm)
+    return load_mixture(config, source, norm)
 
 
 MAMBA = MixerKind(_mamba_state, _mamba_sizes, _load_mamba)

@@ -21,6 +21,7 @@ from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.tensor_source import TensorSource
 from apcbatch.model.weights import Checkpoint
 
 
@@ -74,16 +75,15 @@ class CausalLM:
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
         config, family, prefix = self.config, self._family, f"{self._family.layers}.{layer}"
-        dtype, backend = self.dtype, self.backend
+        source = TensorSource(checkpoint, prefix, self.dtype, self.backend)
         name, mixer_kind = family.mixers[config.mixers[layer]]
         norm = self._norm(checkpoint, f"{prefix}.{family.norm}.weight")
-        parts = arena.layer(layer)
-        mixer = mixer_kind.load(config, checkpoint, f"{prefix}.{name}", dtype, backend, norm, parts)
+        mixer = mixer_kind.load(config, source.below(name), norm, arena.layer(layer))
         if config.feed_forwards[layer] == "none":
             return _Layer(mixer, None)
         name, kind = family.feed_forwards[config.feed_forwards[layer]]
         norm = self._norm(checkpoint, f"{prefix}.{family.feed_forward_norm}.weight")
-        return _Layer(mixer, kind.load(config, checkpoint, f"{prefix}.{name}", dtype, backend, norm))
+        return _Layer(mixer, kind.load(config, source.below(name), norm))
 
     def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()

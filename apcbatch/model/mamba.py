@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.layer import Linear, MixerWeights, PreNorm, Residual
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.weights import Checkpoint
+from apcbatch.model.tensor_source import TensorSource
 
 Norms = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
@@ -28,55 +27,43 @@ class MambaMixer:
     def __init__(
         self,
         config: ModelConfig,
-        checkpoint: Checkpoint,
-        prefix: str,
-        dtype: torch.dtype,
-        backend: Backend,
+        source: TensorSource,
         norm: PreNorm,
         ssm: torch.Tensor,
         conv: torch.Tensor,
     ) -> None:
         h, d, n, r = config.hidden_size, config.d_inner, config.d_state, config.dt_rank
-
-        def vector(name: str, size: int) -> torch.Tensor:
-            return checkpoint.take(f"{prefix}.{name}", (size,)).float()
-
-        def packed(name: str, rows: int, columns: int) -> Linear:
-            weight = checkpoint.take(f"{prefix}.{name}.weight", (rows, columns))
-            linear: Linear = backend.pack_linear(weight.to(dtype))
-            return linear
-
-        conv_weight = checkpoint.take(f"{prefix}.conv1d.weight", (d, 1, config.d_conv))
-        a_log = checkpoint.take(f"{prefix}.A_log", (d, n))
+        conv_weight = source.take("conv1d.weight", (d, 1, config.d_conv))
+        a_log = source.take("A_log", (d, n))
         weights = MixerWeights(
-            in_proj=packed("in_proj", 2 * d, h),
-            x_proj=packed("x_proj", r + 2 * n, d),
-            dt_proj=packed("dt_proj", d, r),
-            out_proj=packed("out_proj", h, d),
-            in_bias=vector("in_proj.bias", 2 * d) if config.proj_bias else None,
-            out_bias=vector("out_proj.bias", h) if config.proj_bias else None,
+            in_proj=source.packed("in_proj", 2 * d, h),
+            x_proj=source.packed("x_proj", r + 2 * n, d),
+            dt_proj=source.packed("dt_proj", d, r),
+            out_proj=source.packed("out_proj", h, d),
+            in_bias=source.vector("in_proj.bias", 2 * d) if config.proj_bias else None,
+            out_bias=source.vector("out_proj.bias", h) if config.proj_bias else None,
             conv_weight=conv_weight.float().squeeze(1).contiguous(),
-            conv_bias=vector("conv1d.bias", d) if config.conv_bias else None,
+            conv_bias=source.vector("conv1d.bias", d) if config.conv_bias else None,
             A=-torch.exp(a_log.float()).t().contiguous(),  # (d, n) -> (n, d)
-            D=vector("D", d),
-            dt_bias=vector("dt_proj.bias", d),
-            norms=_norms(config, checkpoint, prefix),
+            D=source.vector("D", d),
+            dt_bias=source.vector("dt_proj.bias", d),
+            norms=_norms(config, source),
             norm_eps=config.mixer_norm_eps,
         )
-        self._backend, self.part = backend, backend.mixer(norm, weights, ssm, conv)
+        self._backend, self.part = source.backend, source.backend.mixer(norm, weights, ssm, conv)
 
     def __call__(self, residual: Residual, batch: Batch) -> None:
         self._backend.run_mixer(self.part, residual, batch.ragged)
 
 
-def _norms(config: ModelConfig, checkpoint: Checkpoint, prefix: str) -> Norms | None:
+def _norms(config: ModelConfig, source: TensorSource) -> Norms | None:
     """Weights of the norms on dt, B and C, where the family has them."""
     if config.mixer_norm == "none":
         return None
     if config.mixer_norm != "weighted":
         return None, None, None
     dt, b, c = (
-        checkpoint.take(f"{prefix}.{name}_layernorm.weight", (size,)).float()
+        source.vector(f"{name}_layernorm.weight", size)
         for name, size in (("dt", config.dt_rank), ("b", config.d_state), ("c", config.d_state))
     )
     return dt, b, c

@@ -9,46 +9,26 @@ from __future__ import annotations
 import torch
 
 from apcbatch.kernels.layer import Expert, Linear, PreNorm
-from apcbatch.kernels.ops import Backend, FeedForward
+from apcbatch.kernels.ops import FeedForward
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.weights import Checkpoint
+from apcbatch.model.tensor_source import TensorSource
 
 
-def load_mlp(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    prefix: str,
-    dtype: torch.dtype,
-    backend: Backend,
-    norm: PreNorm,
-) -> FeedForward:
+def load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm) -> FeedForward:
     """One expert for all tokens."""
-    return backend.mlp(norm, _expert(config, checkpoint, prefix, dtype, backend))
+    return source.backend.mlp(norm, _expert(config, source))
 
 
-def load_mixture(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    prefix: str,
-    dtype: torch.dtype,
-    backend: Backend,
-    norm: PreNorm,
-) -> FeedForward:
+def load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm) -> FeedForward:
     """The num_experts_per_tok likeliest experts of each token."""
-    router = checkpoint.take(f"{prefix}.router.weight", (config.num_experts, config.hidden_size))
-    experts = [_expert(config, checkpoint, f"{prefix}.experts.{i}", dtype, backend) for i in range(config.num_experts)]
-    packed = backend.pack_linear(router.to(dtype))
-    return backend.mixture(norm, packed, experts, config.num_experts_per_tok)
+    router = source.take("router.weight", (config.num_experts, config.hidden_size))
+    experts = [_expert(config, source.below(f"experts.{i}")) for i in range(config.num_experts)]
+    return source.backend.mixture(norm, source.pack(router), experts, config.num_experts_per_tok)
 
 
-def _expert(
-    config: ModelConfig, checkpoint: Checkpoint, prefix: str, dtype: torch.dtype, backend: Backend
-) -> Expert[Linear]:
+def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
     h, f = config.hidden_size, config.intermediate_size
-    gate = checkpoint.take(f"{prefix}.gate_proj.weight", (f, h))
-    up = checkpoint.take(f"{prefix}.up_proj.weight", (f, h))
-    down = checkpoint.take(f"{prefix}.down_proj.weight", (h, f))
-    return Expert(
-        backend.pack_linear(torch.cat([gate, up]).to(dtype)),  # (2f, h)
-        backend.pack_linear(down.to(dtype)),
-    )
+    gate = source.take("gate_proj.weight", (f, h))
+    up = source.take("up_proj.weight", (f, h))
+    down = source.take("down_proj.weight", (h, f))
+    return Expert(source.pack(torch.cat([gate, up])), source.pack(down))  # (2f, h), (h, f)
