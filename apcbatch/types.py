@@ -48,6 +48,11 @@ class Request:
     request's id, its seed and the position. ignore_eos: go on to max_tokens. logprobs: return the float32
     log-probability of each chosen token. keep_answer: keep snapshots of the answer too, for a next request that is
     built on it. plan: for policy `planned`. tag: anything; it comes back on the result.
+
+    n: how many answers there are to the one prompt; answer i draws as a request with the id `<id>\\0<i>` would, the
+    first one (i = 0) as if it were alone. score_from: the first position of the prompt, from 1, whose token's
+    log-probability is wanted, and those of all after it; None for none, the prompt's length for no token. score_top:
+    how many of the likeliest tokens come with each. max_tokens may be 0 where score_from is set.
     """
 
     id: str
@@ -61,6 +66,30 @@ class Request:
     keep_answer: bool = True
     plan: RequestPlan | None = None
     tag: Any = None
+    n: int = 1
+    score_from: int | None = None
+    score_top: int = 0
+
+    @property
+    def resumable(self) -> int:
+        """The longest prefix of the prompt that the request may resume from: what follows is computed."""
+        whole = len(self.token_ids) - 1
+        return whole if self.score_from is None else min(whole, self.score_from - 1)
+
+
+@dataclass(slots=True)
+class Scores:
+    """What the model says of a prompt's tokens, from the position `begin` on; position 0 is the first token.
+
+    logprobs: of each token after all before it, float32. ranks: its place among all tokens, the likeliest is 1, the
+    lower id first on ties; so 1 is what greedy generation takes. top: the likeliest tokens and their log-probabilities,
+    best first, as many as were asked for.
+    """
+
+    begin: int
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -72,6 +101,8 @@ class Result:
     prompt_tokens - 1 tokens, that the store or an earlier prefill of this run covers; None if that is not known.
     miss_reason: why cached_tokens is less than that, or `cold` if nothing was covered. miss_detail: the same as a
     clause with numbers. error: set if the request failed; then only id, prompt_tokens and tag mean anything beside it.
+    others: the answers from the second on, each with its own tokens, log-probabilities and end; what they say of the
+    prompt means nothing. decode_ms: of all answers. scores: of the prompt's tokens, if they were asked for.
     """
 
     id: str
@@ -90,3 +121,10 @@ class Result:
     decode_ms: float = 0.0
     error: RequestError | None = None
     tag: Any = None
+    others: list[Result] = field(default_factory=list)
+    scores: Scores | None = None
+
+    @property
+    def answers(self) -> list[Result]:
+        """All answers in order, this one first."""
+        return [self, *self.others]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import reprlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +20,13 @@ from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
-from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
+from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result, Scores
 
+if TYPE_CHECKING:
+    from apcbatch.engine.forks import Forks
+
+MOST_ANSWERS = 128
+MOST_SCORE_TOP = 20
 LARGEST_NUMBER = (1 << 63) - 1  # of tokens
 SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
 
@@ -34,7 +40,8 @@ class Sequence:
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first.
+    the store held at the first look, longest first. forks: the answers of its request, where there are several, from
+    the end of the prompt on; this sequence is one of them.
     """
 
     request: Request
@@ -53,6 +60,8 @@ class Sequence:
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     sampler_key: int = 0
+    forks: Forks | None = None
+    scores: Scores | None = None
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
@@ -67,6 +76,41 @@ class Sequence:
     def in_prefill(self) -> bool:
         """Whether prompt tokens are still to be computed."""
         return self.computed < self.num_prompt
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers are computed: equal ones, as greedy ones are, are computed once."""
+        return self.request.n if self.request.temperature > 0 else 1
+
+    @property
+    def is_trunk(self) -> bool:
+        """Whether it computes a prompt from whose end several answers will start."""
+        return self.num_answers > 1 and self.in_prefill
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a slot."""
+        return self.slot >= 0
+
+    @property
+    def siblings(self) -> list[Sequence]:
+        """The sequences of all answers of its request, in order."""
+        return [self] if self.forks is None else self.forks.sequences
+
+    @property
+    def keeps_answer(self) -> bool:
+        """Whether its answer is kept: of several the first one alone may be."""
+        return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
+
+    @property
+    def resumable(self) -> int:
+        """The longest prefix that it may resume from."""
+        return self.request.resumable
+
+    @property
+    def score_begin(self) -> int:
+        """The first position whose logits are wanted to score the token after it; the prompt's last for none."""
+        return self.num_prompt - 1 if self.request.score_from is None else self.request.score_from - 1
 
     @property
     def remaining(self) -> int:
@@ -86,6 +130,13 @@ class Sequence:
 
     def result(self) -> Result:
         """The finished request's result."""
+        if self.forks is not None:
+            return self.forks.result()
+        result = self.own_result()
+        return result if self.request.n == 1 else replace(result, others=[result] * (self.request.n - 1))
+
+    def own_result(self) -> Result:
+        """The result of this answer alone."""
         return Result(
             id=self.request.id,
             prompt_tokens=self.num_prompt,
@@ -102,6 +153,7 @@ class Sequence:
             prefill_ms=1e3 * self.prefill_s,
             decode_ms=1e3 * self.decode_s,
             tag=self.request.tag,
+            scores=self.scores,
         )
 
     def failure(self, error: RequestError) -> Result:
@@ -125,6 +177,8 @@ def make_sequence(
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
+    if request.score_from is not None:
+        sequence.scores = Scores(request.score_from)
     return sequence
 
 
@@ -145,8 +199,19 @@ def check_request(
         raise invalid("the prompt is empty; expected at least one token")
     if int(prompt.max()) >= vocab_size:
         raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
-    if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
-        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
+    least = 1 if request.score_from is None else 0
+    if not _is_whole(request.max_tokens) or not least <= request.max_tokens <= LARGEST_NUMBER:
+        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least {least}")
+    if not _is_whole(request.n) or not 1 <= request.n <= MOST_ANSWERS:
+        raise invalid(f"n is {_shown(request.n)}; expected a whole number from 1 to {MOST_ANSWERS}")
+    if request.score_from is not None and not (
+        _is_whole(request.score_from) and 1 <= request.score_from <= len(prompt)
+    ):
+        raise invalid(
+            f"score_from is {_shown(request.score_from)}; expected a position from 1 to {len(prompt)}, the prompt's end"
+        )
+    if not _is_whole(request.score_top) or not 0 <= request.score_top <= MOST_SCORE_TOP:
+        raise invalid(f"score_top is {_shown(request.score_top)}; expected a whole number from 0 to {MOST_SCORE_TOP}")
     if not _is_number(request.temperature) or not 0 <= request.temperature <= sys.float_info.max:
         raise invalid(f"temperature is {_shown(request.temperature)}; expected a number of at least 0")
     if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
