@@ -66,9 +66,9 @@ class Constraint(Protocol):
     def fill(self, mask: npt.NDArray[np.int32]) -> bool:
         """Write which tokens may come next, and return whether any may not (if false, the mask is not looked at).
 
-        mask: (ceil(vocabulary / 32),) int32, C-contiguous, a row of the array of all answers of a pass; it comes with
-        whatever an earlier pass left. Bit i % 32 of word i // 32, from the least one, is token i: set if it may come.
-        Bits beyond the vocabulary mean nothing. Raises RequestError to fail the request.
+        mask: (ceil(vocabulary / 32),) int32, C-contiguous, the same array in each call, with what the last one left.
+        Bit i % 32 of word i // 32, from the least one, is token i: set if it may come. Bits beyond the vocabulary mean
+        nothing. Raises RequestError to fail the request.
         """
 
     def accept(self, token: int) -> bool:
@@ -140,6 +140,11 @@ class Request:
         """Whether its next token, or what is told about it, takes more of the logits than the likeliest token: then
         they must be read before the next pass begins."""
         return self.temperature > 0 or self.top_logprobs > 0 or self.changes_logits
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each token is the likeliest one, and only the model's own stop tokens and max_tokens end it."""
+        return not (self.needs_logits or len(self.stop_token_ids) or self.ending)
 
 
 @dataclass(slots=True)

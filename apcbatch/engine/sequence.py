@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from apcbatch.engine.chooser import Chooser
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.policy import Retention
 from apcbatch.engine.pool import Snapshot
@@ -29,7 +30,7 @@ class Sequence:
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first.
+    the store held at the first look, longest first. chooser: chooses and ends its answer, once that takes one.
     """
 
     request: Request
@@ -48,6 +49,7 @@ class Sequence:
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     sampler_key: int = 0
+    chooser: Chooser | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -59,6 +61,11 @@ class Sequence:
     miss_detail: str | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its tokens are the likeliest ones, and only the model's stop tokens and its limit end it."""
+        return self.request.is_plain
 
     @property
     def in_prefill(self) -> bool:
