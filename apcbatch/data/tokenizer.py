@@ -85,6 +85,10 @@ class Tokenizer:
         ids = self.encode_prompt("a")
         return bool(ids) and ids[0] == self.source.bos_token_id
 
+    def drops(self, token_id: int) -> bool:
+        """Whether a token is special, so that it has no part in an answer's text."""
+        return token_id in self._dropped_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]

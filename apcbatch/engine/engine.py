@@ -15,7 +15,7 @@ import torch
 from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
-from apcbatch.engine.failures import failed_pass, no_room, not_finite
+from apcbatch.engine.failures import failed_pass, no_room
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
@@ -201,8 +201,8 @@ class Engine:
         try:
             broken = extend_answers(current, self.eos_token_ids, self._arena)
         except Exception as error:
-            return results + self._fail(current, current.chunks, failed_pass(error))
-        results += self._fail(current, broken, not_finite())
+            return results + self._fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
+        results += self._fail(current, broken)
         failed = _requests_of(broken)
         chunks = [chunk for chunk in current.chunks if chunk.sequence not in failed]
         if not chunks:
@@ -313,19 +313,19 @@ class Engine:
         if siblings[0].forks is not None:
             self._scheduler.drop_answers(siblings[0].forks)
 
-    def _fail(self, current: Pass, chunks: list[Chunk], failure: RequestError) -> list[Result]:
+    def _fail(self, current: Pass, failures: dict[Chunk, RequestError]) -> list[Result]:
         """Give back what chunks of a pass held, and their requests' other answers, without a word to the pool or the
         store; the requests become error records."""
-        failed = _requests_of(chunks)
+        failed = _requests_of(failures)
         for chunk in current.chunks:
             if chunk.sequence in failed:
                 self._snapshots.cancel(chunk)
-        firsts = dict.fromkeys(chunk.sequence.siblings[0] for chunk in chunks)
+        firsts = {chunk.sequence.siblings[0]: failure for chunk, failure in failures.items()}
         for first in firsts:
             self._end_request(first.siblings)
-        return [first.failure(failure) for first in firsts]
+        return [first.failure(failure) for first, failure in firsts.items()]
 
 
-def _requests_of(chunks: list[Chunk]) -> set[Sequence]:
+def _requests_of(chunks: Iterable[Chunk]) -> set[Sequence]:
     """The sequences of all answers of these chunks' requests."""
     return {sequence for chunk in chunks for sequence in chunk.sequence.siblings}

@@ -7,11 +7,13 @@ SLICE_BYTES at a time, of one row at least, however many tokens are scored, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from apcbatch.engine.sampler import top_logprobs
 from apcbatch.kernels.ops import Backend
 from apcbatch.model.finite import finite_rows
 from apcbatch.prefix import TokenArray
@@ -44,30 +46,25 @@ def score_rows(model: Head, hidden: torch.Tensor, targets: TokenArray, begin: in
         logits = model.head(hidden[part])
         if not bool(finite_rows(logits).all()):
             return None
-        scores.logprobs += model.backend.token_logprobs(logits, tokens[part]).tolist()
+        logprobs = model.backend.token_logprobs(logits, tokens[part]).tolist()
+        scores.logprobs += logprobs
         scores.ranks += _ranks(logits, tokens[part])
         if num_top:
-            scores.top += likeliest(model.backend, logits, num_top)
+            scores.top += _likeliest(logits, targets[part].tolist(), logprobs, num_top)
         first += len(logits)
         rows_at_a_time = max(1, SLICE_BYTES // (logits.shape[1] * logits.element_size()))
     return scores
 
 
-def likeliest(ops: Backend, logits: torch.Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """For each row of logits (r, vocabulary) float32 its `count` likeliest tokens, best first, the lower id first on
-    ties, with their log-probabilities; all tokens of a vocabulary that has no more."""
-    count = min(count, logits.shape[1])
-    least = logits.topk(count, dim=1).values[:, -1:]
-    rows, ids = (logits >= least).nonzero(as_tuple=True)  # ascending; more than `count` of a row if the last ones tie
-    order = np.lexsort((ids.cpu().numpy(), -logits[rows, ids].cpu().numpy(), rows.cpu().numpy()))
-    firsts = np.searchsorted(rows.cpu().numpy(), np.arange(len(logits)))
-    chosen = ids.cpu().numpy()[order][firsts[:, None] + np.arange(count)]
-    columns = torch.from_numpy(chosen).to(logits.device)
-    logprobs = [ops.token_logprobs(logits, columns[:, place].contiguous()).tolist() for place in range(count)]
-    return [
-        list(zip(row, values, strict=True))
-        for row, values in zip(chosen.tolist(), zip(*logprobs, strict=True), strict=True)
-    ]
+def _likeliest(
+    logits: torch.Tensor, targets: Sequence[int], logprobs: Sequence[float], count: int
+) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest tokens of each row and their log-probabilities; the row's own token has the one it has."""
+    found = []
+    for row, target, logprob in zip(logits.cpu().numpy(), targets, logprobs, strict=True):
+        likely = top_logprobs(row, count)
+        found.append([(token, logprob if token == target else value) for token, value in likely])
+    return found
 
 
 def _ranks(logits: torch.Tensor, tokens: torch.Tensor) -> list[int]:
