@@ -30,12 +30,14 @@ class Prompt:
     """The prompt of one request.
 
     turn: the assistant's, from 1. token_ids: (tokens,) int32, often a view of one array that all turns of the
-    conversation share; must not be written to.
+    conversation share; must not be written to. answer_begin: where the recorded answer begins in them, if they have one
+    that is to be scored; see data/recorded.py.
     """
 
     turn: int
     token_ids: TokenArray
     custom_id: str
+    answer_begin: int | None = None
 
 
 @dataclass(slots=True)

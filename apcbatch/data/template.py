@@ -53,16 +53,17 @@ class ChatTemplate:
         return outcome
 
     def texts(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], prompts: bool = True
     ) -> Iterator[str | RequestError]:
-        """For each count, the text of the prompt after that many messages, or the error."""
+        """For each count, the text of the prompt after that many messages, or the error. prompts: false leaves out the
+        generation prompt, so that a text ends where its last message does."""
         if not self._own and self._warn is not None:
             self._warn(
                 "the model has no chat template; conversations are rendered with apcbatch's plain one "
                 f"({FALLBACK_NAME}): give the model folder a {FALLBACK_NAME} to use another"
             )
             self._warn = None
-        for count, outcome in zip(counts, self._outcomes(messages, tools, counts), strict=True):
+        for count, outcome in zip(counts, self._outcomes(messages, tools, counts, prompts), strict=True):
             if isinstance(outcome, str) or (isinstance(outcome, RequestError) and outcome.code != "invalid_request"):
                 yield outcome
             else:
@@ -70,12 +71,12 @@ class ChatTemplate:
                 yield RequestError("invalid_request", message)
 
     def _outcomes(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], prompts: bool = True
     ) -> Iterator[Outcome]:
         """The texts from the template. Unlike `apply_chat_template`, it takes an empty history too."""
         try:
             process = self._process(bool(tools))
-            yield from process.texts(messages, list(tools) if tools else None, counts)
+            yield from process.texts(messages, list(tools) if tools else None, counts, prompts)
         except (RequestError, InvalidTemplate) as error:  # before the first of them
             yield from repeat(error, len(counts))
 

@@ -70,20 +70,21 @@ class Template:
             self.failure = (INVALID, str(error).strip() or type(error).__name__)
 
     def answers(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: Sequence[int]
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: Sequence[int], prompts: bool = True
     ) -> Iterator[tuple[bytes, str]]:
-        """A letter and a text for each count of first messages, whatever the template does."""
+        """A letter and a text for each count of first messages, whatever the template does. prompts: each text ends
+        with the beginning of an answer."""
         messages = [_with_reasoning(message) for message in messages]
         for count in counts:
-            yield self.failure or self._answer(messages[:count], tools)
+            yield self.failure or self._answer(messages[:count], tools, prompts)
 
-    def _answer(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[bytes, str]:
+    def _answer(self, messages: list[dict[str, Any]], tools: list[Any] | None, prompts: bool) -> tuple[bytes, str]:
         try:
             text = self._template.render(
                 messages=messages,
                 tools=tools,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=prompts,
                 **self._variables,
             )
             text.encode()
