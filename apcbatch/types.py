@@ -20,6 +20,8 @@ FinishReason = Literal["stop", "length"]
 MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"]
 Policy = Literal["planned", "all", "last", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+MOST_ANSWERS = 128  # of one request
+MOST_TOP_LOGPROBS = 20  # as OpenAI's API has it
 
 
 @dataclass(frozen=True, slots=True)

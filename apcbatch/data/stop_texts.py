@@ -7,14 +7,13 @@ it; a token costs the same however long the answer is.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from apcbatch.data.text_stream import NOT_A_CHARACTER, TextStream
 from apcbatch.data.tokenizer import Tokenizer
 
-MOST_STOP_TEXTS = 64
-LONGEST_STOP_TEXT = 1024  # characters
+Decode = Callable[[Sequence[int]], str]
 
 
 class StopTexts:
@@ -53,22 +52,22 @@ class Cut:
     is_exact: bool
 
 
-def cut_answer(tokenizer: Tokenizer, token_ids: Sequence[int], stop_reason: int | str | None, keeps_stop: bool) -> Cut:
-    """The part of an answer that is given back. stop_reason: as the engine's result has it. keeps_stop: with the stop
-    text, or the token of stop_token_ids, that ended it."""
+def cut_answer(decode: Decode, token_ids: Sequence[int], stop_reason: int | str | None, keeps_stop: bool) -> Cut:
+    """The part of an answer that is given back. decode: the text of tokens. stop_reason: as the engine's result has it.
+    keeps_stop: with the stop text, or the token of stop_token_ids, that ended it."""
     if isinstance(stop_reason, str):
-        return _cut_at_text(tokenizer, token_ids, stop_reason, keeps_stop)
+        return _cut_at_text(decode, token_ids, stop_reason, keeps_stop)
     if stop_reason is not None and not keeps_stop:
         token_ids = token_ids[:-1]
-    return Cut(tokenizer.decode(token_ids), len(token_ids), True)
+    return Cut(decode(token_ids), len(token_ids), True)
 
 
-def _cut_at_text(tokenizer: Tokenizer, token_ids: Sequence[int], stop: str, keeps_stop: bool) -> Cut:
-    text = tokenizer.decode(token_ids)
-    before = len(tokenizer.decode(token_ids[:-1]).rstrip(NOT_A_CHARACTER))  # known before the last token came
+def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop: bool) -> Cut:
+    text = decode(token_ids)
+    before = len(decode(token_ids[:-1]).rstrip(NOT_A_CHARACTER))  # known before the last token came
     begin = text.find(stop, max(0, before - len(stop) + 1))
     text = text[: begin + (len(stop) if keeps_stop else 0)] if begin >= 0 else text
     counts = range(len(token_ids) + 1)
-    num_tokens = bisect_left(counts, len(text), key=lambda count: len(tokenizer.decode(token_ids[:count])))
+    num_tokens = bisect_left(counts, len(text), key=lambda count: len(decode(token_ids[:count])))
     num_tokens = min(num_tokens, len(token_ids))
-    return Cut(text, num_tokens, tokenizer.decode(token_ids[:num_tokens]) == text)
+    return Cut(text, num_tokens, decode(token_ids[:num_tokens]) == text)

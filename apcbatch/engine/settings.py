@@ -14,12 +14,10 @@ from numbers import Integral, Real
 
 from apcbatch.errors import RequestError
 from apcbatch.prefix import as_token_array
-from apcbatch.types import Request
+from apcbatch.types import MOST_ANSWERS, MOST_TOP_LOGPROBS, Request
 
 LARGEST_NUMBER = (1 << 63) - 1  # of tokens
 SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
-MOST_ANSWERS = 128
-MOST_TOP_LOGPROBS = 20
 LARGEST_PENALTY = 1e6  # as a factor or a summand it leaves a float32 logit finite
 
 

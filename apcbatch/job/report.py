@@ -158,10 +158,11 @@ class Report:
 def format_result(result: Result) -> str:
     """The columns after the id. `below_grid` is not shown as a miss: the grid alone explains it. OUT has the reason."""
     share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
+    num_new = sum(len(answer.token_ids) for answer in result.answers)
     source = "-" if result.cached_from == "none" else result.cached_from
     line = (
         f"ok     prompt {result.prompt_tokens:>5}   cached {result.cached_tokens:>5} ({share:>4.1f} %)  "
-        f"{source:<7} new {result.computed_tokens:>5}   out {len(result.token_ids):>4}"
+        f"{source:<7} new {result.computed_tokens:>5}   out {num_new:>4}"
     )
     miss = None if result.miss_reason == "below_grid" else result.miss_detail or result.miss_reason
     return f"{line}   miss: {miss}" if miss else line

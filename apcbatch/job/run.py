@@ -62,7 +62,8 @@ class Job:
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             if not self._is_named:
                 self._report.note(f"results go to {self._output}")
-            opened = open_run(self._config, self._input, sink, self._report.warn)
+            opened = open_run(self._config, self._input, sink, self._report.warn, self._report.note)
+            self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)
@@ -137,6 +138,8 @@ class Job:
             return
         sink.append(result_line(ticket, result, opened.renderer, self._config.model, int(time.time())))
         self._totals.add(result)
+        if self._config.score and result.scores is not None:
+            self._totals.scores.add(result.scores)
         self._report.result(ticket.shown, result)
 
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:

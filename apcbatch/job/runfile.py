@@ -24,6 +24,7 @@ CHANGES_ANSWERS = (
     "format",
     "strict_model",
     "turns",
+    "score",
     "max_tokens",
     "max_request_tokens",
     "temperature",
@@ -31,6 +32,15 @@ CHANGES_ANSWERS = (
     "seed",
     "ignore_eos",
     "logprobs",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_id",
 )
 END_BYTES = 1 << 20
 MAX_BYTES = 1 << 22

@@ -74,7 +74,7 @@ def test_a_text_is_found_at_every_split(tokenizer: Tokenizer) -> None:
         assert stop in shown(tokenizer, ids[:count]) and stop not in shown(tokenizer, ids[: count - 1])
         at = whole.index(stop)
         for keeps_stop, text in ((False, whole[:at]), (True, whole[: at + len(stop)])):
-            cut = cut_answer(tokenizer, ids[:count], stop, keeps_stop)
+            cut = cut_answer(tokenizer.decode, ids[:count], stop, keeps_stop)
             assert cut.text == text
             decoded = [tokenizer.decode(ids[:n]) for n in range(count + 1)]
             assert cut.num_tokens == next(n for n in range(count + 1) if len(decoded[n]) >= len(text))
@@ -100,7 +100,7 @@ def test_random_tokens_end_where_their_text_says(tokenizer: Tokenizer) -> None:
             text = shown_texts[found[0]]
             end = text.index(found[1]) + len(found[1])
             assert end == min(text.index(stop) + len(stop) for stop in stops if stop in text), f"seed {seed}"
-            assert cut_answer(tokenizer, ids[: found[0]], found[1], True).text == text[:end], f"seed {seed}"
+            assert cut_answer(tokenizer.decode, ids[: found[0]], found[1], True).text == text[:end], f"seed {seed}"
 
 
 def test_what_comes_before_min_tokens_is_passed_over(tokenizer: Tokenizer) -> None:
@@ -110,7 +110,7 @@ def test_what_comes_before_min_tokens_is_passed_over(tokenizer: Tokenizer) -> No
     first, _ = ending(tokenizer, ids, [","]) or (0, "")
     second, _ = ending(tokenizer, ids, [","], min_tokens=first) or (0, "")
     assert second > first and shown(tokenizer, ids[:second]).count(",") == 2
-    text = cut_answer(tokenizer, ids[:second], ",", False).text
+    text = cut_answer(tokenizer.decode, ids[:second], ",", False).text
     assert whole.startswith(text + ",") and text.count(",") == 1
 
 
@@ -146,8 +146,8 @@ def test_a_stop_token_has_no_text(model_dir: Callable[..., Path]) -> None:
     that ended otherwise goes."""
     tokenizer = Renderer.load(model_dir("gpt2")).tokenizer
     ids = tokenizer.encode("one two").ids
-    assert cut_answer(tokenizer, ids, ids[-1], False).text == tokenizer.decode(ids[:-1])
-    assert cut_answer(tokenizer, ids, ids[-1], False).num_tokens == len(ids) - 1
+    assert cut_answer(tokenizer.decode, ids, ids[-1], False).text == tokenizer.decode(ids[:-1])
+    assert cut_answer(tokenizer.decode, ids, ids[-1], False).num_tokens == len(ids) - 1
     for reason, keeps_stop in ((ids[-1], True), (None, False), (None, True)):
-        cut = cut_answer(tokenizer, ids, reason, keeps_stop)
+        cut = cut_answer(tokenizer.decode, ids, reason, keeps_stop)
         assert (cut.text, cut.num_tokens, cut.is_exact) == (tokenizer.decode(ids), len(ids), True)
