@@ -59,8 +59,9 @@ def answers_due(sequence: Sequence) -> Items[Sequence]:
 def _fork(trunk: Sequence, answer: int) -> Sequence:
     """A further answer to a prompt that is computed; nothing of it is kept."""
     request = trunk.request
-    fork = Sequence(request, trunk.tokens, trunk.num_prompt, trunk.num_prompt, trunk.limit, number=trunk.number)
-    fork.tokens = trunk.tokens[: trunk.num_prompt].copy()
+    prompt = trunk.tokens[: trunk.num_prompt].copy()
+    fork = Sequence(request, prompt, trunk.num_prompt, trunk.num_prompt, trunk.limit, number=trunk.number)
+    fork.scores = trunk.scores
     fork.retention = Nothing(request, trunk.num_prompt, block_size=1)
     fork.sampler_key = request_key(request.seed, request.id, answer)
     return fork
