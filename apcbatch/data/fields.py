@@ -83,7 +83,7 @@ FIELDS: tuple[Field, ...] = (
     Field("n", "honoured", f"1 to {MOST_ANSWERS} answers, drawn from one prefill of the prompt"),
     Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
     Field("echo", "honoured", "true puts the prompt before the answer, in `logprobs` too", shapes=("completions",)),
-    Field("prompt_logprobs", "honoured", "0 to 20 likeliest tokens beside each one of the prompt; see below"),
+    Field("prompt_logprobs", "honoured", "0 to 20 likeliest tokens beside each one of the prompt, in `apcbatch.prompt_logprobs`"),
     Field("stop", "honoured", f"a text, or up to {MOST_STOP_TEXTS}, that ends the answer and is cut off it"),
     Field("stop_token_ids", "honoured", "tokens that end the answer, besides the model's own"),
     Field("include_stop_str_in_output", "honoured", "true keeps what `stop` or `stop_token_ids` found"),
