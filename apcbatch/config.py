@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from apcbatch.formats import REASONING_PARSERS, TOOL_PARSERS
 from apcbatch.types import POLICIES, Policy
 from apcbatch.values import Kind, Spec, shown
 
@@ -130,6 +131,26 @@ class Config:
     )
     ignore_eos: bool = option(False, "Generation", "Go on to --max-tokens whatever comes.")
     logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")
+
+    template_kwargs: str | None = option(
+        None,
+        "Chat",
+        "Variables for the chat template, as a JSON object; what a line gives itself wins.",
+        metavar="JSON",
+    )
+    tool_parser: str = option(
+        "auto",
+        "Chat",
+        "How tool calls are written in answers; auto reads the chat template. Calls are looked for in the answers to "
+        "requests with tools.",
+        choices=("auto", *TOOL_PARSERS, "none"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Chat",
+        "How reasoning is written in answers; auto reads the chat template and the tokenizer.",
+        choices=("auto", *REASONING_PARSERS, "none"),
+    )
 
     block_size: int = option(
         64,

@@ -7,7 +7,7 @@ honoured ones may be.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from apcbatch.data.checks import (
@@ -19,6 +19,7 @@ from apcbatch.data.checks import (
     wrong,
 )
 from apcbatch.data.messages import Tool
+from apcbatch.data.switches import Switches, check_switches
 
 _MAX_TEMPERATURE = 2.0
 _UINT64_MAX = 2**64 - 1
@@ -27,10 +28,12 @@ _UINT64_MAX = 2**64 - 1
 @dataclass(frozen=True, slots=True)
 class Settings:
     """model: the name that was given, or None. params: those of max_tokens, temperature, top_p, seed, logprobs and
-    ignore_eos that were given."""
+    ignore_eos that were given. switches: what the template is told. one_call: parallel_tool_calls is false."""
 
     model: str | None
     params: dict[str, Any]
+    switches: Switches = field(default_factory=Switches)
+    one_call: bool = False
 
 
 def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
@@ -54,7 +57,9 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
         "ignore_eos": optional_flag(record, "ignore_eos", f"{where}ignore_eos"),
     }
     given = {key: value for key, value in params.items() if value is not None}
-    return Settings(optional_string(record, "model", f"{where}model"), given)
+    parallel = optional_flag(record, "parallel_tool_calls", f"{where}parallel_tool_calls")
+    model = optional_string(record, "model", f"{where}model")
+    return Settings(model, given, check_switches(record, where), parallel is False)
 
 
 def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Tool] | None:

@@ -18,7 +18,6 @@ from apcbatch.data.checks import shown
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.rollout import Rollout
-from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
@@ -133,9 +132,7 @@ class Feeder:
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
-        if conversation.source_format == "batch":
-            return [1]
-        return [turn.number for turn in choose_turns(conversation.messages, self._config.turns)]
+        return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
@@ -232,11 +229,12 @@ class Feeder:
             "ignore_eos": config.ignore_eos,
             "logprobs": config.logprobs,
         } | conversation.params
-        digest = request_digest(ticket, prompt.token_ids, settings)
+        digest = request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation))
         ticket = replace(ticket, request_digest=digest)
         token_ids: Any = prompt.token_ids  # an array serves as the sequence
         keep_answer = rollout is not None  # only a rollout builds on the answer
-        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout))
+        tag = Tag(ticket, rollout, self._renderer.reading(conversation, prompt))
+        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=tag)
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1
@@ -263,6 +261,12 @@ class Feeder:
         number = self.num_requests - 1
         ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
+
+
+def _further_settings(conversation: Conversation) -> dict[str, Any]:
+    """What a line says besides the engine's settings, if it says anything: an answer is not taken for another's."""
+    given = conversation.switches.given()
+    return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})
 
 
 def _last_part(name: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.lines import STDIN
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -56,7 +57,7 @@ def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]
     """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used."""
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
-    renderer = Renderer.load(folder, warn=warn)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     if not isinstance(sink, FileSink):
         return OpenRun(records, renderer, make_engine(config, warn), Answers())
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)

@@ -31,6 +31,9 @@ CHANGES_ANSWERS = (
     "seed",
     "ignore_eos",
     "logprobs",
+    "template_kwargs",
+    "tool_parser",
+    "reasoning_parser",
 )
 END_BYTES = 1 << 20
 MAX_BYTES = 1 << 22

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
@@ -72,7 +73,7 @@ def survey(
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     model = load_model_config(folder)
-    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
+    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn, options=ChatOptions.of(config))
     footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
     feeder, line, window = Feeder(config, records, renderer, Answers()), 0, Window(config)
