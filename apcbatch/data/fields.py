@@ -25,6 +25,7 @@ SHAPES: tuple[Shape, ...] = get_args(Shape)
 CHATS: tuple[Shape, ...] = ("chat", "messages", "sharegpt")
 REQUESTS: tuple[Shape, ...] = ("chat", "completions", "messages", "sharegpt")
 SPOKEN: tuple[Shape, ...] = ("message", "spoken")
+INSIDE: tuple[Shape, ...] = ("message", "spoken", "part", "call", "function")
 
 MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
