@@ -45,7 +45,7 @@ def call_ids(calls: Sequence[Call], form: IdForm, turn: int, choice: int, used: 
 def _has_form(call_id: str, form: IdForm) -> bool:
     if form == "nine":
         return len(call_id) == _NINE and call_id.isascii() and call_id.isalnum()
-    return len(call_id) <= MOST_CHARACTERS and call_id.isprintable()
+    return 0 < len(call_id) <= MOST_CHARACTERS and call_id.isprintable()
 
 
 def _free(form: IdForm, turn: int, choice: int, number: int, taken: set[str]) -> str:

@@ -39,14 +39,15 @@ class Prompt:
     """The prompt of one request.
 
     turn: the assistant's, from 1. token_ids: (tokens,) int32, often a view of one array that all turns of the
-    conversation share; must not be written to. num_messages: those that it was made from. warnings: sentences about how
-    it was made.
+    conversation share; must not be written to. num_messages: those that it was made from. call_ids: those of tool calls
+    that were generated for it. warnings: sentences about how it was made.
     """
 
     turn: int
     token_ids: TokenArray
     custom_id: str
     num_messages: int = 0
+    call_ids: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
 
 
@@ -71,7 +72,7 @@ class Rendered:
 class Renderer:
     """Renders conversations for one model, and says how its answers are read.
 
-    warn: gets one sentence if the model has no chat template, and one if its template is not prefix-stable. Raises
+    tool_parser, reasoning_parser: those of the model, or None. warn: gets one sentence if the model has no chat template, and one if its template is not prefix-stable. Raises
     UsageError for options that are none.
     """
 
@@ -86,9 +87,9 @@ class Renderer:
         variables = read_template_kwargs(options.template_kwargs)
         self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables)
         texts = (tokenizer.answer_schema, *self.template.sources)
-        self._tool_parser = choose_tool_parser(options.tool_parser, *texts)
-        self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))
-        parsers = [parser for parser in (self._tool_parser, self._reasoning_parser) if parser is not None]
+        self.tool_parser = choose_tool_parser(options.tool_parser, *texts)
+        self.reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))
+        parsers = [parser for parser in (self.tool_parser, self.reasoning_parser) if parser is not None]
         tokenizer.keep(marker for parser in parsers for marker in parser.markers)
         unread = [name for name in variables if not self.template.reads(name)]
         if unread:
@@ -121,23 +122,23 @@ class Renderer:
         if conversation.prompt is not None:
             return Reading()
         return Reading(
-            self._tool_parser,
+            self.tool_parser,
             conversation.tools or (),
-            self._reasoning_parser,
+            self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),
-            recorded_ids(conversation.messages),
+            recorded_ids(conversation.messages) | prompt.call_ids,
             conversation.one_call,
             (*conversation.warnings, *self._unread_switches(conversation.switches), *prompt.warnings),
         )
 
     def _is_open(self, conversation: Conversation, prompt: Prompt) -> bool:
         """Whether the prompt has begun a thought that the answer goes on with."""
-        if self._reasoning_parser is None:
+        if self.reasoning_parser is None:
             return False
         if conversation.switches.continue_final_message:
-            return self._reasoning_parser.is_open(conversation.messages[-1]["content"])
-        return self._reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
+            return self.reasoning_parser.is_open(conversation.messages[-1]["content"])
+        return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
 
     def _unread_switches(self, switches: Switches) -> tuple[str, ...]:
         """A sentence about the switches of a request that the template has no name for."""

@@ -62,7 +62,8 @@ class Rollout:
         try:
             token_ids = self._renderer.check_tokens(self._extend(now, following))
             custom_id = self._conversation.request_id(following.number)
-            self.prompt = Prompt(following.number, token_ids, custom_id, following.num_messages, warnings)
+            ids = frozenset(call.id for answer in self._answers for call in answer.calls if call.id is not None)
+            self.prompt = Prompt(following.number, token_ids, custom_id, following.num_messages, ids, warnings)
         except RequestError as error:
             raise RequestError(error.code, error.message, self._conversation.line) from None
         return self.prompt

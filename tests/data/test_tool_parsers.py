@@ -36,6 +36,7 @@ SCHEMA = {
     },
 }
 TOOLS = [{"type": "function", "function": {"name": "get", "parameters": SCHEMA}}]
+UNTYPED: list[Any] = [None, 5, {}, {"properties": 5}, {"properties": {"n": [1]}}, {"properties": {"m": {}}}]
 # One call of get with these arguments, as each family writes it.
 ARGUMENTS = {"q": 'é {<>} "a"\nb', "n": 1}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -207,7 +208,8 @@ def test_text_without_calls_is_the_content(text: str) -> None:
     [
         ("q", "5", "5"), ("q", "null", "null"), ("n", "5", 5), ("n", " 5 ", 5), ("n", "5.0", 5), ("n", "5.5", "5.5"),
         ("n", "five", "five"), ("n", "true", "true"), ("x", "5", 5), ("x", "-5.5e3", -5500.0), ("b", "True", True),
-        ("b", "false", False), ("b", "None", None), ("b", "0", "0"), ("o", '{"a": [1]}', {"a": [1]}), ("o", "[1]", "[1]"),
+        ("b", "false", False), ("b", "None", None), ("b", "0", "0"), ("o", '{"a": [1]}', {"a": [1]}),
+        ("o", "[1]", "[1]"),
         ("o", "{'a': 1}", "{'a': 1}"), ("l", '["a", 1]', ["a", 1]), ("l", "null", None), ("e", "2", 2),
         ("unknown", "5", "5"), ("n", "123456789012345678901234567890", "123456789012345678901234567890"),
     ],
@@ -219,12 +221,14 @@ def test_text_is_typed_by_the_schema(key: str, text: str, value: object) -> None
     assert call.arguments == {key: value} and type(call.arguments[key]) is type(value)
 
 
-@pytest.mark.parametrize("tools", [[], [{"name": "get"}], [{"function": {"name": "get", "parameters": {"properties": 5}}}],
-                                   [{"function": {"name": "get", "parameters": {"properties": {"n": [1]}}}}]])  # fmt: skip
-def test_a_schema_of_no_use_types_nothing(tools: list[Any]) -> None:
+@pytest.mark.parametrize("parameters", UNTYPED)
+def test_a_schema_of_no_use_types_nothing(parameters: Any) -> None:
     """Fault: a tool without a schema, or with a damaged one, breaks the answer."""
-    [call] = tool_parsers()["qwen-coder"].find("<function=get><parameter=n>5</parameter></function>", tools).calls
-    assert call.arguments == {"n": "5"}
+    text = "<function=get><parameter=n>5</parameter></function>"
+    function = {"name": "get", "parameters": parameters}
+    for tools in ([], [function], [{"function": function}]):
+        [call] = tool_parsers()["qwen-coder"].find(text, tools).calls
+        assert call.arguments == {"n": "5"}
 
 
 @pytest.mark.data
