@@ -72,8 +72,8 @@ class Rendered:
 class Renderer:
     """Renders conversations for one model, and says how its answers are read.
 
-    tool_parser, reasoning_parser: those of the model, or None. warn: gets one sentence if the model has no chat template, and one if its template is not prefix-stable. Raises
-    UsageError for options that are none.
+    tool_parser, reasoning_parser: those of the model, or None. warn: gets one sentence if the model has no chat
+    template, and one if its template is not prefix-stable. Raises UsageError for options that are none.
     """
 
     def __init__(

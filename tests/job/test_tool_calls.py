@@ -1,4 +1,4 @@
-"""Tool calls and switches through the command line: what a model says becomes calls, and the record says what is odd."""
+"""Tool calls and switches through the command line: answers become calls, and records say what is odd."""
 
 from __future__ import annotations
 
