@@ -2,7 +2,8 @@
 
 Must not know: engines, jobs, output. Invariant: a prompt begins with the prompt before it and the tokens that were
 generated, so the state that decoding reached is reused. The history is rendered again only if the template does not
-allow that. Recorded messages of tools have the ids of the calls that were generated, not of those recorded.
+allow that, or if the answer's text ends within a token. Recorded messages of tools have the ids of the calls that were
+generated, not of those recorded.
 """
 
 from __future__ import annotations
@@ -37,17 +38,19 @@ class Rollout:
         self._conversation = conversation
         self._token_ids: list[TokenArray] = []
         self._answers: list[Answer] = []
+        self._is_cut = False  # the tokens of the last answer have more text than the answer
         self._messages = list(conversation.messages)  # with ids of tool calls as they were generated
         self._turns: list[Turn] = conversation.requests("rollout")
         self.num_turns = len(self._turns)
         single = conversation.is_single
         self.prompt = renderer.render(conversation, "each").prompts[0] if single else self._first()
 
-    def advance(self, generated_ids: Sequence[int], stopped: bool) -> Prompt | None:
+    def advance(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> Prompt | None:
         """The prompt of the next request, after this answer; None if there is none.
 
         generated_ids: the new tokens of the current request. stopped: the last of them is a stop token (the end of turn
-        that the template writes replaces it). Raises RequestError, with the line, if the template refuses the new
+        that the template writes replaces it). text: the answer's, where it was cut within a token: then the history is
+        rendered again. Raises RequestError, with the line, if the template refuses the new
         history.
         """
         done = len(self._answers) + 1
@@ -55,8 +58,9 @@ class Rollout:
             return None
         token_ids = as_token_array(generated_ids)
         reading = self._renderer.reading(self._conversation, self.prompt)
-        self._answers.append(reading.read(self._renderer.decode(generated_ids)))
+        self._answers.append(reading.read(self._renderer.decode(generated_ids) if text is None else text))
         self._token_ids.append(token_ids[:-1] if stopped else token_ids)
+        self._is_cut = text is not None
         now, following = self._turns[done - 1 : done + 1]
         warnings = self._follow_calls(now, following)
         try:
@@ -87,6 +91,8 @@ class Rollout:
         return warnings
 
     def _extend(self, now: Turn, following: Turn) -> TokenArray:
+        if self._is_cut:
+            return self._tokenise(self._generated_history(following))
         tail = self._text_behind(now, following)
         if tail is not None:
             behind = self._renderer.tokenizer.encode_behind(tail)

@@ -34,6 +34,15 @@ CHANGES_ANSWERS = (
     "template_kwargs",
     "tool_parser",
     "reasoning_parser",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_id",
 )
 END_BYTES = 1 << 20
 MAX_BYTES = 1 << 22

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
@@ -72,6 +73,7 @@ def survey(
         )
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn, options=ChatOptions.of(config))
     footprint = Footprint.of(state_layout(model, config.dtype))
