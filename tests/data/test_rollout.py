@@ -33,6 +33,27 @@ def ids(renderer: Renderer, text: str) -> list[int]:
     return renderer.tokenizer.encode(text).ids
 
 
+def test_an_answer_that_was_cut_within_a_token_is_written_anew(
+    make_renderer: Callable[..., Renderer], warnings: list[str]
+) -> None:
+    """Fault: the stop text, or what the last token has behind it, is fed back; or the turns after it forget the cut."""
+    renderer = make_renderer()
+    rollout = Rollout(renderer, RECORD)
+    answer = ids(renderer, "Grüße aus Köln")
+    second = rollout.advance(answer, stopped=False, text="Grüß")
+    history = [*RECORD.messages[:2], {"role": "assistant", "content": "Grüß"}, RECORD.messages[3]]
+    assert second is not None
+    assert second.token_ids.tolist() == ids(renderer, renderer.render_text(RECORD, history))
+    third = rollout.advance(answer, stopped=False)
+    assert third is not None and third.token_ids[: len(second.token_ids)].tolist() == second.token_ids.tolist()
+    fourth = rollout.advance(answer, stopped=False, text="aus")
+    contents = {2: "Grüß", 4: "Grüße aus Köln", 5: "aus"}
+    history = [{**one, "content": contents.get(place, one["content"])} for place, one in enumerate(RECORD.messages)]
+    assert fourth is not None
+    assert fourth.token_ids.tolist() == ids(renderer, renderer.render_text(RECORD, history))
+    assert warnings == []
+
+
 def test_a_prompt_is_the_one_before_the_answer_and_what_follows(
     make_renderer: Callable[..., Renderer], warnings: list[str]
 ) -> None:
