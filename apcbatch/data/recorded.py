@@ -11,6 +11,8 @@ what the template writes behind that nobody generates. Without one it ends where
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from apcbatch.data.records import Conversation
@@ -54,7 +56,9 @@ def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns)
             history, answered = _texts(renderer, conversation, turn.num_messages)
             base = base or SharedText(renderer.tokenizer, answered)
             token_ids, begin = _tokenise(renderer, base, history, answered)
-            rendered.prompts.append(Prompt(turn.number, renderer.check_tokens(token_ids), custom_id, begin))
+            token_ids = renderer.check_tokens(token_ids)
+            prompt = Prompt(turn.number, token_ids, custom_id, turn.num_messages, answer_begin=begin)
+            rendered.prompts.append(prompt)
         except RequestError as error:
             located = RequestError(error.code, error.message, conversation.line)
             rendered.failures.append(FailedTurn(turn.number, custom_id, located))
@@ -69,7 +73,8 @@ def _texts(renderer: Renderer, conversation: Conversation, num_messages: int) ->
     texts = []
     for count, prompts in ((num_messages, True), (num_messages + 1, False)):
         messages = conversation.messages[:count]
-        [text] = renderer.template.texts(messages, conversation.tools, [count], prompts)
+        switches = replace(conversation.switches, add_generation_prompt=prompts, continue_final_message=False)
+        [text] = renderer.template.texts(messages, conversation.tools, [count], switches)
         if isinstance(text, RequestError):
             raise text
         texts.append(text)

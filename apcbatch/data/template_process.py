@@ -59,15 +59,15 @@ class TemplateProcess:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None,
         counts: Sequence[int],
-        prompts: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> Iterator[Outcome]:
-        """For each count, the text for that many first messages, or what is wrong with it. prompts: each text ends with
-        the beginning of an answer.
+        """For each count, the text for that many first messages, or what is wrong with it. variables: what the template
+        sees beside them for this request.
 
         Texts are made while the earlier ones are used. Raises RequestError for messages that no template can be given.
         A child that is left before its last answer is ended, so that no answer is taken for another's.
         """
-        request = _framed((list(messages), tools, list(counts), prompts))
+        request = _framed((list(messages), tools, list(counts), dict(variables or {})))
         child, self._child = self._child or self._begin(), None
         finish = self._finish
         missing = len(counts)

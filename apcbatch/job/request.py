@@ -14,9 +14,8 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.records import Conversation
-from apcbatch.data.render import Prompt
+from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.stop_texts import StopTexts
-from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.job.record import Ticket, request_digest
 from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.job.work import OpenRollout, Tag
@@ -46,7 +45,7 @@ OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the sam
 
 def make_request(
     config: Config,
-    tokenizer: Tokenizer,
+    renderer: Renderer,
     ticket: Ticket,
     conversation: Conversation,
     prompt: Prompt,
@@ -55,11 +54,11 @@ def make_request(
     """The request of a turn of a conversation: for an answer, or for the scores of the recorded one. rollout: the one
     that it is a turn of, if it is."""
     if prompt.answer_begin is not None:
-        return _scoring(ticket, prompt, prompt.answer_begin)
+        return _scoring(renderer, ticket, conversation, prompt, prompt.answer_begin)
     settings = settings_of(config, conversation.params)
     ticket = replace(
         ticket,
-        request_digest=request_digest(ticket, prompt.token_ids, settings),
+        request_digest=request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation)),
         keeps_stop=settings.pop("keeps_stop", False),
     )
     echo, prompt_logprobs = settings.pop("echo", False), settings.pop("prompt_logprobs", None)
@@ -75,25 +74,28 @@ def make_request(
         ticket.request_id,
         token_ids,
         **settings,
-        ending=partial(StopTexts, tokenizer, stop) if stop else None,
+        ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
         keep_answer=rollout is not None,  # only a rollout builds on the answer
-        tag=Tag(ticket, rollout),
+        tag=Tag(ticket, rollout, renderer.reading(conversation, prompt)),
     )
 
 
-def _scoring(ticket: Ticket, prompt: Prompt, answer_begin: int) -> Request:
+def _scoring(
+    renderer: Renderer, ticket: Ticket, conversation: Conversation, prompt: Prompt, answer_begin: int
+) -> Request:
     """The request for the scores of a recorded answer; nothing is generated, whatever the settings are."""
     digest = request_digest(ticket, prompt.token_ids, {"answer_begin": answer_begin})
     shown = ShownPrompt(prompt.token_ids, answer_begin=answer_begin)
     ticket = replace(ticket, request_digest=digest, prompt=shown)
     token_ids: Any = prompt.token_ids
+    history = replace(prompt, token_ids=prompt.token_ids[:answer_begin])
     return Request(
         ticket.request_id,
         token_ids,
         max_tokens=0,
         score_from=answer_begin,
         keep_answer=False,
-        tag=Tag(ticket, None),
+        tag=Tag(ticket, None, renderer.reading(conversation, history)),
     )
 
 
@@ -121,3 +123,9 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
     if not settings["logprobs"] and "top_logprobs" not in params:
         settings["top_logprobs"] = 0
     return {name: value for name, value in settings.items() if name in FIRST or value != LATER[name]}
+
+
+def _further_settings(conversation: Conversation) -> dict[str, Any]:
+    """What a line says besides the engine's settings, if it says anything: an answer is not taken for another's."""
+    given = conversation.switches.given()
+    return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ RECORD = conversation(
     "assistant: this",
     "user: x",
 )
+WITH_TOOLS = replace(RECORD, tools=[{"type": "function", "function": {"name": "f"}}])
 BEHIND = "<|im_end|>\n<|im_start|>tool\ntwo<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -132,7 +134,7 @@ def test_an_unstable_template_is_rendered_again_with_the_answers(
 ) -> None:
     """With the answers so far in the place of the recorded ones, calls as calls, and one warning."""
     renderer = make_renderer("chatml", UNSTABLE_TEMPLATE)
-    rollout = Rollout(renderer, RECORD)
+    rollout = Rollout(renderer, WITH_TOOLS)
     call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     rollout.advance(ids(renderer, f"so: {call}<|im_end|>"), stopped=True)
     third = rollout.advance(ids(renderer, "and"), stopped=False)
@@ -171,7 +173,7 @@ def test_a_refused_history_ends_the_rollout_with_its_line(make_renderer: Callabl
     with pytest.raises(RequestError, match="no call before a tool") as caught:
         rollout.advance(ids(renderer, "no call"), stopped=False)
     assert caught.value.line == 7
-    rollout = Rollout(renderer, RECORD)
+    rollout = Rollout(renderer, WITH_TOOLS)
     following = rollout.advance(ids(renderer, '<tool_call>{"name": "f"}</tool_call>'), stopped=False)
     assert following is not None and renderer.decode(following.token_ids) == "The policy|one||two|"
     with pytest.raises(RequestError, match="refuses") as caught:
