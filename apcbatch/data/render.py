@@ -123,9 +123,11 @@ class Renderer:
         """How the answer to a prompt of the conversation is read."""
         if conversation.prompt is not None:
             return Reading()
+        tools = conversation.tools or ()
+        parser = self.tool_parser if tools else None
         return Reading(
-            self.tool_parser,
-            conversation.tools or (),
+            parser,
+            tools if parser is not None and parser.reads_tools else (),  # a request keeps no more than it needs
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),
