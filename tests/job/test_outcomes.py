@@ -83,8 +83,8 @@ def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
         "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
-        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "stop_reason", "prefill_ms",
-        "completion_token_ids",
+        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "stop_reason", "prefill_ms", "decode_ms",
+        "warnings", "completion_token_ids",
     }  # fmt: skip
 
 
