@@ -5,7 +5,8 @@ Must not know: options, what a document says. Heavy modules are imported only wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 def warn(sentence: str) -> None:
     """One warning on standard error."""
     click.echo(f"warning: {sentence}", err=True)
+
+
+def terminal_width(stream: TextIO | None) -> int | None:
+    """The columns of the terminal that a stream is; None if it is none."""
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
 def survey_with_bar(config: Config, input: str) -> Survey:
