@@ -62,7 +62,8 @@ class Job:
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             if not self._is_named:
                 self._report.note(f"results go to {self._output}")
-            opened = open_run(self._config, self._input, sink, self._report.warn)
+            opened = open_run(self._config, self._input, sink, self._report.warn, self._report.note)
+            self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)
