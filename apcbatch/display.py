@@ -48,8 +48,9 @@ def fold(text: str, width: int) -> list[str]:
 def wrap(sentence: str, width: int, indent: str = "") -> list[str]:
     """The sentence in lines of at most `width` columns, broken at spaces; further lines are indented. A word that is
     too long is folded."""
-    lines, line = [], ""
-    for word in sentence.split(" "):
+    rest = sentence.lstrip(" ")
+    lines, line = [], sentence[: len(sentence) - len(rest)]
+    for word in rest.split(" "):
         longer = f"{line} {word}" if line.strip() else line + word
         if cells(longer) <= width:
             line = longer

@@ -49,6 +49,11 @@ def test_wrapping_keeps_the_words_and_the_width(words: list[str], width: int) ->
         assert " ".join(line.strip() for line in lines).split() == words
 
 
+def test_what_is_indented_stays_indented() -> None:
+    """Fault: the first line loses the spaces that it begins with."""
+    assert wrap("   ab cd ef", 8, "  ") == ["   ab cd", "  ef"]
+
+
 def test_widths() -> None:
     """Fault: Chinese counts one column a character, or an accent counts as one of its own."""
     assert (cells("abc"), cells("東京"), cells("e\u0301"), cells("é")) == (3, 4, 1, 1)

@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with kept_signals():
         code = _run(arguments, invocation)
         code = flush_output(code)
-        if code not in (EXIT_OK, EXIT_USAGE) and invocation.continue_command is not None:
-            say(invocation.continue_command())
+        if code not in (EXIT_OK, EXIT_USAGE) and invocation.last_line is not None:
+            say(invocation.last_line(code))
     return code
 
 

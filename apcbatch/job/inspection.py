@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from apcbatch.config import OPTIONS, Config
+from apcbatch.config import Config
+from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.prompt_tokens import PromptToken, prompt_tokens
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.refusals import refusals
@@ -24,6 +25,7 @@ from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import planner_for
 from apcbatch.job.record import Ticket
+from apcbatch.job.request import OPTION_OF, settings_of
 from apcbatch.job.work import Failure, Work
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
@@ -101,6 +103,7 @@ def inspect(config: Config, input: str, line: int | None, turn: int | None, warn
         )
     records = _Records(open_source(input, config.format, warn=warn), line)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
     model = load_model_config(folder)
     renderer = Renderer.load(folder, warn=warn)
     read = _Read(config, model.context_length)
@@ -119,7 +122,7 @@ def inspect(config: Config, input: str, line: int | None, turn: int | None, warn
     if error is not None:
         found.error_code, found.refused = error.code, _refused(error, record)
     if request is not None and isinstance(record, Conversation):
-        _add_settings(found, request, record, config)
+        _add_settings(found, record, config)
         _add_prompt(found, request, record, config, renderer)
         if error is None:
             _add_reuse(found, read, config, Footprint.of(state_layout(model, config.dtype)))
@@ -201,12 +204,11 @@ def _refused(error: RequestError, record: Conversation | BadLine) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _add_settings(found: Inspection, request: Request, conversation: Conversation, config: Config) -> None:
+def _add_settings(found: Inspection, conversation: Conversation, config: Config) -> None:
     given = conversation.params
-    names = [name for name, spec in OPTIONS.items() if spec.group == "Generation" and hasattr(request, name)]
-    for name in dict.fromkeys([*names, *given]):
-        value = given[name] if name in given else getattr(config, name)
-        found.settings.append(Setting(name, value, "line" if name in given else config.origins[name]))
+    for name, value in settings_of(config, given).items():
+        origin = "line" if name in given else config.origins[OPTION_OF.get(name, name)]
+        found.settings.append(Setting(name, value, origin))
 
 
 def _add_prompt(
