@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -16,13 +17,13 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
+from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, write_output
 from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
+    "max_tokens", "max_request_tokens", "template_kwargs", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -73,7 +74,7 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     surveyed = survey_with_bar(resolved, input)
     made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
-        for line in forecast_lines(made, surveyed, resolved):
+        for line in forecast_lines(made, surveyed, resolved, terminal_width(sys.stdout)):
             click.echo(line)
     if options["json_path"] is not None:
         document = forecast_document(made, options["table"], resolved)

@@ -33,6 +33,8 @@ _INERT = {
     "local_files_only",
     "model_max_length",
     "name_or_path",
+    "response_schema",
+    "response_template",
     "sp_model_kwargs",
     "tokenizer_class",
     "use_default_system_prompt",

@@ -94,6 +94,8 @@ def folders(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, object]]:
                 "tokenizer_class": st.sampled_from(["PreTrainedTokenizerFast", "LlamaTokenizer", "TokenizersBackend"]),
                 "legacy": st.booleans(),
                 "errors": st.just("replace"),
+                "response_template": st.just({"defaults": {}}),
+                "response_schema": st.just({"type": "object"}),
                 "chat_template": st.sampled_from(["", "{{ messages }}"]),
             },
         )
