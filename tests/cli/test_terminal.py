@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import numpy as np
 import pytest
 
 from apcbatch.display import cells
+from apcbatch.store import Store
 from tests.terminal import in_terminal
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -69,10 +71,22 @@ def test_plan_and_help(folder, columns):
     assert code == 0 and all(len(line) <= columns for line in options)
 
 
-def test_a_store_and_the_doctors_rows(folder):
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_the_rows_of_a_store(tmp_path, columns):
     """Fault: a row is broken in the middle of a number."""
-    assert in_terminal([*RUN, "--store", "s"], 80, folder, "tests.job.fake_main")[0] == 3
-    (folder / "s").mkdir(exist_ok=True)
-    code, screen = in_terminal(["store", "stat", "s"], 40, folder)
-    assert all(cells(line) <= 40 for line in lines_of(screen)), screen
-    assert code in (0, 2)
+    with Store.open(tmp_path / "s", warn=pytest.fail) as store:
+        store.register(b"f" * 32, "a-model-with-a-name")
+        store.put(b"k" * 32, 64, None, b"f" * 32, {"ssm": np.zeros((2, 64), np.float32)})
+    code, screen = in_terminal(["store", "stat", "s"], columns, tmp_path)
+    lines = lines_of(screen)
+    assert code == 0 and all(cells(line) <= columns for line in lines), screen
+    words = " ".join(screen.split())
+    assert "up to 64 tokens" in words and "restored 0 times" in words and "a-model-with-a-name" in words
+    assert len(lines) == 3 or columns < 200
+
+
+def test_a_verdict_has_its_colour(tmp_path):
+    """Fault: a check that failed looks like the others."""
+    _, screen = in_terminal(["doctor", "--model", "nothing"], 60, tmp_path)
+    assert "\x1b[32mok\x1b[0m    python" in screen and "\x1b[31mFAIL\x1b[0m  model" in screen
+    assert all(cells(line) <= 60 for line in lines_of(screen))
