@@ -8,6 +8,7 @@ import click
 
 from apcbatch import resolution
 from apcbatch.cli.options import GroupedCommand, config_options, given_flags
+from apcbatch.cli.terminal import echo_row
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED
 
 EPILOG = """\b
@@ -31,6 +32,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> int:
 
     failed = False
     for finding in examine(resolved):
-        click.echo(f"{'ok' if finding.ok else 'FAIL':<5} {finding.name:<10} {finding.text}")
+        verdict = "ok" if finding.ok else "FAIL"
+        echo_row(f"{verdict:<5} {finding.name:<10} {finding.text}", 17, verdict)
         failed |= not finding.ok
     return EXIT_STOPPED if failed else EXIT_OK

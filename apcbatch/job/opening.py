@@ -61,10 +61,16 @@ def check_paths(config: Config, input: str, output: str, config_file: str | None
 
 
 def open_run(
-    config: Config, input: str, sink: Sink, warn: Callable[[str], None], note: Callable[[str], None]
+    config: Config,
+    input: str,
+    sink: Sink,
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+    stage: Callable[[str], None],
 ) -> OpenRun:
     """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
-    user may want to know."""
+    user may want to know. stage: is told what is being done."""
+    stage("reading the tokenizer")
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
@@ -73,10 +79,12 @@ def open_run(
         note(sentence)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     if not isinstance(sink, FileSink):
+        stage(f"loading {config.model}")
         return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
     answers = None
     if config.resume and sink.has_lines():
+        stage("comparing the answers that are there with the input")
         same_version = run_file.check()
         answers = read_answers(sink)
         answers.trusts_lines = same_version
@@ -84,6 +92,7 @@ def open_run(
         confirm_input(config, input, renderer, answers)
     else:
         run_file.check_replaceable()
+    stage(f"loading {config.model}")
     engine = make_engine(config, warn)
     with ExitStack() as stack:
         stack.callback(engine.close)

@@ -65,7 +65,8 @@ class Totals:
 
     def __init__(self) -> None:
         self._begin = self._loaded = time.monotonic()
-        self.ok = self.errors = self.already_done = 0
+        self.ok = self.already_done = 0
+        self.errors_by_code: Counter[str] = Counter()
         self.plan_s = 0.0
         self.prompt_tokens = self.cached_tokens = self.computed_tokens = self.completion_tokens = 0
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
@@ -73,6 +74,11 @@ class Totals:
         self.scores = ScoreTotals()
         self._decoded_tokens = 0  # equal answers are decoded once; the first token of each comes out of the prefill
         self._ideal_tokens: int | None = 0
+
+    @property
+    def errors(self) -> int:
+        """Error records that this process wrote."""
+        return self.errors_by_code.total()
 
     @property
     def requests(self) -> int:
@@ -111,6 +117,10 @@ class Totals:
             ideal = result.ideal_cached_tokens
             self._ideal_tokens = None if ideal is None else self._ideal_tokens + ideal
 
+    def add_error(self, code: str) -> None:
+        """Count one error record."""
+        self.errors_by_code[code] += 1
+
     def sentence(self, output: str) -> str:
         """How it went, for a person."""
         before = f" ({self.already_done} more were answered before)" if self.already_done else ""
@@ -129,6 +139,7 @@ class Totals:
             "requests": self.requests,
             "ok": self.ok,
             "errors": self.errors,
+            "errors_by_code": dict(sorted(self.errors_by_code.items())),
             "already_done": self.already_done,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

@@ -52,11 +52,13 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
     totals.add(result(60, 0, "none", 3, 0, "cold"))
     totals.add(result(50, 40, "disk", 4, 40, None))
     totals.add(result(40, 16, "memory", 1, 20, "below_grid"))
-    totals.errors += 2
+    for code in ("invalid_request", "duplicate_id"):
+        totals.add_error(code)
     totals.plan_s = 1.5
     assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
         "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
+        "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
         "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
