@@ -19,14 +19,19 @@ from apcbatch.regular_files import read_regular_file
 
 FALLBACK_NAME = "chat_template.jinja"
 SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
+NO_TEMPLATE = (
+    "the model has no chat template; conversations are rendered with apcbatch's plain one, which it was not trained "
+    f"on, so that answers may be poor: put the {FALLBACK_NAME} that the model was trained with into its folder. "
+    "(Completions need none.)"
+)
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 
 
 class ChatTemplate:
     """The chat template of a tokenizer, or the fallback if it has none.
 
-    fallback: the text of the template for models without one. warn: called once, at the first conversation, if the
-    fallback is used. Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a
+    fallback: the text of the template for models without one. warn: called once if the fallback is used: when
+    `announce` is called, else at the first conversation. Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a
     short conversation.
     """
 
@@ -40,6 +45,17 @@ class ChatTemplate:
             self._variables["add_bos"] = tokenizer.begins_with_bos
         self._processes: dict[str, TemplateProcess] = {}
         self._probe()
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the model has no template of its own."""
+        return not self._own
+
+    def announce(self) -> None:
+        """Say, the first time, that conversations are rendered with the fallback, if that is so."""
+        if self.is_fallback and self._warn is not None:
+            self._warn(NO_TEMPLATE)
+            self._warn = None
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
         """The text of the prompt: the messages and the generation prompt.
@@ -56,12 +72,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
     ) -> Iterator[str | RequestError]:
         """For each count, the text of the prompt after that many messages, or the error."""
-        if not self._own and self._warn is not None:
-            self._warn(
-                "the model has no chat template; conversations are rendered with apcbatch's plain one "
-                f"({FALLBACK_NAME}): give the model folder a {FALLBACK_NAME} to use another"
-            )
-            self._warn = None
+        self.announce()
         for count, outcome in zip(counts, self._outcomes(messages, tools, counts), strict=True):
             if isinstance(outcome, str) or (isinstance(outcome, RequestError) and outcome.code != "invalid_request"):
                 yield outcome

@@ -16,6 +16,7 @@ from apcbatch.job.engine import JobEngine
 from apcbatch.types import Result
 from apcbatch.version import VERSION
 
+MOST_WARNINGS = 100
 COUNTED_BY_THE_ENGINE = (
     "store_bytes_written",
     "store_bytes_read",
@@ -38,6 +39,7 @@ class Totals:
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
         self._ideal_tokens: int | None = 0
+        self.warnings: list[str] = []
 
     @property
     def requests(self) -> int:
@@ -73,6 +75,11 @@ class Totals:
         if self._ideal_tokens is not None:
             ideal = result.ideal_cached_tokens
             self._ideal_tokens = None if ideal is None else self._ideal_tokens + ideal
+
+    def note_warning(self, sentence: str) -> None:
+        """Keep a warning for the summary: each one once, and the first hundred of them."""
+        if sentence not in self.warnings and len(self.warnings) < MOST_WARNINGS:
+            self.warnings.append(sentence)
 
     def sentence(self, output: str) -> str:
         """How it went, for a person."""
@@ -114,6 +121,7 @@ class Totals:
             "decode_tokens_per_s": _rate(self.completion_tokens - self.ok, spent["decode"]),
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "peak_device_bytes": counters.peak_device_bytes,
+            "warnings": list(self.warnings),
             "block_size": config.block_size,
             "policy": config.policy,
             "model": config.model,
