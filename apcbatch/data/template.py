@@ -31,8 +31,8 @@ class ChatTemplate:
     """The chat template of a tokenizer, or the fallback if it has none.
 
     fallback: the text of the template for models without one. warn: called once if the fallback is used: when
-    `announce` is called, else at the first conversation. Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a
-    short conversation.
+    `announce` is called, else at the first conversation. Raises ModelError for a template that cannot be compiled, or
+    that exceeds its time or memory on a short conversation.
     """
 
     def __init__(self, tokenizer: Tokenizer, fallback: str, warn: Callable[[str], None]) -> None:
