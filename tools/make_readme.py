@@ -47,17 +47,15 @@ def demo_runs() -> str:
 
 def shortened(summary: dict[str, object]) -> list[str]:
     """The summary's JSON with some of its keys, in three lines."""
-    names, lines, at = list(summary), [], -1
+    names, text, at = list(summary), "{", -1
     for shown in SHOWN:
-        line = ""
+        text += "\n " * (at >= 0)
         for name in shown:
-            skipped = names.index(name) - at > 1
+            if names.index(name) - at > 1:  # dots end a line rather than begin one
+                text = f"{text[:-2]}...,\n " if text.endswith("\n ") else f"{text}...,"
             at = names.index(name)
-            line += (
-                "...," if skipped else ""
-            ) + f"{json.dumps(name)}:{json.dumps(summary[name], separators=(',', ':'))},"
-        lines.append(line)
-    return ["{" + lines[0], *(" " + line for line in lines[1:-1]), " " + lines[-1] + "...}"]
+            text += f"{json.dumps(name)}:{json.dumps(summary[name], separators=(',', ':'))},"
+    return f"{text}...}}".splitlines()
 
 
 def example_output(code: str) -> str:
