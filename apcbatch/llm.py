@@ -23,6 +23,7 @@ from apcbatch.answer import Answer, answer_of
 from apcbatch.config import OPTIONS
 from apcbatch.data.checks import one_of, shown
 from apcbatch.data.columns import UnusedColumns
+from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.records import BadLine, Conversation, parse_line
 from apcbatch.data.render import Renderer
 from apcbatch.engine.serving import serve
@@ -70,10 +71,12 @@ class LLM:
                 raise UsageError(f"LLM: {name} is an option of the command line alone; leave it out")
         given = {"policy": "all", **options, "model": model}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
-        self._config = replace(resolve({}, {}, plain, "LLM"), turns="last")
         self._is_running = False
         self._warn = warn
-        self._renderer = Renderer.load(locate_model(self._config.model), warn=warn)
+        config = resolve({}, {}, plain, "LLM")
+        folder = locate_model(config.model)
+        self._config = with_model_defaults(config, folder)
+        self._renderer = Renderer.load(folder, warn=warn)
         self._engine: JobEngine | None = make_engine(self._config, warn)
 
     def __enter__(self) -> LLM:

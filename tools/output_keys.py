@@ -61,12 +61,19 @@ RECORD: tuple[Key, ...] = (
         "list",
         "the likeliest tokens, as many as were asked for",
     ),
+    Key("response.body.choices[].logprobs.content[].top_logprobs[].token", "string", "as above"),
+    Key("response.body.choices[].logprobs.content[].top_logprobs[].logprob", "number", "as above"),
+    Key("response.body.choices[].logprobs.content[].top_logprobs[].bytes", "list of integers or null", "as above"),
     Key("response.body.choices[].logprobs.refusal", "null", "always null"),
     Key("response.body.choices[].logprobs.tokens", "list of strings", "of a completion: the tokens' texts"),
     Key(
         "response.body.choices[].logprobs.token_logprobs", "list of numbers", "of a completion: their log-probabilities"
     ),
-    Key("response.body.choices[].logprobs.top_logprobs", "null", "of a completion"),
+    Key(
+        "response.body.choices[].logprobs.top_logprobs",
+        "list of objects or null",
+        "of a completion: the likeliest tokens of each place by their texts, if they were asked for",
+    ),
     Key("response.body.choices[].logprobs.text_offset", "list of integers", "of a completion: where each token begins"),
     Key("response.body.usage", "object", "tokens"),
     Key("response.body.usage.prompt_tokens", "integer", "of the prompt"),
@@ -102,6 +109,11 @@ RECORD: tuple[Key, ...] = (
         "[why](caching.md#why-a-request-missed) less than the ideal was restored",
     ),
     Key("apcbatch.finish_reason", "string", "how the tokens ended: `stop` or `length`, also where tools are called"),
+    Key(
+        "apcbatch.stop_reason",
+        "string or integer or null",
+        "the stop text or token of the request that ended it",
+    ),
     Key("apcbatch.prefill_ms", "number", "the request's share of the passes over its prompt"),
     Key("apcbatch.decode_ms", "number", "and of those over its answer"),
     Key("apcbatch.completion_token_ids", "list of integers", "the new tokens, the stop token included"),

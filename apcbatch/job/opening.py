@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from apcbatch.config import Config
+from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.lines import STDIN
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -31,8 +32,9 @@ from apcbatch.types import Request
 
 @dataclass
 class OpenRun:
-    """What a run works with, all of it open."""
+    """What a run works with, all of it open. config: with the model's defaults, if they are wanted."""
 
+    config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
@@ -53,15 +55,22 @@ def check_paths(config: Config, input: str, output: str, config_file: str | None
         raise UsageError(f"output {output} exists; give --resume to go on with it or --overwrite to replace it")
 
 
-def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> OpenRun:
-    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used."""
+def open_run(
+    config: Config, input: str, sink: Sink, warn: Callable[[str], None], note: Callable[[str], None]
+) -> OpenRun:
+    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
+    user may want to know."""
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
+    sentence = notice(config, folder)
+    if sentence is not None:
+        note(sentence)
     renderer = Renderer.load(folder, warn=warn)
     if input != STDIN:  # which may keep a reader waiting
         records = _announced(records, renderer)
     if not isinstance(sink, FileSink):
-        return OpenRun(records, renderer, make_engine(config, warn), Answers())
+        return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
     answers = None
     if config.resume and sink.has_lines():
@@ -84,7 +93,7 @@ def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]
         run_file.write()
         sink.remove_if_empty = False
         stack.pop_all()
-    return OpenRun(records, renderer, engine, answers or Answers())
+    return OpenRun(config, records, renderer, engine, answers or Answers())
 
 
 def confirm_input(config: Config, input: str, renderer: Renderer, answers: Answers) -> None:

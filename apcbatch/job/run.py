@@ -65,7 +65,8 @@ class Job:
                 self._report.note(f"results go to {self._output}")
             if self._config.model == DEMO:
                 self._report.hint(DEMO_NOTE)
-            opened = open_run(self._config, self._input, sink, self._report.warn)
+            opened = open_run(self._config, self._input, sink, self._report.warn, self._report.note)
+            self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)

@@ -31,6 +31,15 @@ CHANGES_ANSWERS = (
     "seed",
     "ignore_eos",
     "logprobs",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_id",
 )
 END_BYTES = 1 << 20
 MAX_BYTES = 1 << 22

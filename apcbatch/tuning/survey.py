@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
@@ -71,6 +72,7 @@ def survey(
         )
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
     footprint = Footprint.of(state_layout(model, config.dtype))

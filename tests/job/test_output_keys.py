@@ -18,13 +18,13 @@ from tools.output_keys import RECORD, SUMMARY, Key
 
 scripted = test_openai_types.scripted
 PLAIN = {"string": str, "boolean": bool, "null": type(None), "object": dict, "list": list}
-ITEMS = {"integers": "integer", "numbers": "number", "strings": "string"}
+ITEMS = {"integers": "integer", "numbers": "number", "strings": "string", "objects": "object"}
 
 
 def is_a(value: Any, kind: str) -> bool:
     """Whether a value is of a type as the page names it."""
-    if kind.endswith(" or null"):
-        return value is None or is_a(value, kind.removesuffix(" or null"))
+    if " or " in kind:
+        return any(is_a(value, one) for one in kind.split(" or "))
     whole, _, items = kind.partition(" of ")
     if items:
         inside = value.values() if isinstance(value, dict) else value
@@ -56,13 +56,17 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     """Fault: a key is added, renamed, dropped or of another type, and whoever reads the page looks for the old one."""
     monkeypatch.chdir(tmp_path)
     lines = [conversation(1), conversation(1) | {"id": "again"}, "{", {"messages": []}]
-    lines += [batch_line("l", logprobs=True), batch_line("c", "/v1/completions", prompt="Once", logprobs=1)]
+    lines += [batch_line("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]
+    lines += [batch_line(f"c{count}", "/v1/completions", prompt="Once", logprobs=count) for count in (0, 2)]
     write_lines(tmp_path / "real.jsonl", lines)
     options = ["-q", "--max-tokens", "4", "--store", "states", "--device", "cpu"]
     main(["run", "real.jsonl", "-o", "real.out", "--summary", "real.summary", *options])
     request.getfixturevalue("scripted")  # the bundled model calls no tools
     write_lines(tmp_path / "calls.jsonl", varied_lines())
-    request.getfixturevalue("apcbatch")("run", "calls.jsonl", "-o", "calls.out", "--summary", "calls.summary", *options)
+    outcome = request.getfixturevalue("apcbatch")(
+        "run", "calls.jsonl", "-o", "calls.out", "--summary", "calls.summary", *options
+    )
+    assert outcome.code == 3, outcome.stderr
     summaries = [json.loads((tmp_path / name).read_text()) for name in ("real.summary", "calls.summary")]
     for listed, found in (
         (RECORD, [*read_records(tmp_path / "real.out"), *read_records(tmp_path / "calls.out")]),
