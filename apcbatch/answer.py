@@ -16,11 +16,12 @@ class Answer:
     """What became of one request.
 
     custom_id, line, turn: which request it is; line counts the conversations that were given, from 1. text: the
-    answer without its tool calls. tool_calls: in OpenAI's form, arguments as JSON text. message: the answer as a
-    message, to be appended to the conversation; empty for a completion. finish_reason: `stop`, `length` or
-    `tool_calls`. token_ids: the new tokens, the stop token included. logprobs: their log-probabilities, if they were
-    asked for. cached_tokens: prompt tokens whose state was restored; cached_from says from where, miss_reason why not
-    more. error: set if the request failed; then the fields from text on mean nothing. record: the line that
+    answer without its tool calls and its reasoning. reasoning: what the model thought before. tool_calls: in OpenAI's
+    form, arguments as JSON text. message: the answer as a message, to be appended to the conversation; empty for a
+    completion. finish_reason: `stop`, `length` or `tool_calls`. token_ids: the new tokens, the stop token included.
+    logprobs: their log-probabilities up to the end of the text, if they were asked for. cached_tokens: prompt tokens
+    whose state was restored; cached_from says from where, miss_reason why not more. warnings: what was honoured only
+    in part. error: set if the request failed; then the fields from text to warnings mean nothing. record: the line that
     `apcbatch run` would write; its `response.body` is what the `openai` package's types read. With several choices,
     the fields here are those of the first.
     """
@@ -29,6 +30,7 @@ class Answer:
     line: int
     turn: int | None
     text: str = ""
+    reasoning: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     message: dict[str, Any] = field(default_factory=dict)
     finish_reason: str = ""
@@ -38,6 +40,7 @@ class Answer:
     cached_tokens: int = 0
     cached_from: str = "none"
     miss_reason: str | None = None
+    warnings: list[str] = field(default_factory=list)
     error: RequestError | None = None
     record: dict[str, Any] = field(default_factory=dict, repr=False)
 
@@ -56,6 +59,7 @@ def answer_of(record: dict[str, Any]) -> Answer:
     return Answer(
         *place,
         text,
+        message.get("reasoning_content") or "",
         message.get("tool_calls") or [],
         given | {"content": text} if given else {},
         choice["finish_reason"],
@@ -65,6 +69,7 @@ def answer_of(record: dict[str, Any]) -> Answer:
         reuse["cached_tokens"],
         reuse["cached_from"],
         reuse["miss_reason"],
+        reuse["warnings"],
         record=record,
     )
 

@@ -21,6 +21,7 @@ import xxhash
 
 from apcbatch.answer import Answer, answer_of
 from apcbatch.config import OPTIONS
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.checks import one_of, shown
 from apcbatch.data.columns import UnusedColumns
 from apcbatch.data.generation_config import with_model_defaults
@@ -76,7 +77,7 @@ class LLM:
         config = resolve({}, {}, plain, "LLM")
         folder = locate_model(config.model)
         self._config = with_model_defaults(config, folder)
-        self._renderer = Renderer.load(folder, warn=warn)
+        self._renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(self._config))
         self._engine: JobEngine | None = make_engine(self._config, warn)
 
     def __enter__(self) -> LLM:
@@ -181,7 +182,8 @@ class LLM:
         if result.error is not None:
             line = error_line(ticket, RequestError(result.error.code, result.error.message, ticket.line))
         else:
-            line = result_line(ticket, result, self._renderer, self._config.model, int(time.time()))
+            reading, now = result.tag.reading, int(time.time())
+            line = result_line(ticket, result, self._renderer, self._config.model, now, reading)
         return answer_of(orjson.loads(line))
 
 

@@ -245,19 +245,27 @@ def test_warnings_are_told_as_python_does(tmp_path: Path, recwarn: pytest.Warnin
 def test_the_parts_are_those_of_the_record() -> None:
     """Fault: calls, their message, or the log-probabilities are not where programs look for them."""
     call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "A-7"}'}}
-    message = {"role": "assistant", "content": "Wait.", "refusal": None, "tool_calls": [call]}
+    message = {
+        "role": "assistant",
+        "content": "Wait.",
+        "refusal": None,
+        "reasoning_content": "Hm.",
+        "tool_calls": [call],
+    }
     logprobs = {"content": [{"token": "a", "logprob": -0.5, "bytes": None, "top_logprobs": []}], "refusal": None}
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message, "logprobs": logprobs}
     usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
     record = {
         "custom_id": "c#1", "line": 4, "turn": 1, "error": None,
         "response": {"body": {"choices": [choice], "usage": usage}},
-        "apcbatch": {"completion_token_ids": [7], "cached_tokens": 8, "cached_from": "memory", "miss_reason": None},
+        "apcbatch": {"completion_token_ids": [7], "cached_tokens": 8, "cached_from": "memory", "miss_reason": None,
+                     "warnings": ["w"]},
     }  # fmt: skip
     answer = answer_of(record)
     assert answer == Answer(
-        "c#1", 4, 1, "Wait.", [call], {"role": "assistant", "content": "Wait.", "tool_calls": [call]}, "tool_calls",
-        [7], [-0.5], 9, 8, "memory", None, record=record,
+        "c#1", 4, 1, "Wait.", "Hm.", [call],
+        {"role": "assistant", "content": "Wait.", "reasoning_content": "Hm.", "tool_calls": [call]}, "tool_calls",
+        [7], [-0.5], 9, 8, "memory", None, ["w"], record=record,
     )  # fmt: skip
 
 

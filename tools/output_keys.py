@@ -38,8 +38,11 @@ RECORD: tuple[Key, ...] = (
     Key("response.body.choices[].finish_reason", "string", "`stop`, `length`, or `tool_calls` where tools are called"),
     Key("response.body.choices[].message", "object", "of a chat"),
     Key("response.body.choices[].message.role", "string", "`assistant`"),
-    Key("response.body.choices[].message.content", "string", "the text without tool calls and special tokens"),
+    Key(
+        "response.body.choices[].message.content", "string or null", "the text; null beside calls if it would be empty"
+    ),
     Key("response.body.choices[].message.refusal", "null", "always null"),
+    Key("response.body.choices[].message.reasoning_content", "string", "what was thought before, if anything was"),
     Key("response.body.choices[].message.tool_calls", "list", "empty without calls"),
     Key("response.body.choices[].message.tool_calls[].id", "string", "the call's name"),
     Key("response.body.choices[].message.tool_calls[].type", "string", "`function`"),
@@ -116,6 +119,7 @@ RECORD: tuple[Key, ...] = (
     ),
     Key("apcbatch.prefill_ms", "number", "the request's share of the passes over its prompt"),
     Key("apcbatch.decode_ms", "number", "and of those over its answer"),
+    Key("apcbatch.warnings", "list of strings", "what was honoured only in part"),
     Key("apcbatch.completion_token_ids", "list of integers", "the new tokens, the stop token included"),
 )
 

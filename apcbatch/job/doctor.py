@@ -170,6 +170,7 @@ def _model(config: Config) -> str:
 
 def _template(config: Config) -> str:
     """Render a short conversation with a tool call, and check that each prompt begins with the one before."""
+    from apcbatch.data.chat_options import ChatOptions
     from apcbatch.data.records import Conversation
     from apcbatch.data.render import Renderer
     from apcbatch.data.template import NO_TEMPLATE
@@ -184,7 +185,7 @@ def _template(config: Config) -> str:
         {"role": "user", "content": "Thanks."},
     ]
     warnings: list[str] = []
-    renderer = Renderer.load(locate_model(config.model), warn=warnings.append)
+    renderer = Renderer.load(locate_model(config.model), warn=warnings.append, options=ChatOptions.of(config))
     if renderer.template.is_fallback:
         raise Doubtful(NO_TEMPLATE)
     rendered = renderer.render(Conversation("doctor", 1, messages, None, "messages"))

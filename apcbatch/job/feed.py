@@ -18,7 +18,6 @@ from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.rollout import Rollout
 from apcbatch.data.stop_texts import cut_answer
-from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
@@ -136,9 +135,7 @@ class Feeder:
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
-        if conversation.source_format == "batch":
-            return [1]
-        return [turn.number for turn in choose_turns(conversation.messages, self._config.turns)]
+        return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
@@ -243,7 +240,7 @@ class Feeder:
     ) -> Request:
         keep_answer = self._keeps_answers or rollout is not None  # a rollout builds on the answer
         return make_request(
-            self._config, self._renderer.tokenizer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
+            self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
         )
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:

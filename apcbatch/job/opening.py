@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.lines import STDIN
 from apcbatch.data.records import BadLine, Conversation
@@ -66,7 +67,7 @@ def open_run(
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
-    renderer = Renderer.load(folder, warn=warn)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     if input != STDIN:  # which may keep a reader waiting
         records = _announced(records, renderer)
     if not isinstance(sink, FileSink):

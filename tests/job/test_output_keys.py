@@ -59,9 +59,11 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     lines += [batch_line("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]
     lines += [batch_line(f"c{count}", "/v1/completions", prompt="Once", logprobs=count) for count in (0, 2)]
     write_lines(tmp_path / "real.jsonl", lines)
-    options = ["-q", "--max-tokens", "4", "--store", "states", "--device", "cpu"]
+    options = ["-q", "--max-tokens", "60", "--store", "states", "--device", "cpu"]
     main(["run", "real.jsonl", "-o", "real.out", "--summary", "real.summary", *options])
-    request.getfixturevalue("scripted")  # the bundled model calls no tools
+    request.getfixturevalue("scripted")  # the bundled model calls no tools and does not think
+    monkeypatch.setitem(test_openai_types.ANSWERS, "plain", "<think>Hm.</think>It has been sent.")
+    options += ["--reasoning-parser", "think"]
     write_lines(tmp_path / "calls.jsonl", varied_lines())
     outcome = request.getfixturevalue("apcbatch")(
         "run", "calls.jsonl", "-o", "calls.out", "--summary", "calls.summary", *options
