@@ -90,9 +90,9 @@ class LLM:
         """Answer one conversation: the turn after its last message.
 
         settings: fields of a chat body, such as max_tokens, temperature, seed, logprobs, tool_choice (docs/formats.md).
-        To go on, append `answer.message` and what comes next to the messages, and ask again: what was computed is
-        reused as far as the new prompt has the same tokens. Raises RequestError for a conversation that cannot be
-        answered.
+        Equal calls give equal answers; another `seed` draws another one. To go on, append `answer.message` and what
+        comes next to the messages, and ask again: what was computed is reused as far as the new prompt has the same
+        tokens. Raises RequestError for a conversation that cannot be answered.
         """
         body = {**settings, "messages": messages, "tools": tools}
         return self._one(CHAT_URL, body)
