@@ -33,8 +33,8 @@ T = TypeVar("T")
 class Feeder:
     """Hands out work piece by piece (see WorkSource), reading the input only as far as it is asked to.
 
-    num_requests: the numbers given so far. num_skipped: how many of these requests were answered before.
-    last_line: the last line that was read.
+    keeps_answers: later requests, which are not known yet, may build on any answer. num_requests: the numbers given so
+    far. num_skipped: how many of these requests were answered before. last_line: the last line that was read.
     """
 
     plan_s = 0.0
@@ -45,10 +45,12 @@ class Feeder:
         records: Iterable[Conversation | BadLine],
         renderer: Renderer,
         answers: Answers,
+        keeps_answers: bool = False,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
+        self._keeps_answers = keeps_answers
         self._used_ids = UsedIds()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
@@ -253,7 +255,10 @@ class Feeder:
     def _request(
         self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None
     ) -> Request:
-        return make_request(self._config, self._renderer, ticket, conversation, prompt, rollout)
+        keep_answer = self._keeps_answers or rollout is not None  # a rollout builds on the answer
+        return make_request(
+            self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
+        )
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
@@ -78,6 +79,8 @@ def open_run(
     if sentence is not None:
         note(sentence)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    if input != STDIN:  # which may keep a reader waiting
+        records = _announced(records, renderer)
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
         return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
@@ -122,6 +125,15 @@ def confirm_input(config: Config, input: str, renderer: Renderer, answers: Answe
     if feeder.exhausted:
         answers.check_all_shown(feeder.last_line, whole=config.limit is None)
     answers.confirmed = True
+
+
+def _announced(records: Iterator[Conversation | BadLine], renderer: Renderer) -> Iterator[Conversation | BadLine]:
+    """The same records. If the first is a conversation and the model has no chat template, that is said now, before the
+    weights are read; later ones say it themselves."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and first.prompt is None:
+        renderer.template.announce()
+    return records if first is None else chain([first], records)
 
 
 def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> None:

@@ -130,12 +130,18 @@ class Report:
                 self._print(line)
 
     def warn(self, sentence: str) -> None:
-        """A warning; the run goes on."""
+        """A warning; the run goes on, and the summary has it too."""
+        self._totals.note_warning(sentence)
         self._say(f"warning: {sentence}")
 
     def note(self, sentence: str) -> None:
         """Something worth knowing."""
         self._say(sentence)
+
+    def hint(self, sentence: str) -> None:
+        """Something for a person who is looking on: --quiet hides it."""
+        if not self._quiet:
+            self._say(sentence)
 
     def detail(self, sentence: str) -> None:
         """Something that only --verbose shows."""

@@ -50,9 +50,11 @@ def make_request(
     conversation: Conversation,
     prompt: Prompt,
     rollout: OpenRollout | None,
+    *,
+    keep_answer: bool,
 ) -> Request:
     """The request of a turn of a conversation: for an answer, or for the scores of the recorded one. rollout: the one
-    that it is a turn of, if it is."""
+    that it is a turn of, if it is. keep_answer: something later may build on the answer."""
     if prompt.answer_begin is not None:
         return _scoring(renderer, ticket, conversation, prompt, prompt.answer_begin)
     settings = settings_of(config, conversation.params)
@@ -75,7 +77,7 @@ def make_request(
         token_ids,
         **settings,
         ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
-        keep_answer=rollout is not None,  # only a rollout builds on the answer
+        keep_answer=keep_answer,
         tag=Tag(ticket, rollout, renderer.reading(conversation, prompt)),
     )
 

@@ -28,6 +28,7 @@ from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
 from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.model.locate import DEMO, DEMO_NOTE
 from apcbatch.types import Request, Result
 
 STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -62,6 +63,8 @@ class Job:
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             if not self._is_named:
                 self._report.note(f"results go to {self._output}")
+            if self._config.model == DEMO:
+                self._report.hint(DEMO_NOTE)
             report = self._report
             opened = open_run(self._config, self._input, sink, report.warn, report.note, report.stage)
             self._config = opened.config

@@ -19,6 +19,7 @@ from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
 
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
+MOST_WARNINGS = 100
 COUNTED_BY_THE_ENGINE = (
     "store_bytes_written",
     "store_bytes_read",
@@ -74,6 +75,7 @@ class Totals:
         self.scores = ScoreTotals()
         self._decoded_tokens = 0  # equal answers are decoded once; the first token of each comes out of the prefill
         self._ideal_tokens: int | None = 0
+        self.warnings: list[str] = []
 
     @property
     def errors(self) -> int:
@@ -121,6 +123,11 @@ class Totals:
         """Count one error record."""
         self.errors_by_code[code] += 1
 
+    def note_warning(self, sentence: str) -> None:
+        """Keep a warning for the summary: each one once, and the first hundred of them."""
+        if sentence not in self.warnings and len(self.warnings) < MOST_WARNINGS:
+            self.warnings.append(sentence)
+
     def sentence(self, output: str) -> str:
         """How it went, for a person."""
         before = f" ({self.already_done} more were answered before)" if self.already_done else ""
@@ -162,6 +169,7 @@ class Totals:
             "decode_tokens_per_s": _rate(self._decoded_tokens, spent["decode"]),
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "peak_device_bytes": counters.peak_device_bytes,
+            "warnings": list(self.warnings),
             "block_size": config.block_size,
             "policy": config.policy,
             "model": config.model,

@@ -27,9 +27,10 @@ from apcbatch.model.weights import Checkpoint
 
 def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """ModelError where the weights' headers do not have the sizes of config.json that a state and a row of logits are
-    made of; nothing is allocated for what the weights would contradict."""
+    made of, or a dtype of quantised weights; nothing is allocated for what the weights would contradict."""
     family, h = family_of(config), config.hidden_size
     with Checkpoint(model_dir, torch.device("cpu")) as checkpoint:
+        checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         checkpoint.require(f"{family.layers}.{len(config.mixers) - 1}.{family.norm}.weight", (h,))
         for kind, (name, mixer) in family.mixers.items():

@@ -55,6 +55,8 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
     for code in ("invalid_request", "duplicate_id"):
         totals.add_error(code)
     totals.plan_s = 1.5
+    for warning in ("w", "v", "w"):
+        totals.note_warning(warning)
     assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
         "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
@@ -65,7 +67,7 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
-        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5,
+        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5, "warnings": ["w", "v"],
         "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu", "version": VERSION,
     }  # fmt: skip
     assert totals.sentence("out.jsonl") == (
