@@ -13,6 +13,7 @@ from apcbatch.errors import UsageError
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
+    from apcbatch.data.inputs import Inputs
     from apcbatch.tuning.survey import Survey
 
 
@@ -21,7 +22,7 @@ def warn(sentence: str) -> None:
     click.echo(f"warning: {sentence}", err=True)
 
 
-def survey_with_bar(config: Config, input: str) -> Survey:
+def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
     """The survey of INPUT, with a bar on standard error while its lines are read."""
     from tqdm import tqdm
 
@@ -32,7 +33,7 @@ def survey_with_bar(config: Config, input: str) -> Survey:
         def advance() -> None:
             bar.update()
 
-        return survey(config, input, warn, advance)
+        return survey(config, inputs, warn, advance)
 
 
 def json_document(document: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from apcbatch.data.batch import check_batch
 from apcbatch.data.checks import is_integer, shown, wrong
 from apcbatch.data.fields import check_line
 from apcbatch.data.messages import Message, Tool, check_messages, check_tools
+from apcbatch.data.nulls import settle_line
 from apcbatch.data.settings import check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
 from apcbatch.errors import RequestError
@@ -29,7 +30,8 @@ class Conversation:
     completion, which has `prompt` instead (text or token ids). custom_id: set only for `batch` lines, which make
     exactly one request. params: those of max_tokens, temperature, top_p, seed, logprobs and ignore_eos that the line
     (its body, for `batch`) sets. model: the name that it gives, or None. columns: the line's keys that take no part in
-    the answers. digest: xxh3-128, in hex, of the line as it was read.
+    the answers. digest: xxh3-128, in hex, of the line as it was read. place: the file and the line in it, if the input
+    has several files; `line` counts through all of them.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Conversation:
     model: str | None = None
     columns: tuple[str, ...] = ()
     digest: str = ""
+    place: tuple[str, int] | None = None
 
     def request_id(self, turn: int) -> str:
         """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
@@ -51,14 +54,15 @@ class Conversation:
 
 @dataclass(slots=True)
 class BadLine:
-    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
-    Conversation. source_format: the line's format, if it has one."""
+    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest, place:
+    as for a Conversation. source_format: the line's format, if it has one."""
 
     line: int
     error: RequestError
     custom_id: str | None = None
     digest: str = ""
     source_format: Format | None = None
+    place: tuple[str, int] | None = None
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -68,7 +72,7 @@ def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversa
     except orjson.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg} at column {error.colno}"
         return BadLine(line, RequestError("invalid_json", message, line))
-    return parse_record(record, line, wanted)
+    return parse_record(settle_line(record) if isinstance(record, dict) else record, line, wanted)
 
 
 def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:

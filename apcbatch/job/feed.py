@@ -248,6 +248,7 @@ class Feeder:
             conversation.id,
             conversation.prompt is not None,
             conversation.digest,
+            place=conversation.place,
         )
 
     def _whole_line(
@@ -261,7 +262,8 @@ class Feeder:
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
-        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
+        digest, place = record.digest, record.place
+        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, place=place)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
 
 

@@ -27,7 +27,8 @@ KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 class Ticket:
     """One request's place in the job: its number in input order (from 0), its line (from 1), its turn and its names.
 
-    turn: None if the record answers the line as a whole. completion: the request came from /v1/completions.
+    place: the file and the line in it, if the input has several files. turn: None if the record answers the line as a
+    whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
     """
 
@@ -39,6 +40,7 @@ class Ticket:
     completion: bool = False
     line_digest: str = ""
     request_digest: str | None = None
+    place: tuple[str, int] | None = None
 
     @property
     def request_id(self) -> str:
@@ -103,8 +105,9 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
 
 
 def _origin(ticket: Ticket) -> dict[str, Any]:
-    """The fields by which a resumed run recognises the request."""
-    return {
+    """Where the request stands in one of several files, and the fields by which a resumed run recognises it."""
+    place = dict(zip(("file", "file_line"), ticket.place, strict=True)) if ticket.place else {}
+    return place | {
         "conversation": ticket.conversation,
         "line_digest": ticket.line_digest,
         "request_digest": ticket.request_digest,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.inputs import Inputs
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
@@ -59,7 +60,7 @@ class _WatchedRenderer(Renderer):
 
 def survey(
     config: Config,
-    input: str,
+    inputs: Inputs,
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
 ) -> Survey:
@@ -69,7 +70,7 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
-    records = open_source(input, config.format, warn=warn)
+    records = open_source(inputs, config.format, warn=warn)
     folder = locate_model(config.model)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
