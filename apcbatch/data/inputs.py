@@ -26,6 +26,7 @@ PACKINGS = (".gz", ".zst", ".bz2", ".xz")
 RUN_FILE_SUFFIX = ".run.json"
 _SHARD = re.compile(rf"[^.].*({'|'.join(map(re.escape, KINDS))})({'|'.join(map(re.escape, PACKINGS))})?", re.I | re.S)
 _PATTERN = re.compile(r"[*?\[]")
+_REMOTE_PATTERN = re.compile(r"[*\[]")  # a `?` begins a query
 _SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 _MAX_STATE_BYTES = 16 << 20
 _MOST_NAMED = 3
@@ -145,11 +146,11 @@ def _saved_tables(folder: str) -> Iterator[str]:
 def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
     """The files behind an address, each as an address."""
     system, path = open_filesystem(name)
-    is_web = name.lower().startswith(("http://", "https://"))  # there a `?` begins a query, and there are no folders
+    is_web = name.lower().startswith(("http://", "https://"))  # without folders
     try:
         if is_web:
             return [name]
-        if _PATTERN.search(path):
+        if _REMOTE_PATTERN.search(path):
             found = sorted(str(one) for one in system.glob(path) if not system.isdir(one))
             if not found:
                 raise UsageError(f"cannot read {shown_address(name)}: no file matches this pattern")
@@ -169,6 +170,7 @@ def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
 
 def _as_address(name: str, path: str, found: str) -> str | None:
     """The address of what was found at `path`: with all that the given one has before its path, if it shows there."""
-    stem = _PATTERN.split(path, maxsplit=1)[0].rpartition("/")[0] if _PATTERN.search(path) else path.rstrip("/")
+    before, *pattern = _REMOTE_PATTERN.split(path, maxsplit=1)
+    stem = before.rpartition("/")[0] if pattern else path.rstrip("/")
     place = name.find(stem, name.index("://") + 2)
     return name[:place] + found if place >= 0 and found.startswith(stem) else None

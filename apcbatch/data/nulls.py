@@ -1,7 +1,7 @@
-"""Nulls that a table has put in: which of them mean that nothing was there, and which are values.
+"""Objects as a table keeps them: which of their nulls mean that nothing was there, and in which order the keys stood.
 
-A table has one type for a column, so each of its objects has the keys of all of them, with nulls for those that the row
-did not have. Nothing in the table tells such a null from one that was there. The rules:
+A table has one type for a column, so each of its objects has the keys of all of them, in one order, with nulls for
+those that the row did not have. Nothing in the table tells such a null from one that was there. The rules:
 
 1. Text keeps its nulls: a JSON line, JSON text in a column, a column of the type Json.
 2. A null field of a table's struct is absent. But a call's argument that is null stays where the schema of its tool
@@ -10,6 +10,9 @@ did not have. Nothing in the table tells such a null from one that was there. Th
 3. A JSON line that shows the nulls of a table, as `to_json` writes them, is treated as 2. Messages show them if all of
    a line have the same keys in the same order, a message that calls nothing has a null `tool_calls`, and all arguments
    have the same keys. Tools show them if a key of a schema is null that never can be.
+4. The keys of 2 and 3 come in the order that the schema tells: arguments in that of the tool's parameters, and those
+   parameters of a tool that are required in that of `required`, at the places where the table has one of them. In the
+   conversations that this was measured on, the rule changes nothing that was not a table's order.
 
 Must not know: files, formats. Every function is pure.
 """
@@ -29,6 +32,10 @@ class Added:
 
     def __init__(self, always: bool = False) -> None:
         self.always = always
+
+
+class Struct(Record):
+    """An object as a table keeps it: keys and order are those of the column."""
 
 
 ADDED, ALWAYS_NULL = Added(), Added(always=True)
@@ -94,7 +101,7 @@ def _is_filled(schema: object) -> bool:
 
 def _with_marks(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: ADDED if item is None else _with_marks(item) for key, item in value.items()}
+        return Struct((key, ADDED if item is None else _with_marks(item)) for key, item in value.items())
     return [_with_marks(item) for item in value] if isinstance(value, list) else value
 
 
@@ -104,6 +111,8 @@ def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
         settled = {key: _settled(item, schemas) for key, item in value.items() if not isinstance(item, Added)}
         if isinstance(name, str) and isinstance(arguments, dict):
             settled["arguments"] = _settled_arguments(arguments, schemas.get(name, {}))
+        if isinstance(value.get("properties"), Struct) and isinstance(value.get("required"), list):
+            settled["properties"] = _as_required(settled["properties"], settled["required"])
         return settled
     return [_settled(item, schemas) for item in value] if isinstance(value, list) else value
 
@@ -121,10 +130,22 @@ def _settled_arguments(value: Any, schema: Any) -> Any:
                 settled[key] = _settled_arguments(item, parameters.get(key))
             elif key in required or _allows_null(parameters.get(key)) or (item.always and key in parameters):
                 settled[key] = None
+        if isinstance(value, Struct):
+            known = {key: settled[key] for key in parameters if key in settled}
+            settled = known | settled
         return settled
     if isinstance(value, list):
         return [_settled_arguments(item, schema.get("items")) for item in value]
     return value
+
+
+def _as_required(properties: Record, required: list[Any]) -> Record:
+    """The properties with the required ones among them in the order of `required`."""
+    names = [name for name in required if isinstance(name, str) and name in properties]
+    if len(set(names)) < len(names):
+        return properties
+    in_order = iter(names)
+    return {name: properties[name] for name in (next(in_order) if key in names else key for key in properties)}
 
 
 def _allows_null(schema: object) -> bool:

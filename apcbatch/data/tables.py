@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 
-from apcbatch.data.nulls import ADDED, ALWAYS_NULL, settle_row
+from apcbatch.data.nulls import ADDED, ALWAYS_NULL, Struct, settle_row
 
 if TYPE_CHECKING:
     from pyarrow.lib import DataType, RecordBatch
@@ -95,9 +95,9 @@ def _struct_converter(kind: DataType) -> Convert:
     fields = [kind.field(number) for number in range(kind.num_fields)]
     parts = {field.name: _converter(field.type) for field in fields}
     nulls = {field.name: ALWAYS_NULL if is_null(field.type) else ADDED for field in fields}
-    return lambda value: {
-        key: nulls[key] if item is None else _applied(parts[key], item) for key, item in value.items()
-    }
+    return lambda value: Struct(
+        (key, nulls[key] if item is None else _applied(parts[key], item)) for key, item in value.items()
+    )
 
 
 def _applied(convert: Convert | None, value: Any) -> Any:

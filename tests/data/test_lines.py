@@ -149,7 +149,7 @@ def test_damage_midway_names_the_line_that_was_reached(tmp_path: Path, suffix: s
 @pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.zst", "in", "in.parquet", "in.csv"])
 @pytest.mark.parametrize("packing", ["", *PACKED])
 def test_the_name_says_nothing_about_the_content(tmp_path: Path, name: str, packing: str) -> None:
-    """Catches compressed data under a plain name, and plain data under the name of compressed ones, that are refused."""
+    """Catches compressed data under a plain name that are refused, and plain data under the name of compressed ones."""
     (tmp_path / name).write_bytes(compress(b'{"a":1}\n{"b":2}\n', packing))
     assert list(read_lines(str(tmp_path / name))) == [(1, b'{"a":1}'), (2, b'{"b":2}')]
 
