@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -66,7 +67,7 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     if options["show_config"]:
-        click.echo(show(resolved))
+        click.echo(show(_with_model_defaults(resolved)))
         return 0
     if not inputs:
         raise click.MissingParameter(ctx=ctx, param_hint="'INPUT'", param_type="argument")
@@ -78,6 +79,16 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     return job.run()
 
 
+def _with_model_defaults(resolved: config.Config) -> config.Config:
+    """The options with what the model's folder gives, if that is wanted."""
+    if resolved.generation_config == "none":
+        return resolved
+    from apcbatch.data.generation_config import with_model_defaults
+    from apcbatch.model.locate import locate_model
+
+    return with_model_defaults(resolved, locate_model(resolved.model))
+
+
 def show(resolved: config.Config) -> str:
     """Each option as a YAML line, with the origin of its value in a comment."""
     import yaml
@@ -86,7 +97,10 @@ def show(resolved: config.Config) -> str:
     for name, value in resolved.values().items():
         if config.OPTIONS[name].kind == "size":
             value = format_size(value)
-        scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
+        if isinstance(value, list):
+            scalar = json.dumps(value, ensure_ascii=False)  # which is YAML on one line
+        else:
+            scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
         hidden = " (a secret, not shown)" * (value is None and getattr(resolved, name) is not None)
         lines.append((f"{name}: {scalar}", resolved.origins[name] + hidden))
     width = max(len(line) for line, _ in lines)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from apcbatch.data.checks import invalid, one_of, shown
 from apcbatch.errors import RequestError
-from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, Format
+from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, MOST_STOP_TEXTS, Format
 from apcbatch.values import nearest
 
 Kind = Literal["content", "honoured", "refused", "harmless"]
@@ -76,8 +76,20 @@ FIELDS: tuple[Field, ...] = (
     Field("top_p", "honoured", "above 0, up to 1"),
     Field("seed", "honoured", "an integer"),
     Field("logprobs", "honoured", "true or false", shapes=CHATS),
-    Field("logprobs", "honoured", "0 or 1: of the chosen token alone", shapes=("completions",)),
+    Field("top_logprobs", "honoured", "0 to 20 likeliest tokens for each one, with `logprobs`", shapes=CHATS),
+    Field("logprobs", "honoured", "0 to 20 likeliest tokens beside the chosen one", shapes=("completions",)),
     Field("ignore_eos", "honoured", "true or false: go on to `max_tokens` whatever comes"),
+    Field("stop", "honoured", f"a text, or up to {MOST_STOP_TEXTS}, that ends the answer and is cut off it"),
+    Field("stop_token_ids", "honoured", "tokens that end the answer, besides the model's own"),
+    Field("include_stop_str_in_output", "honoured", "true keeps what `stop` or `stop_token_ids` found"),
+    Field("min_tokens", "honoured", "new tokens at least, before anything but `max_tokens` ends the answer"),
+    Field("top_k", "honoured", "draw from so many likeliest tokens; 0 or -1 is all"),
+    Field("min_p", "honoured", "draw from tokens of at least this share of the best one's probability, 0 to 1"),
+    Field("presence_penalty", "honoured", "-2 to 2: off the logit of each token that the answer has"),
+    Field("frequency_penalty", "honoured", "-2 to 2: the same for each time that it has it"),
+    Field("repetition_penalty", "honoured", "0.01 to 100: divides logits of tokens of prompt and answer; 1 is none"),
+    Field("logit_bias", "honoured", "an object of token ids, each with -100 to 100 for its logit"),
+    Field("allowed_token_ids", "honoured", "the only tokens of the answer, a list that is not empty"),
     _refused("system", "a text beside the messages", "", hint="give it as the first message", shapes=("messages",)),
     _refused("n", "several answers", 1, hint="one line asks for one answer"),
     _refused("best_of", "the best of several answers", 1, hint="one line asks for one answer"),
@@ -85,25 +97,13 @@ FIELDS: tuple[Field, ...] = (
     _refused("use_beam_search", "beam search", False),
     _refused("length_penalty", "beam search", 1),
     _refused("stream", "an answer in pieces", False, hint="a batch is answered in one piece"),
-    _refused("stop", "texts that end an answer", [], ""),
-    _refused("stop_sequences", "texts that end an answer", []),
-    _refused("stop_token_ids", "tokens that end an answer", []),
-    _refused("include_stop_str_in_output", "the stop text in the answer", False),
+    _refused("stop_sequences", "texts that end an answer", [], hint="the field is stop"),
     _refused("bad_words", "texts that an answer must not hold", []),
-    _refused("allowed_token_ids", "the only tokens of an answer"),
-    _refused("min_tokens", "new tokens at least", 0),
     _refused("max_new_tokens", "new tokens at most", hint="the field is max_tokens"),
     _refused("max_output_tokens", "new tokens at most", hint="the field is max_tokens"),
     _refused("do_sample", "drawing or not", hint="temperature 0 is greedy, above 0 draws"),
-    _refused("top_k", "draw from so many tokens", 0, -1),
-    _refused("min_p", "draw from tokens of this share of the best one", 0),
     _refused("typical_p", "typical sampling", 1),
-    _refused("presence_penalty", "a penalty for tokens that are there", 0),
-    _refused("frequency_penalty", "a penalty for each time that a token is there", 0),
-    _refused("repetition_penalty", "a penalty for repeated tokens", 1),
-    _refused("logit_bias", "a bias for single tokens", {}),
     _refused("logits_processors", "code that changes logits", []),
-    _refused("top_logprobs", "log-probabilities of alternatives", 0),
     _refused("prompt_logprobs", "log-probabilities of the prompt"),
     _refused("echo", "the prompt in the answer", False),
     _refused("suffix", "text behind the completion", ""),

@@ -28,8 +28,8 @@ class Conversation:
 
     id: the line's own or `line-<n>`. line: counted from 1. messages: in the form of data/messages.py; empty for a
     completion, which has `prompt` instead (text or token ids). custom_id: set only for `batch` lines, which make
-    exactly one request. params: those of max_tokens, temperature, top_p, seed, logprobs and ignore_eos that the line
-    (its body, for `batch`) sets. model: the name that it gives, or None. columns: the line's keys that take no part in
+    exactly one request. params: the settings that the line (its body, for `batch`) gives; see Settings.
+    model: the name that it gives, or None. columns: the line's keys that take no part in
     the answers. digest: xxh3-128, in hex, of the line as it was read. place: the file and the line in it, if the input
     has several files; `line` counts through all of them.
     """

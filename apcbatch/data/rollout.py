@@ -2,7 +2,7 @@
 
 Must not know: engines, jobs, output. Invariant: a prompt begins with the prompt before it and the tokens that were
 generated, so the state that decoding reached is reused. The history is rendered again only if the template does not
-allow that.
+allow that, or if the answer's text ends within a token.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ class Rollout:
         self._renderer = renderer
         self._conversation = conversation
         self._answers: list[TokenArray] = []
+        self._texts: list[str | None] = []  # of answers whose tokens have more text than the answer
         single = conversation.source_format == "batch"
         self._turns: list[Turn] = [] if single else choose_turns(conversation.messages, "rollout")
         self.num_turns = 1 if single else len(self._turns)
         self.prompt = renderer.render(conversation, "each").prompts[0] if single else self._first()
 
-    def advance(self, generated_ids: Sequence[int], stopped: bool) -> Prompt | None:
+    def advance(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> Prompt | None:
         """The prompt of the next request, after this answer; None if there is none.
 
         generated_ids: the new tokens of the current request. stopped: the last of them is a stop token (the end of turn
-        that the template writes replaces it). Raises RequestError, with the line, if the template refuses the new
+        that the template writes replaces it). text: the answer's, where it was cut within a token: then the history is
+        rendered again. Raises RequestError, with the line, if the template refuses the new
         history.
         """
         if self.prompt.turn >= self.num_turns:
             return None
         answer = as_token_array(generated_ids)
         self._answers.append(answer[:-1] if stopped else answer)
+        self._texts.append(text)
         now, following = self._turns[self.prompt.turn - 1 : self.prompt.turn + 1]
         try:
             token_ids = self._extend(now, following)
@@ -68,6 +71,8 @@ class Rollout:
         return Prompt(turn.number, token_ids, self._conversation.request_id(turn.number))
 
     def _extend(self, now: Turn, following: Turn) -> TokenArray:
+        if self._texts[-1] is not None:
+            return self._tokenise(self._generated_history(following))
         tail = self._text_behind(now, following)
         if tail is not None:
             behind = self._renderer.tokenizer.encode_behind(tail)
@@ -100,8 +105,10 @@ class Rollout:
     def _generated_history(self, following: Turn) -> list[Message]:
         """The messages before a turn, with the generated answers instead of the recorded ones."""
         history = list(self._conversation.messages[: following.num_messages])
-        for turn, answer in zip(self._turns, self._answers, strict=False):
-            history[turn.num_messages] = parse_answer(self._renderer.decode(answer.tolist())).as_message()
+        for turn, answer, text in zip(self._turns, self._answers, self._texts, strict=False):
+            if text is None:
+                text = self._renderer.decode(answer.tolist())
+            history[turn.num_messages] = parse_answer(text).as_message()
         return history
 
     def _tokenise(self, messages: Sequence[Message]) -> TokenArray:

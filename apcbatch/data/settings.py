@@ -10,15 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from apcbatch.data.checks import (
-    is_integer,
-    optional_flag,
-    optional_integer,
-    optional_number,
-    optional_string,
-    wrong,
-)
+from apcbatch.data.checks import optional_flag, optional_integer, optional_number, optional_string, wrong
 from apcbatch.data.messages import Tool
+from apcbatch.data.sampling import read_sampling, read_top_logprobs
 
 _MAX_TEMPERATURE = 2.0
 _UINT64_MAX = 2**64 - 1
@@ -26,8 +20,8 @@ _UINT64_MAX = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """model: the name that was given, or None. params: those of max_tokens, temperature, top_p, seed, logprobs and
-    ignore_eos that were given."""
+    """model: the name that was given, or None. params: those of max_tokens, temperature, top_p, seed, logprobs,
+    top_logprobs, ignore_eos and what read_sampling reads that were given."""
 
     model: str | None
     params: dict[str, Any]
@@ -36,7 +30,7 @@ class Settings:
 def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
     """The settings in a body (where: `body.`) or a line; null sets nothing. RequestError for a value that is none.
 
-    counts_logprobs: logprobs is a number of alternatives, as for completions, of which none are given.
+    counts_logprobs: logprobs is the number of likeliest tokens, as for completions, and asks for log-probabilities.
     """
     max_tokens = optional_integer(record, "max_tokens", f"{where}max_tokens", least=1)
     newer = optional_integer(record, "max_completion_tokens", f"{where}max_completion_tokens", least=1)
@@ -44,14 +38,20 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
     if top_p == 0.0:
         raise wrong(f"{where}top_p", record["top_p"], "a number above 0 and up to 1")
     seed = optional_integer(record, "seed", f"{where}seed")
-    read_logprobs = _counted_logprobs if counts_logprobs else optional_flag
+    top_logprobs = read_top_logprobs(record, "logprobs" if counts_logprobs else "top_logprobs", where)
+    if counts_logprobs:
+        logprobs = None if top_logprobs is None else True
+    else:
+        logprobs = optional_flag(record, "logprobs", f"{where}logprobs")
     params = {
         "max_tokens": max_tokens if newer is None else newer,
         "temperature": optional_number(record, "temperature", f"{where}temperature", 0.0, _MAX_TEMPERATURE),
         "top_p": top_p,
         "seed": None if seed is None else seed & _UINT64_MAX,
-        "logprobs": read_logprobs(record, "logprobs", f"{where}logprobs"),
+        "logprobs": logprobs,
+        "top_logprobs": top_logprobs,
         "ignore_eos": optional_flag(record, "ignore_eos", f"{where}ignore_eos"),
+        **read_sampling(record, where),
     }
     given = {key: value for key, value in params.items() if value is not None}
     return Settings(optional_string(record, "model", f"{where}model"), given)
@@ -60,12 +60,3 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
 def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Tool] | None:
     """The tools that the model is shown: none if the record's tool_choice forbids calls."""
     return None if record.get("tool_choice") == "none" else tools
-
-
-def _counted_logprobs(record: Mapping[str, Any], key: str, where: str) -> bool | None:
-    value = record.get(key)
-    if value is None:
-        return None
-    if not is_integer(value) or value not in (0, 1):
-        raise wrong(where, value, "0 or 1: only the chosen token's log-probability is given")
-    return True

@@ -85,6 +85,10 @@ class Tokenizer:
         ids = self.encode_prompt("a")
         return bool(ids) and ids[0] == self.source.bos_token_id
 
+    def drops(self, token_id: int) -> bool:
+        """Whether a token is special, so that it has no part in an answer's text."""
+        return token_id in self._dropped_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
@@ -97,7 +101,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
     _check_files(folder)
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     vocab_size = config.get("vocab_size")
     if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 0 < vocab_size <= _MOST_IDS:
         vocab_size = None
@@ -161,7 +165,7 @@ def _load_source(folder: Path) -> Any:
 def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | None) -> list[int]:
     """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
     for name, holder in (
-        ("generation_config.json", _read_json(folder / "generation_config.json")),
+        ("generation_config.json", read_json(folder / "generation_config.json")),
         ("config.json", config),
         ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
     ):
@@ -181,7 +185,7 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file."""
     try:
         value = orjson.loads(read_regular_file(path, _MAX_FILE_BYTES))

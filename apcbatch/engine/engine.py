@@ -15,7 +15,7 @@ import torch
 from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
-from apcbatch.engine.failures import failed_pass, no_room, not_finite
+from apcbatch.engine.failures import failed_pass, no_room
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
@@ -201,7 +201,8 @@ class Engine:
             broken = extend_answers(current, self.eos_token_ids, self._arena)
         except Exception as error:
             return results + self._fail(current.chunks, failed_pass(error))
-        results += self._fail(broken, not_finite())
+        for chunk, failure in broken.items():
+            results += self._fail([chunk], failure)
         chunks = [chunk for chunk in current.chunks if chunk not in broken]
         if not chunks:
             return results

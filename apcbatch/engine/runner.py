@@ -29,7 +29,7 @@ class Keep:
     slot: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """`count` tokens of one sequence from position `begin` on, and the snapshots to take among them (ascending)."""
 

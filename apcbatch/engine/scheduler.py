@@ -59,12 +59,13 @@ class Scheduler:
 
     def foresee(self, chunks: list[Chunk]) -> list[Chunk]:
         """The pass after that of `chunks`, whose tokens nobody has read yet: one more token of each sequence that is
-        not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed or draws
-        its tokens, a waiting sequence might be admitted, or a snapshot would be kept."""
+        not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed, a next
+        token takes more than the likeliest of its logits, a waiting sequence might be admitted, or a snapshot would be
+        kept."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) < len(self.running)
-            or any(chunk.sequence.in_prefill or chunk.sequence.request.temperature > 0 for chunk in chunks)
+            or any(chunk.sequence.in_prefill or chunk.sequence.request.needs_logits for chunk in chunks)
             or (self.waiting and (self._free_slots or len(going) < len(chunks)))
             or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
         ):

@@ -5,24 +5,20 @@ Must not know: tensors, kernels, the batch it runs in.
 
 from __future__ import annotations
 
-import reprlib
-import sys
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 
 import numpy as np
 
+from apcbatch.engine.chooser import Chooser
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.policy import Retention
 from apcbatch.engine.pool import Snapshot
 from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
+from apcbatch.engine.settings import check_settings, invalid
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
-
-LARGEST_NUMBER = (1 << 63) - 1  # of tokens
-SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +30,7 @@ class Sequence:
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first.
+    the store held at the first look, longest first. chooser: chooses and ends its answer, once that takes one.
     """
 
     request: Request
@@ -53,8 +49,11 @@ class Sequence:
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     sampler_key: int = 0
+    chooser: Chooser | None = None
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
     cached_tokens: int = 0
     cached_from: CachedFrom = "none"
     ideal: int | None = None
@@ -62,6 +61,11 @@ class Sequence:
     miss_detail: str | None = None
     prefill_s: float = 0.0
     decode_s: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its tokens are the likeliest ones, and only the model's stop tokens and its limit end it."""
+        return self.request.is_plain
 
     @property
     def in_prefill(self) -> bool:
@@ -91,7 +95,9 @@ class Sequence:
             prompt_tokens=self.num_prompt,
             token_ids=self.tokens[self.num_prompt : self.num_tokens].tolist(),
             logprobs=self.logprobs if self.request.logprobs else None,
+            top_logprobs=self.top_logprobs if self.request.top_logprobs else None,
             finish_reason=self.finish_reason or "length",
+            stop_reason=self.stop_reason,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.num_prompt - self.cached_tokens,
             cached_from=self.cached_from,
@@ -134,9 +140,6 @@ def check_request(
     """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
     one that cannot."""
 
-    def invalid(message: str) -> RequestError:
-        return RequestError("invalid_request", message)
-
     try:
         prompt = as_token_array(request.token_ids)
     except (OverflowError, ValueError, TypeError):
@@ -145,27 +148,5 @@ def check_request(
         raise invalid("the prompt is empty; expected at least one token")
     if int(prompt.max()) >= vocab_size:
         raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
-    if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
-        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
-    if not _is_number(request.temperature) or not 0 <= request.temperature <= sys.float_info.max:
-        raise invalid(f"temperature is {_shown(request.temperature)}; expected a number of at least 0")
-    if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
-        raise invalid(f"top_p is {_shown(request.top_p)}; expected more than 0 and at most 1")
-    if not _is_whole(request.seed) or int(request.seed) not in SEEDS:
-        raise invalid(f"seed is {_shown(request.seed)}; expected a whole number of 64 bits")
+    check_settings(request, vocab_size)
     return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _shown(value: object) -> str:
-    """A value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    return reprlib.repr(value)

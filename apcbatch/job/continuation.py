@@ -34,7 +34,20 @@ def command_line(
     for name in OPTIONS:
         if name not in REPLACED and config.origins.get(name, "").startswith(("--", ENV_PREFIX)):
             words += _flag(name, config)
-    return shlex.join([*words, *added])
+    return " ".join(map(_quoted, [*words, *added]))
+
+
+def _quoted(word: str) -> str:
+    """A word as the shell reads it, on one line: one with a newline or its kind as `$'...'`, which is not in every
+    shell."""
+    if not any(_is_control(character) for character in word):
+        return shlex.quote(word)
+    escaped = (c.encode("unicode_escape").decode() if _is_control(c) or c == "\\" else c for c in word)
+    return "$'" + "".join(escaped).replace("'", "\\'") + "'"
+
+
+def _is_control(character: str) -> bool:
+    return character < " " or character == "\x7f"
 
 
 def _flag(name: str, config: Config) -> Iterator[str]:
@@ -46,6 +59,9 @@ def _flag(name: str, config: Config) -> Iterator[str]:
         return
     elif value is True:
         yield flag
+    elif spec.most is not None:
+        for one in value:
+            yield from (flag, str(one))
     elif shown(spec, value) is None:
         if config.origins[name] == flag:  # a secret: a file is for the user to name; a variable is still there
             yield from (flag, f"{FILE_MARK}FILE")

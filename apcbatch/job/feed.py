@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from apcbatch.config import Config
 from apcbatch.data.checks import shown
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.rollout import Rollout
+from apcbatch.data.stop_texts import cut_answer
 from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
-from apcbatch.job.record import Ticket, is_stopped, request_digest
-from apcbatch.job.work import Failure, OpenRollout, Tag, Work
+from apcbatch.job.record import Ticket, is_stopped
+from apcbatch.job.request import make_request
+from apcbatch.job.work import Failure, OpenRollout, Work
 from apcbatch.types import Request, Result
 
 T = TypeVar("T")
@@ -70,8 +71,8 @@ class Feeder:
         rollout: OpenRollout | None = result.tag.rollout
         if rollout is None:
             return []
-        error = result.error or self._feed_back(rollout, result.token_ids, result.finish_reason == "stop")
-        ticket = result.tag.ticket
+        ticket, stopped = result.tag.ticket, result.finish_reason == "stop"
+        error = result.error or self._feed_back(rollout, ticket, result.token_ids, stopped, result.stop_reason)
         work = self._next_turn(rollout) if error is None else self._give_up(rollout, ticket, error)
         return [one for one in work if one is not None]
 
@@ -196,17 +197,32 @@ class Feeder:
             if record["error"] is not None:
                 error = RequestError(record["error"]["code"], record["error"]["message"], ticket.line)
             else:
-                error = self._feed_back(rollout, record["apcbatch"]["completion_token_ids"], is_stopped(record))
+                origin, ticket = record["apcbatch"], request.tag.ticket
+                stop_reason = origin.get("stop_reason")
+                error = self._feed_back(
+                    rollout, ticket, origin["completion_token_ids"], is_stopped(record), stop_reason
+                )
             if error is not None:
                 yield from self._give_up(rollout, ticket, error)
                 return
         self.num_open_rollouts -= 1
 
-    def _feed_back(self, rollout: OpenRollout, token_ids: list[int], stopped: bool) -> RequestError | None:
-        """Make the prompt of the next turn, if there is one; the error if that cannot be done."""
+    def _feed_back(
+        self,
+        rollout: OpenRollout,
+        ticket: Ticket,
+        token_ids: list[int],
+        stopped: bool,
+        stop_reason: int | str | None,
+    ) -> RequestError | None:
+        """Make the prompt of the next turn, if there is one, from the answer as it is given back; the error if that
+        cannot be done."""
         if rollout.remaining:
+            cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
+            text = None if cut.is_exact else cut.text
+            ends_itself = stopped and stop_reason is None
             try:
-                _guarded(lambda: rollout.rollout.advance(token_ids, stopped))
+                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], ends_itself, text))
             except RequestError as error:
                 return error
         return None
@@ -223,20 +239,7 @@ class Feeder:
     def _request(
         self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None
     ) -> Request:
-        config = self._config
-        settings: dict[str, Any] = {
-            "max_tokens": config.max_tokens,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "seed": config.seed,
-            "ignore_eos": config.ignore_eos,
-            "logprobs": config.logprobs,
-        } | conversation.params
-        digest = request_digest(ticket, prompt.token_ids, settings)
-        ticket = replace(ticket, request_digest=digest)
-        token_ids: Any = prompt.token_ids  # an array serves as the sequence
-        keep_answer = rollout is not None  # only a rollout builds on the answer
-        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout))
+        return make_request(self._config, self._renderer.tokenizer, ticket, conversation, prompt, rollout)
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1

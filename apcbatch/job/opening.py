@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apcbatch.config import Config
+from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -32,8 +33,9 @@ from apcbatch.types import Request
 
 @dataclass
 class OpenRun:
-    """What a run works with, all of it open."""
+    """What a run works with, all of it open. config: with the model's defaults, if they are wanted."""
 
+    config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
@@ -64,13 +66,25 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
         )
 
 
-def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, warn: Callable[[str], None]) -> OpenRun:
-    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used."""
+def open_run(
+    config: Config,
+    inputs: Inputs,
+    output: Output,
+    sink: Sink,
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+) -> OpenRun:
+    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
+    user may want to know."""
     records = open_source(inputs, config.format, warn=warn)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
+    sentence = notice(config, folder)
+    if sentence is not None:
+        note(sentence)
     renderer = Renderer.load(folder, warn=warn)
     if not isinstance(sink, FileSink):
-        return OpenRun(records, renderer, make_engine(config, warn), Answers())
+        return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
     answers = None
@@ -98,7 +112,7 @@ def open_run(config: Config, inputs: Inputs, output: Output, sink: Sink, warn: C
         if output.is_remote:
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
         stack.pop_all()
-    return OpenRun(records, renderer, engine, answers or Answers())
+    return OpenRun(config, records, renderer, engine, answers or Answers())
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: Answers) -> None:

@@ -15,8 +15,10 @@ import orjson
 import xxhash
 
 from apcbatch.data.render import Renderer
+from apcbatch.data.stop_texts import cut_answer
 from apcbatch.data.tool_calls import parse_answer
 from apcbatch.errors import RequestError
+from apcbatch.job.logprobs import chat_logprobs, completion_logprobs
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
 
@@ -30,6 +32,7 @@ class Ticket:
     place: the file and the line in it, if the input has several files. turn: None if the record answers the line as a
     whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
+    keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it.
     """
 
     number: int
@@ -40,6 +43,7 @@ class Ticket:
     completion: bool = False
     line_digest: str = ""
     request_digest: str | None = None
+    keeps_stop: bool = False
     place: tuple[str, int] | None = None
 
     @property
@@ -54,7 +58,8 @@ class Ticket:
 
 
 def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str, Any]) -> str:
-    """xxh3-128, in hex, of everything besides the model that an answer depends on: names, settings, prompt tokens."""
+    """xxh3-128, in hex, of everything besides the model that an answer depends on: names, settings, prompt tokens.
+    The settings are numbers, texts, tuples, and mappings in an order of their own."""
     names = repr((ticket.request_id, ticket.custom_id, sorted(settings.items())))
     digest = xxhash.xxh3_128(names.encode("utf-8", "surrogatepass") + b"\0")
     digest.update(token_ids.astype("<i4", copy=False).tobytes())
@@ -83,6 +88,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
         "boundary": result.boundary,
         "miss_reason": result.miss_reason,
         "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
         "completion_token_ids": result.token_ids,
@@ -155,17 +161,18 @@ def _is_answer(record: dict[str, Any]) -> bool:
         token_ids = record["apcbatch"]["completion_token_ids"]
     except (LookupError, TypeError):
         return False
-    own_reason = record["apcbatch"].get("finish_reason", reason)
-    known = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(token_ids, list)
+    own_reason, stop_reason = record["apcbatch"].get("finish_reason", reason), record["apcbatch"].get("stop_reason")
+    reasons = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(stop_reason, int | str | None)
+    known = reasons and isinstance(token_ids, list)
     return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
 
 
 def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any]:
-    text = renderer.decode(result.token_ids)
+    cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
-        logprobs = _completion_logprobs(result, renderer)
-        return {"index": 0, "finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
-    answer = parse_answer(text)
+        logprobs = completion_logprobs(result, cut.num_tokens, renderer)
+        return {"index": 0, "finish_reason": result.finish_reason, "text": cut.text, "logprobs": logprobs}
+    answer = parse_answer(cut.text)
     reason = "tool_calls" if answer.tool_calls else result.finish_reason
     message = {
         "role": "assistant",
@@ -173,34 +180,8 @@ def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any
         "refusal": None,
         "tool_calls": answer.tool_calls,
     }
-    return {"index": 0, "finish_reason": reason, "message": message, "logprobs": _chat_logprobs(result, renderer)}
-
-
-def _chat_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
-    if result.logprobs is None:
-        return None
-    entries = []
-    for token_id, logprob in zip(result.token_ids, result.logprobs, strict=True):
-        text = _token_text(token_id, renderer)
-        # A token that is only part of a character has no text of its own, so its bytes are not known.
-        raw = None if "\ufffd" in text else list(text.encode())
-        entries.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
-    return {"content": entries, "refusal": None}
-
-
-def _completion_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
-    if result.logprobs is None:
-        return None
-    tokens = [_token_text(token_id, renderer) for token_id in result.token_ids]
-    offsets = [0]
-    for text in tokens[:-1]:
-        offsets.append(offsets[-1] + len(text))
-    return {"tokens": tokens, "token_logprobs": result.logprobs, "top_logprobs": None, "text_offset": offsets}
-
-
-def _token_text(token_id: int, renderer: Renderer) -> str:
-    """The text of one token; a special token is shown by its name."""
-    return str(renderer.tokenizer.source.decode([token_id], skip_special_tokens=False))
+    logprobs = chat_logprobs(result, cut.num_tokens, renderer)
+    return {"index": 0, "finish_reason": reason, "message": message, "logprobs": logprobs}
 
 
 def _line(ticket: Ticket, response: Any, error: Any, reuse: Any) -> bytes:

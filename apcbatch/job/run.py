@@ -69,7 +69,8 @@ class Job:
                 self._report.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
             elif not self._is_named:
                 self._report.note(f"results go to {output.shown}")
-            opened = open_run(self._config, inputs, output, sink, self._report.warn)
+            opened = open_run(self._config, inputs, output, sink, self._report.warn, self._report.note)
+            self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)

@@ -33,6 +33,15 @@ CHANGES_ANSWERS = (
     "seed",
     "ignore_eos",
     "logprobs",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_id",
 )
 END_BYTES = 1 << 20  # read at each end of the input, or shared by its files
 LEAST_END_BYTES = 1 << 12

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
@@ -72,6 +73,7 @@ def survey(
         )
     records = open_source(inputs, config.format, warn=warn)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
     model = load_model_config(folder)
     renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
     footprint = Footprint.of(state_layout(model, config.dtype))

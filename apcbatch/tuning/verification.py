@@ -64,7 +64,7 @@ def _serve_all(config: Config, inputs: Inputs, engine: JobEngine) -> Verified:
     feeder = Feeder(config, open_source(inputs, config.format), renderer, Answers())
     requests = requests_of(work_source(config, feeder, engine))
     totals, begin = Totals(), time.perf_counter()
-    for result in engine.run(replace(request, max_tokens=1) for request in requests):
+    for result in engine.run(replace(request, max_tokens=1, min_tokens=0) for request in requests):
         if result.error is None:
             totals.add(result)
     engine.flush()

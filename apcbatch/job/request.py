@@ -1,0 +1,83 @@
+"""The engine's request for one prompt: the run's options, and over them what the line sets.
+
+Must not know: which prompts there are, how requests run. Invariant: the digest covers every setting that can change the
+answer; a setting that has its default is left out of it if it is newer than the digest, so that answers of earlier
+versions stay answers to the same request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.data.records import Conversation
+from apcbatch.data.render import Prompt
+from apcbatch.data.stop_texts import StopTexts
+from apcbatch.data.tokenizer import Tokenizer
+from apcbatch.job.record import Ticket, request_digest
+from apcbatch.job.work import OpenRollout, Tag
+from apcbatch.types import Request
+
+# The settings that the digest has always covered, and the later ones with their defaults.
+FIRST = ("max_tokens", "temperature", "top_p", "seed", "ignore_eos", "logprobs")
+LATER: Mapping[str, Any] = {
+    "top_logprobs": 0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": {},
+    "allowed_token_ids": None,
+    "min_tokens": 0,
+    "stop": (),
+    "stop_token_ids": (),
+    "keeps_stop": False,
+}
+OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the same
+
+
+def make_request(
+    config: Config,
+    tokenizer: Tokenizer,
+    ticket: Ticket,
+    conversation: Conversation,
+    prompt: Prompt,
+    rollout: OpenRollout | None,
+) -> Request:
+    """The request of a turn of a conversation. rollout: the one that it is a turn of, if it is."""
+    settings = settings_of(config, conversation.params)
+    ticket = replace(
+        ticket,
+        request_digest=request_digest(ticket, prompt.token_ids, settings),
+        keeps_stop=settings.pop("keeps_stop", False),
+    )
+    stop = settings.pop("stop", ())
+    token_ids: Any = prompt.token_ids  # an array serves as the sequence
+    return Request(
+        ticket.request_id,
+        token_ids,
+        **settings,
+        ending=partial(StopTexts, tokenizer, stop) if stop else None,
+        keep_answer=rollout is not None,  # only a rollout builds on the answer
+        tag=Tag(ticket, rollout),
+    )
+
+
+def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a request by the names of Request's fields, and stop and keeps_stop; of the later ones those that
+    do not have their defaults.
+
+    Log-probabilities of the likeliest tokens that the run asks for are only for requests with log-probabilities, and
+    ask for them where the line does not say.
+    """
+    options = {name: OPTION_OF.get(name, name) for name in (*FIRST, *LATER)}
+    run = {name: getattr(config, option) for name, option in options.items() if hasattr(config, option)}
+    run["logprobs"] = config.logprobs or config.top_logprobs > 0
+    settings = {**LATER, **run, **params}
+    if not settings["logprobs"] and "top_logprobs" not in params:
+        settings["top_logprobs"] = 0
+    return {name: value for name, value in settings.items() if name in FIRST or value != LATER[name]}
