@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from apcbatch.data.messages import Message
+from apcbatch.data.no_tokenizer import load_any_tokenizer
 from apcbatch.data.records import Conversation
 from apcbatch.data.sharing import SharedText, common_length
 from apcbatch.data.template import ChatTemplate, read_fallback
 from apcbatch.data.template_frames import MAX_CHARACTERS
 from apcbatch.data.template_process import too_long
-from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.data.turns import Turn, choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
@@ -81,7 +82,7 @@ class Renderer:
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> Renderer:
         """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
-        return cls(load_tokenizer(model_dir), fallback_template_path, warn)
+        return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn)
 
     @property
     def vocab_size(self) -> int:
@@ -98,6 +99,10 @@ class Renderer:
         Raises RequestError, with the line, if no prompt can be made. Turns that fail alone are in `failures`.
         """
         try:
+            if not isinstance(conversation.prompt, list):
+                self.tokenizer.check_text("a conversation" if conversation.prompt is None else "a text")
+            if conversation.params.get("stop"):
+                self.tokenizer.check_text("stop")
             if conversation.prompt is not None:
                 token_ids = self._completion_ids(conversation.prompt)
                 return Rendered([Prompt(1, token_ids, conversation.request_id(1))])

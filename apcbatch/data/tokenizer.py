@@ -41,6 +41,8 @@ class Tokenizer:
     added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
     """
 
+    reads_text = True
+
     def __init__(self, transformers_tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
         self.source = transformers_tokenizer
         self.vocab_size = vocab_size
@@ -58,6 +60,9 @@ class Tokenizer:
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         ]
         self.markers = re.compile("|".join(splitting)) if splitting else None
+
+    def check_text(self, what: str) -> None:
+        """Raise RequestError if there is no tokenizer for what is named: see data/no_tokenizer.py."""
 
     def encode(self, text: str) -> tokenizers.Encoding:
         """The tokens of a rendered text with their places in it, without special tokens around them."""
@@ -101,12 +106,9 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
     _check_files(folder)
-    config = read_json(folder / "config.json")
-    vocab_size = config.get("vocab_size")
-    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 0 < vocab_size <= _MOST_IDS:
-        vocab_size = None
+    vocab_size = read_vocab_size(folder)
     source = _guarded(folder, lambda: _load_source(folder))
-    eos_token_ids = _eos_token_ids(folder, config, source.eos_token_id)
+    eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
     return _guarded(
         folder,
         lambda: Tokenizer(
@@ -115,6 +117,14 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
             eos_token_ids,
         ),
     )
+
+
+def read_vocab_size(folder: Path) -> int | None:
+    """The number of token ids that config.json gives, or None."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
+        return None
+    return size
 
 
 def _check_files(folder: Path) -> None:
@@ -162,11 +172,11 @@ def _load_source(folder: Path) -> Any:
     return source
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | None) -> list[int]:
+def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
     """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
     for name, holder in (
         ("generation_config.json", read_json(folder / "generation_config.json")),
-        ("config.json", config),
+        ("config.json", read_json(folder / "config.json")),
         ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
     ):
         value = holder.get("eos_token_id")

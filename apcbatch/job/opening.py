@@ -14,6 +14,7 @@ from pathlib import Path
 from apcbatch.config import Config
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
+from apcbatch.data.no_tokenizer import check_first
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
@@ -83,6 +84,10 @@ def open_run(
     if sentence is not None:
         note(sentence)
     renderer = Renderer.load(folder, warn=warn)
+    if not renderer.tokenizer.reads_text:
+        records = check_first(records, folder)
+        if config.stop:
+            raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
     if not isinstance(sink, FileSink):
         return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     target = Path(os.path.realpath(output.target))

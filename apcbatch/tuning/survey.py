@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from apcbatch.config import Config
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
+from apcbatch.data.no_tokenizer import check_first, load_any_tokenizer
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
-from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.engine.room import room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
@@ -75,7 +75,9 @@ def survey(
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
     model = load_model_config(folder)
-    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
+    renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn)
+    if not renderer.tokenizer.reads_text:
+        records = check_first(records, folder)
     footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
     feeder, line, window = Feeder(config, records, renderer, Answers()), 0, Window(config)
