@@ -28,18 +28,19 @@ def open_table(raw: BinaryIO, kind: str) -> Iterator[RecordBatch]:
     """
     raw.seek(0)
     if kind == "parquet":
-        from pyarrow.parquet import ParquetFile
+        from pyarrow import parquet
 
-        file: Any = ParquetFile(raw)
-        return iter(file.iter_batches(batch_size=ROWS_AT_ONCE))
-    from pyarrow.ipc import open_file, open_stream
+        library: Any = parquet  # without types
+        return iter(library.ParquetFile(raw).iter_batches(batch_size=ROWS_AT_ONCE))
+    from pyarrow import ipc
 
+    library = ipc
     if raw.read(1) == b"A":  # ARROW1
         raw.seek(0)
-        reader = open_file(raw)
+        reader = library.open_file(raw)
         return (reader.get_batch(number) for number in range(reader.num_record_batches))
     raw.seek(0)
-    return iter(open_stream(raw))
+    return iter(library.open_stream(raw))
 
 
 def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
