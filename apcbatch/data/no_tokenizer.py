@@ -27,7 +27,8 @@ class NoTokenizer(Tokenizer):
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
-        self._folder, self._dropped_ids = folder, set()
+        self.answer_schema, self.added_texts = "", ()
+        self._folder, self._special, self._dropped_ids = folder, {}, set()
         self.source = SimpleNamespace(
             chat_template=None, special_tokens_map={}, bos_token_id=None, name_or_path=str(folder), decode=_shown
         )

@@ -84,7 +84,7 @@ class _Reader:
             shown = shown_address(name)
             try:
                 for record in self._records(name, shown, rows[name]):
-                    record.place = (shown, self._line) if several else None
+                    record.file_line = (shown, self._line) if several else None
                     yield record
             except UsageError as error:
                 if not number:
@@ -92,7 +92,7 @@ class _Reader:
                 self._warn(str(error))
                 self._line += 1
                 record = self._broken(str(error), "invalid_request")
-                record.place = (shown, self._line)
+                record.file_line = (shown, self._line)
                 yield record
             self._before, self._line = self._before + self._line, 0
 

@@ -28,13 +28,13 @@ def open_table(raw: BinaryIO, kind: str) -> Iterator[RecordBatch]:
     """
     raw.seek(0)
     if kind == "parquet":
-        from pyarrow import parquet
+        import pyarrow.parquet
 
-        library: Any = parquet  # without types
+        library: Any = pyarrow.parquet  # without types
         return iter(library.ParquetFile(raw).iter_batches(batch_size=ROWS_AT_ONCE))
-    from pyarrow import ipc
+    import pyarrow.ipc
 
-    library = ipc
+    library = pyarrow.ipc
     if raw.read(1) == b"A":  # ARROW1
         raw.seek(0)
         reader = library.open_file(raw)

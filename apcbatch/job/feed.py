@@ -18,7 +18,6 @@ from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.rollout import Rollout
 from apcbatch.data.stop_texts import cut_answer
-from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
@@ -134,9 +133,7 @@ class Feeder:
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
-        if conversation.source_format == "batch":
-            return [1]
-        return [turn.number for turn in choose_turns(conversation.messages, self._config.turns)]
+        return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
@@ -239,7 +236,7 @@ class Feeder:
     def _request(
         self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None
     ) -> Request:
-        return make_request(self._config, self._renderer.tokenizer, ticket, conversation, prompt, rollout)
+        return make_request(self._config, self._renderer, ticket, conversation, prompt, rollout)
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1
@@ -251,7 +248,7 @@ class Feeder:
             conversation.id,
             conversation.prompt is not None,
             conversation.digest,
-            place=conversation.place,
+            file_line=conversation.file_line,
         )
 
     def _whole_line(
@@ -265,8 +262,8 @@ class Feeder:
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
-        digest, place = record.digest, record.place
-        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, place=place)
+        digest, place = record.digest, record.file_line
+        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
 
 

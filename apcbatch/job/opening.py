@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.data.no_tokenizer import check_first
@@ -83,7 +84,7 @@ def open_run(
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
-    renderer = Renderer.load(folder, warn=warn)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
         if config.stop:

@@ -1,8 +1,8 @@
 """The output record of one request as a JSON line: OpenAI's response body, and what was reused.
 
 Must not know: where lines go, what time it is. Invariants: `error` is null if and only if the request succeeded; a body
-is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs; a record that `read_record`
-accepts has every field that a resumed run uses, with the right type.
+is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs but `reasoning_content`, where
+there is reasoning; a record that `read_record` accepts has every field that a resumed run uses, with the right type.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 import orjson
 import xxhash
 
+from apcbatch.data.reading import Reading
 from apcbatch.data.render import Renderer
 from apcbatch.data.stop_texts import cut_answer
-from apcbatch.data.tool_calls import parse_answer
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import chat_logprobs, completion_logprobs
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
 
+PLAIN = Reading()
 KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 
 
@@ -29,8 +30,8 @@ KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 class Ticket:
     """One request's place in the job: its number in input order (from 0), its line (from 1), its turn and its names.
 
-    place: the file and the line in it, if the input has several files. turn: None if the record answers the line as a
-    whole. completion: the request came from /v1/completions.
+    file_line: the file and the line in it, if the input has several files. turn: None if the record answers the line
+    as a whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
     keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it.
     """
@@ -44,7 +45,7 @@ class Ticket:
     line_digest: str = ""
     request_digest: str | None = None
     keeps_stop: bool = False
-    place: tuple[str, int] | None = None
+    file_line: tuple[str, int] | None = None
 
     @property
     def request_id(self) -> str:
@@ -77,8 +78,13 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
     return _line(ticket, None, described, _origin(ticket))
 
 
-def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int) -> bytes:
-    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC)."""
+def result_line(
+    ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, reading: Reading = PLAIN
+) -> bytes:
+    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC).
+    reading: how the text of a chat's answer is read."""
+    warnings = list(reading.warnings)
+    choice = _choice(ticket, result, renderer, reading, warnings)
     reuse = {
         **_origin(ticket),
         "cached_from": result.cached_from,
@@ -91,6 +97,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
         "stop_reason": result.stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
+        "warnings": warnings,
         "completion_token_ids": result.token_ids,
     }
     body = {
@@ -98,7 +105,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
         "object": "text_completion" if ticket.completion else "chat.completion",
         "created": created,
         "model": model,
-        "choices": [_choice(ticket, result, renderer)],
+        "choices": [choice],
         "usage": {
             "prompt_tokens": result.prompt_tokens,
             "completion_tokens": len(result.token_ids),
@@ -112,7 +119,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
 
 def _origin(ticket: Ticket) -> dict[str, Any]:
     """Where the request stands in one of several files, and the fields by which a resumed run recognises it."""
-    place = dict(zip(("file", "file_line"), ticket.place, strict=True)) if ticket.place else {}
+    place = dict(zip(("file", "file_line"), ticket.file_line, strict=True)) if ticket.file_line else {}
     return place | {
         "conversation": ticket.conversation,
         "line_digest": ticket.line_digest,
@@ -167,19 +174,18 @@ def _is_answer(record: dict[str, Any]) -> bool:
     return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
 
 
-def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any]:
+def _choice(
+    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str]
+) -> dict[str, Any]:
+    """The answer as a choice; what it says of itself is added to the warnings."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
         logprobs = completion_logprobs(result, cut.num_tokens, renderer)
         return {"index": 0, "finish_reason": result.finish_reason, "text": cut.text, "logprobs": logprobs}
-    answer = parse_answer(cut.text)
-    reason = "tool_calls" if answer.tool_calls else result.finish_reason
-    message = {
-        "role": "assistant",
-        "content": answer.content,
-        "refusal": None,
-        "tool_calls": answer.tool_calls,
-    }
+    answer = reading.read(cut.text)
+    warnings += answer.warnings
+    reason = "tool_calls" if answer.calls else result.finish_reason
+    message = answer.as_output()
     logprobs = chat_logprobs(result, cut.num_tokens, renderer)
     return {"index": 0, "finish_reason": reason, "message": message, "logprobs": logprobs}
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.records import Conversation
-from apcbatch.data.render import Prompt
+from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.stop_texts import StopTexts
-from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.job.record import Ticket, request_digest
 from apcbatch.job.work import OpenRollout, Tag
 from apcbatch.types import Request
@@ -42,7 +41,7 @@ OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the sam
 
 def make_request(
     config: Config,
-    tokenizer: Tokenizer,
+    renderer: Renderer,
     ticket: Ticket,
     conversation: Conversation,
     prompt: Prompt,
@@ -52,7 +51,7 @@ def make_request(
     settings = settings_of(config, conversation.params)
     ticket = replace(
         ticket,
-        request_digest=request_digest(ticket, prompt.token_ids, settings),
+        request_digest=request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation)),
         keeps_stop=settings.pop("keeps_stop", False),
     )
     stop = settings.pop("stop", ())
@@ -61,9 +60,9 @@ def make_request(
         ticket.request_id,
         token_ids,
         **settings,
-        ending=partial(StopTexts, tokenizer, stop) if stop else None,
+        ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
         keep_answer=rollout is not None,  # only a rollout builds on the answer
-        tag=Tag(ticket, rollout),
+        tag=Tag(ticket, rollout, renderer.reading(conversation, prompt)),
     )
 
 
@@ -81,3 +80,9 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
     if not settings["logprobs"] and "top_logprobs" not in params:
         settings["top_logprobs"] = 0
     return {name: value for name, value in settings.items() if name in FIRST or value != LATER[name]}
+
+
+def _further_settings(conversation: Conversation) -> dict[str, Any]:
+    """What a line says besides the engine's settings, if it says anything: an answer is not taken for another's."""
+    given = conversation.switches.given()
+    return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})

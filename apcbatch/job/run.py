@@ -144,12 +144,13 @@ class Job:
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        sink.append(result_line(ticket, result, opened.renderer, self._config.model, int(time.time())))
+        reading, now = result.tag.reading, int(time.time())
+        sink.append(result_line(ticket, result, opened.renderer, self._config.model, now, reading))
         self._totals.add(result)
         self._report.result(ticket.shown, result)
 
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
-        where = f" ({ticket.place[0]}, line {ticket.place[1]})" if ticket.place else ""
+        where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
         located = RequestError(error.code, error.message + where, ticket.line)
         sink.append(error_line(ticket, located))
         self._totals.errors += 1

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
 from apcbatch.data.no_tokenizer import check_first, load_any_tokenizer
@@ -75,7 +76,7 @@ def survey(
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
     model = load_model_config(folder)
-    renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn)
+    renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn, options=ChatOptions.of(config))
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
     footprint = Footprint.of(state_layout(model, config.dtype))

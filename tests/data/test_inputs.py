@@ -55,9 +55,9 @@ def test_records_say_where_they_stand(folder: Path) -> None:
     """Catches an error on line 700 of ten files, and nobody knows of which."""
     write(folder, a__jsonl=line("a") * 2, b__jsonl=b"\n" + b"no\n")
     *_, bad = open_source(find_inputs(["a.jsonl", "b.jsonl"]))
-    assert isinstance(bad, BadLine) and bad.line == 4 and bad.place == ("b.jsonl", 2)
+    assert isinstance(bad, BadLine) and bad.line == 4 and bad.file_line == ("b.jsonl", 2)
     [alone] = open_source("b.jsonl")
-    assert alone.place is None
+    assert alone.file_line is None
 
 
 def test_all_kinds_of_files_come_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
