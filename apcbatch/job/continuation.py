@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config
+from apcbatch.data.address import shown_address
 from apcbatch.values import FILE_MARK, format_size, shown
 
 ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
@@ -18,15 +19,18 @@ REPLACED = ("resume", "overwrite", "retry_errors")
 
 def command_line(
     program: Sequence[str],
-    input: str,
+    inputs: Sequence[str],
     output: str,
     config_file: str | None,
     config: Config,
     added: Sequence[str],
 ) -> str:
-    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end."""
-    source = input if input == "-" or not input.startswith("-") else f"./{input}"
-    words = [*program, "run", source, "-o", output]
+    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end.
+
+    What is secret in an address is left out of it, for the user to put back.
+    """
+    sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
+    words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:
         words += ["--config", config_file]
     for name in OPTIONS:

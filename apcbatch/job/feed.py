@@ -270,6 +270,7 @@ class Feeder:
             conversation.id,
             conversation.prompt is not None,
             conversation.digest,
+            file_line=conversation.file_line,
         )
 
     def _whole_line(
@@ -283,7 +284,8 @@ class Feeder:
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
-        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
+        digest, place = record.digest, record.file_line
+        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
 
 
