@@ -14,8 +14,8 @@ from pathlib import Path
 
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
-from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.files import STDIN
+from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.data.no_tokenizer import check_first
 from apcbatch.data.records import BadLine, Conversation
