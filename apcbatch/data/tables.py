@@ -26,21 +26,19 @@ def open_table(raw: BinaryIO, kind: str) -> Iterator[RecordBatch]:
 
     Raises one of table_errors() for a file that is damaged, here or later.
     """
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    library: Any = pyarrow  # without types
     raw.seek(0)
     if kind == "parquet":
-        import pyarrow.parquet
-
-        library: Any = pyarrow.parquet  # without types
-        return iter(library.ParquetFile(raw).iter_batches(batch_size=ROWS_AT_ONCE))
-    import pyarrow.ipc
-
-    library = pyarrow.ipc
-    if raw.read(1) == b"A":  # ARROW1
-        raw.seek(0)
-        reader = library.open_file(raw)
-        return (reader.get_batch(number) for number in range(reader.num_record_batches))
+        return iter(library.parquet.ParquetFile(raw).iter_batches(batch_size=ROWS_AT_ONCE))
+    is_file = raw.read(1) == b"A"  # ARROW1
     raw.seek(0)
-    return iter(library.open_stream(raw))
+    if is_file:
+        reader = library.ipc.open_file(raw)
+        return (reader.get_batch(number) for number in range(reader.num_record_batches))
+    return iter(library.ipc.open_stream(raw))
 
 
 def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
