@@ -7,7 +7,7 @@ the same options; the input is read up to the end of the line that is asked for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from apcbatch.config import Config
@@ -98,7 +98,8 @@ def inspect(
 ) -> Inspection:
     """Look at a request of the input. line: counted from 1, None for the first one. turn: None for the line's last.
 
-    UsageError (ModelError) for what cannot be used, and for a line or a turn that is not there.
+    With --score the prompt is looked at, without the recorded answer behind it. UsageError (ModelError) for what cannot
+    be used, and for a line or a turn that is not there.
     """
     if config.turns == "rollout":
         raise UsageError(
@@ -107,7 +108,7 @@ def inspect(
         )
     records = _Records(open_source(inputs, config.format, warn=warn), line)
     folder = locate_model(config.model)
-    config = with_model_defaults(config, folder)
+    config = replace(with_model_defaults(config, folder), score=False)
     model = load_model_config(folder)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     read = _Read(config, model.context_length)
@@ -177,7 +178,7 @@ class _Read:
         error = work.error if isinstance(work, Failure) else self._no_room(work)
         self.latest[ticket.turn] = (ticket, request, error)
         if request is not None and error is None:
-            self.index[ticket.turn] = self.tree.add(as_token_array(request.token_ids), ticket.line)
+            self.index[ticket.turn] = self.tree.add(as_token_array(request.token_ids), ticket.line, request.resumable)
             self.tickets.append(ticket)
 
     def _no_room(self, request: Request) -> RequestError | None:
