@@ -83,8 +83,8 @@ def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
         "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
-        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "prefill_ms", "decode_ms",
-        "completion_token_ids",
+        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "stop_reason", "prefill_ms", "decode_ms",
+        "warnings", "completion_token_ids",
     }  # fmt: skip
 
 
@@ -195,10 +195,10 @@ def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, t
 
     texts = ChatTemplate.texts
 
-    def strict(self, messages, tools, counts):
+    def strict(self, messages, tools, counts, *switches):
         if "conversation 1:" in messages[1]["content"]:
             return iter([RequestError("invalid_request", "the template refuses it")] * len(counts))
-        return texts(self, messages, tools, counts)
+        return texts(self, messages, tools, counts, *switches)
 
     monkeypatch.setattr(ChatTemplate, "texts", strict)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
