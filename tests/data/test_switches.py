@@ -17,6 +17,7 @@ from apcbatch.data.rollout import Rollout
 from apcbatch.data.switches import MOST_BYTES, MOST_VARIABLES, RESERVED
 from apcbatch.errors import UsageError
 from tests.data.conftest import batch, build_tokenizer, fault, good, save_model
+from tests.data.conftest import by_transformers as tokenizer_of
 from tests.data.families import TEMPLATES
 
 TEMPLATE = """{%- if reasoning_effort %}{{- 'effort ' + reasoning_effort + '\\n' }}{%- endif %}
@@ -64,7 +65,7 @@ def by_transformers(renderer: Renderer, messages: list[Any], given: dict[str, An
     variables = own.pop("chat_template_kwargs", {})
     continues = own.pop("continue_final_message", False)
     prompts = own.pop("add_generation_prompt", not continues)
-    return renderer.tokenizer.source.apply_chat_template(
+    return tokenizer_of(renderer.tokenizer.source.name_or_path).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=prompts, continue_final_message=continues, **variables, **own
     )
 
