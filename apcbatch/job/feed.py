@@ -236,9 +236,10 @@ class Feeder:
         if rollout.remaining:
             cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
             text = None if cut.is_exact else cut.text
-            ends_itself = stopped and stop_reason is None
+            # Without one, the answer's form was complete: its last token has a part of the text.
+            has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
-                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], ends_itself, text))
+                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], has_stop_token, text))
             except RequestError as error:
                 return error
         return None
