@@ -17,6 +17,7 @@ from apcbatch.data.fields import check_line
 from apcbatch.data.messages import Message, Tool, check_messages, check_tools
 from apcbatch.data.settings import check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
+from apcbatch.data.structure import given_structure
 from apcbatch.errors import RequestError
 from apcbatch.formats import Format, detect_format
 
@@ -135,11 +136,13 @@ def _conversation(
 ) -> Conversation:
     """A line that has its settings beside its messages."""
     settings = check_settings(record)
+    tools = shown_tools(record, tools)
+    settings.params.update(given_structure(record, tools))
     return Conversation(
         _check_id(record, line),
         line,
         messages,
-        shown_tools(record, tools),
+        tools,
         source_format,
         params=settings.params,
         model=settings.model,

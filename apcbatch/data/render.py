@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from apcbatch.data.constraint import Constraints
 from apcbatch.data.messages import Message
 from apcbatch.data.records import Conversation
 from apcbatch.data.sharing import SharedText, common_length
@@ -82,6 +84,11 @@ class Renderer:
     ) -> Renderer:
         """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
         return cls(load_tokenizer(model_dir), fallback_template_path, warn)
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """What makes constraints for answers of a given form."""
+        return Constraints(self.tokenizer)
 
     @property
     def vocab_size(self) -> int:

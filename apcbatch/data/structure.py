@@ -72,6 +72,12 @@ def check_structure(record: Mapping[str, Any], tools: Sequence[Tool] | None, whe
     return found[0][1] if found else None
 
 
+def given_structure(record: Mapping[str, Any], tools: Sequence[Tool] | None, where: str = "") -> dict[str, Structure]:
+    """The form that a record asks for as a setting named `structure`; none for any answer."""
+    structure = check_structure(record, tools, where)
+    return {} if structure is None else {"structure": structure}
+
+
 def _is_unset(value: object) -> bool:
     """Whether a field says nothing: absent, null or empty."""
     return value is None or (isinstance(value, (str, list, dict)) and not value)

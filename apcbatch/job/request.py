@@ -14,9 +14,8 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.records import Conversation
-from apcbatch.data.render import Prompt
+from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.stop_texts import StopTexts
-from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.job.record import Ticket, request_digest
 from apcbatch.job.work import OpenRollout, Tag
 from apcbatch.types import Request
@@ -36,13 +35,14 @@ LATER: Mapping[str, Any] = {
     "stop": (),
     "stop_token_ids": (),
     "keeps_stop": False,
+    "structure": None,
 }
 OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the same
 
 
 def make_request(
     config: Config,
-    tokenizer: Tokenizer,
+    renderer: Renderer,
     ticket: Ticket,
     conversation: Conversation,
     prompt: Prompt,
@@ -55,21 +55,22 @@ def make_request(
         request_digest=request_digest(ticket, prompt.token_ids, settings),
         keeps_stop=settings.pop("keeps_stop", False),
     )
-    stop = settings.pop("stop", ())
+    stop, structure = settings.pop("stop", ()), settings.pop("structure", None)
     token_ids: Any = prompt.token_ids  # an array serves as the sequence
     return Request(
         ticket.request_id,
         token_ids,
         **settings,
-        ending=partial(StopTexts, tokenizer, stop) if stop else None,
+        ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
+        constraint=partial(renderer.constraints.constraint, structure) if structure else None,
         keep_answer=rollout is not None,  # only a rollout builds on the answer
         tag=Tag(ticket, rollout),
     )
 
 
 def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a request by the names of Request's fields, and stop and keeps_stop; of the later ones those that
-    do not have their defaults.
+    """The settings of a request by the names of Request's fields, and stop, keeps_stop and structure; of the later ones
+    those that do not have their defaults.
 
     Log-probabilities of the likeliest tokens that the run asks for are only for requests with log-probabilities, and
     ask for them where the line does not say.
