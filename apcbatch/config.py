@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS
+from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, REASONING_PARSERS, TOOL_PARSERS
 from apcbatch.types import MOST_TOP_LOGPROBS, POLICIES, Policy
 from apcbatch.values import Kind, Spec, shown
 
@@ -185,6 +185,26 @@ class Config:
         "Write those of the N likeliest tokens too; above 0 it means --logprobs as well.",
         minimum=0,
         maximum=MOST_TOP_LOGPROBS,
+    )
+
+    template_kwargs: str | None = option(
+        None,
+        "Chat",
+        "Variables for the chat template, as a JSON object; what a line gives itself wins.",
+        metavar="JSON",
+    )
+    tool_parser: str = option(
+        "auto",
+        "Chat",
+        "How tool calls are written in answers; auto reads the chat template. Calls are looked for in the answers to "
+        "requests with tools.",
+        choices=("auto", *TOOL_PARSERS, "none"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Chat",
+        "How reasoning is written in answers; auto reads the chat template and the tokenizer.",
+        choices=("auto", *REASONING_PARSERS, "none"),
     )
 
     block_size: int = option(

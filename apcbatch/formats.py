@@ -38,6 +38,10 @@ SPEAKERS: Mapping[str, Role] = {
     "function_response": "tool",
 }
 
+# The parsers of apcbatch/data/tool_parsers/ and apcbatch/data/reasoning.py, for the options that name them.
+TOOL_PARSERS: tuple[str, ...] = ("granite", "hermes", "jamba", "llama3", "mistral", "nemotron", "qwen-coder")
+REASONING_PARSERS: tuple[str, ...] = ("think", "mistral", "granite")
+
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 

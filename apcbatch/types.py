@@ -167,9 +167,7 @@ class Result:
     prompt_tokens: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None
-    top_logprobs: list[list[tuple[int, float]]] | None = None
     finish_reason: FinishReason = "length"
-    stop_reason: int | str | None = None
     cached_tokens: int = 0
     computed_tokens: int = 0
     cached_from: CachedFrom = "none"
@@ -181,3 +179,5 @@ class Result:
     decode_ms: float = 0.0
     error: RequestError | None = None
     tag: Any = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    stop_reason: int | str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from apcbatch.data.fields import CHATS, FIELDS, REQUESTS, Field, Kind, json_text
+from apcbatch.data.fields import CHATS, FIELDS, INSIDE, REQUESTS, Field, Kind, json_text
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "formats.md"
 HEAD = Path(__file__).with_name("formats_docs_head.md")
@@ -25,6 +25,11 @@ NAMES = {
     "messages": "`messages` line",
     "sharegpt": "`sharegpt` line",
     "batch": "`batch` line",
+    "message": "message",
+    "spoken": "`sharegpt` message",
+    "part": "text part",
+    "call": "tool call",
+    "function": "its function",
 }
 
 
@@ -32,8 +37,10 @@ def document() -> str:
     """The whole page."""
     parts = [HEAD.read_text(encoding="utf-8").rstrip()]
     for kind, heading, what in SECTIONS:
-        fields = [field for field in FIELDS if field.kind == kind]
+        fields = [field for field in FIELDS if field.kind == kind and not is_inside(field)]
         parts += [f"## {heading}", "\n".join(table(fields, what))]
+    inside = [field for field in FIELDS if is_inside(field)]
+    parts += ["## What a message consists of", "\n".join(inside_table(inside))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -46,6 +53,21 @@ def table(fields: list[Field], what: str) -> Iterator[str]:
     for field in fields:
         cells = [f"`{field.name}`", where(field), field.note + (f"; {field.hint}" if field.hint else "")]
         yield f"| {' | '.join(cells + [values(field)] * limited)} |"
+
+
+def is_inside(field: Field) -> bool:
+    """Whether the field belongs to a message, or to what it holds."""
+    return all(shape in INSIDE for shape in field.shapes)
+
+
+def inside_table(fields: list[Field]) -> Iterator[str]:
+    """One row a field of messages, with what becomes of it."""
+    yield "| key | where | what | |"
+    yield "|---|---|---|---|"
+    becomes = {"content": "read", "honoured": "read", "refused": "refused", "harmless": "harmless"}
+    for field in fields:
+        note = field.note + (f"; {field.hint}" if field.hint else "")
+        yield f"| `{field.name}` | {where(field)} | {note} | {becomes[field.kind]} |"
 
 
 def where(field: Field) -> str:

@@ -22,7 +22,7 @@ from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
+    "max_tokens", "max_request_tokens", "template_kwargs", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from apcbatch.data.grammar_frames import LIMITS
 from apcbatch.data.grammar_process import GrammarProcess
-from apcbatch.data.grammar_source import grammar_source
+from apcbatch.data.grammar_source import Thinking, behind_thinking, grammar_source
 from apcbatch.data.structure import Structure
 from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.data.tool_parser import CallSyntax
@@ -46,37 +46,39 @@ class Constraints:
             tokenizer.vocab_size, {number: token.content for number, token in added.items()}
         )
         self._library: LLTokenizer | None = None
-        self._compiled: OrderedDict[Structure, LLMatcher | RequestError] = OrderedDict()
+        self._compiled: OrderedDict[tuple[Structure, Thinking | None], LLMatcher | RequestError] = OrderedDict()
 
-    def check(self, structure: Structure) -> None:
-        """Compile a structure, unless that was done; RequestError says why it cannot be used."""
-        self._matcher(structure)
+    def constraint(self, structure: Structure, thinking: Thinking | None = None) -> GrammarConstraint:
+        """A constraint for one answer (see types.py). thinking: the reasoning that may come before.
 
-    def constraint(self, structure: Structure) -> GrammarConstraint:
-        """A constraint for one answer (see types.py); RequestError as for `check`."""
-        return GrammarConstraint(self._matcher(structure).deep_copy(), structure)
+        RequestError says why the structure cannot be used.
+        """
+        return GrammarConstraint(self._matcher(structure, thinking).deep_copy(), structure)
 
-    def _matcher(self, structure: Structure) -> LLMatcher:
+    def _matcher(self, structure: Structure, thinking: Thinking | None) -> LLMatcher:
         """The matcher of a structure before any token; it is only copied."""
-        found = self._compiled.pop(structure, None)
+        key = (structure, thinking)
+        found = self._compiled.pop(key, None)
         if found is None:
             try:
-                found = self._compile(structure)
+                found = self._compile(structure, thinking)
             except RequestError as error:
                 found = error
             while len(self._compiled) >= MOST_COMPILED:
                 self._compiled.popitem(last=False)
-        self._compiled[structure] = found
+        self._compiled[key] = found
         if isinstance(found, RequestError):
             raise RequestError(found.code, found.message)
         return found
 
-    def _compile(self, structure: Structure) -> LLMatcher:
+    def _compile(self, structure: Structure, thinking: Thinking | None) -> LLMatcher:
         markers = (self._tokenizer.markers, self._tokenizer.marker_id)
         try:
             grammar = self._process.check(*grammar_source(structure, self._syntax, markers))
         except ValueError as error:
             raise unusable(structure, str(error)) from None
+        if thinking is not None:
+            grammar = behind_thinking(grammar, thinking, markers)
         from llguidance import LLMatcher, LLParserLimits
 
         matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))  # type: ignore[arg-type]

@@ -20,10 +20,12 @@ from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, MOST_STOP_TEXTS, Format
 from apcbatch.values import nearest
 
 Kind = Literal["content", "honoured", "refused", "harmless"]
-Shape = Literal["chat", "completions", "messages", "sharegpt", "batch"]
+Shape = Literal["chat", "completions", "messages", "sharegpt", "batch", "message", "part", "call", "function", "spoken"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 CHATS: tuple[Shape, ...] = ("chat", "messages", "sharegpt")
 REQUESTS: tuple[Shape, ...] = ("chat", "completions", "messages", "sharegpt")
+SPOKEN: tuple[Shape, ...] = ("message", "spoken")
+INSIDE: tuple[Shape, ...] = ("message", "spoken", "part", "call", "function")
 
 MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
@@ -33,7 +35,8 @@ _NEAR = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One name in the objects of some shapes: bodies (chat, completions) and lines (messages, sharegpt, batch).
+    """One name in the objects of some shapes: bodies (chat, completions), lines (messages, sharegpt, batch), messages
+    (message, spoken: of a sharegpt line) and what they hold (part of a content, call of a tool, its function).
 
     content: what is asked. honoured: a setting that wins over the run's option. refused: it would change the answer.
     harmless: it changes no answer. accepted: the only values that are taken, or None if the reader of the field
@@ -69,6 +72,24 @@ FIELDS: tuple[Field, ...] = (
     _content("body", "the request: a chat's or a completion's", "batch"),
     Field("tools", "honoured", "tool schemas for the template; on sharegpt lines also as JSON text", shapes=CHATS),
     Field("tool_choice", "honoured", "`auto`, `none` (hides the tools), `required`, or a function by name", shapes=CHATS),
+    Field(
+        "parallel_tool_calls",
+        "honoured",
+        "false: of several calls in an answer the first one is given, and a warning says so",
+        shapes=CHATS,
+    ),
+    Field("chat_template_kwargs", "honoured", "variables for the template: an object", shapes=CHATS),
+    Field("enable_thinking", "honoured", "true or false: a variable for the template", shapes=CHATS),
+    Field("thinking", "honoured", "true or false: a variable for the template", shapes=CHATS),
+    Field("reasoning_effort", "honoured", "a text: a variable for the template", shapes=CHATS),
+    Field("documents", "honoured", "a list of objects for the template", shapes=CHATS),
+    Field("add_generation_prompt", "honoured", "false: the prompt has no beginning of an answer", shapes=CHATS),
+    Field(
+        "continue_final_message",
+        "honoured",
+        "true: the prompt ends inside the last message, the assistant's; the line is one request",
+        shapes=CHATS,
+    ),
     Field("model", "honoured", "compared with the loaded model: another name is a warning, or refused"),
     Field("max_tokens", "honoured", "new tokens at most, from 1"),
     Field("max_completion_tokens", "honoured", "the newer name of `max_tokens`; it wins over the older one"),
@@ -121,17 +142,9 @@ FIELDS: tuple[Field, ...] = (
     _refused("spaces_between_special_tokens", "spaces between special tokens", True),
     _refused("return_token_ids", "token ids in the body", False, hint="apcbatch.completion_token_ids has them"),
     _refused("return_tokens_as_token_ids", "token ids for tokens", False),
-    _refused("parallel_tool_calls", "false: one call in an answer at most", True, shapes=CHATS),
     _refused("functions", "the old form of tools", [], hint="give tools", shapes=CHATS),
     _refused("function_call", "the old form of tool_choice", "auto", "none", hint="give tool_choice", shapes=CHATS),
     _refused("chat_template", "another template", hint="put it into the model folder", shapes=CHATS),
-    _refused("chat_template_kwargs", "switches of the template", {}, shapes=CHATS),
-    _refused("add_generation_prompt", "false: no beginning of an answer", True, shapes=CHATS),
-    _refused("continue_final_message", "go on with the last message", False, shapes=CHATS),
-    _refused("documents", "documents for the template", [], shapes=CHATS),
-    _refused("reasoning_effort", "how long to think", shapes=CHATS),
-    _refused("enable_thinking", "whether to think", shapes=CHATS),
-    _refused("thinking", "whether to think", shapes=CHATS),
     _refused("verbosity", "how long to answer", "medium", shapes=CHATS),
     _refused("modalities", "kinds of output", ["text"], shapes=CHATS),
     _refused("audio", "spoken output", shapes=CHATS),
@@ -150,6 +163,42 @@ FIELDS: tuple[Field, ...] = (
     Field("prompt_cache_retention", "harmless", "how long the service caches"),
     Field("prompt_cache_options", "harmless", "how the service caches"),
     Field("stream_options", "harmless", "details of `stream`, which is refused"),
+    _content("role", "who speaks: system (or developer), user, assistant, tool", "message"),
+    _content("content", "a text, or a list of text parts, which are joined", "message"),
+    _content("name", "the name of who speaks, or of the tool that answers; of the tool to call", "message", "function"),
+    _content("tool_calls", "the calls that the assistant makes", "message"),
+    _content("tool_call_id", "the id of the call that the tool answers", "message"),
+    _content("reasoning_content", "what the assistant thought", "message"),
+    _content("reasoning", "another name of `reasoning_content`, if it is a text", "message"),
+    _content("thinking", "another name of `reasoning_content`, if it is a text", "message"),
+    _refused("function_call", "the old form of a tool call", hint="give it as tool_calls", shapes=("message",)),
+    _content("from", "who speaks: human, gpt, system, tool and their other names", "spoken"),
+    _content("value", "a text", "spoken"),
+    _content("type", "`text` of a part, `function` of a call", "part", "call"),
+    _content("text", "the text of the part", "part"),
+    _content("id", "the call's id", "call"),
+    _content("function", "an object with name and arguments", "call"),
+    _content("arguments", "an object, or JSON text of one", "function"),
+    Field("id", "harmless", "a name in another system", shapes=("message", "spoken", "part")),
+    Field("index", "harmless", "its place in a list", shapes=("message", "spoken", "part", "call")),
+    Field("weight", "harmless", "how much a training counts it", shapes=SPOKEN),
+    Field("loss", "harmless", "whether a training counts it", shapes=SPOKEN),
+    Field("loss_mask", "harmless", "whether a training counts it", shapes=SPOKEN),
+    Field("train", "harmless", "whether a training counts it", shapes=SPOKEN),
+    Field("metadata", "harmless", "your own notes", shapes=(*SPOKEN, "part", "call")),
+    Field("timestamp", "harmless", "when it was said", shapes=SPOKEN),
+    Field("created_at", "harmless", "when it was said", shapes=SPOKEN),
+    Field("model", "harmless", "who wrote it", shapes=SPOKEN),
+    Field("finish_reason", "harmless", "how it ended", shapes=SPOKEN),
+    Field("stop_reason", "harmless", "how it ended", shapes=SPOKEN),
+    Field("usage", "harmless", "what it cost", shapes=SPOKEN),
+    Field("logprobs", "harmless", "what it was drawn with", shapes=("message",)),
+    Field("annotations", "harmless", "links that a service added", shapes=("message", "part")),
+    Field("citations", "harmless", "links that a service added", shapes=("message", "part")),
+    Field("cache_control", "harmless", "what a service caches", shapes=("message", "part")),
+    Field("provider_specific_fields", "harmless", "what a service added", shapes=("message", "call", "function")),
+    Field("parsed", "harmless", "the content again, as a client read it", shapes=("message",)),
+    Field("parsed_arguments", "harmless", "the arguments again, as a client read them", shapes=("function",)),
 )
 
 BY_SHAPE: Mapping[Shape, Mapping[str, Field]] = {
@@ -207,6 +256,16 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
                 "If it is data, rename it or put it into metadata"
             )
     return tuple(columns)
+
+
+def unread_keys(record: Mapping[str, Any], shape: Shape) -> list[str]:
+    """The keys of a message, or of what it holds, that are neither read nor known to be harmless."""
+    known = BY_SHAPE[shape]
+    return [str(name) for name, value in record.items() if name not in known and not _says_nothing(value)]
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or value == "" or value == [] or value == {}
 
 
 @lru_cache(maxsize=1024)

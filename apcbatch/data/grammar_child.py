@@ -9,6 +9,7 @@ from the parent and is trusted to be whole; its output is a letter, a length and
 
 from __future__ import annotations
 
+import json
 import marshal
 import resource
 import signal
@@ -58,6 +59,8 @@ class Checker:
 
         try:
             grammar = grammar_from(form, text)  # type: ignore[arg-type]
+            if form == "grammar":  # which comes back as text
+                grammar = json.dumps({"grammars": [{"lark_grammar": grammar}]})
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         except RecursionError:
             return REFUSED, "it is nested too deeply"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -19,6 +20,16 @@ from apcbatch.errors import RequestError
 
 # A pattern of the texts that are tokens of their own, or None, and the id of one of them.
 Markers = tuple[re.Pattern[str] | None, Callable[[str], int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Reasoning before the form: between any of `begins` and any of `ends`. is_open: the prompt has begun it, so it must
+    come to its end; else it may be left out."""
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    is_open: bool
 
 
 def grammar_source(structure: Structure, syntax: CallSyntax | None, markers: Markers) -> tuple[str, str]:
@@ -35,6 +46,23 @@ def grammar_source(structure: Structure, syntax: CallSyntax | None, markers: Mar
     if structure.kind == "calls":
         return "llguidance", _lists(lark_grammar=_calls(structure, syntax, markers))
     return structure.kind, structure.text
+
+
+def behind_thinking(grammar: str, thinking: Thinking, markers: Markers) -> str:
+    """A grammar of the library with reasoning before it."""
+    [answer] = json.loads(grammar)["grammars"]
+    rules = ["start: thought @answer" if thinking.is_open else "start: @answer | begin thought @answer"]
+    rules.append("begin: " + " | ".join(_terms(one, markers) for one in thinking.begins))
+    ends = []
+    for number, marker in enumerate(thinking.ends):
+        end = _terms(marker, markers)
+        if end.startswith("<["):
+            ends.append(f"/(?s:.*)/ {end}")
+        else:
+            ends.append(f"ended_{number}")
+            rules.append(f"ended_{number}[lazy]: /(?s:.*)/ {end}")
+    rules.append("thought: (" + " | ".join(ends) + ") /[ \\t\\r\\n]{0,8}/")
+    return json.dumps({"grammars": [{"lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]})
 
 
 def _lists(**grammar: object) -> str:

@@ -7,12 +7,13 @@ honoured ones may be.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from apcbatch.data.checks import optional_flag, optional_integer, optional_number, optional_string, wrong
 from apcbatch.data.messages import Tool
 from apcbatch.data.sampling import read_sampling, read_top_logprobs
+from apcbatch.data.switches import Switches, check_switches
 
 _MAX_TEMPERATURE = 2.0
 _UINT64_MAX = 2**64 - 1
@@ -21,10 +22,13 @@ _UINT64_MAX = 2**64 - 1
 @dataclass(frozen=True, slots=True)
 class Settings:
     """model: the name that was given, or None. params: those of max_tokens, temperature, top_p, seed, logprobs,
-    top_logprobs, ignore_eos and what read_sampling reads that were given."""
+    top_logprobs, ignore_eos and what read_sampling reads that were given. switches: what the template is told.
+    one_call: parallel_tool_calls is false."""
 
     model: str | None
     params: dict[str, Any]
+    switches: Switches = field(default_factory=Switches)
+    one_call: bool = False
 
 
 def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprobs: bool = False) -> Settings:
@@ -54,7 +58,9 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
         **read_sampling(record, where),
     }
     given = {key: value for key, value in params.items() if value is not None}
-    return Settings(optional_string(record, "model", f"{where}model"), given)
+    parallel = optional_flag(record, "parallel_tool_calls", f"{where}parallel_tool_calls")
+    model = optional_string(record, "model", f"{where}model")
+    return Settings(model, given, check_switches(record, where), parallel is False)
 
 
 def shown_tools(record: Mapping[str, Any], tools: list[Tool] | None) -> list[Tool] | None:

@@ -6,9 +6,10 @@ which is imported when a tokenizer is loaded. That does not import torch if the 
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,14 +22,14 @@ from apcbatch.values import brief
 if TYPE_CHECKING:
     import tokenizers
 
-# Kept when an answer is decoded, even if a tokenizer counts them as special: they enclose its tool calls.
-KEPT_MARKERS = ("<tool_call>", "</tool_call>")
 # The first is read as it is; the others are converted by `transformers`, which takes longer to import then.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_FILE_BYTES = 256 << 20
 _MOST_IDS = 1 << 31
+# Where transformers 5 keeps the form of a model's answers; the first is the older name.
+_ANSWER_SCHEMAS = ("response_schema", "response_template")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 T = TypeVar("T")
@@ -38,26 +39,39 @@ class Tokenizer:
     """Encodes and decodes text for one model.
 
     eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern of the
-    added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
+    added tokens that split a text before anything else looks at it, or None; see data/sharing.py. answer_schema: the
+    text of what the checkpoint says of the form of its answers, or nothing.
     """
 
-    def __init__(self, transformers_tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        transformers_tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        answer_schema: str = "",
+    ) -> None:
         self.source = transformers_tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
+        self.answer_schema = answer_schema
         self._backend: tokenizers.Tokenizer = transformers_tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self._dropped_ids = {
-            number for number, token in added.items() if token.special and token.content not in KEPT_MARKERS
-        }
+        self.added_texts = tuple(token.content for token in added.values())
+        self._special = {number: token.content for number, token in added.items() if token.special}
+        self._dropped_ids = set(self._special)
         splitting = [
             re.escape(token.content)
             for token in sorted(added.values(), key=lambda token: -len(token.content))
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         ]
         self.markers = re.compile("|".join(splitting)) if splitting else None
+
+    def keep(self, markers: Iterable[str]) -> None:
+        """Keep these texts when an answer is decoded, even if they are special tokens."""
+        kept = set(markers)
+        self._dropped_ids = {number for number, text in self._special.items() if text not in kept}
 
     def encode(self, text: str) -> tokenizers.Encoding:
         """The tokens of a rendered text with their places in it, without special tokens around them."""
@@ -90,7 +104,7 @@ class Tokenizer:
         return token_id in self._dropped_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
+        """The text of an answer, without special tokens that nobody keeps. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
         return self._backend.decode(kept, skip_special_tokens=False)
 
@@ -113,6 +127,7 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
             source,
             vocab_size or source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
             eos_token_ids,
+            _answer_schema(folder),
         ),
     )
 
@@ -179,6 +194,16 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | No
             )
         return ids
     return []
+
+
+def _answer_schema(folder: Path) -> str:
+    """What tokenizer_config.json says of the form of answers, as JSON text without the backslashes of its patterns.
+
+    It is only looked through for markers: its patterns are the checkpoint's own and could run without end.
+    """
+    config = read_json(folder / "tokenizer_config.json")
+    found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]
+    return json.dumps(found, ensure_ascii=False).replace("\\", "") if found else ""
 
 
 def _is_id(value: object) -> bool:

@@ -65,7 +65,7 @@ def _choose(
         prompt = sequence.tokens[: sequence.num_prompt]
         sequence.chooser = Chooser(request, prompt, row.numel(), eos_token_ids, sequence.sampler_key)
     token = likeliest
-    if request.needs_logits:
+    if sequence.needs_logits:
         row = row.cpu()
         token = sequence.chooser.choose(row.numpy(), step)
         if token != likeliest:

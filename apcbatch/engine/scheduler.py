@@ -65,7 +65,7 @@ class Scheduler:
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) < len(self.running)
-            or any(chunk.sequence.in_prefill or chunk.sequence.request.needs_logits for chunk in chunks)
+            or any(chunk.sequence.in_prefill or chunk.sequence.needs_logits for chunk in chunks)
             or (self.waiting and (self._free_slots or len(going) < len(chunks)))
             or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
         ):

@@ -30,7 +30,8 @@ class Sequence:
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first. chooser: chooses and ends its answer, once that takes one.
+    the store held at the first look, longest first. is_plain, needs_logits: as its request says. chooser: chooses and
+    ends the tokens of its answer, once that takes one.
     """
 
     request: Request
@@ -49,6 +50,8 @@ class Sequence:
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     sampler_key: int = 0
+    is_plain: bool = field(init=False)
+    needs_logits: bool = field(init=False)
     chooser: Chooser | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -62,10 +65,8 @@ class Sequence:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether its tokens are the likeliest ones, and only the model's stop tokens and its limit end it."""
-        return self.request.is_plain
+    def __post_init__(self) -> None:
+        self.is_plain, self.needs_logits = self.request.is_plain, self.request.needs_logits
 
     @property
     def in_prefill(self) -> bool:

@@ -161,6 +161,7 @@ def _model(config: Config) -> str:
 
 def _template(config: Config) -> str:
     """Render a short conversation with a tool call, and check that each prompt begins with the one before."""
+    from apcbatch.data.chat_options import ChatOptions
     from apcbatch.data.records import Conversation
     from apcbatch.data.render import Renderer
     from apcbatch.model.locate import locate_model
@@ -175,7 +176,7 @@ def _template(config: Config) -> str:
         {"role": "user", "content": "Thanks."},
     ]
     warnings: list[str] = []
-    renderer = Renderer.load(locate_model(config.model), warn=warnings.append)
+    renderer = Renderer.load(locate_model(config.model), warn=warnings.append, options=ChatOptions.of(config))
     rendered = renderer.render(Conversation("doctor", 1, messages, None, "messages"))
     if rendered.failures:
         return f"usable; it refuses tool calls ({rendered.failures[0].error.message})"

@@ -18,7 +18,6 @@ from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.rollout import Rollout
 from apcbatch.data.stop_texts import cut_answer
-from apcbatch.data.turns import choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
@@ -134,9 +133,7 @@ class Feeder:
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
-        if conversation.source_format == "batch":
-            return [1]
-        return [turn.number for turn in choose_turns(conversation.messages, self._config.turns)]
+        return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]

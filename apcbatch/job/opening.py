@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.lines import STDIN
 from apcbatch.data.records import BadLine, Conversation
@@ -65,7 +66,7 @@ def open_run(
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
-    renderer = Renderer.load(folder, warn=warn)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     if not isinstance(sink, FileSink):
         return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)

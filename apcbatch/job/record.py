@@ -1,8 +1,8 @@
 """The output record of one request as a JSON line: OpenAI's response body, and what was reused.
 
 Must not know: where lines go, what time it is. Invariants: `error` is null if and only if the request succeeded; a body
-is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs; a record that `read_record`
-accepts has every field that a resumed run uses, with the right type.
+is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs but `reasoning_content`, where
+there is reasoning; a record that `read_record` accepts has every field that a resumed run uses, with the right type.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from typing import Any
 import orjson
 import xxhash
 
+from apcbatch.data.reading import Reading
 from apcbatch.data.render import Renderer
 from apcbatch.data.stop_texts import cut_answer
-from apcbatch.data.tool_calls import parse_answer
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import chat_logprobs, completion_logprobs
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
 
+PLAIN = Reading()
 KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 
 
@@ -75,8 +76,13 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
     return _line(ticket, None, described, _origin(ticket))
 
 
-def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int) -> bytes:
-    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC)."""
+def result_line(
+    ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, reading: Reading = PLAIN
+) -> bytes:
+    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC).
+    reading: how the text of a chat's answer is read."""
+    warnings = list(reading.warnings)
+    choice = _choice(ticket, result, renderer, reading, warnings)
     reuse = {
         **_origin(ticket),
         "cached_from": result.cached_from,
@@ -89,6 +95,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
         "stop_reason": result.stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
+        "warnings": warnings,
         "completion_token_ids": result.token_ids,
     }
     body = {
@@ -96,7 +103,7 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
         "object": "text_completion" if ticket.completion else "chat.completion",
         "created": created,
         "model": model,
-        "choices": [_choice(ticket, result, renderer)],
+        "choices": [choice],
         "usage": {
             "prompt_tokens": result.prompt_tokens,
             "completion_tokens": len(result.token_ids),
@@ -164,19 +171,18 @@ def _is_answer(record: dict[str, Any]) -> bool:
     return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
 
 
-def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any]:
+def _choice(
+    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str]
+) -> dict[str, Any]:
+    """The answer as a choice; what it says of itself is added to the warnings."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
         logprobs = completion_logprobs(result, cut.num_tokens, renderer)
         return {"index": 0, "finish_reason": result.finish_reason, "text": cut.text, "logprobs": logprobs}
-    answer = parse_answer(cut.text)
-    reason = "tool_calls" if answer.tool_calls else result.finish_reason
-    message = {
-        "role": "assistant",
-        "content": answer.content,
-        "refusal": None,
-        "tool_calls": answer.tool_calls,
-    }
+    answer = reading.read(cut.text)
+    warnings += answer.warnings
+    reason = "tool_calls" if answer.calls else result.finish_reason
+    message = answer.as_output()
     logprobs = chat_logprobs(result, cut.num_tokens, renderer)
     return {"index": 0, "finish_reason": reason, "message": message, "logprobs": logprobs}
 

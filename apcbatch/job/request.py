@@ -52,19 +52,20 @@ def make_request(
     settings = settings_of(config, conversation.params)
     ticket = replace(
         ticket,
-        request_digest=request_digest(ticket, prompt.token_ids, settings),
+        request_digest=request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation)),
         keeps_stop=settings.pop("keeps_stop", False),
     )
     stop, structure = settings.pop("stop", ()), settings.pop("structure", None)
+    reading = renderer.reading(conversation, prompt)
     token_ids: Any = prompt.token_ids  # an array serves as the sequence
     return Request(
         ticket.request_id,
         token_ids,
         **settings,
         ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
-        constraint=partial(renderer.constraints.constraint, structure) if structure else None,
+        constraint=partial(renderer.constraint, structure, reading) if structure else None,
         keep_answer=rollout is not None,  # only a rollout builds on the answer
-        tag=Tag(ticket, rollout),
+        tag=Tag(ticket, rollout, reading),
     )
 
 
@@ -82,3 +83,9 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
     if not settings["logprobs"] and "top_logprobs" not in params:
         settings["top_logprobs"] = 0
     return {name: value for name, value in settings.items() if name in FIRST or value != LATER[name]}
+
+
+def _further_settings(conversation: Conversation) -> dict[str, Any]:
+    """What a line says besides the engine's settings, if it says anything: an answer is not taken for another's."""
+    given = conversation.switches.given()
+    return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})

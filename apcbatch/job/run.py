@@ -136,7 +136,8 @@ class Job:
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        sink.append(result_line(ticket, result, opened.renderer, self._config.model, int(time.time())))
+        reading, now = result.tag.reading, int(time.time())
+        sink.append(result_line(ticket, result, opened.renderer, self._config.model, now, reading))
         self._totals.add(result)
         self._report.result(ticket.shown, result)
 

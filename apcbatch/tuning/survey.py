@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
@@ -74,7 +75,7 @@ def survey(
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
     model = load_model_config(folder)
-    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
+    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn, options=ChatOptions.of(config))
     footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
     feeder, line, window = Feeder(config, records, renderer, Answers()), 0, Window(config)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.job.answers import Answers
@@ -59,7 +60,7 @@ def real_run(config: Config, input: str, block_size: int, warn: Callable[[str], 
 
 
 def _serve_all(config: Config, input: str, engine: JobEngine) -> Verified:
-    renderer = Renderer.load(locate_model(config.model), warn=lambda sentence: None)  # the survey has warned
+    renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))  # the survey has warned
     feeder = Feeder(config, open_source(input, config.format), renderer, Answers())
     requests = requests_of(work_source(config, feeder, engine))
     totals, begin = Totals(), time.perf_counter()

@@ -98,10 +98,9 @@ def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "python"),
-    [(r"[0-9]{3}-[0-9]{4}", None), (r"^(yes|no)$", None), (r"(?i)abc", None), (r"\w{2,5}@x\.org", None), ("é{2}", None)],
+    "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"\w{2,5}@x\.org", "é{2}", r"a/b\\c"]
 )
-def test_patterns_match_the_whole_answer(demo, constraints, pattern, python):
+def test_patterns_match_the_whole_answer(demo, constraints, pattern):
     """Fault: a pattern that is looked for somewhere in the answer; an answer that goes on behind it."""
     source = random.Random(pattern)
     for _ in range(5):
@@ -238,7 +237,7 @@ def test_a_process_that_was_ended_is_begun_again(demo):
     """Fault: after one hostile schema, every later one is refused."""
     made = Constraints(demo)
     with pytest.raises(RequestError, match="it takes more than 2 seconds of processor time"):
-        made.constraint(HOSTILE[0])
+        made.constraint(HOSTILE[1])
     assert made.constraint(Structure("regex", "ok")) is not None
 
 
@@ -247,7 +246,7 @@ def test_what_is_compiled_is_kept_and_bounded(demo, monkeypatch):
     monkeypatch.setattr(constraint_module, "MOST_COMPILED", 3)
     made, compiled = Constraints(demo), []
     compile_one = made._compile
-    monkeypatch.setattr(made, "_compile", lambda structure: compiled.append(structure.text) or compile_one(structure))
+    monkeypatch.setattr(made, "_compile", lambda one, *rest: compiled.append(one.text) or compile_one(one, *rest))
     for text in ("a", "b", "a", "c", "a", "d", "b"):
         made.constraint(Structure("regex", text))
     assert compiled == ["a", "b", "c", "d", "b"] and len(made._compiled) == 3
