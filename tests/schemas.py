@@ -14,7 +14,7 @@ SCALARS: tuple[dict[str, Any], ...] = (
     {"type": "string", "format": "date"},
     {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{2,4}$"},
     {"enum": ["red", "green", 3, None, [1, 2]]},
-    {"const": {"a": "é\"\n"}},
+    {"const": {"a": 'é"\n'}},
     {"type": ["boolean", "null"]},
     {"type": "number", "minimum": 0, "maximum": 9},
 )

@@ -42,9 +42,7 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
         self._tokenizer, self._syntax = tokenizer, syntax
         added = tokenizer.source.backend_tokenizer.get_added_tokens_decoder()
-        self._process = GrammarProcess(
-            tokenizer.vocab_size, {number: token.content for number, token in added.items()}
-        )
+        self._process = GrammarProcess(tokenizer.vocab_size, {number: token.content for number, token in added.items()})
         self._library: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[Structure, Thinking | None], LLMatcher | RequestError] = OrderedDict()
 

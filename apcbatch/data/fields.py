@@ -71,7 +71,7 @@ FIELDS: tuple[Field, ...] = (
     _content("url", f"`{CHAT_URL}` or `{COMPLETIONS_URL}`", "batch"),
     _content("body", "the request: a chat's or a completion's", "batch"),
     Field("tools", "honoured", "tool schemas for the template; on sharegpt lines also as JSON text", shapes=CHATS),
-    Field("tool_choice", "honoured", "`auto`, `none` (hides the tools), `required`, or a function by name", shapes=CHATS),
+    Field("tool_choice", "honoured", "`auto`, `none` (hides the tools), `required` or a named function", shapes=CHATS),
     Field(
         "parallel_tool_calls",
         "honoured",

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from apcbatch.data.grammar_frames import ANSWER_HEAD, CPU_SECONDS, DONE, REQUEST_HEAD
 from apcbatch.errors import RequestError
@@ -63,7 +64,7 @@ class GrammarProcess:
         return child
 
 
-def _framed(value: tuple[object, ...]) -> bytes:
+def _framed(value: tuple[Any, ...]) -> bytes:
     data = marshal.dumps(value)
     return REQUEST_HEAD.pack(len(data)) + data
 

@@ -24,8 +24,8 @@ Markers = tuple[re.Pattern[str] | None, Callable[[str], int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning before the form: between any of `begins` and any of `ends`. is_open: the prompt has begun it, so it must
-    come to its end; else it may be left out."""
+    """Reasoning before the form: between any of `begins` and any of `ends`. is_open: the prompt has begun it, so it
+    must come to its end; else it may be left out."""
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]

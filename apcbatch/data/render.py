@@ -115,7 +115,7 @@ class Renderer:
 
     @cached_property
     def _constraints(self) -> Constraints:
-        return Constraints(self.tokenizer, self._tool_parser.syntax if self._tool_parser is not None else None)
+        return Constraints(self.tokenizer, self.tool_parser.syntax if self.tool_parser is not None else None)
 
     def constraint(self, structure: Structure, reading: Reading) -> Constraint:
         """What says which tokens may come in one answer that has a form; RequestError for one that cannot be used.

@@ -13,7 +13,16 @@ from typing import Any, Literal
 
 import orjson
 
-from apcbatch.data.checks import invalid, missing, need_object, need_string, optional_flag, optional_string, shown, wrong
+from apcbatch.data.checks import (
+    invalid,
+    missing,
+    need_object,
+    need_string,
+    optional_flag,
+    optional_string,
+    shown,
+    wrong,
+)
 from apcbatch.data.messages import Tool
 
 Kind = Literal["json", "regex", "choice", "grammar", "calls"]

@@ -87,8 +87,10 @@ def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
     schema = {"type": "object", "properties": {"a": {"enum": ["x y", "é"]}}, "required": ["a"]}
     schema["additionalProperties"] = False
     source = random.Random(kind)
-    if kind == "unigram":  # some characters are no token of its vocabulary, so no text with them can come
-        schema = {"enum": ["one-way"]}
+    if kind == "unigram":  # whose decoder the library does not know when it stands alone
+        with pytest.raises(RequestError, match="cannot be made with this model's tokenizer: can't determine decoder"):
+            made.constraint(Structure("json", json.dumps(schema)))
+        return
     for _ in range(6):
         text, is_whole = walk(tokenizer, made.constraint(Structure("json", json.dumps(schema))), source)
         assert is_whole
@@ -98,7 +100,7 @@ def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"\w{2,5}@x\.org", "é{2}", r"a/b\\c"]
+    "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"]
 )
 def test_patterns_match_the_whole_answer(demo, constraints, pattern):
     """Fault: a pattern that is looked for somewhere in the answer; an answer that goes on behind it."""

@@ -22,7 +22,10 @@ GIVEN = [
     ({}, None),
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": None, "structured_outputs": None, "guided_json": None, "tool_choice": None}, None),
-    ({"guided_regex": "", "guided_choice": [], "guided_grammar": "", "guided_json": {}, "structured_outputs": {}}, None),
+    (
+        {"guided_regex": "", "guided_choice": [], "guided_grammar": "", "guided_json": {}, "structured_outputs": {}},
+        None,
+    ),
     ({"tool_choice": "auto"}, None),
     ({"tool_choice": "none"}, None),
     ({"response_format": {"type": "json_object"}}, Structure("json", '{"type":"object"}')),
@@ -45,7 +48,9 @@ GIVEN = [
     ({"structured_outputs": {"regex": "a", "choice": None}}, Structure("regex", "a")),
     (
         {"tool_choice": "required"},
-        Structure("calls", f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]'),
+        Structure(
+            "calls", f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]'
+        ),
     ),
     ({"tool_choice": NAMED}, Structure("calls", f'[["look_up",{TEXT}]]', one_call=True)),
 ]
@@ -112,7 +117,7 @@ def test_a_call_cannot_be_forced_without_tools(tools):
 def test_a_tool_whose_parameters_are_no_object_cannot_be_forced(parameters):
     """Fault: arguments that no client reads as an object."""
     tool = {"function": {"name": "f", "parameters": parameters}}
-    with pytest.raises(RequestError, match="the tool \"f\""):
+    with pytest.raises(RequestError, match='the tool "f"'):
         check_structure({"tool_choice": "required"}, [tool])
 
 
