@@ -209,7 +209,8 @@ def test_the_tools_of_real_conversations_can_be_forced(run, shared_data):
     lines, schemas = [], {}
     for number, text in enumerate((shared_data / "tau_bench.jsonl").read_text().splitlines()[::120]):
         record = json.loads(text)
-        lines.append(chat(f"t{number}", tools=record["tools"], tool_choice="required", parallel_tool_calls=False))
+        body = {"tools": record["tools"], "tool_choice": "required", "parallel_tool_calls": False}
+        lines += [chat(f"t{number}-{seed}", **body, temperature=1.5, seed=seed) for seed in range(4)]
         for tool in record["tools"]:
             schemas[tool["function"]["name"]] = tool["function"]["parameters"]
     code, records = run(lines)
