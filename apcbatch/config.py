@@ -187,6 +187,12 @@ class Config:
         maximum=MOST_TOP_LOGPROBS,
     )
 
+    score: bool = option(
+        False,
+        "Generation",
+        "Score the recorded answer of each turn, and generate nothing: log-probabilities, and whether greedy "
+        "generation would give it.",
+    )
     template_kwargs: str | None = option(
         None,
         "Chat",

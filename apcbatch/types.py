@@ -20,6 +20,7 @@ FinishReason = Literal["stop", "length"]
 MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"]
 Policy = Literal["planned", "all", "last", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
+MOST_ANSWERS = 128  # of one request
 MOST_TOP_LOGPROBS = 20  # as OpenAI's API has it
 
 
@@ -97,6 +98,11 @@ class Request:
     has so many tokens. stop_token_ids: end the answer, besides the model's own; ignore_eos does not touch them.
     ending: makes what else ends it. constraint: makes what says which tokens may come next. Both are called once for
     each answer.
+
+    n: how many answers there are to the one prompt; answer i draws as a request with the id `<id>\\0<i>` would, the
+    first one (i = 0) as if it were alone; greedy ones are computed once. score_from: the first position of the prompt,
+    from 1, whose token's log-probability is wanted, and those of all after it; None for none, the prompt's length for
+    no token. score_top: how many of the likeliest tokens come with each. max_tokens may be 0 where score_from is set.
     """
 
     id: str
@@ -122,6 +128,9 @@ class Request:
     top_logprobs: int = 0
     ending: Callable[[], Ending] | None = None
     constraint: Callable[[], Constraint] | None = None
+    n: int = 1
+    score_from: int | None = None
+    score_top: int = 0
 
     @property
     def changes_logits(self) -> bool:
@@ -147,6 +156,27 @@ class Request:
         """Whether each token is the likeliest one, and only the model's own stop tokens and max_tokens end it."""
         return not (self.needs_logits or len(self.stop_token_ids) or self.ending)
 
+    @property
+    def resumable(self) -> int:
+        """The longest prefix of the prompt that the request may resume from: what follows is computed."""
+        whole = len(self.token_ids) - 1
+        return whole if self.score_from is None else min(whole, self.score_from - 1)
+
+
+@dataclass(slots=True)
+class Scores:
+    """What the model says of a prompt's tokens, from the position `begin` on; position 0 is the first token.
+
+    logprobs: of each token after all before it, float32. ranks: its place among all tokens, the likeliest is 1, the
+    lower id first on ties; so 1 is what greedy generation takes. top: the likeliest tokens and their log-probabilities,
+    best first, as many as were asked for.
+    """
+
+    begin: int
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+
 
 @dataclass(slots=True)
 class Result:
@@ -161,6 +191,8 @@ class Result:
     that is not known.
     miss_reason: why cached_tokens is less than that, or `cold` if nothing was covered. miss_detail: the same as a
     clause with numbers. error: set if the request failed; then only id, prompt_tokens and tag mean anything beside it.
+    others: the answers from the second on, each with its own tokens, log-probabilities and end; what they say of the
+    prompt means nothing. decode_ms: of all answers. scores: of the prompt's tokens, if they were asked for.
     """
 
     id: str
@@ -181,3 +213,10 @@ class Result:
     tag: Any = None
     top_logprobs: list[list[tuple[int, float]]] | None = None
     stop_reason: int | str | None = None
+    others: list[Result] = field(default_factory=list)
+    scores: Scores | None = None
+
+    @property
+    def answers(self) -> list[Result]:
+        """All answers in order, this one first."""
+        return [self, *self.others]

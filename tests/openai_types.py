@@ -22,7 +22,9 @@ def parsed(record: dict[str, Any]) -> ChatCompletion | Completion:
         assert isinstance((choice.message.model_extra or {}).pop("reasoning_content", ""), str)
     unknown = [one.model_extra for one in everything_in(completion) if one.model_extra]
     assert not unknown, f"keys that {model.__name__} does not have: {unknown}"
-    assert completion.usage is not None and [choice.index for choice in completion.choices] == [0]
+    assert completion.usage is not None and [choice.index for choice in completion.choices] == list(
+        range(len(completion.choices))
+    )
     return completion
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
+from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, write_output
 from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
 
@@ -73,7 +74,7 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     surveyed = survey_with_bar(resolved, input)
     made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
-        for line in forecast_lines(made, surveyed, resolved):
+        for line in forecast_lines(made, surveyed, resolved, terminal_width(sys.stdout)):
             click.echo(line)
     if options["json_path"] is not None:
         document = forecast_document(made, options["table"], resolved)

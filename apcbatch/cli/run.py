@@ -58,7 +58,7 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
 
     Exit status: 0 all requests succeeded, 1 stopped early, 2 usage, 3 some requests are error records, 130
     interrupted, 143 terminated. After 1, 3, 130 and 143 the last line on stderr is the command that
-    continues.
+    continues, or, after 3, that nothing is left to do because every error would come again.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     if options["show_config"]:
@@ -70,7 +70,7 @@ def run(ctx: click.Context, /, input: str | None, output: str | None, **options:
 
     invocation: Invocation = ctx.obj
     job = Job(resolved, input, output, invocation.program, options["config_file"])
-    invocation.continue_command = job.continue_command
+    invocation.last_line = job.last_line
     return job.run()
 
 

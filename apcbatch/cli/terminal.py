@@ -5,20 +5,43 @@ Must not know: options, what a document says. Heavy modules are imported only wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from apcbatch.display import Paint, wrap
 from apcbatch.errors import UsageError
+from apcbatch.resolution import colour_wanted
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
     from apcbatch.tuning.survey import Survey
 
+VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
+
 
 def warn(sentence: str) -> None:
     """One warning on standard error."""
     click.echo(f"warning: {sentence}", err=True)
+
+
+def terminal_width(stream: TextIO | None) -> int | None:
+    """The columns of the terminal that a stream is; None if it is none."""
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
+
+
+def echo_row(text: str, indent: int, verdict: str = "") -> None:
+    """One row on standard output. On a terminal it is folded at its width, further lines are indented, and the verdict
+    that it begins with (`ok`, `WARN`, `FAIL`) has its colour."""
+    width = terminal_width(sys.stdout)
+    lines = [text] if width is None else wrap(text, width, " " * min(indent, width // 3))
+    paint = Paint(sys.stdout, colour_wanted())
+    if verdict:
+        lines[0] = paint(verdict, VERDICT_STYLES.get(verdict, "red")) + lines[0][len(verdict) :]
+    for line in lines:
+        click.echo(line, color=True)
 
 
 def survey_with_bar(config: Config, input: str) -> Survey:

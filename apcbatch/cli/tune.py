@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,7 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, warn, write_output
+from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.errors import UsageError
 from apcbatch.tuning.grids import BLOCK_SIZES
 
@@ -100,7 +101,7 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     if options["json_path"] == STDOUT:
         click.echo(document.decode(), nl=False)
         return
-    for line in tuning_lines(tuning, resolved):
+    for line in tuning_lines(tuning, resolved, terminal_width(sys.stdout)):
         click.echo(line)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from apcbatch.data.checks import invalid, one_of, shown
 from apcbatch.errors import RequestError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, MOST_STOP_TEXTS, Format
+from apcbatch.types import MOST_ANSWERS
 from apcbatch.values import nearest
 
 Kind = Literal["content", "honoured", "refused", "harmless"]
@@ -91,7 +92,7 @@ FIELDS: tuple[Field, ...] = (
         shapes=CHATS,
     ),
     Field("model", "honoured", "compared with the loaded model: another name is a warning, or refused"),
-    Field("max_tokens", "honoured", "new tokens at most, from 1"),
+    Field("max_tokens", "honoured", "new tokens at most, from 1; from 0 with `echo` or `prompt_logprobs`"),
     Field("max_completion_tokens", "honoured", "the newer name of `max_tokens`; it wins over the older one"),
     Field("temperature", "honoured", "from 0 (greedy) to 2"),
     Field("top_p", "honoured", "above 0, up to 1"),
@@ -100,6 +101,14 @@ FIELDS: tuple[Field, ...] = (
     Field("top_logprobs", "honoured", "0 to 20 likeliest tokens for each one, with `logprobs`", shapes=CHATS),
     Field("logprobs", "honoured", "0 to 20 likeliest tokens beside the chosen one", shapes=("completions",)),
     Field("ignore_eos", "honoured", "true or false: go on to `max_tokens` whatever comes"),
+    Field("n", "honoured", f"1 to {MOST_ANSWERS} answers, drawn from one prefill of the prompt"),
+    Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
+    Field("echo", "honoured", "true puts the prompt before the answer, in `logprobs` too", shapes=("completions",)),
+    Field(
+        "prompt_logprobs",
+        "honoured",
+        "0 to 20 likeliest tokens beside each one of the prompt, in `apcbatch.prompt_logprobs`",
+    ),
     Field("stop", "honoured", f"a text, or up to {MOST_STOP_TEXTS}, that ends the answer and is cut off it"),
     Field("stop_token_ids", "honoured", "tokens that end the answer, besides the model's own"),
     Field("include_stop_str_in_output", "honoured", "true keeps what `stop` or `stop_token_ids` found"),
@@ -120,9 +129,7 @@ FIELDS: tuple[Field, ...] = (
     Field("guided_whitespace_pattern", "honoured", "what may stand between the tokens of JSON"),
     _refused("guided_decoding_backend", "the grammars' library", hint="it is llguidance"),
     _refused("system", "a text beside the messages", "", hint="give it as the first message", shapes=("messages",)),
-    _refused("n", "several answers", 1, hint="one line asks for one answer"),
-    _refused("best_of", "the best of several answers", 1, hint="one line asks for one answer"),
-    _refused("num_return_sequences", "several answers", 1, hint="one line asks for one answer"),
+    _refused("num_return_sequences", "several answers", 1, hint="the field is n"),
     _refused("use_beam_search", "beam search", False),
     _refused("length_penalty", "beam search", 1),
     _refused("stream", "an answer in pieces", False, hint="a batch is answered in one piece"),
@@ -133,8 +140,7 @@ FIELDS: tuple[Field, ...] = (
     _refused("do_sample", "drawing or not", hint="temperature 0 is greedy, above 0 draws"),
     _refused("typical_p", "typical sampling", 1),
     _refused("logits_processors", "code that changes logits", []),
-    _refused("prompt_logprobs", "log-probabilities of the prompt"),
-    _refused("echo", "the prompt in the answer", False),
+    _refused("echo", "the prompt in the answer", False, shapes=CHATS),
     _refused("suffix", "text behind the completion", ""),
     _refused("truncate_prompt_tokens", "the end of the prompt alone"),
     _refused("add_special_tokens", "special tokens around the prompt"),

@@ -17,7 +17,12 @@ REASON_CHARACTERS = 500
 
 # What the library counts, so that one token of one answer, and what an answer has kept, are bounded: the same work for
 # the same grammar and tokens, whatever else runs. The lexer's states take 1 to 2 KB each.
-LIMITS: dict[str, Any] = {"max_lexer_states": 20_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000, "verbose_errors": False}
+LIMITS: dict[str, Any] = {
+    "max_lexer_states": 20_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "verbose_errors": False,
+}
 
 REQUEST_HEAD, ANSWER_HEAD = struct.Struct("<Q"), struct.Struct("<cI")
 # What an answer's letter says of its text: the grammar as the library reads it; why it cannot be used.

@@ -60,9 +60,9 @@ def _call(call: Call, arguments: object) -> dict[str, Any]:
 class Reading:
     """What one request's answer is read with. Without parsers the whole text is the content.
 
-    tools: those that the request gives. is_open: its prompt has begun a thought. turn: the number of the answer among
-    the assistant's messages, from 1. used_ids: call ids that the conversation has. one_call: one call is wanted at
-    most. warnings: sentences about the request itself.
+    tools: those that the request gives, if the parser types arguments by them. is_open: its prompt has begun a thought.
+    turn: the number of the answer among the assistant's messages, from 1. used_ids: call ids that the conversation has.
+    one_call: one call is wanted at most. warnings: sentences about the request itself.
     """
 
     tool_parser: ToolParser | None = None
@@ -82,7 +82,7 @@ class Reading:
             answer.content, answer.reasoning = thought.content, thought.reasoning
             if thought.is_cut:
                 answer.warnings.append("the answer ends before its reasoning does, so it has no content")
-        if self.tool_parser is not None and self.tools:
+        if self.tool_parser is not None:
             self._take_calls(self.tool_parser, answer, choice)
         return answer
 

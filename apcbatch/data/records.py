@@ -77,13 +77,15 @@ class Conversation:
 @dataclass(slots=True)
 class BadLine:
     """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
-    Conversation. source_format: the line's format, if it has one."""
+    Conversation. source_format: the line's format, if it has one. record: what the line holds, if it could be parsed.
+    """
 
     line: int
     error: RequestError
     custom_id: str | None = None
     digest: str = ""
     source_format: Format | None = None
+    record: object = None
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -110,7 +112,7 @@ def parse_record(record: object, line: int, wanted: Format | None = None) -> Con
         return conversation
     except RequestError as error:
         located = RequestError(error.code, error.message, line)
-        return BadLine(line, located, custom_id, source_format=source_format)
+        return BadLine(line, located, custom_id, source_format=source_format, record=record)
 
 
 def _choose_format(record: dict[str, Any], wanted: Format | None) -> Format:

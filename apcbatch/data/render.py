@@ -45,7 +45,8 @@ class Prompt:
 
     turn: the assistant's, from 1. token_ids: (tokens,) int32, often a view of one array that all turns of the
     conversation share; must not be written to. num_messages: those that it was made from. call_ids: those of tool calls
-    that were generated for it. warnings: sentences about how it was made.
+    that were generated for it. warnings: sentences about how it was made. answer_begin: where the recorded answer
+    begins in the tokens, if they have one that is to be scored; see data/recorded.py.
     """
 
     turn: int
@@ -54,6 +55,7 @@ class Prompt:
     num_messages: int = 0
     call_ids: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = ()
+    answer_begin: int | None = None
 
 
 @dataclass(slots=True)
@@ -140,9 +142,11 @@ class Renderer:
         """How the answer to a prompt of the conversation is read."""
         if conversation.prompt is not None:
             return Reading()
+        tools = conversation.tools or ()
+        parser = self.tool_parser if tools else None
         return Reading(
-            self.tool_parser,
-            conversation.tools or (),
+            parser,
+            tools if parser is not None and parser.reads_tools else (),  # a request keeps no more than it needs
             self.reasoning_parser,
             self._is_open(conversation, prompt),
             conversation.place(prompt.num_messages),

@@ -21,6 +21,11 @@ from apcbatch.regular_files import read_regular_file
 
 FALLBACK_NAME = "chat_template.jinja"
 SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
+NO_TEMPLATE = (
+    "the model has no chat template; conversations are rendered with apcbatch's plain one, which it was not trained "
+    f"on, so that answers may be poor: put the {FALLBACK_NAME} that the model was trained with into its folder. "
+    "(Completions need none.)"
+)
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
 _NO_SWITCHES = Switches()
 # Put behind the content that is to be continued; the prompt ends before it. Private-use characters, and a blank that
@@ -31,9 +36,10 @@ _MARK = "\ue0a9\ue0ad\ue0b8 "
 class ChatTemplate:
     """The chat template of a tokenizer, or the fallback if it has none.
 
-    fallback: the text of the template for models without one. warn: called once, at the first conversation, if the
-    fallback is used. variables: of the run, which those of a request win over. Raises ModelError for a template that
-    cannot be compiled, or that exceeds its time or memory on a short conversation.
+    fallback: the text of the template for models without one. warn: called once if the fallback is used: when
+    `announce` is called, else at the first conversation. variables: of the run, which those of a request win over.
+    Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a short
+    conversation.
     """
 
     def __init__(
@@ -53,6 +59,17 @@ class ChatTemplate:
         self._run_variables = dict(variables or {})
         self._processes: dict[str, TemplateProcess] = {}
         self._probe()
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the model has no template of its own."""
+        return not self._own
+
+    def announce(self) -> None:
+        """Say, the first time, that conversations are rendered with the fallback, if that is so."""
+        if self.is_fallback and self._warn is not None:
+            self._warn(NO_TEMPLATE)
+            self._warn = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -86,14 +103,9 @@ class ChatTemplate:
         switches: Switches = _NO_SWITCHES,
     ) -> Iterator[str | RequestError]:
         """For each count, the text of the prompt after that many messages, or the error."""
+        self.announce()
         if switches.continue_final_message:
             messages = with_mark(messages)
-        if not self._own and self._warn is not None:
-            self._warn(
-                "the model has no chat template; conversations are rendered with apcbatch's plain one "
-                f"({FALLBACK_NAME}): give the model folder a {FALLBACK_NAME} to use another"
-            )
-            self._warn = None
         for count, outcome in zip(counts, self._outcomes(messages, tools, counts, switches), strict=True):
             if switches.continue_final_message and isinstance(outcome, str):
                 outcome = before_mark(outcome)

@@ -1,7 +1,8 @@
 """The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
 
-Must not know: conversations, templates, requests. It is built on `transformers` (no remote code, nothing fetched),
-which is imported when a tokenizer is loaded. That does not import torch if the folder has a tokenizer.json.
+Must not know: conversations, templates, requests. A tokenizer.json is read as it is where nothing beside it changes it
+(data/plain_tokenizer.py); other folders are read by `transformers` (no remote code, nothing fetched), which is imported
+only then. That does not import torch if the folder has a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
+from apcbatch.data.plain_tokenizer import read_plain
 from apcbatch.errors import ModelError
 from apcbatch.regular_files import open_regular_file, read_regular_file
 from apcbatch.values import brief
@@ -38,6 +40,7 @@ T = TypeVar("T")
 class Tokenizer:
     """Encodes and decodes text for one model.
 
+    source: a PlainTokenizer, or a tokenizer of `transformers`; it has the named tokens and the chat template.
     eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern of the
     added tokens that split a text before anything else looks at it, or None; see data/sharing.py. answer_schema: the
     text of what the checkpoint says of the form of its answers, or nothing.
@@ -45,16 +48,16 @@ class Tokenizer:
 
     def __init__(
         self,
-        transformers_tokenizer: Any,
+        source: Any,
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         answer_schema: str = "",
     ) -> None:
-        self.source = transformers_tokenizer
+        self.source = source
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.answer_schema = answer_schema
-        self._backend: tokenizers.Tokenizer = transformers_tokenizer.backend_tokenizer
+        self._backend: tokenizers.Tokenizer = source.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
@@ -165,6 +168,9 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
 def _load_source(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
+    plain = read_plain(folder)
+    if plain is not None:
+        return plain
     from transformers import PreTrainedTokenizerFast
 
     if (folder / "tokenizer.json").is_file():

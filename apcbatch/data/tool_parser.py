@@ -62,7 +62,7 @@ class ToolParser:
     markers: texts that enclose calls; they are kept when an answer is decoded, even if they are special tokens.
     tells: whether a chat template with this text writes calls in this way. find: the calls in the text of an answer
     to a request with these tools. id_form: what the family's templates accept as the id of a call; `nine` is nine
-    letters and digits.
+    letters and digits. reads_tools: it types arguments by the tools; else find needs none of them.
     """
 
     name: str
@@ -71,6 +71,7 @@ class ToolParser:
     tells: Callable[[str], bool]
     find: Callable[[str, Sequence[Tool]], Found]
     id_form: IdForm = "plain"
+    reads_tools: bool = False
 
 
 # Reads what stands behind a marker, at a place of a text: the calls, or None, and the place where they end or where

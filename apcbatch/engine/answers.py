@@ -12,6 +12,7 @@ import torch
 
 from apcbatch.engine.chooser import Chooser
 from apcbatch.engine.failures import failed_choice, not_finite
+from apcbatch.engine.forks import answers_due
 from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.sampler import NOT_FINITE, top_logprobs
 from apcbatch.engine.sequence import Sequence
@@ -21,7 +22,8 @@ from apcbatch.model.arena import StateArena
 
 
 def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateArena) -> dict[Chunk, RequestError]:
-    """Give each sequence that is due a token its next one; returns the chunks that fail, with the reason.
+    """Give each sequence that is due a token its next one, and each that is scored its scores; returns the chunks that
+    fail, with the reason.
 
     A chunk fails if its logits are not finite, or if its settings leave no token. One whose logits are finite, or that
     has none, still fails if a state that it keeps is not finite. What is not finite stays so: the last state of a chunk
@@ -33,13 +35,33 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateAr
             failed[chunk] = not_finite()
             continue
         try:
-            _extend(chunk.sequence, current.logits[row], token, logprob, eos_token_ids)
+            for sequence in answers_due(chunk.sequence):
+                _extend(sequence, current.logits[row], token, logprob, eos_token_ids)
         except Exception as error:  # what makes an Ending or a Constraint, and they themselves, are the request's own
             failed[chunk] = failed_choice(error)
+    failed |= dict.fromkeys(_score(current), not_finite())
     for chunk in current.chunks:
         if chunk.keep and chunk not in failed and not arena.is_finite(chunk.keep[-1].slot):
             failed[chunk] = not_finite()
     return failed
+
+
+def _score(current: Pass) -> list[Chunk]:
+    """Note what the model says of the prompts; a prompt without an answer ends with its last token."""
+    broken = []
+    for chunk, scores in current.scores():
+        if scores is None:
+            broken.append(chunk)
+            continue
+        noted = chunk.sequence.scores
+        assert noted is not None
+        noted.logprobs += scores.logprobs
+        noted.ranks += scores.ranks
+        noted.top += scores.top
+    for chunk in current.chunks:
+        if chunk.end == chunk.sequence.num_prompt == chunk.sequence.limit:
+            chunk.sequence.finish_reason = "length"
+    return broken
 
 
 def _extend(sequence: Sequence, row: torch.Tensor, token: int, logprob: float, eos_token_ids: Collection[int]) -> None:

@@ -21,9 +21,10 @@ NOT_FINITE = -1
 _COLDEST = 1e-200
 
 
-def request_key(seed: int, request_id: str) -> int:
-    """The 128-bit key of a request's random stream."""
-    digest = hashlib.sha256(f"{seed}\x00{request_id}".encode()).digest()
+def request_key(seed: int, request_id: str, answer: int = 0) -> int:
+    """The 128-bit key of the random stream of one of a request's answers."""
+    name = f"{request_id}\x00{answer}" if answer else request_id
+    digest = hashlib.sha256(f"{seed}\x00{name}".encode()).digest()
     return int.from_bytes(digest[:16], "little")
 
 

@@ -5,7 +5,8 @@ Must not know: tensors, kernels, the batch it runs in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,10 @@ from apcbatch.engine.sampler import request_key
 from apcbatch.engine.settings import check_settings, invalid
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
-from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
+from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result, Scores
+
+if TYPE_CHECKING:
+    from apcbatch.engine.forks import Forks
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +35,8 @@ class Sequence:
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
     the store held at the first look, longest first. is_plain, needs_logits: as its request says. chooser: chooses and
-    ends the tokens of its answer, once that takes one.
+    ends the tokens of its answer, once that takes one. forks: the answers of its request, where there are several, from
+    the end of the prompt on; this sequence is one of them.
     """
 
     request: Request
@@ -53,6 +58,8 @@ class Sequence:
     is_plain: bool = field(init=False)
     needs_logits: bool = field(init=False)
     chooser: Chooser | None = None
+    forks: Forks | None = None
+    scores: Scores | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -74,6 +81,41 @@ class Sequence:
         return self.computed < self.num_prompt
 
     @property
+    def num_answers(self) -> int:
+        """How many answers are computed: equal ones, as greedy ones are, are computed once."""
+        return self.request.n if self.request.temperature > 0 else 1
+
+    @property
+    def is_trunk(self) -> bool:
+        """Whether it computes a prompt from whose end several answers will start."""
+        return self.num_answers > 1 and self.in_prefill
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a slot."""
+        return self.slot >= 0
+
+    @property
+    def siblings(self) -> list[Sequence]:
+        """The sequences of all answers of its request, in order."""
+        return [self] if self.forks is None else self.forks.sequences
+
+    @property
+    def keeps_answer(self) -> bool:
+        """Whether its answer is kept: of several the first one alone may be."""
+        return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
+
+    @property
+    def resumable(self) -> int:
+        """The longest prefix that it may resume from."""
+        return self.request.resumable
+
+    @property
+    def score_begin(self) -> int:
+        """The first position whose logits are wanted to score the token after it; the prompt's last for none."""
+        return self.num_prompt - 1 if self.request.score_from is None else self.request.score_from - 1
+
+    @property
     def remaining(self) -> int:
         """Known tokens that are not yet computed."""
         return self.num_tokens - self.computed
@@ -91,6 +133,13 @@ class Sequence:
 
     def result(self) -> Result:
         """The finished request's result."""
+        if self.forks is not None:
+            return self.forks.result()
+        result = self.own_result()
+        return result if self.request.n == 1 else replace(result, others=[result] * (self.request.n - 1))
+
+    def own_result(self) -> Result:
+        """The result of this answer alone."""
         return Result(
             id=self.request.id,
             prompt_tokens=self.num_prompt,
@@ -109,6 +158,7 @@ class Sequence:
             prefill_ms=1e3 * self.prefill_s,
             decode_ms=1e3 * self.decode_s,
             tag=self.request.tag,
+            scores=self.scores,
         )
 
     def failure(self, error: RequestError) -> Result:
@@ -132,6 +182,8 @@ def make_sequence(
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
+    if request.score_from is not None:
+        sequence.scores = Scores(request.score_from)
     return sequence
 
 

@@ -14,7 +14,7 @@ from numbers import Integral, Real
 
 from apcbatch.errors import RequestError
 from apcbatch.prefix import as_token_array
-from apcbatch.types import MOST_TOP_LOGPROBS, Request
+from apcbatch.types import MOST_ANSWERS, MOST_TOP_LOGPROBS, Request
 
 LARGEST_NUMBER = (1 << 63) - 1  # of tokens
 SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
@@ -28,8 +28,11 @@ def invalid(message: str) -> RequestError:
 
 def check_settings(request: Request, vocab_size: int) -> None:
     """RequestError says which setting cannot be used, and what was expected."""
-    if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
-        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
+    least = 1 if request.score_from is None else 0
+    if not _is_whole(request.max_tokens) or not least <= request.max_tokens <= LARGEST_NUMBER:
+        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least {least}")
+    if not _is_whole(request.n) or not 1 <= request.n <= MOST_ANSWERS:
+        raise invalid(f"n is {_shown(request.n)}; expected a whole number from 1 to {MOST_ANSWERS}")
     if not _is_whole(request.min_tokens) or request.min_tokens < 0:
         raise invalid(f"min_tokens is {_shown(request.min_tokens)}; expected a whole number of at least 0")
     if request.min_tokens > request.max_tokens:
@@ -55,6 +58,19 @@ def check_settings(request: Request, vocab_size: int) -> None:
         )
     if request.top_logprobs and not request.logprobs:
         raise invalid(f"top_logprobs is {request.top_logprobs} without logprobs; set logprobs too")
+    _check_scores(request)
+
+
+def _check_scores(request: Request) -> None:
+    first, end = request.score_from, len(request.token_ids)
+    if first is not None and not (_is_whole(first) and 1 <= first <= end):
+        raise invalid(f"score_from is {_shown(first)}; expected a position from 1 to {end}, the prompt's end")
+    if not _is_whole(request.score_top) or not 0 <= request.score_top <= MOST_TOP_LOGPROBS:
+        raise invalid(
+            f"score_top is {_shown(request.score_top)}; expected a whole number from 0 to {MOST_TOP_LOGPROBS}"
+        )
+    if request.score_top and first is None:
+        raise invalid(f"score_top is {request.score_top} without score_from; set score_from too")
 
 
 def _check_penalties(request: Request) -> None:

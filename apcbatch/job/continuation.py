@@ -1,16 +1,18 @@
-"""The command that continues a run: the last line on stderr whenever there is something left to do.
+"""The last line on stderr: the command that continues a run, or that nothing is left to do.
 
-Must not know: what happened. Invariant: run from the same folder, it makes the same configuration, plus --resume.
+Must not know: what happened. Invariant: run from the same folder, the command makes the same configuration, plus
+--resume.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config
 from apcbatch.values import FILE_MARK, format_size, shown
 
+ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
 REPLACED = ("resume", "overwrite", "retry_errors")
 
 
@@ -63,3 +65,13 @@ def _flag(name: str, config: Config) -> Iterator[str]:
             yield from (flag, f"{FILE_MARK}FILE")
     else:
         yield from (flag, format_size(value) if spec.kind == "size" else str(value))
+
+
+def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
+    """The sentence after a run whose error records would all come again. errors_by_code: this run's, none if all are of
+    an earlier one."""
+    kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
+    which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
+    find = shlex.join(["grep", ERROR_MARK, output])
+    where = "the output has them" if output == "-" else f"to see them: {find}"
+    return f"nothing is left to do: {which} would come again, until their lines in INPUT are corrected; {where}"

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from apcbatch.config import Config
 from apcbatch.data.checks import shown
+from apcbatch.data.recorded import answered_turns, render_answers
 from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.render import Prompt, Renderer
+from apcbatch.data.render import Prompt, Rendered, Renderer
 from apcbatch.data.rollout import Rollout
 from apcbatch.data.stop_texts import cut_answer
 from apcbatch.errors import RequestError
@@ -32,8 +33,8 @@ T = TypeVar("T")
 class Feeder:
     """Hands out work piece by piece (see WorkSource), reading the input only as far as it is asked to.
 
-    num_requests: the numbers given so far. num_skipped: how many of these requests were answered before.
-    last_line: the last line that was read.
+    keeps_answers: later requests, which are not known yet, may build on any answer. num_requests: the numbers given so
+    far. num_skipped: how many of these requests were answered before. last_line: the last line that was read.
     """
 
     plan_s = 0.0
@@ -44,10 +45,12 @@ class Feeder:
         records: Iterable[Conversation | BadLine],
         renderer: Renderer,
         answers: Answers,
+        keeps_answers: bool = False,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
+        self._keeps_answers = keeps_answers
         self._used_ids = UsedIds()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
@@ -133,6 +136,8 @@ class Feeder:
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
+        if self._config.score:
+            return [turn.number for turn in answered_turns(conversation, self._config.turns)]
         return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
@@ -141,7 +146,7 @@ class Feeder:
         """The requests of turns whose history is the recorded one. errors: those of turns that were refused before."""
         prompts: dict[int | None, Prompt] = {}
         try:
-            rendered = _guarded(lambda: self._renderer.render(conversation, self._config.turns))
+            rendered = _guarded(lambda: self._render(conversation))
             prompts = {prompt.turn: prompt for prompt in rendered.prompts}
             failed: dict[int | None, RequestError] = {one.turn: one.error for one in rendered.failures}
         except RequestError as error:
@@ -153,6 +158,20 @@ class Feeder:
             else:
                 request = self._request(ticket, conversation, prompts[ticket.turn], None)
                 yield self._unless_answered(request)
+
+    def _render(self, conversation: Conversation) -> Rendered:
+        """The prompts of a conversation; with the recorded answers if these are to be scored."""
+        turns = self._config.turns
+        if not self._config.score:
+            return self._renderer.render(conversation, turns)
+        if conversation.params:
+            names = ", ".join(sorted(conversation.params))
+            self._renderer.warn_once(
+                "score",
+                f"line {conversation.line} sets {names}: such settings change nothing with --score, which generates "
+                "nothing",
+            )
+        return render_answers(self._renderer, conversation, turns)
 
     def _unless_answered(self, work: Work) -> Work | None:
         """The work, or None if OUT has its answer."""
@@ -241,7 +260,10 @@ class Feeder:
     def _request(
         self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None
     ) -> Request:
-        return make_request(self._config, self._renderer, ticket, conversation, prompt, rollout)
+        keep_answer = self._keeps_answers or rollout is not None  # a rollout builds on the answer
+        return make_request(
+            self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
+        )
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from apcbatch.data.render import Renderer
+from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.types import Result
 
 
@@ -24,8 +25,11 @@ def chat_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[s
     return {"content": entries, "refusal": None}
 
 
-def completion_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[str, Any] | None:
-    """Those of the first num_tokens tokens of a completion; None if they were not asked for.
+def completion_logprobs(
+    result: Result, num_tokens: int, renderer: Renderer, echoed: ShownPrompt | None = None
+) -> dict[str, Any] | None:
+    """Those of the first num_tokens tokens of a completion; None if they were not asked for. echoed: the prompt whose
+    tokens come before them, the first one without any, as nothing comes before it.
 
     top_logprobs: for each token an object of the likeliest ones and itself, by their texts. Of two with the same text
     the less likely one is called `token_id:<id>`.
@@ -33,17 +37,27 @@ def completion_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> 
     if result.logprobs is None:
         return None
     token_ids = result.token_ids[:num_tokens]
+    logprobs: list[float | None] = [*result.logprobs[:num_tokens]]
+    likely = result.top_logprobs
+    if echoed is not None and result.scores is not None:
+        token_ids = echoed.token_ids.tolist() + token_ids
+        logprobs = [None, *result.scores.logprobs, *logprobs]
+        if likely is not None:
+            likely = [[], *(top[: echoed.num_top] for top in result.scores.top), *likely]
     tokens = [_text(token_id, renderer) for token_id in token_ids]
     offsets = [0]
     for text in tokens[:-1]:
         offsets.append(offsets[-1] + len(text))
     top = None
-    if result.top_logprobs is not None:
-        chosen = zip(token_ids, result.logprobs, result.top_logprobs, strict=False)
-        top = [_by_text([*likely, (token, logprob)], renderer) for token, logprob, likely in chosen]
+    if likely is not None:
+        chosen = zip(token_ids, logprobs, likely, strict=False)
+        top = [
+            None if logprob is None else _by_text([*likely, (token, logprob)], renderer)
+            for token, logprob, likely in chosen
+        ]
     return {
         "tokens": tokens,
-        "token_logprobs": result.logprobs[:num_tokens],
+        "token_logprobs": logprobs,
         "top_logprobs": top,
         "text_offset": offsets[: len(tokens)],
     }

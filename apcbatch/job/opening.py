@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
@@ -43,6 +44,11 @@ class OpenRun:
 
 def check_paths(config: Config, input: str, output: str, config_file: str | None) -> None:
     """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    if config.score and config.turns == "rollout":
+        raise UsageError(
+            f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
+            "ones in their place; give --turns each or last"
+        )
     if config.summary == STDOUT:
         raise UsageError("--summary needs a file; the summary is the last line on standard output already")
     is_file = output != STDOUT and (os.path.isfile(output) or not os.path.exists(output))
@@ -56,10 +62,16 @@ def check_paths(config: Config, input: str, output: str, config_file: str | None
 
 
 def open_run(
-    config: Config, input: str, sink: Sink, warn: Callable[[str], None], note: Callable[[str], None]
+    config: Config,
+    input: str,
+    sink: Sink,
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+    stage: Callable[[str], None],
 ) -> OpenRun:
     """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
-    user may want to know."""
+    user may want to know. stage: is told what is being done."""
+    stage("reading the tokenizer")
     records = open_source(input, config.format, warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
@@ -67,11 +79,15 @@ def open_run(
     if sentence is not None:
         note(sentence)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    if input != STDIN:  # which may keep a reader waiting
+        records = _announced(records, renderer)
     if not isinstance(sink, FileSink):
+        stage(f"loading {config.model}")
         return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
     answers = None
     if config.resume and sink.has_lines():
+        stage("comparing the answers that are there with the input")
         same_version = run_file.check()
         answers = read_answers(sink)
         answers.trusts_lines = same_version
@@ -79,6 +95,7 @@ def open_run(
         confirm_input(config, input, renderer, answers)
     else:
         run_file.check_replaceable()
+    stage(f"loading {config.model}")
     engine = make_engine(config, warn)
     with ExitStack() as stack:
         stack.callback(engine.close)
@@ -108,6 +125,15 @@ def confirm_input(config: Config, input: str, renderer: Renderer, answers: Answe
     if feeder.exhausted:
         answers.check_all_shown(feeder.last_line, whole=config.limit is None)
     answers.confirmed = True
+
+
+def _announced(records: Iterator[Conversation | BadLine], renderer: Renderer) -> Iterator[Conversation | BadLine]:
+    """The same records. If the first is a conversation and the model has no chat template, that is said now, before the
+    weights are read; later ones say it themselves."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and first.prompt is None:
+        renderer.template.announce()
+    return records if first is None else chain([first], records)
 
 
 def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from apcbatch.data.render import Renderer
 from apcbatch.data.stop_texts import cut_answer
 from apcbatch.errors import RequestError
 from apcbatch.job.logprobs import chat_logprobs, completion_logprobs
+from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
 
@@ -32,7 +33,8 @@ class Ticket:
 
     turn: None if the record answers the line as a whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
-    keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it.
+    keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it. prompt: what the
+    record tells of the prompt's tokens, or None.
     """
 
     number: int
@@ -44,6 +46,7 @@ class Ticket:
     line_digest: str = ""
     request_digest: str | None = None
     keeps_stop: bool = False
+    prompt: ShownPrompt | None = None
 
     @property
     def request_id(self) -> str:
@@ -80,9 +83,17 @@ def result_line(
     ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, reading: Reading = PLAIN
 ) -> bytes:
     """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC).
-    reading: how the text of a chat's answer is read."""
+    reading: how the text of a chat's answer is read. Of a recorded answer that was scored the body has that answer,
+    though nothing was generated."""
+    prompt = ticket.prompt
+    answers = result.answers
+    if prompt is not None and prompt.answer_begin is not None:
+        answers = [prompt.recorded_answer(result, renderer.tokenizer.eos_token_ids)]
+    num_tokens = sum(len(answer.token_ids) for answer in result.answers)
     warnings = list(reading.warnings)
-    choice = _choice(ticket, result, renderer, reading, warnings)
+    choices = [
+        {"index": index} | _choice(ticket, one, renderer, reading, warnings) for index, one in enumerate(answers)
+    ]
     reuse = {
         **_origin(ticket),
         "cached_from": result.cached_from,
@@ -91,28 +102,41 @@ def result_line(
         "ideal_cached_tokens": result.ideal_cached_tokens,
         "boundary": result.boundary,
         "miss_reason": result.miss_reason,
-        "finish_reason": result.finish_reason,
-        "stop_reason": result.stop_reason,
+        "finish_reason": answers[0].finish_reason,
+        "stop_reason": answers[0].stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
         "warnings": warnings,
         "completion_token_ids": result.token_ids,
     }
+    if len(answers) > 1:
+        reuse["choices"] = [_own(answer) for answer in answers]
+    if prompt is not None:
+        reuse |= prompt.told(result, renderer)
     body = {
         "id": ticket.request_id,
         "object": "text_completion" if ticket.completion else "chat.completion",
         "created": created,
         "model": model,
-        "choices": [choice],
+        "choices": choices,
         "usage": {
             "prompt_tokens": result.prompt_tokens,
-            "completion_tokens": len(result.token_ids),
-            "total_tokens": result.prompt_tokens + len(result.token_ids),
+            "completion_tokens": num_tokens,
+            "total_tokens": result.prompt_tokens + num_tokens,
             "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
         },
     }
     response = {"status_code": 200, "request_id": ticket.request_id, "body": body}
     return _line(ticket, response, None, reuse)
+
+
+def _own(answer: Result) -> dict[str, Any]:
+    """What a choice has beside the body's keys."""
+    return {
+        "completion_token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+    }
 
 
 def _origin(ticket: Ticket) -> dict[str, Any]:
@@ -177,14 +201,16 @@ def _choice(
     """The answer as a choice; what it says of itself is added to the warnings."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
-        logprobs = completion_logprobs(result, cut.num_tokens, renderer)
-        return {"index": 0, "finish_reason": result.finish_reason, "text": cut.text, "logprobs": logprobs}
+        echoed = ticket.prompt if ticket.prompt is not None and ticket.prompt.echo else None
+        logprobs = completion_logprobs(result, cut.num_tokens, renderer, echoed)
+        text = cut.text if echoed is None else echoed.shown_text(renderer) + cut.text
+        return {"finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
     answer = reading.read(cut.text)
     warnings += answer.warnings
     reason = "tool_calls" if answer.calls else result.finish_reason
     message = answer.as_output()
     logprobs = chat_logprobs(result, cut.num_tokens, renderer)
-    return {"index": 0, "finish_reason": reason, "message": message, "logprobs": logprobs}
+    return {"finish_reason": reason, "message": message, "logprobs": logprobs}
 
 
 def _line(ticket: Ticket, response: Any, error: Any, reuse: Any) -> bytes:

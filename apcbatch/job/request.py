@@ -17,6 +17,7 @@ from apcbatch.data.records import Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.stop_texts import StopTexts
 from apcbatch.job.record import Ticket, request_digest
+from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.job.work import OpenRollout, Tag
 from apcbatch.types import Request
 
@@ -36,6 +37,9 @@ LATER: Mapping[str, Any] = {
     "stop_token_ids": (),
     "keeps_stop": False,
     "structure": None,
+    "n": 1,
+    "echo": False,
+    "prompt_logprobs": None,
 }
 OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the same
 
@@ -47,14 +51,26 @@ def make_request(
     conversation: Conversation,
     prompt: Prompt,
     rollout: OpenRollout | None,
+    *,
+    keep_answer: bool,
 ) -> Request:
-    """The request of a turn of a conversation. rollout: the one that it is a turn of, if it is."""
+    """The request of a turn of a conversation: for an answer, or for the scores of the recorded one. rollout: the one
+    that it is a turn of, if it is. keep_answer: something later may build on the answer."""
+    if prompt.answer_begin is not None:
+        return _scoring(renderer, ticket, conversation, prompt, prompt.answer_begin)
     settings = settings_of(config, conversation.params)
     ticket = replace(
         ticket,
         request_digest=request_digest(ticket, prompt.token_ids, settings | _further_settings(conversation)),
         keeps_stop=settings.pop("keeps_stop", False),
     )
+    echo, prompt_logprobs = settings.pop("echo", False), settings.pop("prompt_logprobs", None)
+    if echo or prompt_logprobs is not None:
+        text = conversation.prompt if isinstance(conversation.prompt, str) else None
+        ticket = replace(
+            ticket, prompt=ShownPrompt(prompt.token_ids, text, echo, settings.get("top_logprobs", 0), prompt_logprobs)
+        )
+        settings |= _scored_prompt(len(prompt.token_ids), echo, prompt_logprobs, settings)
     stop, structure = settings.pop("stop", ()), settings.pop("structure", None)
     reading = renderer.reading(conversation, prompt)
     token_ids: Any = prompt.token_ids  # an array serves as the sequence
@@ -64,9 +80,38 @@ def make_request(
         **settings,
         ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
         constraint=partial(renderer.constraint, structure, reading) if structure else None,
-        keep_answer=rollout is not None,  # only a rollout builds on the answer
+        keep_answer=keep_answer,
         tag=Tag(ticket, rollout, reading),
     )
+
+
+def _scoring(
+    renderer: Renderer, ticket: Ticket, conversation: Conversation, prompt: Prompt, answer_begin: int
+) -> Request:
+    """The request for the scores of a recorded answer; nothing is generated, whatever the settings are."""
+    digest = request_digest(ticket, prompt.token_ids, {"answer_begin": answer_begin})
+    shown = ShownPrompt(prompt.token_ids, answer_begin=answer_begin)
+    ticket = replace(ticket, request_digest=digest, prompt=shown)
+    token_ids: Any = prompt.token_ids
+    history = replace(prompt, token_ids=prompt.token_ids[:answer_begin])
+    return Request(
+        ticket.request_id,
+        token_ids,
+        max_tokens=0,
+        score_from=answer_begin,
+        keep_answer=False,
+        tag=Tag(ticket, None, renderer.reading(conversation, history)),
+    )
+
+
+def _scored_prompt(
+    num_prompt: int, echo: bool, prompt_logprobs: int | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the engine is to say of the prompt: nothing where its text alone is wanted."""
+    top = settings.get("top_logprobs", 0) if echo and settings["logprobs"] else 0
+    if prompt_logprobs is not None or (echo and settings["logprobs"]):
+        return {"score_from": 1, "score_top": max(prompt_logprobs or 0, top)}
+    return {"score_from": num_prompt} if not settings["max_tokens"] else {}
 
 
 def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:

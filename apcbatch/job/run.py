@@ -15,7 +15,7 @@ import orjson
 from apcbatch.config import Config
 from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError
-from apcbatch.job.continuation import command_line
+from apcbatch.job.continuation import command_line, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
@@ -28,6 +28,7 @@ from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
 from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.model.locate import DEMO, DEMO_NOTE
 from apcbatch.types import Request, Result
 
 STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -62,7 +63,10 @@ class Job:
         with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
             if not self._is_named:
                 self._report.note(f"results go to {self._output}")
-            opened = open_run(self._config, self._input, sink, self._report.warn, self._report.note)
+            if self._config.model == DEMO:
+                self._report.hint(DEMO_NOTE)
+            report = self._report
+            opened = open_run(self._config, self._input, sink, report.warn, report.note, report.stage)
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
@@ -77,6 +81,12 @@ class Job:
             names = ("overwrite", "retry_errors" if config.retry_errors else "resume")
             added = ["--" + name.replace("_", "-") for name in names if getattr(config, name)]
         return command_line(self._program, self._input, self._output, self._config_file, config, added)
+
+    def last_line(self, exit_code: int) -> str:
+        """The last line on stderr: how to go on, or, if every error would come again, that nothing is left to do."""
+        if exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors:
+            return nothing_left(self._output, self._totals.errors_by_code)
+        return self.continue_command()
 
     def _answer(self, opened: OpenRun, sink: Sink) -> int:
         """Answer everything, then end the run; its exit code."""
@@ -139,12 +149,14 @@ class Job:
         reading, now = result.tag.reading, int(time.time())
         sink.append(result_line(ticket, result, opened.renderer, self._config.model, now, reading))
         self._totals.add(result)
+        if self._config.score and result.scores is not None:
+            self._totals.scores.add(result.scores)
         self._report.result(ticket.shown, result)
 
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
         located = RequestError(error.code, error.message, ticket.line)
         sink.append(error_line(ticket, located))
-        self._totals.errors += 1
+        self._totals.add_error(located.code)
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
         self._report.error(ticket.shown, located)
@@ -171,8 +183,7 @@ class Job:
         sink.finish(self._config.ordered)
         engine.flush()
         summary = self._totals.summary(self._config, engine)
-        self._report.note(self._totals.sentence(self._output))
-        self._report.summary(summary)
+        self._report.summary(summary, self._output)
         if self._config.summary is not None:
             document = orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE)
             try:

@@ -24,6 +24,7 @@ CHANGES_ANSWERS = (
     "format",
     "strict_model",
     "turns",
+    "score",
     "max_tokens",
     "max_request_tokens",
     "temperature",

@@ -94,7 +94,7 @@ def survey(
                 found.errors[error.code] += 1
                 continue
             ticket = work.tag.ticket
-            found.tree.add(as_token_array(work.token_ids), ticket.line)
+            found.tree.add(as_token_array(work.token_ids), ticket.line, work.resumable)
             if ticket.line != line:
                 line = ticket.line
                 found.num_lines += 1

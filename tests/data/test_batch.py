@@ -43,6 +43,7 @@ def test_a_batch_chat_keeps_its_custom_id_and_its_parameters() -> None:
         "seed": 11,
         "logprobs": True,
         "ignore_eos": True,
+        "n": 1,
         "frequency_penalty": 0.0,
     }
     assert good(batch({"messages": [USER], "max_tokens": 5, "seed": None})).params == {"max_tokens": 5}
@@ -126,9 +127,10 @@ BODY_FAULTS = [
         "yes",
         'body.stream is "yes", which is not supported; leave it out or give false: a batch is answered in one piece',
     ),
-    ("n", 2, "body.n is 2, which is not supported; leave it out or give 1: one line asks for one answer"),
-    ("n", 0, "body.n is 0, which is not supported; leave it out or give 1: one line asks for one answer"),
-    ("best_of", 3, "body.best_of is 3, which is not supported; leave it out or give 1: one line asks for one answer"),
+    ("n", 0, "body.n is 0; expected an integer from 1 to 128"),
+    ("n", 129, "body.n is 129; expected an integer from 1 to 128"),
+    ("best_of", 3, "body.best_of is 3; expected the number of answers, n: all of them are given, and none is chosen"),
+    ("prompt_logprobs", 21, "body.prompt_logprobs is 21; expected an integer from 0 to 20"),
     ("model", 1, "body.model is 1; expected a string"),
     ("max_tokens", 0, "body.max_tokens is 0; expected an integer of at least 1"),
     ("max_tokens", 1.5, "body.max_tokens is 1.5; expected an integer of at least 1"),

@@ -49,7 +49,7 @@ def test_what_cannot_be_used_at_all_ends_after_a_hundred_lines(tmp_path: Path, n
     ("line", "reason"),
     [
         ({"messages": [{"role": "bot", "content": "x"}]}, 'messages[0].role is "bot"; expected'),
-        ({"messages": [USER], "n": 2}, "n is 2, which is not supported; leave it out or give 1"),
+        ({"messages": [USER], "n": 0}, "n is 0; expected an integer from 1 to 128"),
     ],
 )
 def test_a_fault_in_lines_of_the_right_kind_is_called_by_its_name(

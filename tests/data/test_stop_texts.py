@@ -12,7 +12,7 @@ from apcbatch.data.render import Renderer
 from apcbatch.data.stop_texts import StopTexts, cut_answer
 from apcbatch.data.text_stream import NOT_A_CHARACTER, TextStream
 from apcbatch.data.tokenizer import Tokenizer
-from tests.data.conftest import CORPUS, KINDS
+from tests.data.conftest import CORPUS, KINDS, by_transformers
 
 TEXT = "It's 東京: naïve café, 🙂🙃! Привет,\n\n  def add(a, b)\n\treturn 1250 <b>x</b>\n\n"
 
@@ -41,7 +41,7 @@ def shown(tokenizer: Tokenizer, ids: list[int]) -> str:
 def tokens_of(tokenizer: Tokenizer, source: random.Random, count: int) -> list[int]:
     """Random tokens. Those of single bytes in a tokenizer that falls back to them are left out: there a byte that is no
     text makes all bytes beside it U+FFFD, those before it too."""
-    names = tokenizer.source.convert_ids_to_tokens(range(tokenizer.vocab_size))
+    names = by_transformers(tokenizer.source.name_or_path).convert_ids_to_tokens(range(tokenizer.vocab_size))
     known = [number for number, name in enumerate(names) if name is not None and not name.startswith("<0x")]
     return source.choices(known, k=count)
 

@@ -17,6 +17,8 @@ from apcbatch.data.rollout import Rollout
 from apcbatch.data.switches import MOST_BYTES, MOST_VARIABLES, RESERVED
 from apcbatch.errors import UsageError
 from tests.data.conftest import batch, build_tokenizer, fault, good, save_model
+from tests.data.conftest import by_transformers as tokenizer_of
+from tests.data.families import TEMPLATES
 
 TEMPLATE = """{%- if reasoning_effort %}{{- 'effort ' + reasoning_effort + '\\n' }}{%- endif %}
 {%- for document in documents or [] %}{{- '[' + document.title + '] ' + document.text + '\\n' }}{%- endfor %}
@@ -63,7 +65,7 @@ def by_transformers(renderer: Renderer, messages: list[Any], given: dict[str, An
     variables = own.pop("chat_template_kwargs", {})
     continues = own.pop("continue_final_message", False)
     prompts = own.pop("add_generation_prompt", not continues)
-    return renderer.tokenizer.source.apply_chat_template(
+    return tokenizer_of(renderer.tokenizer.source.name_or_path).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=prompts, continue_final_message=continues, **variables, **own
     )
 
@@ -293,3 +295,18 @@ def test_a_completion_is_read_as_it_is(make_renderer: Callable[..., Renderer]) -
     assert isinstance(record, Conversation)
     reading = renderer.reading(record, renderer.render(record).prompts[0])
     assert reading.read("<think>a</think>b").content == "<think>a</think>b"
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen-coder"])
+def test_a_request_keeps_the_tools_that_its_parser_reads(make_renderer: Callable[..., Renderer], name: str) -> None:
+    """Fault: calls are looked for without tools; arguments are not typed; or a window of requests keeps all schemas."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    text = "<function=f><parameter=n>5</parameter></function>"
+    text = text if name == "qwen-coder" else '<tool_call>{"name": "f", "arguments": {"n": 5}}</tool_call>'
+    renderer = make_renderer("chatml", TEMPLATES[name])
+    for given, calls in ((tools, 1), (None, 0)):
+        record = good({"messages": USERS, "tools": given})
+        reading = renderer.reading(record, renderer.render(record).prompts[0])
+        assert list(reading.tools) == (given if given and name == "qwen-coder" else [])
+        assert [call.arguments for call in reading.read(text).calls] == [{"n": 5}] * calls

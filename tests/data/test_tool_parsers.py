@@ -17,6 +17,7 @@ from apcbatch.data.messages import check_messages
 from apcbatch.data.records import Conversation
 from apcbatch.data.source import open_source
 from apcbatch.data.template_child import Template
+from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.data.tool_parser import Call
 from apcbatch.data.tool_parsers import choose_tool_parser, tool_parsers
 from apcbatch.formats import TOOL_PARSERS
@@ -255,6 +256,35 @@ def test_recorded_calls_come_back(shared_data: Path, template: str) -> None:
                 if template != "llama3, bare":
                     assert found.content.strip() == message["content"].strip()
     assert num_calls == 2833 + 130
+
+
+# What transformers would parse these families' answers with.
+RESPONSE_TEMPLATES = {
+    "hermes": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True},
+    "jamba": {"open": "<tool_calls>", "close": "</tool_calls>", "content": "json"},
+    "nemotron": {"open": "<TOOLCALL>", "close": "</TOOLCALL>", "content": "json"},
+    "granite": {"open": "<|tool_call|>", "close_pattern": "$", "content": "json"},
+}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", RESPONSE_TEMPLATES)
+def test_transformers_reads_the_same_calls(shared_data: Path, model_dir: Callable[..., Path], name: str) -> None:
+    """The calls of the recorded answers, as `parse_response` of transformers finds them with a response template."""
+    tokenizer = load_tokenizer(model_dir()).source
+    content = {"close": "<|stop|>", "content": "text"}
+    schema = {"start_anchor": "<|begin|>", "fields": {"tool_calls": RESPONSE_TEMPLATES[name], "content": content}}
+    compiled, num_calls = Template(TEMPLATES[name], {}), 0
+    for record in open_source(str(shared_data / "toolbench_dfs.jsonl")):
+        assert isinstance(record, Conversation)
+        messages = [as_object(message) for message in record.messages]
+        [(_, whole)] = compiled.answers(messages, record.tools, [len(messages)])
+        for text in written_by_the_assistant(whole):
+            theirs = tokenizer.parse_response(text, schema, prefix="").get("tool_calls", [])
+            ours = tool_parsers()[name].find(text, record.tools or []).calls
+            assert [{"name": call.name, "arguments": call.arguments} for call in ours] == theirs
+            num_calls += len(ours)
+    assert num_calls == 130
 
 
 def as_object(message: dict[str, Any]) -> dict[str, Any]:

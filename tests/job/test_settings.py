@@ -39,10 +39,10 @@ def test_a_setting_of_a_line_wins_over_the_option(apcbatch, tmp_path):
 
 
 def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
-    """Fault: `n` and `stop` beside `messages` do nothing, or one such line ends the job."""
+    """Fault: `n` and `response_format` beside `messages` do nothing, or one such line ends the job."""
     lines = [
         conversation(1, turns=1),
-        conversation(2) | {"n": 2},
+        conversation(2) | {"n": 200},
         {"id": "s", "conversations": SHAREGPT, "response_format": {"type": "xml"}},
         batch_line("b", temprature=0),
     ]
@@ -52,7 +52,7 @@ def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
     assert [record["error"] and record["error"]["code"] for record in records] == [None] + ["invalid_request"] * 3
     assert [record["line"] for record in records] == [1, 2, 3, 4]
     assert [record["error"]["message"] for record in records[1:]] == [
-        "n is 2, which is not supported; leave it out or give 1: one line asks for one answer",
+        "n is 200; expected an integer from 1 to 128",
         'response_format.type is "xml"; expected text, json_object or json_schema',
         'body has the unknown field "temprature"; did you mean temperature?',
     ]

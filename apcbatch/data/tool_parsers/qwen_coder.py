@@ -72,4 +72,5 @@ PARSER = ToolParser(
     ),
     tells=lambda text: "<function=" in text and "<parameter=" in text,
     find=_find,
+    reads_tools=True,
 )
