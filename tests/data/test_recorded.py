@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from apcbatch.data.recorded import answered_turns, render_answers
 from apcbatch.data.records import Conversation
@@ -25,16 +27,19 @@ AGENT = conversation(
 THINKING = STABLE_TEMPLATE.replace("<|im_start|>assistant\\n' -}}", "<|im_start|>assistant\\n<think>' -}}")
 
 
-def text_of(renderer: Renderer, record: Conversation, num_messages: int) -> str:
+def text_of(folder: Path, record: Conversation, num_messages: int) -> str:
     """The conversation up to an answer, as `transformers` renders it."""
-    text: str = renderer.tokenizer.source.apply_chat_template(
+    source = PreTrainedTokenizerFast.from_pretrained(folder)
+    text: str = source.apply_chat_template(
         record.messages[:num_messages], tools=record.tools, add_generation_prompt=False, tokenize=False
     )
     return text
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_has_the_tokens_of_the_conversation(make_renderer: Callable[..., Renderer], kind: str) -> None:
+def test_an_answer_has_the_tokens_of_the_conversation(
+    make_renderer: Callable[..., Renderer], model_dir: Callable[..., Path], kind: str
+) -> None:
     """Catches a history that is not the prompt which the answer would be generated for, an answer that begins a token
     early or late, and one that is not the whole text of its turn."""
     renderer = make_renderer(kind, STABLE_TEMPLATE)
@@ -44,7 +49,7 @@ def test_an_answer_has_the_tokens_of_the_conversation(make_renderer: Callable[..
     for prompt, count in zip(rendered.prompts, (3, 5, 7), strict=True):
         tokens, begin = prompt.token_ids.tolist(), prompt.answer_begin
         assert begin is not None and tokens[:begin] == prompts[prompt.turn]
-        text = text_of(renderer, AGENT, count)
+        text = text_of(model_dir(kind, STABLE_TEMPLATE), AGENT, count)
         whole = renderer.tokenizer.encode(text).ids
         if whole[:begin] == tokens[:begin]:
             [eos] = renderer.tokenizer.eos_token_ids or [None]

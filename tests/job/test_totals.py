@@ -65,6 +65,7 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
         **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
+        "score": None,
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
         "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5, "warnings": ["w", "v"],
