@@ -17,7 +17,7 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, write_output
+from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
 
@@ -38,7 +38,7 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Tell what a run would reuse, without weights.")
-@click.argument("input", metavar="INPUT")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @config_options(OPTION_NAMES)
 @click.option(
     "--block-sizes", metavar="N,N,...", cls=GroupedOption, group="Reuse",
@@ -51,7 +51,7 @@ Examples:
 @json_option
 @config_file_option
 @click.pass_context
-def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
+def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None:
     """Tell what a run of INPUT would reuse, on every grid and under every policy.
 
     INPUT is read, rendered and tokenised as `run` does it; of the model only its configuration and its
@@ -63,15 +63,17 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
     sizes = BLOCK_SIZES if given is None else read_block_sizes("--block-sizes", given, "1,64,544")
+    from apcbatch.data.inputs import find_inputs
     from apcbatch.job.paths import check_outputs
 
-    inputs = {"INPUT": input, "--config": resolution.config_path(options["config_file"])}
-    check_outputs(resolved, inputs, {"--json": options["json_path"]})
+    found = find_inputs(inputs, warn)
+    read = {"--config": resolution.config_path(options["config_file"])}
+    check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
     from apcbatch.tuning.export.json import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
     from apcbatch.tuning.forecasts import forecast_policies
 
-    surveyed = survey_with_bar(resolved, input)
+    surveyed = survey_with_bar(resolved, found)
     made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
         for line in forecast_lines(made, surveyed, resolved, terminal_width(sys.stdout)):

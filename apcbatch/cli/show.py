@@ -14,11 +14,11 @@ from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
 
 # Those that a request or its reuse depends on.
-NOT_OF_ONE_REQUEST = {"device", "exact", "window", "window_tokens", "cache_salt"}
+NOT_OF_ONE_REQUEST = {"device", "exact", "window", "window_tokens", "score", "cache_salt"}
 OPTION_NAMES = [
     name
     for name, spec in OPTIONS.items()
-    if spec.group in ("Model", "Input", "Generation", "Reuse") and name not in NOT_OF_ONE_REQUEST
+    if spec.group in ("Model", "Input", "Generation", "Chat", "Reuse") and name not in NOT_OF_ONE_REQUEST
 ]
 
 EPILOG = """\b
@@ -31,7 +31,7 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Look at one request of INPUT, without weights.")
-@click.argument("input", metavar="INPUT")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option(
     "--line", metavar="N", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
     help="The line of INPUT, counted from 1; the first one that is not blank by default.",
@@ -44,7 +44,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, cls=GroupedOption, group="Output", help="Print one JSON object.")
 @config_file_option
 @click.pass_context
-def show(ctx: click.Context, /, input: str, **options: Any) -> int:
+def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     """Look at one request of INPUT as `run` would make it, without weights.
 
     Prints the rendered prompt; its tokens with the boundaries of --block-size between them, and what the
@@ -56,10 +56,11 @@ def show(ctx: click.Context, /, input: str, **options: Any) -> int:
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     from apcbatch.cli.inspection_text import inspection_lines
+    from apcbatch.data.inputs import find_inputs
     from apcbatch.display import Paint
     from apcbatch.job.inspection import inspect
 
-    found = inspect(resolved, input, options["line"], options["turn"], warn)
+    found = inspect(resolved, find_inputs(inputs, warn), options["line"], options["turn"], warn)
     if options["as_json"]:
         click.echo(json_document(found.document()).decode(), nl=False)
     else:

@@ -17,6 +17,7 @@ from apcbatch.resolution import colour_wanted
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
+    from apcbatch.data.inputs import Inputs
     from apcbatch.tuning.survey import Survey
 
 VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
@@ -44,7 +45,7 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
         click.echo(line, color=True)
 
 
-def survey_with_bar(config: Config, input: str) -> Survey:
+def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
     """The survey of INPUT, with a bar on standard error while its lines are read."""
     from tqdm import tqdm
 
@@ -55,7 +56,7 @@ def survey_with_bar(config: Config, input: str) -> Survey:
         def advance() -> None:
             bar.update()
 
-        return survey(config, input, warn, advance)
+        return survey(config, inputs, warn, advance)
 
 
 def json_document(document: dict[str, Any]) -> bytes:

@@ -79,7 +79,7 @@ class Constraints:
             grammar = behind_thinking(grammar, thinking, markers)
         from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))  # type: ignore[arg-type]
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise unusable(structure, matcher.get_error())
         return matcher

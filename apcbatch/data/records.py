@@ -15,6 +15,7 @@ from apcbatch.data.batch import check_batch
 from apcbatch.data.checks import invalid, is_integer, shown, wrong
 from apcbatch.data.fields import check_line
 from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
+from apcbatch.data.nulls import settle_line
 from apcbatch.data.settings import Settings, check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
 from apcbatch.data.structure import given_structure
@@ -33,7 +34,8 @@ class Conversation:
     exactly one request. params: the settings that the line (its body, for `batch`) gives; see Settings. model: the name
     that it gives, or None. switches: what it tells the template. one_call: it wants one tool call in an answer at most.
     warnings: sentences about what of its messages is not read. columns: the line's keys that take no part in the
-    answers. digest: xxh3-128, in hex, of the line as it was read.
+    answers. digest: xxh3-128, in hex, of the line as it was read. file_line: the file and the line in it, if the input
+    has several files; `line` counts through all of them.
     """
 
     id: str
@@ -50,6 +52,7 @@ class Conversation:
     warnings: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     digest: str = ""
+    file_line: tuple[str, int] | None = None
 
     def request_id(self, turn: int) -> str:
         """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
@@ -76,9 +79,9 @@ class Conversation:
 
 @dataclass(slots=True)
 class BadLine:
-    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
-    Conversation. source_format: the line's format, if it has one. record: what the line holds, if it could be parsed.
-    """
+    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest,
+    file_line: as for a Conversation. source_format: the line's format, if it has one. record: what the line holds, if
+    it could be parsed."""
 
     line: int
     error: RequestError
@@ -86,6 +89,7 @@ class BadLine:
     digest: str = ""
     source_format: Format | None = None
     record: object = None
+    file_line: tuple[str, int] | None = None
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -95,7 +99,7 @@ def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversa
     except orjson.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg} at column {error.colno}"
         return BadLine(line, RequestError("invalid_json", message, line))
-    return parse_record(record, line, wanted)
+    return parse_record(settle_line(record) if isinstance(record, dict) else record, line, wanted)
 
 
 def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:

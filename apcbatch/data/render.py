@@ -17,6 +17,7 @@ from apcbatch.data.checks import shown
 from apcbatch.data.constraint import Constraints
 from apcbatch.data.grammar_source import Thinking
 from apcbatch.data.messages import Message
+from apcbatch.data.no_tokenizer import load_any_tokenizer
 from apcbatch.data.reading import Reading
 from apcbatch.data.reasoning import choose_reasoning_parser
 from apcbatch.data.records import Conversation
@@ -26,7 +27,7 @@ from apcbatch.data.switches import Switches, read_template_kwargs
 from apcbatch.data.template import ChatTemplate, read_fallback
 from apcbatch.data.template_frames import MAX_CHARACTERS
 from apcbatch.data.template_process import too_long
-from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.data.tool_parsers import choose_tool_parser
 from apcbatch.data.turns import Turn
 from apcbatch.errors import RequestError
@@ -113,7 +114,7 @@ class Renderer:
         options: ChatOptions = _DEFAULT_OPTIONS,
     ) -> Renderer:
         """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
-        return cls(load_tokenizer(model_dir), fallback_template_path, warn, options)
+        return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
 
     @cached_property
     def _constraints(self) -> Constraints:
@@ -177,6 +178,10 @@ class Renderer:
         Raises RequestError, with the line, if no prompt can be made. Turns that fail alone are in `failures`.
         """
         try:
+            if not isinstance(conversation.prompt, list):
+                self.tokenizer.check_text("a conversation" if conversation.prompt is None else "a text")
+            if conversation.params.get("stop"):
+                self.tokenizer.check_text("stop")
             if conversation.prompt is not None:
                 token_ids = self._completion_ids(conversation.prompt)
                 return Rendered([Prompt(1, token_ids, conversation.request_id(1))])

@@ -46,6 +46,8 @@ class Tokenizer:
     text of what the checkpoint says of the form of its answers, or nothing.
     """
 
+    reads_text = True
+
     def __init__(
         self,
         source: Any,
@@ -70,6 +72,9 @@ class Tokenizer:
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         ]
         self.markers = re.compile("|".join(splitting)) if splitting else None
+
+    def check_text(self, what: str) -> None:
+        """Raise RequestError if there is no tokenizer for what is named: see data/no_tokenizer.py."""
 
     def keep(self, markers: Iterable[str]) -> None:
         """Keep these texts when an answer is decoded, even if they are special tokens."""
@@ -118,12 +123,9 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
     _check_files(folder)
-    config = read_json(folder / "config.json")
-    vocab_size = config.get("vocab_size")
-    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 0 < vocab_size <= _MOST_IDS:
-        vocab_size = None
+    vocab_size = read_vocab_size(folder)
     source = _guarded(folder, lambda: _load_source(folder))
-    eos_token_ids = _eos_token_ids(folder, config, source.eos_token_id)
+    eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
     return _guarded(
         folder,
         lambda: Tokenizer(
@@ -133,6 +135,14 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
             _answer_schema(folder),
         ),
     )
+
+
+def read_vocab_size(folder: Path) -> int | None:
+    """The number of token ids that config.json gives, or None."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
+        return None
+    return size
 
 
 def _check_files(folder: Path) -> None:
@@ -183,11 +193,11 @@ def _load_source(folder: Path) -> Any:
     return source
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | None) -> list[int]:
+def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
     """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
     for name, holder in (
         ("generation_config.json", read_json(folder / "generation_config.json")),
-        ("config.json", config),
+        ("config.json", read_json(folder / "config.json")),
         ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
     ):
         value = holder.get("eos_token_id")

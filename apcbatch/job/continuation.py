@@ -6,10 +6,12 @@ Must not know: what happened. Invariant: run from the same folder, the command m
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config
+from apcbatch.data.address import shown_address
 from apcbatch.values import FILE_MARK, format_size, shown
 
 ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
@@ -18,15 +20,18 @@ REPLACED = ("resume", "overwrite", "retry_errors")
 
 def command_line(
     program: Sequence[str],
-    input: str,
+    inputs: Sequence[str],
     output: str,
     config_file: str | None,
     config: Config,
     added: Sequence[str],
 ) -> str:
-    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end."""
-    source = input if input == "-" or not input.startswith("-") else f"./{input}"
-    words = [*program, "run", source, "-o", output]
+    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end.
+
+    What is secret in an address is left out of it, for the user to put back.
+    """
+    sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
+    words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:
         words += ["--config", config_file]
     for name in OPTIONS:
@@ -72,6 +77,7 @@ def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
     an earlier one."""
     kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
-    find = shlex.join(["grep", ERROR_MARK, output])
+    grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")
+    find = shlex.join([grep, ERROR_MARK, output])
     where = "the output has them" if output == "-" else f"to see them: {find}"
     return f"nothing is left to do: {which} would come again, until their lines in INPUT are corrected; {where}"

@@ -239,11 +239,10 @@ class Feeder:
         if rollout.remaining:
             cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
             text = None if cut.is_exact else cut.text
-            # An answer whose form is complete ends without a stop token.
-            has_stop_token = bool(token_ids) and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
-            ends_itself = stopped and stop_reason is None and has_stop_token
+            # An answer whose form is complete ends without one: its last token has a part of the text.
+            has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
-                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], ends_itself, text))
+                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], has_stop_token, text))
             except RequestError as error:
                 return error
         return None
@@ -275,6 +274,7 @@ class Feeder:
             conversation.id,
             conversation.prompt is not None,
             conversation.digest,
+            file_line=conversation.file_line,
         )
 
     def _whole_line(
@@ -288,7 +288,8 @@ class Feeder:
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
-        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
+        digest, place = record.digest, record.file_line
+        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
 
 

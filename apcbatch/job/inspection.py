@@ -7,11 +7,13 @@ the same options; the input is read up to the end of the line that is asked for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.inputs import Inputs
 from apcbatch.data.prompt_tokens import PromptToken, prompt_tokens
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.refusals import refusals
@@ -91,21 +93,24 @@ class Inspection:
         return {**asdict(self), "prompt_tokens": len(self.tokens), "kept": kept}
 
 
-def inspect(config: Config, input: str, line: int | None, turn: int | None, warn: Callable[[str], None]) -> Inspection:
+def inspect(
+    config: Config, inputs: Inputs, line: int | None, turn: int | None, warn: Callable[[str], None]
+) -> Inspection:
     """Look at a request of the input. line: counted from 1, None for the first one. turn: None for the line's last.
 
-    UsageError (ModelError) for what cannot be used, and for a line or a turn that is not there.
+    With --score the prompt is looked at, without the recorded answer behind it. UsageError (ModelError) for what cannot
+    be used, and for a line or a turn that is not there.
     """
     if config.turns == "rollout":
         raise UsageError(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; look at them "
             "with --turns each, where the recorded answers stand in for them"
         )
-    records = _Records(open_source(input, config.format, warn=warn), line)
+    records = _Records(open_source(inputs, config.format, warn=warn), line)
     folder = locate_model(config.model)
-    config = with_model_defaults(config, folder)
+    config = replace(with_model_defaults(config, folder), score=False)
     model = load_model_config(folder)
-    renderer = Renderer.load(folder, warn=warn)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     read = _Read(config, model.context_length)
     feeder = Feeder(config, records, renderer, Answers())
     while not feeder.exhausted:
@@ -114,7 +119,7 @@ def inspect(config: Config, input: str, line: int | None, turn: int | None, warn
             read.take(work)
     record = records.last
     if record is None or line not in (None, record.line):
-        raise UsageError(f"{input} has no line {line or 1} to look at; {records.where_it_ends(config.limit)}")
+        raise UsageError(f"{inputs.shown} has no line {line or 1} to look at; {records.where_it_ends(config.limit)}")
     found = Inspection(record.line, config.model, config.block_size, config.policy, format=record.source_format)
     found.turn, found.turns = _choose_turn(read, turn)
     ticket, request, error = read.latest[found.turn]
@@ -173,7 +178,7 @@ class _Read:
         error = work.error if isinstance(work, Failure) else self._no_room(work)
         self.latest[ticket.turn] = (ticket, request, error)
         if request is not None and error is None:
-            self.index[ticket.turn] = self.tree.add(as_token_array(request.token_ids), ticket.line)
+            self.index[ticket.turn] = self.tree.add(as_token_array(request.token_ids), ticket.line, request.resumable)
             self.tickets.append(ticket)
 
     def _no_room(self, request: Request) -> RequestError | None:

@@ -31,7 +31,8 @@ KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 class Ticket:
     """One request's place in the job: its number in input order (from 0), its line (from 1), its turn and its names.
 
-    turn: None if the record answers the line as a whole. completion: the request came from /v1/completions.
+    file_line: the file and the line in it, if the input has several files. turn: None if the record answers the line
+    as a whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
     keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it. prompt: what the
     record tells of the prompt's tokens, or None.
@@ -47,6 +48,7 @@ class Ticket:
     request_digest: str | None = None
     keeps_stop: bool = False
     prompt: ShownPrompt | None = None
+    file_line: tuple[str, int] | None = None
 
     @property
     def request_id(self) -> str:
@@ -92,7 +94,7 @@ def result_line(
     num_tokens = sum(len(answer.token_ids) for answer in result.answers)
     warnings = list(reading.warnings)
     choices = [
-        {"index": index} | _choice(ticket, one, renderer, reading, warnings) for index, one in enumerate(answers)
+        {"index": index} | _choice(ticket, one, renderer, reading, warnings, index) for index, one in enumerate(answers)
     ]
     reuse = {
         **_origin(ticket),
@@ -140,8 +142,9 @@ def _own(answer: Result) -> dict[str, Any]:
 
 
 def _origin(ticket: Ticket) -> dict[str, Any]:
-    """The fields by which a resumed run recognises the request."""
-    return {
+    """Where the request stands in one of several files, and the fields by which a resumed run recognises it."""
+    place = dict(zip(("file", "file_line"), ticket.file_line, strict=True)) if ticket.file_line else {}
+    return place | {
         "conversation": ticket.conversation,
         "line_digest": ticket.line_digest,
         "request_digest": ticket.request_digest,
@@ -196,7 +199,7 @@ def _is_answer(record: dict[str, Any]) -> bool:
 
 
 def _choice(
-    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str]
+    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str], index: int
 ) -> dict[str, Any]:
     """The answer as a choice; what it says of itself is added to the warnings."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
@@ -205,7 +208,7 @@ def _choice(
         logprobs = completion_logprobs(result, cut.num_tokens, renderer, echoed)
         text = cut.text if echoed is None else echoed.shown_text(renderer) + cut.text
         return {"finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
-    answer = reading.read(cut.text)
+    answer = reading.read(cut.text, index)
     warnings += answer.warnings
     reason = "tool_calls" if answer.calls else result.finish_reason
     message = answer.as_output()

@@ -170,6 +170,13 @@ def shown_of(capsys, path: str, line: int):
     return json.loads(capsys.readouterr().out)
 
 
+def test_the_prompt_of_a_score_is_the_prompt(capsys, monkeypatch):
+    """Fault: with --score in the configuration the tokens are the recorded answer's too, and the text is not."""
+    before = shown(capsys, "--turn", "1")
+    monkeypatch.setenv("APCBATCH_SCORE", "1")
+    assert shown(capsys, "--turn", "1") == before
+
+
 def test_the_file_is_left_alone(capsys, tmp_path):
     """Fault: looking changes something."""
     before = {path: path.read_bytes() for path in Path(tmp_path).iterdir()}

@@ -18,9 +18,12 @@ from apcbatch.config import Config
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.job.continuation import command_line
 from apcbatch.job.request import FIRST, LATER, settings_of
+from apcbatch.types import Request
 from tests.chats import conversation, read_records, write_lines
 from tests.engine.test_sampling import processors
+from tests.job import fakes
 from tests.job.conftest import ROOT, answers
+from tests.job.fakes import FakeEngine
 from tests.openai_types import parsed
 
 DEMO = ROOT / "apcbatch" / "demo"
@@ -168,6 +171,31 @@ def test_a_resumed_run_with_settings_gives_the_same_lines(here, capsys, turns):
         assert answers(read_records(here / "out.jsonl")) == answers(whole)
     code, told = run(capsys, "-o", "out.jsonl", *options, "--stop", "x", "--resume")
     assert code == 2 and "stop" in told and "different run" in told
+
+
+@pytest.mark.parametrize("form_is_complete", [False, True])
+def test_only_a_stop_token_is_left_out_of_the_next_prompt(apcbatch, here, monkeypatch, form_is_complete):
+    """Fault: an answer that ended because its form was complete loses its last token in the next prompt; one that ended
+    with a stop token keeps it."""
+    word, other = TOKENIZER.encode(" so").ids[-1], TOKENIZER.encode("}").ids[-1]
+    last = other if form_is_complete else fakes.EOS
+    prompts: dict[str, list[int]] = {}
+    submit = FakeEngine.submit
+
+    def watched(self: FakeEngine, request: Request) -> None:
+        prompts[request.tag.ticket.custom_id] = [int(token) for token in request.token_ids]
+        submit(self, request)
+
+    monkeypatch.setattr(FakeEngine, "submit", watched)
+    monkeypatch.setattr(FakeEngine, "_token", lambda self, request, prompt, number: [word, last][number])
+    monkeypatch.setattr(fakes, "EOS", last)
+    write_lines(here / "in.jsonl", [conversation(1, turns=2)])
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--turns", "rollout").code == 0
+    [record, _] = read_records(here / "out.jsonl")
+    assert (record["apcbatch"]["completion_token_ids"], record["apcbatch"]["finish_reason"]) == ([word, last], "stop")
+    begin = prompts["c-1#1"] + ([word, other] if form_is_complete else [word])
+    end = list(TOKENIZER.eos_token_ids)  # the template writes one behind the answer
+    assert prompts["c-1#2"][: len(begin) + 1] == begin + end and prompts["c-1#2"][len(begin) + 1] not in end
 
 
 def test_a_default_leaves_the_digest_as_it_was():
