@@ -20,6 +20,7 @@ from apcbatch.data.checks import (
 from apcbatch.data.fields import check_body
 from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
 from apcbatch.data.settings import Settings, check_settings, shown_tools
+from apcbatch.data.structure import given_structure
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 
 
@@ -53,6 +54,7 @@ def check_batch(record: dict[str, Any]) -> BatchBody:
     if url == COMPLETIONS_URL:
         check_body(body, "completions")
         settings = check_settings(body, "body.", counts_logprobs=True)
+        settings.params.update(given_structure(body, None, "body."))
         return BatchBody(custom_id, [], None, _check_prompt(body), settings)
     check_body(body, "chat")
     settings = check_settings(body, "body.")
@@ -61,6 +63,7 @@ def check_batch(record: dict[str, Any]) -> BatchBody:
     unread = Unread()
     messages = check_messages(body["messages"], "body.messages", unread)
     tools = shown_tools(body, check_tools(body.get("tools"), "body.tools"))
+    settings.params.update(given_structure(body, tools, "body."))
     return BatchBody(custom_id, messages, tools, None, settings, unread.warnings())
 
 

@@ -18,6 +18,7 @@ from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_
 from apcbatch.data.nulls import settle_line
 from apcbatch.data.settings import Settings, check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
+from apcbatch.data.structure import given_structure
 from apcbatch.data.switches import Switches
 from apcbatch.data.turns import Turn, choose_turns
 from apcbatch.errors import RequestError
@@ -172,12 +173,14 @@ def _conversation(
 ) -> Conversation:
     """A line that has its settings beside its messages."""
     settings = check_settings(record)
+    tools = shown_tools(record, tools)
+    settings.params.update(given_structure(record, tools))
     _check_end(messages, settings)
     return Conversation(
         _check_id(record, line),
         line,
         messages,
-        shown_tools(record, tools),
+        tools,
         source_format,
         params=settings.params,
         model=settings.model,

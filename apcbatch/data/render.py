@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from apcbatch.data.call_ids import recorded_ids
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.checks import shown
+from apcbatch.data.constraint import Constraints
+from apcbatch.data.grammar_source import Thinking
 from apcbatch.data.messages import Message
 from apcbatch.data.no_tokenizer import load_any_tokenizer
 from apcbatch.data.reading import Reading
 from apcbatch.data.reasoning import choose_reasoning_parser
 from apcbatch.data.records import Conversation
 from apcbatch.data.sharing import SharedText, common_length
+from apcbatch.data.structure import Structure
 from apcbatch.data.switches import Switches, read_template_kwargs
 from apcbatch.data.template import ChatTemplate, read_fallback
 from apcbatch.data.template_frames import MAX_CHARACTERS
@@ -29,6 +33,7 @@ from apcbatch.data.turns import Turn
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.types import Constraint
 
 _SNIPPET_CHARACTERS = 24
 _LAST_TOKENS = 32  # of a prompt, among which the marker is that begins a thought
@@ -110,6 +115,20 @@ class Renderer:
     ) -> Renderer:
         """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
         return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
+
+    @cached_property
+    def _constraints(self) -> Constraints:
+        return Constraints(self.tokenizer, self.tool_parser.syntax if self.tool_parser is not None else None)
+
+    def constraint(self, structure: Structure, reading: Reading) -> Constraint:
+        """What says which tokens may come in one answer that has a form; RequestError for one that cannot be used.
+
+        reading: how the answer is read. If that takes reasoning out, the form begins behind it.
+        """
+        parser, thinking = reading.reasoning_parser, None
+        if parser is not None:
+            thinking = Thinking(parser.begins, parser.ends, reading.is_open)
+        return self._constraints.constraint(structure, thinking)
 
     @property
     def vocab_size(self) -> int:

@@ -92,7 +92,8 @@ class Processors:
         if self._allowed is not None:
             _keep(row, self._allowed)
         if self._constraint is not None and self._constraint.fill(self._mask):
-            _keep(row, np.flatnonzero(np.unpackbits(self._mask.view(np.uint8), count=len(row), bitorder="little")))
+            forbidden = np.unpackbits((~self._mask).view(np.uint8), count=len(row), bitorder="little")
+            np.copyto(row, -np.inf, where=forbidden.view(np.bool_))
         if row.max() == -np.inf:
             raise RequestError(
                 "invalid_request",

@@ -6,6 +6,7 @@ Must not know: what happened. Invariant: run from the same folder, the command m
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -76,6 +77,7 @@ def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
     an earlier one."""
     kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
-    find = shlex.join(["grep", ERROR_MARK, output])
+    grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")
+    find = shlex.join([grep, ERROR_MARK, output])
     where = "the output has them" if output == "-" else f"to see them: {find}"
     return f"nothing is left to do: {which} would come again, until their lines in INPUT are corrected; {where}"

@@ -177,7 +177,7 @@ class Feeder:
         """The work, or None if OUT has its answer."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
-            return work
+            return _compiled(work)
         self._answers.confirm(ticket)
         self.num_skipped += 1
         return None
@@ -205,7 +205,10 @@ class Feeder:
             ticket = rollout.remaining.popleft()
             request = self._request(ticket, rollout.conversation, rollout.rollout.prompt, rollout)
             if ticket not in self._answers:
-                yield request
+                work = _compiled(request)
+                yield work
+                if isinstance(work, Failure):
+                    yield from self._give_up(rollout, ticket, work.error)
                 return
             record = self._answers.confirm(request.tag.ticket, by_prompt=True)
             self.num_skipped += 1
@@ -236,7 +239,7 @@ class Feeder:
         if rollout.remaining:
             cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
             text = None if cut.is_exact else cut.text
-            # Without one, the answer's form was complete: its last token has a part of the text.
+            # An answer whose form is complete ends without one: its last token has a part of the text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
                 _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], has_stop_token, text))
@@ -288,6 +291,18 @@ class Feeder:
         digest, place = record.digest, record.file_line
         ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
+
+
+def _compiled(work: Work) -> Work:
+    """The work; the failure of a request whose form of the answer cannot be used, found before its prompt is run."""
+    if isinstance(work, Failure) or work.constraint is None:
+        return work
+    ticket = work.tag.ticket
+    try:
+        work.constraint()
+    except RequestError as error:
+        return Failure(ticket, RequestError(error.code, error.message, ticket.line))
+    return work
 
 
 def _last_part(name: str) -> str:

@@ -94,7 +94,7 @@ def result_line(
     num_tokens = sum(len(answer.token_ids) for answer in result.answers)
     warnings = list(reading.warnings)
     choices = [
-        {"index": index} | _choice(ticket, one, renderer, reading, warnings) for index, one in enumerate(answers)
+        {"index": index} | _choice(ticket, one, renderer, reading, warnings, index) for index, one in enumerate(answers)
     ]
     reuse = {
         **_origin(ticket),
@@ -199,7 +199,7 @@ def _is_answer(record: dict[str, Any]) -> bool:
 
 
 def _choice(
-    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str]
+    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str], index: int
 ) -> dict[str, Any]:
     """The answer as a choice; what it says of itself is added to the warnings."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
@@ -208,7 +208,7 @@ def _choice(
         logprobs = completion_logprobs(result, cut.num_tokens, renderer, echoed)
         text = cut.text if echoed is None else echoed.shown_text(renderer) + cut.text
         return {"finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
-    answer = reading.read(cut.text)
+    answer = reading.read(cut.text, index)
     warnings += answer.warnings
     reason = "tool_calls" if answer.calls else result.finish_reason
     message = answer.as_output()

@@ -36,6 +36,7 @@ LATER: Mapping[str, Any] = {
     "stop": (),
     "stop_token_ids": (),
     "keeps_stop": False,
+    "structure": None,
     "n": 1,
     "echo": False,
     "prompt_logprobs": None,
@@ -70,15 +71,17 @@ def make_request(
             ticket, prompt=ShownPrompt(prompt.token_ids, text, echo, settings.get("top_logprobs", 0), prompt_logprobs)
         )
         settings |= _scored_prompt(len(prompt.token_ids), echo, prompt_logprobs, settings)
-    stop = settings.pop("stop", ())
+    stop, structure = settings.pop("stop", ()), settings.pop("structure", None)
+    reading = renderer.reading(conversation, prompt)
     token_ids: Any = prompt.token_ids  # an array serves as the sequence
     return Request(
         ticket.request_id,
         token_ids,
         **settings,
         ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
+        constraint=partial(renderer.constraint, structure, reading) if structure else None,
         keep_answer=keep_answer,
-        tag=Tag(ticket, rollout, renderer.reading(conversation, prompt)),
+        tag=Tag(ticket, rollout, reading),
     )
 
 
@@ -112,8 +115,8 @@ def _scored_prompt(
 
 
 def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a request by the names of Request's fields, and stop and keeps_stop; of the later ones those that
-    do not have their defaults.
+    """The settings of a request by the names of Request's fields, and stop, keeps_stop and structure; of the later ones
+    those that do not have their defaults.
 
     Log-probabilities of the likeliest tokens that the run asks for are only for requests with log-probabilities, and
     ask for them where the line does not say.

@@ -105,7 +105,7 @@ def test_a_setting_that_cannot_be_used_is_refused_everywhere(
 
 @pytest.mark.parametrize(("shape", "field"), fields("refused"))
 def test_what_would_change_the_answer_is_refused(shape: str, field: Any) -> None:
-    """Fault: `n`, `suffix` or `response_format` is dropped, and the answer is another than was asked for."""
+    """Fault: `n`, `suffix` or `stream` is dropped, and the answer is another than was asked for."""
     sentence = fault(request(shape, **{field.name: {"any": "thing"}}))
     where = "body." if shape in ("chat", "completions") else ""
     assert sentence.startswith(f"{where}{field.name} is an object, which is not supported; leave it out")
@@ -137,14 +137,6 @@ def test_a_harmless_field_may_be_anything(shape: str, field: Any) -> None:
     for value in ("x", 1, {"any": "thing"}, [True]):
         record = good(request(shape, **{field.name: value}))
         assert (record.params, record.columns) == ({}, ())
-
-
-@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_a_forced_call_is_refused(tool_choice: object) -> None:
-    """Fault: a required call is only a wish."""
-    for shape in ("chat", "messages", "sharegpt"):
-        sentence = fault(request(shape, tools=TOOLS, tool_choice=tool_choice))
-        assert sentence.endswith('not supported; leave it out or give "auto" or "none"')
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from apcbatch.data.reading import Reading
+from apcbatch.data.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from apcbatch.job.record import Ticket, error_line, read_record, result_line
 from apcbatch.types import Result
@@ -128,3 +130,14 @@ def test_an_answer_is_read_back_if_it_holds_token_ids(token_id: Any) -> None:
     record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
     found = read_record(json.dumps(record).encode())
     assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
+
+
+def test_calls_of_several_answers_have_ids_of_their_own() -> None:
+    """Fault: two choices of one request have calls of the same id."""
+    tools = Reading(tool_parser=tool_parsers()["hermes"])
+    texts = {1: '<tool_call>{"name": "f"}</tool_call>'}
+    renderer: Any = SimpleNamespace(decode=lambda ids: "".join(texts[one] for one in ids), tokenizer=RENDERER.tokenizer)
+    one = replace(RESULT, token_ids=[1], logprobs=None)
+    record = read(result_line(Ticket(0, 1, 1, "c", "c"), replace(one, others=[one]), renderer, "m", 0, tools))
+    choices = record["response"]["body"]["choices"]
+    assert [call["id"] for choice in choices for call in choice["message"]["tool_calls"]] == ["call_1_1", "call_1_1_1"]

@@ -43,7 +43,7 @@ def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
     lines = [
         conversation(1, turns=1),
         conversation(2) | {"n": 200},
-        {"id": "s", "conversations": SHAREGPT, "response_format": {"type": "json_object"}},
+        {"id": "s", "conversations": SHAREGPT, "response_format": {"type": "xml"}},
         batch_line("b", temprature=0),
     ]
     write_lines(tmp_path / "in.jsonl", lines)
@@ -53,7 +53,7 @@ def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
     assert [record["line"] for record in records] == [1, 2, 3, 4]
     assert [record["error"]["message"] for record in records[1:]] == [
         "n is 200; expected an integer from 1 to 128",
-        'response_format is an object, which is not supported; leave it out or give {"type": "text"}',
+        'response_format.type is "xml"; expected text, json_object or json_schema',
         'body has the unknown field "temprature"; did you mean temperature?',
     ]
 
