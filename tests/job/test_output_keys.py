@@ -18,7 +18,13 @@ from tools.output_keys import RECORD, SUMMARY, Key
 
 scripted = test_openai_types.scripted
 PLAIN = {"string": str, "boolean": bool, "null": type(None), "object": dict, "list": list}
-ITEMS = {"integers": "integer", "numbers": "number", "strings": "string", "objects": "object"}
+ITEMS = {
+    "integers": "integer",
+    "numbers": "number",
+    "strings": "string",
+    "objects": "object",
+    "entries": "object or null",
+}
 
 
 def is_a(value: Any, kind: str) -> bool:
@@ -58,9 +64,14 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     lines = [conversation(1), conversation(1) | {"id": "again"}, "{", {"messages": []}]
     lines += [batch_line("l", logprobs=True, top_logprobs=2, stop_token_ids=[9])]
     lines += [batch_line(f"c{count}", "/v1/completions", prompt="Once", logprobs=count) for count in (0, 2)]
+    lines.append(batch_line("n", n=2, temperature=1))
+    lines.append(batch_line("p", "/v1/completions", prompt="Once upon a time", prompt_logprobs=1))
     write_lines(tmp_path / "real.jsonl", lines)
+    write_lines(tmp_path / "more.jsonl", [conversation(7)])
     options = ["-q", "--max-tokens", "60", "--store", "states", "--device", "cpu"]
     main(["run", "real.jsonl", "-o", "real.out", "--summary", "real.summary", *options])
+    main(["run", "more.jsonl", "real.jsonl", "-o", "two.out", "--limit", "2", *options])
+    main(["run", "more.jsonl", "-o", "score.out", "--summary", "score.summary", "--score", *options])
     request.getfixturevalue("scripted")  # the bundled model calls no tools and does not think
     monkeypatch.setitem(test_openai_types.ANSWERS, "plain", "<think>Hm.</think>It has been sent.")
     options += ["--reasoning-parser", "think"]
@@ -69,9 +80,11 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
         "run", "calls.jsonl", "-o", "calls.out", "--summary", "calls.summary", *options
     )
     assert outcome.code == 3, outcome.stderr
-    summaries = [json.loads((tmp_path / name).read_text()) for name in ("real.summary", "calls.summary")]
+    summaries = [
+        json.loads((tmp_path / name).read_text()) for name in ("real.summary", "score.summary", "calls.summary")
+    ]
     for listed, found in (
-        (RECORD, [*read_records(tmp_path / "real.out"), *read_records(tmp_path / "calls.out")]),
+        (RECORD, [one for name in ("real", "two", "score", "calls") for one in read_records(tmp_path / f"{name}.out")]),
         (SUMMARY, summaries),
     ):
         keys = {key.path: key for key in listed}
