@@ -120,7 +120,7 @@ def test_the_command_that_continues_asks_for_the_salt(
         file.write("this is no JSON\n")
     if variable:
         monkeypatch.setenv("APCBATCH_CACHE_SALT", variable)
-    run(*options, code=3)
+    run(*options, "--strict", code=1)
     words = shlex.split(capsys.readouterr().err.splitlines()[-1])
     found = words[words.index("--cache-salt") :][:2] if "--cache-salt" in words else []
     assert found == expected
