@@ -29,7 +29,7 @@ LIGHT := $(VENV)-light
 test-light: $(VENV)/.installed
 	rm -rf $(LIGHT)
 	$(PYTHON) -m venv $(LIGHT)
-	$(LIGHT)/bin/pip install --quiet pytest hypothesis `$(BIN)/python -c '$(WITHOUT_TORCH)'`
+	$(LIGHT)/bin/pip install --quiet pytest hypothesis jsonschema `$(BIN)/python -c '$(WITHOUT_TORCH)'`
 	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/test_prefix.py tests/test_layout.py tests/test_floors.py
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck

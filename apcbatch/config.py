@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.types import POLICIES, Policy
+from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, REASONING_PARSERS, TOOL_PARSERS
+from apcbatch.types import MOST_TOP_LOGPROBS, POLICIES, Policy
 from apcbatch.values import Kind, Spec, shown
 
 ENV_PREFIX = "APCBATCH_"
@@ -21,6 +22,7 @@ ENV_CONFIG = "APCBATCH_CONFIG"
 DEFAULT_POLICY = "planned"
 MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16
+MOST_STOP_TOKENS = 1 << 10
 MOST_BYTES = 1 << 60
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
@@ -125,11 +127,91 @@ class Config:
     top_p: float = option(
         1.0, "Generation", "Draw from the fewest tokens that have this probability.", above=0, maximum=1
     )
+    top_k: int = option(0, "Generation", "Draw from the N likeliest tokens; 0 is all.", minimum=0, maximum=MOST_TOKENS)
+    min_p: float = option(
+        0.0,
+        "Generation",
+        "Draw from tokens that have at least this share of the likeliest one's probability.",
+        minimum=0,
+        maximum=1,
+    )
+    presence_penalty: float = option(
+        0.0, "Generation", "Taken off the logits of tokens that the answer has.", minimum=-2, maximum=2
+    )
+    frequency_penalty: float = option(
+        0.0, "Generation", "Taken off them for each time that the answer has them.", minimum=-2, maximum=2
+    )
+    repetition_penalty: float = option(
+        1.0,
+        "Generation",
+        "Divides the logits of tokens that prompt or answer has; above 1 they come less often.",
+        minimum=0.01,
+        maximum=100,
+    )
+    min_tokens: int = option(0, "Generation", "New tokens of a request at least.", minimum=0, maximum=MOST_TOKENS)
+    stop: tuple[str, ...] = option(
+        (),
+        "Generation",
+        "A text that ends an answer and is cut off it; may be given several times.",
+        "text",
+        metavar="TEXT",
+        maximum=LONGEST_STOP_TEXT,
+        most=MOST_STOP_TEXTS,
+    )
+    stop_token_id: tuple[int, ...] = option(
+        (),
+        "Generation",
+        "A token that ends an answer, besides the model's own; may be given several times.",
+        "integer",
+        minimum=0,
+        maximum=MOST_TOKENS,
+        most=MOST_STOP_TOKENS,
+    )
+    generation_config: str = option(
+        "none",
+        "Generation",
+        "auto takes what no option gives from generation_config.json of the model; tokens that end an answer always "
+        "come from there.",
+        choices=("auto", "none"),
+    )
     seed: int = option(
         0, "Generation", "Each request draws from this seed and its own id.", minimum=0, maximum=2**63 - 1
     )
     ignore_eos: bool = option(False, "Generation", "Go on to --max-tokens whatever comes.")
     logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")
+    top_logprobs: int = option(
+        0,
+        "Generation",
+        "Write those of the N likeliest tokens too; above 0 it means --logprobs as well.",
+        minimum=0,
+        maximum=MOST_TOP_LOGPROBS,
+    )
+
+    score: bool = option(
+        False,
+        "Generation",
+        "Score the recorded answer of each turn, and generate nothing: log-probabilities, and whether greedy "
+        "generation would give it.",
+    )
+    template_kwargs: str | None = option(
+        None,
+        "Chat",
+        "Variables for the chat template, as a JSON object; what a line gives itself wins.",
+        metavar="JSON",
+    )
+    tool_parser: str = option(
+        "auto",
+        "Chat",
+        "How tool calls are written in answers; auto reads the chat template. Calls are looked for in the answers to "
+        "requests with tools.",
+        choices=("auto", *TOOL_PARSERS, "none"),
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "Chat",
+        "How reasoning is written in answers; auto reads the chat template and the tokenizer.",
+        choices=("auto", *REASONING_PARSERS, "none"),
+    )
 
     block_size: int = option(
         64,

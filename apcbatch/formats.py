@@ -1,4 +1,4 @@
-"""The closed sets of what may come in: input formats, ways of taking turns, roles, urls.
+"""The closed sets of what may come in: input formats, ways of taking turns, roles, urls; the bounds of stop texts.
 
 Must not know: files, templates, tokens. Every function is pure.
 """
@@ -38,8 +38,15 @@ SPEAKERS: Mapping[str, Role] = {
     "function_response": "tool",
 }
 
+# The parsers of apcbatch/data/tool_parsers/ and apcbatch/data/reasoning.py, for the options that name them.
+TOOL_PARSERS: tuple[str, ...] = ("granite", "hermes", "jamba", "llama3", "mistral", "nemotron", "qwen-coder")
+REASONING_PARSERS: tuple[str, ...] = ("think", "mistral", "granite")
+
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
+
+MOST_STOP_TEXTS = 64
+LONGEST_STOP_TEXT = 1024  # characters
 
 
 def detect_format(record: Mapping[str, object]) -> Format | None:

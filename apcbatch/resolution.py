@@ -100,3 +100,9 @@ def config_path(config_file: str | None, environ: Mapping[str, str] | None = Non
 def debug_wanted() -> bool:
     """Whether APCBATCH_DEBUG asks for tracebacks."""
     return os.environ.get(ENV_DEBUG, "") not in ("", "0", "false")
+
+
+def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a terminal may be given colours: not if NO_COLOR is set (no-color.org), or if it is a dumb one."""
+    environ = os.environ if environ is None else environ
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

@@ -6,6 +6,7 @@ that cannot be used is a ValueError with a sentence.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
@@ -29,6 +30,9 @@ SHOWN_BITS = 128
 class Spec:
     """What one option accepts. minimum and maximum are inclusive, above is exclusive; optional: may be null.
 
+    maximum of a text: its characters. most: if given, the value is a tuple of so many at most, each of which is what
+    the rest says.
+
     flag: the short form besides the long one, '' for none, None where the option has no flag at all. secret: a text
     that is written nowhere; the value `@FILE`, which names the file that holds it, may be.
     """
@@ -44,10 +48,14 @@ class Spec:
     optional: bool = False
     flag: str | None = ""
     secret: bool = False
+    most: int | None = None
 
 
 def shown(spec: Spec, value: Any) -> Any:
-    """A value as it may be written: a secret only as the name of the file that holds it, else as null."""
+    """A value as it may be written: several as a list, a secret only as the name of the file that holds it, else as
+    null."""
+    if spec.most is not None:
+        return list(value)
     return None if spec.secret and value is not None and not value.startswith(FILE_MARK) else value
 
 
@@ -58,7 +66,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def parse_value(spec: Spec, raw: Any, where: str) -> Any:
-    """The value of one option from text or YAML; ValueError says what was expected."""
+    """The value of one option from text or YAML; ValueError says what was expected. An option of several values takes
+    one alone, too."""
+    if spec.most is not None:
+        several = raw if isinstance(raw, (list, tuple)) else [raw]
+        if len(several) > spec.most:
+            raise ValueError(f"{where} has {len(several)} values; expected at most {spec.most}")
+        one = dataclasses.replace(spec, most=None)
+        return tuple(dict.fromkeys(parse_value(one, value, where) for value in several))
     if raw is None:
         if spec.optional:
             return None
@@ -90,6 +105,8 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     if not isinstance(raw, str) or not raw or not _is_writable(raw):
         what = "not a text that can be used" if spec.secret else brief(raw)
         raise ValueError(f"{where} is {what}; expected {_expected(spec)}")
+    if spec.maximum is not None and len(raw) > spec.maximum:
+        raise ValueError(f"{where} has {len(raw):,} characters; expected at most {spec.maximum:,.0f}")
     if spec.choices and raw not in spec.choices:
         raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
     return raw

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from apcbatch import config, resolution, values
@@ -153,4 +155,21 @@ def test_an_empty_file_changes_nothing(tmp_path):
 def test_the_defaults_satisfy_their_own_specs():
     """Fault: a default that no user could give."""
     for name, value in config.Config().values().items():
-        assert values.parse_value(config.OPTIONS[name], value, name) == value
+        parsed = values.parse_value(config.OPTIONS[name], value, name)
+        assert (list(parsed) if isinstance(parsed, tuple) else parsed) == value
+
+
+def test_an_option_may_come_several_times():
+    """Fault: of several stop texts the last one alone counts, or one alone is taken for its letters."""
+    spec = config.OPTIONS["stop"]
+    assert values.parse_value(spec, ("b", "a", "b"), "--stop") == ("b", "a")
+    assert values.parse_value(spec, "ab", "--stop") == ("ab",)
+    assert values.parse_value(config.OPTIONS["stop_token_id"], ["5", 7], "x") == (5, 7)
+    for raw, sentence in (
+        (["x", ""], "--stop is ''; expected a text"),
+        (["x"] * 65, "--stop has 65 values; expected at most 64"),
+        ("x" * 1025, "--stop has 1,025 characters; expected at most 1,024"),
+        ([["x"]], "--stop is a list; expected a text"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            values.parse_value(spec, raw, "--stop")

@@ -10,11 +10,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
 FLOORS = {
     "errors": 0,
+    "answer": 1,
     "types": 0,
     "values": 0,
     "version": 0,
     "regular_files": 0,
     "process": 0,
+    "display": 0,
     "config_file": 1,
     "prefix": 1,
     "fingerprint": 1,
@@ -29,19 +31,22 @@ FLOORS = {
     "model": 4,
     "engine": 5,
     "job": 6,
+    "llm": 7,
     "tuning": 7,
     "bench": 7,
     "cli": 8,
 }
 # On the same floor they are strangers to each other.
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "tuning", "bench", "cli"}
+PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "cli"}
 NO_TORCH = {
     "errors",
+    "answer",
     "types",
     "values",
     "version",
     "regular_files",
     "process",
+    "display",
     "config_file",
     "prefix",
     "fingerprint",

@@ -31,7 +31,15 @@ EXCEPTIONS = (
 def document() -> str:
     """The whole page."""
     parts = [HEAD.read_text(encoding="utf-8").rstrip()]
-    for found in (apcbatch.Engine, types.Request, types.Result, types.RequestPlan, Counters):
+    for found in (
+        apcbatch.LLM,
+        apcbatch.Answer,
+        apcbatch.Engine,
+        types.Request,
+        types.Result,
+        types.RequestPlan,
+        Counters,
+    ):
         parts += class_parts(found)
     parts += ["## Values", *value_lines(), "## Errors", *error_parts()]
     return "\n\n".join(parts) + "\n"
@@ -72,7 +80,8 @@ def parameters(called: Any) -> list[str]:
         if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
             keyword_only = True
             written.append("*")
-        one = f"{name}: {parameter.annotation}"
+        keyword_only |= parameter.kind is parameter.VAR_KEYWORD
+        one = f"{'**' * (parameter.kind is parameter.VAR_KEYWORD)}{name}: {parameter.annotation}"
         if name in factories:
             one += f" = {factories[name]()!r}"
         elif parameter.default is not parameter.empty:

@@ -1,22 +1,42 @@
-"""Writes docs/formats.md from the table of fields; run it after every change of apcbatch/data/fields.py.
+"""Writes docs/formats.md from the tables of fields and of output keys; run it after every change of
+apcbatch/data/fields.py or tools/output_keys.py.
 
 A test compares the file with what this script would write, so that no field stays undocumented.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from apcbatch.data.fields import CHATS, FIELDS, REQUESTS, Field, Kind, json_text
+from apcbatch.data.fields import CHATS, FIELDS, INSIDE, REQUESTS, Field, Kind, json_text
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "formats.md"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a script finds the files beside it alone
+
+from tools import output_keys  # noqa: E402
+
+TARGET = ROOT / "docs" / "formats.md"
 HEAD = Path(__file__).with_name("formats_docs_head.md")
 SECTIONS: tuple[tuple[Kind, str, str], ...] = (
     ("content", "What a line and a body consist of", "what"),
     ("honoured", "Settings that are honoured", "what"),
     ("refused", "Fields that are refused", "what it would be"),
     ("harmless", "Fields that are harmless", "what"),
+)
+OUTPUTS = (
+    (
+        "The output record",
+        "OUT has one JSON line for each request, written as it finishes; `--ordered` puts them into the order of the "
+        "input at the end. A key is there if the key above it is no null; some belong to chats or completions alone.",
+        output_keys.RECORD,
+    ),
+    (
+        "The summary",
+        "`--summary FILE` writes one JSON object about what this process did.",
+        output_keys.SUMMARY,
+    ),
 )
 GROUPS = {REQUESTS: "everywhere", CHATS: "chats"}
 NAMES = {
@@ -25,6 +45,11 @@ NAMES = {
     "messages": "`messages` line",
     "sharegpt": "`sharegpt` line",
     "batch": "`batch` line",
+    "message": "message",
+    "spoken": "`sharegpt` message",
+    "part": "text part",
+    "call": "tool call",
+    "function": "its function",
 }
 
 
@@ -32,8 +57,12 @@ def document() -> str:
     """The whole page."""
     parts = [HEAD.read_text(encoding="utf-8").rstrip()]
     for kind, heading, what in SECTIONS:
-        fields = [field for field in FIELDS if field.kind == kind]
+        fields = [field for field in FIELDS if field.kind == kind and not is_inside(field)]
         parts += [f"## {heading}", "\n".join(table(fields, what))]
+    inside = [field for field in FIELDS if is_inside(field)]
+    parts += ["## What a message consists of", "\n".join(inside_table(inside))]
+    for heading, text, keys in OUTPUTS:
+        parts += [f"## {heading}", text, "\n".join(output_keys.table(keys))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -46,6 +75,21 @@ def table(fields: list[Field], what: str) -> Iterator[str]:
     for field in fields:
         cells = [f"`{field.name}`", where(field), field.note + (f"; {field.hint}" if field.hint else "")]
         yield f"| {' | '.join(cells + [values(field)] * limited)} |"
+
+
+def is_inside(field: Field) -> bool:
+    """Whether the field belongs to a message, or to what it holds."""
+    return all(shape in INSIDE for shape in field.shapes)
+
+
+def inside_table(fields: list[Field]) -> Iterator[str]:
+    """One row a field of messages, with what becomes of it."""
+    yield "| key | where | what | |"
+    yield "|---|---|---|---|"
+    becomes = {"content": "read", "honoured": "read", "refused": "refused", "harmless": "harmless"}
+    for field in fields:
+        note = field.note + (f"; {field.hint}" if field.hint else "")
+        yield f"| `{field.name}` | {where(field)} | {note} | {becomes[field.kind]} |"
 
 
 def where(field: Field) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from apcbatch.bench.figures import Figure
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.job.answers import Answers
@@ -80,7 +81,7 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
 
 def requests_in(config: Config, input: str) -> list[Request]:
     """The requests of the first `limit` conversations of INPUT, in its order."""
-    renderer = Renderer.load(locate_model(config.model), warn=lambda sentence: None)
+    renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))
     return list(requests_of(Feeder(config, open_source(input, config.format), renderer, Answers())))
 
 

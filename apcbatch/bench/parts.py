@@ -34,6 +34,7 @@ OP_PARTS = {
     "argmax": "sampling",
     "greedy": "sampling",
     "token_logprob": "sampling",
+    "token_logprobs": "sampling",
     "residual": None,
     "run_mixer": None,
     "run_feed_forward": None,

@@ -8,6 +8,7 @@ import click
 
 from apcbatch import resolution
 from apcbatch.cli.options import GroupedCommand, config_options, given_flags
+from apcbatch.cli.terminal import echo_row
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED
 
 EPILOG = """\b
@@ -24,13 +25,15 @@ Examples:
 def doctor(ctx: click.Context, /, **options: Any) -> int:
     """Check Python, torch, the compiled kernels, the model, its chat template and the store: one line each.
 
-    A line that fails ends with the fix, and the exit status is 1.
+    A line that fails ends with the fix, and the exit status is 1. WARN is what spoils most runs and fails none,
+    such as a model without a chat template.
     """
     resolved = resolution.load(given_flags(ctx), None)
     from apcbatch.job.doctor import examine
 
     failed = False
     for finding in examine(resolved):
-        click.echo(f"{'ok' if finding.ok else 'FAIL':<5} {finding.name:<10} {finding.text}")
+        verdict = "WARN" if finding.doubtful else "ok" if finding.ok else "FAIL"
+        echo_row(f"{verdict:<5} {finding.name:<10} {finding.text}", 17, verdict)
         failed |= not finding.ok
     return EXIT_STOPPED if failed else EXIT_OK

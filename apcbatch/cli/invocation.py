@@ -22,8 +22,8 @@ def program_words() -> list[str]:
 
 @dataclass
 class Invocation:
-    """program: the words that call this program again. continue_command: makes the command that goes on with what this
-    one began; None if it began nothing."""
+    """program: the words that call this program again. last_line: for an exit code, the command that goes on with what
+    this one began, or that nothing is left to do; None if it began nothing."""
 
     program: list[str] = field(default_factory=program_words)
-    continue_command: Callable[[], str] | None = None
+    last_line: Callable[[int], str] | None = None

@@ -86,12 +86,20 @@ def _option(name: str, spec: Spec) -> Callable[[Any], Any]:
     if spec.kind == "switch":
         return _switch(name, spec.group, spec.help, spec.flag)
     metavar = spec.metavar or ("|".join(spec.choices) if spec.choices else METAVARS[spec.kind])
+    repeated = spec.most is not None
     default = getattr(Config, name)
     help = spec.help
-    if default is not None and name != "pool_size":
+    if default is not None and default != () and name != "pool_size":
         help += f"  [default: {format_size(default) if spec.kind == 'size' else default}]"
     return click.option(
-        flag_name(name), name, type=str, metavar=metavar, help=help, cls=GroupedOption, group=spec.group
+        flag_name(name),
+        name,
+        type=str,
+        metavar=metavar,
+        help=help,
+        cls=GroupedOption,
+        group=spec.group,
+        multiple=repeated,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -16,13 +17,13 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, write_output
+from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
     "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "block_size", "min_gain_tokens", "store_size", "pool_size",
+    "max_tokens", "max_request_tokens", "template_kwargs", "block_size", "min_gain_tokens", "store_size", "pool_size",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 
@@ -37,7 +38,7 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Tell what a run would reuse, without weights.")
-@click.argument("input", metavar="INPUT")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @config_options(OPTION_NAMES)
 @click.option(
     "--block-sizes", metavar="N,N,...", cls=GroupedOption, group="Reuse",
@@ -50,7 +51,7 @@ Examples:
 @json_option
 @config_file_option
 @click.pass_context
-def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
+def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None:
     """Tell what a run of INPUT would reuse, on every grid and under every policy.
 
     INPUT is read, rendered and tokenised as `run` does it; of the model only its configuration and its
@@ -62,18 +63,20 @@ def plan(ctx: click.Context, /, input: str, **options: Any) -> None:
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
     sizes = BLOCK_SIZES if given is None else read_block_sizes("--block-sizes", given, "1,64,544")
+    from apcbatch.data.inputs import find_inputs
     from apcbatch.job.paths import check_outputs
 
-    inputs = {"INPUT": input, "--config": resolution.config_path(options["config_file"])}
-    check_outputs(resolved, inputs, {"--json": options["json_path"]})
+    found = find_inputs(inputs, warn)
+    read = {"--config": resolution.config_path(options["config_file"])}
+    check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
     from apcbatch.tuning.export.json import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
     from apcbatch.tuning.forecasts import forecast_policies
 
-    surveyed = survey_with_bar(resolved, input)
+    surveyed = survey_with_bar(resolved, found)
     made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
-        for line in forecast_lines(made, surveyed, resolved):
+        for line in forecast_lines(made, surveyed, resolved, terminal_width(sys.stdout)):
             click.echo(line)
     if options["json_path"] is not None:
         document = forecast_document(made, options["table"], resolved)

@@ -15,6 +15,7 @@ from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
 from apcbatch.cli.run import run
+from apcbatch.cli.show import show
 from apcbatch.cli.store import store
 from apcbatch.cli.streams import check_arguments, flush_output, kept_signals, say, take_standard_descriptors
 from apcbatch.cli.tune import tune_block_size
@@ -48,7 +49,7 @@ def cli() -> None:
     """
 
 
-for command in (run, plan, tune_block_size, store, doctor, bench):
+for command in (run, show, plan, tune_block_size, store, doctor, bench):
     cli.add_command(command)
 
 
@@ -60,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with kept_signals():
         code = _run(arguments, invocation)
         code = flush_output(code)
-        if code not in (EXIT_OK, EXIT_USAGE) and invocation.continue_command is not None:
-            say(invocation.continue_command())
+        if code not in (EXIT_OK, EXIT_USAGE) and invocation.last_line is not None:
+            say(invocation.last_line(code))
     return code
 
 

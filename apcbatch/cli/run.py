@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -23,6 +24,8 @@ Examples:
   apcbatch run chats.jsonl --resume
   apcbatch run chats.jsonl -o answers.jsonl
   apcbatch run chats.jsonl -o answers.jsonl --resume
+  apcbatch run a.jsonl b.jsonl.gz 'shards/*.parquet' -o answers.jsonl.gz
+  apcbatch run s3://bucket/shards/ -o s3://bucket/answers.jsonl
   apcbatch run chats.jsonl.gz -o answers.jsonl --store ~/states --max-tokens 256
   apcbatch run requests.jsonl -o answers.jsonl --format batch --model ./my-mamba
   apcbatch run hf:org/name:train -o answers.jsonl --limit 100 --turns last
@@ -32,7 +35,7 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Answer every request of INPUT: the job.")
-@click.argument("input", metavar="INPUT", required=False)
+@click.argument("inputs", metavar="INPUT...", nargs=-1)
 @click.option(
     "-o", "--output", metavar="OUT", cls=GroupedOption, group="Output",
     help="Write one JSON line a request to OUT; - is standard output.  [default: NAME.answers.jsonl]",
@@ -44,33 +47,46 @@ Examples:
     help="Print each option with where its value comes from, and stop.",
 )  # fmt: skip
 @click.pass_context
-def run(ctx: click.Context, /, input: str | None, output: str | None, **options: Any) -> int:
+def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **options: Any) -> int:
     """Answer every request of INPUT.
 
-    INPUT is JSON lines (a file, - for stdin; .gz and .zst are unpacked), a parquet or arrow file, or a
-    dataset as hf:org/name[:split]. A line is a conversation (`messages`, `sharegpt`) or a request of the
-    OpenAI Batch API. Every line is answered with a result or an error record. A run that was stopped goes
-    on with --resume.
+    INPUT is JSON lines, a JSON document or array, or a parquet or arrow table: a file, - for stdin, a folder
+    of such files, one that `save_to_disk` wrote, a pattern in quotes, an address (s3://...), or a dataset as
+    hf:org/name[:split]. What is compressed is unpacked, whatever its name. Several inputs are read one after
+    the other, and their lines are numbered through. A line is a conversation (`messages`, `sharegpt`) or a
+    request of the OpenAI Batch API. Every line is answered with a result or an error record. A run that was
+    stopped goes on with --resume.
 
     Without -o, OUT is NAME.answers.jsonl in the current folder: the name of INPUT without its suffixes. An
-    OUT that exists is continued with --resume or replaced with --overwrite, and otherwise left alone.
+    OUT that exists is continued with --resume or replaced with --overwrite, and otherwise left alone. An OUT
+    in .gz or .zst is compressed, and one with an address uploaded, when the run ends.
 
     Exit status: 0 all requests succeeded, 1 stopped early, 2 usage, 3 some requests are error records, 130
     interrupted, 143 terminated. After 1, 3, 130 and 143 the last line on stderr is the command that
-    continues.
+    continues, or, after 3, that nothing is left to do because every error would come again.
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     if options["show_config"]:
-        click.echo(show(resolved))
+        click.echo(show(_with_model_defaults(resolved)))
         return 0
-    if input is None:
+    if not inputs:
         raise click.MissingParameter(ctx=ctx, param_hint="'INPUT'", param_type="argument")
     from apcbatch.job.run import Job
 
     invocation: Invocation = ctx.obj
-    job = Job(resolved, input, output, invocation.program, options["config_file"])
-    invocation.continue_command = job.continue_command
+    job = Job(resolved, inputs, output, invocation.program, options["config_file"])
+    invocation.last_line = job.last_line
     return job.run()
+
+
+def _with_model_defaults(resolved: config.Config) -> config.Config:
+    """The options with what the model's folder gives, if that is wanted."""
+    if resolved.generation_config == "none":
+        return resolved
+    from apcbatch.data.generation_config import with_model_defaults
+    from apcbatch.model.locate import locate_model
+
+    return with_model_defaults(resolved, locate_model(resolved.model))
 
 
 def show(resolved: config.Config) -> str:
@@ -81,7 +97,10 @@ def show(resolved: config.Config) -> str:
     for name, value in resolved.values().items():
         if config.OPTIONS[name].kind == "size":
             value = format_size(value)
-        scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
+        if isinstance(value, list):
+            scalar = json.dumps(value, ensure_ascii=False)  # which is YAML on one line
+        else:
+            scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
         hidden = " (a secret, not shown)" * (value is None and getattr(resolved, name) is not None)
         lines.append((f"{name}: {scalar}", resolved.origins[name] + hidden))
     width = max(len(line) for line, _ in lines)

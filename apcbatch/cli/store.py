@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apcbatch.cli.options import OrderedGroup
-from apcbatch.cli.terminal import warn
+from apcbatch.cli.terminal import echo_row, warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.model.locate import name_of
 from apcbatch.values import parse_size, rounded_size
@@ -65,13 +65,14 @@ def stat(folder: str, as_json: bool) -> None:
         click.echo(orjson.dumps(document).decode())
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
-    click.echo(f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}")
+    echo_row(f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}", 2)
     for model in stats.models:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.last_used)) if model.last_used else "never"
-        click.echo(
+        echo_row(
             f"  {model.fingerprint[:12]}  {model.entries:>8} snapshots  {rounded_size(model.num_bytes):>10}  "
             f"up to {model.longest_position} tokens  restored {model.uses} times  last used {used}"
-            f"  {_printable(model.name)}"
+            f"  {_printable(model.name)}",
+            4,
         )
 
 

@@ -5,15 +5,22 @@ Must not know: options, what a document says. Heavy modules are imported only wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from apcbatch.display import Paint, wrap
 from apcbatch.errors import UsageError
+from apcbatch.resolution import colour_wanted
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
+    from apcbatch.data.inputs import Inputs
     from apcbatch.tuning.survey import Survey
+
+VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 def warn(sentence: str) -> None:
@@ -21,7 +28,24 @@ def warn(sentence: str) -> None:
     click.echo(f"warning: {sentence}", err=True)
 
 
-def survey_with_bar(config: Config, input: str) -> Survey:
+def terminal_width(stream: TextIO | None) -> int | None:
+    """The columns of the terminal that a stream is; None if it is none."""
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
+
+
+def echo_row(text: str, indent: int, verdict: str = "") -> None:
+    """One row on standard output. On a terminal it is folded at its width, further lines are indented, and the verdict
+    that it begins with (`ok`, `WARN`, `FAIL`) has its colour."""
+    width = terminal_width(sys.stdout)
+    lines = [text] if width is None else wrap(text, width, " " * min(indent, width // 3))
+    paint = Paint(sys.stdout, colour_wanted())
+    if verdict:
+        lines[0] = paint(verdict, VERDICT_STYLES.get(verdict, "red")) + lines[0][len(verdict) :]
+    for line in lines:
+        click.echo(line, color=True)
+
+
+def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
     """The survey of INPUT, with a bar on standard error while its lines are read."""
     from tqdm import tqdm
 
@@ -32,7 +56,7 @@ def survey_with_bar(config: Config, input: str) -> Survey:
         def advance() -> None:
             bar.update()
 
-        return survey(config, input, warn, advance)
+        return survey(config, inputs, warn, advance)
 
 
 def json_document(document: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,19 +17,20 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, warn, write_output
+from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.errors import UsageError
 from apcbatch.tuning.grids import BLOCK_SIZES
 
 if TYPE_CHECKING:
+    from apcbatch.data.inputs import Inputs
     from apcbatch.tuning.choice import Tuning
 
 OPTION_NAMES = (
     "model", "dtype", "device", "format", "turns", "limit", "window", "window_tokens", "order",
-    "max_request_tokens", "policy", "min_gain_tokens", "store", "store_size", "pool_size",
+    "max_request_tokens", "template_kwargs", "policy", "min_gain_tokens", "store", "store_size", "pool_size",
     "max_batch_tokens", "max_running",
 )  # fmt: skip
-STDOUT = "-"
+STDIN = STDOUT = "-"
 
 EPILOG = """\b
 Examples:
@@ -41,7 +43,7 @@ Examples:
 
 
 @click.command("tune-block-size", cls=GroupedCommand, epilog=EPILOG, short_help="Find the best block size for INPUT.")
-@click.argument("input", metavar="INPUT")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @config_options(OPTION_NAMES)
 @click.option(
     "--candidates", metavar="N,N,...", multiple=True, cls=GroupedOption, group="Reuse",
@@ -62,7 +64,7 @@ Examples:
 )  # fmt: skip
 @config_file_option
 @click.pass_context
-def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
+def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None:
     """Find the block size with which a run of INPUT takes the least time on this machine.
 
     Plans INPUT for every candidate, measures for a few seconds what prefill, snapshots, restores and writes
@@ -74,8 +76,9 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = ",".join(options["candidates"])
     sizes = {*BLOCK_SIZES, *(read_block_sizes("--candidates", given, "96,544") if options["candidates"] else ())}
-    if options["verify"] and input == STDOUT:
+    if options["verify"] and STDIN in inputs:
         raise UsageError("--verify reads INPUT once more for each run, and - can be read once; give a file")
+    from apcbatch.data.inputs import find_inputs
     from apcbatch.job.paths import check_outputs
     from apcbatch.tuning.choice import check
     from apcbatch.tuning.export.json import tuning_document
@@ -89,9 +92,9 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     paths = {flag: options[name] for flag, name in names.items() if options[name] not in (None, STDOUT)}
     if STDOUT in (options["yaml_path"], options["plot_path"]):
         raise UsageError("--write and --plot need a file; only --json goes to standard output")
-    inputs = {"INPUT": input, "--config": resolution.config_path(options["config_file"])}
-    check_outputs(resolved, inputs, paths)
-    tuning = _find(resolved, input, sizes, options["verify"])
+    found = find_inputs(inputs, warn)
+    check_outputs(resolved, found.files, {"--config": resolution.config_path(options["config_file"])}, paths)
+    tuning = _find(resolved, found, sizes, options["verify"])
     document = json_document(tuning_document(tuning, resolved))
     made = {"--json": lambda: document, "--write": lambda: tuning_yaml(tuning, resolved).encode()}
     made["--plot"] = lambda: draw(tuning, plot_format)
@@ -100,20 +103,20 @@ def tune_block_size(ctx: click.Context, /, input: str, **options: Any) -> None:
     if options["json_path"] == STDOUT:
         click.echo(document.decode(), nl=False)
         return
-    for line in tuning_lines(tuning, resolved):
+    for line in tuning_lines(tuning, resolved, terminal_width(sys.stdout)):
         click.echo(line)
 
 
-def _find(resolved: config.Config, input: str, sizes: set[int], num_real_runs: int) -> Tuning:
+def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_runs: int) -> Tuning:
     """Survey, forecast, measurement, prediction, real runs, choice. Says on stderr what takes time."""
     from apcbatch.tuning.choice import conclude
     from apcbatch.tuning.forecasts import forecast_run
     from apcbatch.tuning.prediction import predict
 
-    surveyed = survey_with_bar(resolved, input)
+    surveyed = survey_with_bar(resolved, inputs)
     made = forecast_run(resolved, surveyed, sizes)
     if not made.requests:
-        raise UsageError(f"INPUT {input} has no request that can be answered; nothing to tune")
+        raise UsageError(f"INPUT {inputs.shown} has no request that can be answered; nothing to tune")
     from apcbatch.tuning.measurement import measure
 
     _say("measuring prefill, snapshots, restores and writes")
@@ -123,7 +126,7 @@ def _find(resolved: config.Config, input: str, sizes: set[int], num_real_runs: i
         from apcbatch.tuning.verification import verify
 
         _say(f"running the best {min(num_real_runs, len(candidates))} for real")
-        candidates = verify(resolved, input, candidates, num_real_runs, warn)
+        candidates = verify(resolved, inputs, candidates, num_real_runs, warn)
     return conclude(resolved, surveyed, made, measured, candidates)
 
 

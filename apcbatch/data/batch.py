@@ -18,20 +18,23 @@ from apcbatch.data.checks import (
     wrong,
 )
 from apcbatch.data.fields import check_body
-from apcbatch.data.messages import Message, Tool, check_messages, check_tools
+from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
 from apcbatch.data.settings import Settings, check_settings, shown_tools
+from apcbatch.data.structure import given_structure
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 
 
 @dataclass(slots=True)
 class BatchBody:
-    """What a batch line asks for: messages and tools for a chat, or a prompt (text or ids) for a completion."""
+    """What a batch line asks for: messages and tools for a chat, or a prompt (text or ids) for a completion. warnings:
+    sentences about what of it is not read."""
 
     custom_id: str
     messages: list[Message]
     tools: list[Tool] | None
     prompt: str | list[int] | None
     settings: Settings
+    warnings: tuple[str, ...] = ()
 
 
 def check_batch(record: dict[str, Any]) -> BatchBody:
@@ -51,14 +54,17 @@ def check_batch(record: dict[str, Any]) -> BatchBody:
     if url == COMPLETIONS_URL:
         check_body(body, "completions")
         settings = check_settings(body, "body.", counts_logprobs=True)
+        settings.params.update(given_structure(body, None, "body."))
         return BatchBody(custom_id, [], None, _check_prompt(body), settings)
     check_body(body, "chat")
     settings = check_settings(body, "body.")
     if "messages" not in body:
         raise missing("body.messages", "a list of messages")
-    messages = check_messages(body["messages"], "body.messages")
+    unread = Unread()
+    messages = check_messages(body["messages"], "body.messages", unread)
     tools = shown_tools(body, check_tools(body.get("tools"), "body.tools"))
-    return BatchBody(custom_id, messages, tools, None, settings)
+    settings.params.update(given_structure(body, tools, "body."))
+    return BatchBody(custom_id, messages, tools, None, settings, unread.warnings())
 
 
 def _check_prompt(body: dict[str, Any]) -> str | list[int]:

@@ -11,13 +11,13 @@ from apcbatch.errors import RequestError, UsageError
 
 PATIENCE = 100
 _MAGIC = (
-    (b"\x1f\x8b", "gzip data; name it with .gz at its end"),
-    (b"\x28\xb5\x2f\xfd", "zstd data; name it with .zst at its end"),
-    (b"PAR1", "a parquet file; name it with .parquet at its end"),
-    (b"ARROW1", "an arrow file; name it with .arrow at its end"),
+    (b"\x1f\x8b", "compressed twice; unpack it once"),
+    (b"\x28\xb5\x2f\xfd", "compressed twice; unpack it once"),
+    (b"BZh", "compressed twice; unpack it once"),
+    (b"\xfd7zXZ\x00", "compressed twice; unpack it once"),
+    (b"PAR1", "a compressed parquet file; unpack it"),
+    (b"ARROW1", "a compressed arrow file; unpack it"),
     (b"PK\x03\x04", "a zip archive; unpack it first"),
-    (b"BZh", "bzip2 data; unpack it first"),
-    (b"\xfd7zXZ\x00", "xz data; unpack it first"),
     (b"\xff\xfe", "text in UTF-16; convert it to UTF-8"),
     (b"\xfe\xff", "text in UTF-16; convert it to UTF-8"),
 )
@@ -66,8 +66,6 @@ def _seems_to_be(first: bytes) -> str:
             return what
     if b"\0" in first:
         return "binary data, or text in UTF-16; expected JSON lines in UTF-8"
-    if first.strip() in (b"{", b"["):
-        return "one JSON document over many lines; expected one object on each line"
     if first.lstrip().startswith((b"{", b"[")):
         return "JSON lines of another kind; see the formats of --format"
     if first.count(b",") or first.count(b"\t"):

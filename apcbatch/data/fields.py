@@ -16,14 +16,17 @@ from typing import Any, Literal, get_args
 
 from apcbatch.data.checks import invalid, one_of, shown
 from apcbatch.errors import RequestError
-from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, Format
+from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, MOST_STOP_TEXTS, Format
+from apcbatch.types import MOST_ANSWERS
 from apcbatch.values import nearest
 
 Kind = Literal["content", "honoured", "refused", "harmless"]
-Shape = Literal["chat", "completions", "messages", "sharegpt", "batch"]
+Shape = Literal["chat", "completions", "messages", "sharegpt", "batch", "message", "part", "call", "function", "spoken"]
 SHAPES: tuple[Shape, ...] = get_args(Shape)
 CHATS: tuple[Shape, ...] = ("chat", "messages", "sharegpt")
 REQUESTS: tuple[Shape, ...] = ("chat", "completions", "messages", "sharegpt")
+SPOKEN: tuple[Shape, ...] = ("message", "spoken")
+INSIDE: tuple[Shape, ...] = ("message", "spoken", "part", "call", "function")
 
 MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
@@ -33,7 +36,8 @@ _NEAR = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One name in the objects of some shapes: bodies (chat, completions) and lines (messages, sharegpt, batch).
+    """One name in the objects of some shapes: bodies (chat, completions), lines (messages, sharegpt, batch), messages
+    (message, spoken: of a sharegpt line) and what they hold (part of a content, call of a tool, its function).
 
     content: what is asked. honoured: a setting that wins over the run's option. refused: it would change the answer.
     harmless: it changes no answer. accepted: the only values that are taken, or None if the reader of the field
@@ -68,44 +72,75 @@ FIELDS: tuple[Field, ...] = (
     _content("url", f"`{CHAT_URL}` or `{COMPLETIONS_URL}`", "batch"),
     _content("body", "the request: a chat's or a completion's", "batch"),
     Field("tools", "honoured", "tool schemas for the template; on sharegpt lines also as JSON text", shapes=CHATS),
-    Field("tool_choice", "honoured", "`none` hides the tools", ("auto", "none"), shapes=CHATS),
+    Field("tool_choice", "honoured", "`auto`, `none` (hides the tools), `required` or a named function", shapes=CHATS),
+    Field(
+        "parallel_tool_calls",
+        "honoured",
+        "false: of several calls in an answer the first one is given, and a warning says so",
+        shapes=CHATS,
+    ),
+    Field("chat_template_kwargs", "honoured", "variables for the template: an object", shapes=CHATS),
+    Field("enable_thinking", "honoured", "true or false: a variable for the template", shapes=CHATS),
+    Field("thinking", "honoured", "true or false: a variable for the template", shapes=CHATS),
+    Field("reasoning_effort", "honoured", "a text: a variable for the template", shapes=CHATS),
+    Field("documents", "honoured", "a list of objects for the template", shapes=CHATS),
+    Field("add_generation_prompt", "honoured", "false: the prompt has no beginning of an answer", shapes=CHATS),
+    Field(
+        "continue_final_message",
+        "honoured",
+        "true: the prompt ends inside the last message, the assistant's; the line is one request",
+        shapes=CHATS,
+    ),
     Field("model", "honoured", "compared with the loaded model: another name is a warning, or refused"),
-    Field("max_tokens", "honoured", "new tokens at most, from 1"),
+    Field("max_tokens", "honoured", "new tokens at most, from 1; from 0 with `echo` or `prompt_logprobs`"),
     Field("max_completion_tokens", "honoured", "the newer name of `max_tokens`; it wins over the older one"),
     Field("temperature", "honoured", "from 0 (greedy) to 2"),
     Field("top_p", "honoured", "above 0, up to 1"),
     Field("seed", "honoured", "an integer"),
     Field("logprobs", "honoured", "true or false", shapes=CHATS),
-    Field("logprobs", "honoured", "0 or 1: of the chosen token alone", shapes=("completions",)),
+    Field("top_logprobs", "honoured", "0 to 20 likeliest tokens for each one, with `logprobs`", shapes=CHATS),
+    Field("logprobs", "honoured", "0 to 20 likeliest tokens beside the chosen one", shapes=("completions",)),
     Field("ignore_eos", "honoured", "true or false: go on to `max_tokens` whatever comes"),
+    Field("n", "honoured", f"1 to {MOST_ANSWERS} answers, drawn from one prefill of the prompt"),
+    Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
+    Field("echo", "honoured", "true puts the prompt before the answer, in `logprobs` too", shapes=("completions",)),
+    Field(
+        "prompt_logprobs",
+        "honoured",
+        "0 to 20 likeliest tokens beside each one of the prompt, in `apcbatch.prompt_logprobs`",
+    ),
+    Field("stop", "honoured", f"a text, or up to {MOST_STOP_TEXTS}, that ends the answer and is cut off it"),
+    Field("stop_token_ids", "honoured", "tokens that end the answer, besides the model's own"),
+    Field("include_stop_str_in_output", "honoured", "true keeps what `stop` or `stop_token_ids` found"),
+    Field("min_tokens", "honoured", "new tokens at least, before anything but `max_tokens` ends the answer"),
+    Field("top_k", "honoured", "draw from so many likeliest tokens; 0 or -1 is all"),
+    Field("min_p", "honoured", "draw from tokens of at least this share of the best one's probability, 0 to 1"),
+    Field("presence_penalty", "honoured", "-2 to 2: off the logit of each token that the answer has"),
+    Field("frequency_penalty", "honoured", "-2 to 2: the same for each time that it has it"),
+    Field("repetition_penalty", "honoured", "0.01 to 100: divides logits of tokens of prompt and answer; 1 is none"),
+    Field("logit_bias", "honoured", "an object of token ids, each with -100 to 100 for its logit"),
+    Field("allowed_token_ids", "honoured", "the only tokens of the answer, a list that is not empty"),
+    Field("response_format", "honoured", "`text`, `json_object` or `json_schema`"),
+    Field("structured_outputs", "honoured", "one of `json`, `json_object`, `regex`, `choice` and `grammar`"),
+    Field("guided_json", "honoured", "a JSON schema, or its text"),
+    Field("guided_regex", "honoured", "a regular expression that the whole answer matches"),
+    Field("guided_choice", "honoured", "the texts that an answer may be"),
+    Field("guided_grammar", "honoured", "a grammar in Lark's syntax or GBNF"),
+    Field("guided_whitespace_pattern", "honoured", "what may stand between the tokens of JSON"),
+    _refused("guided_decoding_backend", "the grammars' library", hint="it is llguidance"),
     _refused("system", "a text beside the messages", "", hint="give it as the first message", shapes=("messages",)),
-    _refused("n", "several answers", 1, hint="one line asks for one answer"),
-    _refused("best_of", "the best of several answers", 1, hint="one line asks for one answer"),
-    _refused("num_return_sequences", "several answers", 1, hint="one line asks for one answer"),
+    _refused("num_return_sequences", "several answers", 1, hint="the field is n"),
     _refused("use_beam_search", "beam search", False),
     _refused("length_penalty", "beam search", 1),
     _refused("stream", "an answer in pieces", False, hint="a batch is answered in one piece"),
-    _refused("stop", "texts that end an answer", [], ""),
-    _refused("stop_sequences", "texts that end an answer", []),
-    _refused("stop_token_ids", "tokens that end an answer", []),
-    _refused("include_stop_str_in_output", "the stop text in the answer", False),
+    _refused("stop_sequences", "texts that end an answer", [], hint="the field is stop"),
     _refused("bad_words", "texts that an answer must not hold", []),
-    _refused("allowed_token_ids", "the only tokens of an answer"),
-    _refused("min_tokens", "new tokens at least", 0),
     _refused("max_new_tokens", "new tokens at most", hint="the field is max_tokens"),
     _refused("max_output_tokens", "new tokens at most", hint="the field is max_tokens"),
     _refused("do_sample", "drawing or not", hint="temperature 0 is greedy, above 0 draws"),
-    _refused("top_k", "draw from so many tokens", 0, -1),
-    _refused("min_p", "draw from tokens of this share of the best one", 0),
     _refused("typical_p", "typical sampling", 1),
-    _refused("presence_penalty", "a penalty for tokens that are there", 0),
-    _refused("frequency_penalty", "a penalty for each time that a token is there", 0),
-    _refused("repetition_penalty", "a penalty for repeated tokens", 1),
-    _refused("logit_bias", "a bias for single tokens", {}),
     _refused("logits_processors", "code that changes logits", []),
-    _refused("top_logprobs", "log-probabilities of alternatives", 0),
-    _refused("prompt_logprobs", "log-probabilities of the prompt"),
-    _refused("echo", "the prompt in the answer", False),
+    _refused("echo", "the prompt in the answer", False, shapes=CHATS),
     _refused("suffix", "text behind the completion", ""),
     _refused("truncate_prompt_tokens", "the end of the prompt alone"),
     _refused("add_special_tokens", "special tokens around the prompt"),
@@ -113,23 +148,9 @@ FIELDS: tuple[Field, ...] = (
     _refused("spaces_between_special_tokens", "spaces between special tokens", True),
     _refused("return_token_ids", "token ids in the body", False, hint="apcbatch.completion_token_ids has them"),
     _refused("return_tokens_as_token_ids", "token ids for tokens", False),
-    _refused("response_format", "an answer in a given form", {"type": "text"}),
-    _refused("structured_outputs", "an answer in a given form", {}),
-    _refused("guided_json", "an answer in a given form", {}, ""),
-    _refused("guided_regex", "an answer in a given form", ""),
-    _refused("guided_choice", "one of several answers", []),
-    _refused("guided_grammar", "an answer in a given form", ""),
-    _refused("parallel_tool_calls", "false: one call in an answer at most", True, shapes=CHATS),
     _refused("functions", "the old form of tools", [], hint="give tools", shapes=CHATS),
     _refused("function_call", "the old form of tool_choice", "auto", "none", hint="give tool_choice", shapes=CHATS),
     _refused("chat_template", "another template", hint="put it into the model folder", shapes=CHATS),
-    _refused("chat_template_kwargs", "switches of the template", {}, shapes=CHATS),
-    _refused("add_generation_prompt", "false: no beginning of an answer", True, shapes=CHATS),
-    _refused("continue_final_message", "go on with the last message", False, shapes=CHATS),
-    _refused("documents", "documents for the template", [], shapes=CHATS),
-    _refused("reasoning_effort", "how long to think", shapes=CHATS),
-    _refused("enable_thinking", "whether to think", shapes=CHATS),
-    _refused("thinking", "whether to think", shapes=CHATS),
     _refused("verbosity", "how long to answer", "medium", shapes=CHATS),
     _refused("modalities", "kinds of output", ["text"], shapes=CHATS),
     _refused("audio", "spoken output", shapes=CHATS),
@@ -148,6 +169,42 @@ FIELDS: tuple[Field, ...] = (
     Field("prompt_cache_retention", "harmless", "how long the service caches"),
     Field("prompt_cache_options", "harmless", "how the service caches"),
     Field("stream_options", "harmless", "details of `stream`, which is refused"),
+    _content("role", "who speaks: system (or developer), user, assistant, tool", "message"),
+    _content("content", "a text, or a list of text parts, which are joined", "message"),
+    _content("name", "the name of who speaks, or of the tool that answers; of the tool to call", "message", "function"),
+    _content("tool_calls", "the calls that the assistant makes", "message"),
+    _content("tool_call_id", "the id of the call that the tool answers", "message"),
+    _content("reasoning_content", "what the assistant thought", "message"),
+    _content("reasoning", "another name of `reasoning_content`, if it is a text", "message"),
+    _content("thinking", "another name of `reasoning_content`, if it is a text", "message"),
+    _refused("function_call", "the old form of a tool call", hint="give it as tool_calls", shapes=("message",)),
+    _content("from", "who speaks: human, gpt, system, tool and their other names", "spoken"),
+    _content("value", "a text", "spoken"),
+    _content("type", "`text` of a part, `function` of a call", "part", "call"),
+    _content("text", "the text of the part", "part"),
+    _content("id", "the call's id", "call"),
+    _content("function", "an object with name and arguments", "call"),
+    _content("arguments", "an object, or JSON text of one", "function"),
+    Field("id", "harmless", "a name in another system", shapes=("message", "spoken", "part")),
+    Field("index", "harmless", "its place in a list", shapes=("message", "spoken", "part", "call")),
+    Field("weight", "harmless", "how much a training counts it", shapes=SPOKEN),
+    Field("loss", "harmless", "whether a training counts it", shapes=SPOKEN),
+    Field("loss_mask", "harmless", "whether a training counts it", shapes=SPOKEN),
+    Field("train", "harmless", "whether a training counts it", shapes=SPOKEN),
+    Field("metadata", "harmless", "your own notes", shapes=(*SPOKEN, "part", "call")),
+    Field("timestamp", "harmless", "when it was said", shapes=SPOKEN),
+    Field("created_at", "harmless", "when it was said", shapes=SPOKEN),
+    Field("model", "harmless", "who wrote it", shapes=SPOKEN),
+    Field("finish_reason", "harmless", "how it ended", shapes=SPOKEN),
+    Field("stop_reason", "harmless", "how it ended", shapes=SPOKEN),
+    Field("usage", "harmless", "what it cost", shapes=SPOKEN),
+    Field("logprobs", "harmless", "what it was drawn with", shapes=("message",)),
+    Field("annotations", "harmless", "links that a service added", shapes=("message", "part")),
+    Field("citations", "harmless", "links that a service added", shapes=("message", "part")),
+    Field("cache_control", "harmless", "what a service caches", shapes=("message", "part")),
+    Field("provider_specific_fields", "harmless", "what a service added", shapes=("message", "call", "function")),
+    Field("parsed", "harmless", "the content again, as a client read it", shapes=("message",)),
+    Field("parsed_arguments", "harmless", "the arguments again, as a client read them", shapes=("function",)),
 )
 
 BY_SHAPE: Mapping[Shape, Mapping[str, Field]] = {
@@ -205,6 +262,16 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
                 "If it is data, rename it or put it into metadata"
             )
     return tuple(columns)
+
+
+def unread_keys(record: Mapping[str, Any], shape: Shape) -> list[str]:
+    """The keys of a message, or of what it holds, that are neither read nor known to be harmless."""
+    known = BY_SHAPE[shape]
+    return [str(name) for name, value in record.items() if name not in known and not _says_nothing(value)]
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or value == "" or value == [] or value == {}
 
 
 @lru_cache(maxsize=1024)

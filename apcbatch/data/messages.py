@@ -21,34 +21,75 @@ from apcbatch.data.checks import (
     shown,
     wrong,
 )
+from apcbatch.data.fields import Shape, unread_keys
 from apcbatch.formats import ROLE_ALIASES, ROLES
+
+MOST_NAMES = 8
+# Other names of a message's `reasoning_content`.
+_REASONING = ("reasoning", "thinking")
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
 
-def check_messages(value: object, where: str = "messages") -> list[Message]:
-    """A list of at least one message, each in its checked form; raises RequestError for anything else."""
+class Unread:
+    """The keys that messages have and nobody reads, each once."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+
+    def note(self, record: Message, shape: Shape, where: str) -> None:
+        """Take the keys of one object."""
+        for name in unread_keys(record, shape):
+            self.add(name, where)
+
+    def add(self, name: str, where: str) -> None:
+        """Take one key."""
+        if len(self._places) <= MOST_NAMES:
+            self._places.setdefault(name, where)
+
+    def warnings(self) -> tuple[str, ...]:
+        """A sentence about them; none if there are none."""
+        if not self._places:
+            return ()
+        shown_places = list(self._places.items())[:MOST_NAMES]
+        names = ", ".join(f"{shown(name)} (first in {where})" for name, where in shown_places)
+        more = ", and further ones" if len(self._places) > MOST_NAMES else ""
+        return (f"keys that are not read: {names}{more}",)
+
+
+def check_messages(value: object, where: str = "messages", unread: Unread | None = None) -> list[Message]:
+    """A list of at least one message, each in its checked form; raises RequestError for anything else.
+
+    unread: is told of the keys that are not read.
+    """
     if not isinstance(value, list):
         raise wrong(where, value, "a list of messages")
     if not value:
         raise invalid(f"{where} is empty; expected at least one message")
-    return [check_message(message, f"{where}[{index}]") for index, message in enumerate(value)]
+    unread = Unread() if unread is None else unread
+    return [check_message(message, f"{where}[{index}]", unread) for index, message in enumerate(value)]
 
 
-def check_message(value: object, where: str) -> Message:
+def check_message(value: object, where: str, unread: Unread) -> Message:
     """One message in its checked form."""
     record = need_object(value, where, "a message: an object with role and content")
+    unread.note(record, "message", where)
     role = check_role(record, where)
     message: Message = {"role": role}
-    calls = check_tool_calls(record, role, where)
-    message["content"] = check_content(record, role, bool(calls), where)
+    calls = check_tool_calls(record, role, where, unread)
+    message["content"] = check_content(record, role, bool(calls), where, unread)
     if calls:
         message["tool_calls"] = calls
     for key in ("name", "tool_call_id", "reasoning_content"):
         text = optional_string(record, key, f"{where}.{key}")
         if text is not None:
             message[key] = text
+    for key in _REASONING:
+        if isinstance(record.get(key), str):
+            message.setdefault("reasoning_content", record[key])
+        elif record.get(key):
+            unread.add(key, where)
     if record.get("function_call") is not None:
         raise invalid(f"{where}.function_call is the old form of a tool call; give it as tool_calls")
     return message
@@ -62,13 +103,13 @@ def check_role(record: Message, where: str) -> str:
     return ROLE_ALIASES[role]
 
 
-def check_content(record: Message, role: str, has_calls: bool, where: str) -> str:
+def check_content(record: Message, role: str, has_calls: bool, where: str, unread: Unread) -> str:
     """The content as one string: text parts are joined. Only beside tool calls it may be absent."""
     content = record.get("content")
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(_check_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+        return "".join(_check_part(part, f"{where}.content[{index}]", unread) for index, part in enumerate(content))
     if content is not None:
         raise wrong(f"{where}.content", content, "a string or a list of text parts")
     if has_calls:
@@ -82,15 +123,16 @@ def check_content(record: Message, role: str, has_calls: bool, where: str) -> st
     )
 
 
-def _check_part(value: object, where: str) -> str:
+def _check_part(value: object, where: str, unread: Unread) -> str:
     part = need_object(value, where, "a text part: an object with type and text")
+    unread.note(part, "part", where)
     kind = need_string(part, "type", f"{where}.type", '"text"')
     if kind != "text":
         raise invalid(f'{where}.type is {shown(kind)}; expected "text": only text can be read')
     return need_string(part, "text", f"{where}.text")
 
 
-def check_tool_calls(record: Message, role: str, where: str) -> list[dict[str, Any]]:
+def check_tool_calls(record: Message, role: str, where: str, unread: Unread) -> list[dict[str, Any]]:
     """The tool calls of a message, or an empty list. Only an assistant may make them."""
     calls = record.get("tool_calls")
     if calls is None:
@@ -99,11 +141,12 @@ def check_tool_calls(record: Message, role: str, where: str) -> list[dict[str, A
         raise wrong(f"{where}.tool_calls", calls, "a list of tool calls")
     if calls and role != "assistant":
         raise invalid(f"{where}.tool_calls stands in a message of the role {role}; only an assistant calls tools")
-    return [_check_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    return [_check_call(call, f"{where}.tool_calls[{index}]", unread) for index, call in enumerate(calls)]
 
 
-def _check_call(value: object, where: str) -> dict[str, Any]:
+def _check_call(value: object, where: str, unread: Unread) -> dict[str, Any]:
     record = need_object(value, where, "a tool call: an object with id, type and function")
+    unread.note(record, "call", where)
     call: dict[str, Any] = {}
     call_id = optional_string(record, "id", f"{where}.id")
     if call_id is not None:
@@ -114,6 +157,7 @@ def _check_call(value: object, where: str) -> dict[str, Any]:
     if "function" not in record:
         raise missing(f"{where}.function", "an object with name and arguments")
     function = need_object(record["function"], f"{where}.function", "an object with name and arguments")
+    unread.note(function, "function", f"{where}.function")
     name = need_string(function, "name", f"{where}.function.name")
     arguments = check_arguments(function.get("arguments"), f"{where}.function.arguments")
     return {**call, "type": "function", "function": {"name": name, "arguments": arguments}}

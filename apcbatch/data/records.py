@@ -12,13 +12,17 @@ from typing import Any
 import orjson
 
 from apcbatch.data.batch import check_batch
-from apcbatch.data.checks import is_integer, shown, wrong
+from apcbatch.data.checks import invalid, is_integer, shown, wrong
 from apcbatch.data.fields import check_line
-from apcbatch.data.messages import Message, Tool, check_messages, check_tools
-from apcbatch.data.settings import check_settings, shown_tools
+from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
+from apcbatch.data.nulls import settle_line
+from apcbatch.data.settings import Settings, check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
+from apcbatch.data.structure import given_structure
+from apcbatch.data.switches import Switches
+from apcbatch.data.turns import Turn, choose_turns
 from apcbatch.errors import RequestError
-from apcbatch.formats import Format, detect_format
+from apcbatch.formats import Format, Turns, detect_format
 
 
 @dataclass(slots=True)
@@ -27,9 +31,11 @@ class Conversation:
 
     id: the line's own or `line-<n>`. line: counted from 1. messages: in the form of data/messages.py; empty for a
     completion, which has `prompt` instead (text or token ids). custom_id: set only for `batch` lines, which make
-    exactly one request. params: those of max_tokens, temperature, top_p, seed, logprobs and ignore_eos that the line
-    (its body, for `batch`) sets. model: the name that it gives, or None. columns: the line's keys that take no part in
-    the answers. digest: xxh3-128, in hex, of the line as it was read.
+    exactly one request. params: the settings that the line (its body, for `batch`) gives; see Settings. model: the name
+    that it gives, or None. switches: what it tells the template. one_call: it wants one tool call in an answer at most.
+    warnings: sentences about what of its messages is not read. columns: the line's keys that take no part in the
+    answers. digest: xxh3-128, in hex, of the line as it was read. file_line: the file and the line in it, if the input
+    has several files; `line` counts through all of them.
     """
 
     id: str
@@ -41,24 +47,49 @@ class Conversation:
     prompt: str | list[int] | None = None
     params: dict[str, Any] = field(default_factory=dict)
     model: str | None = None
+    switches: Switches = field(default_factory=Switches)
+    one_call: bool = False
+    warnings: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     digest: str = ""
+    file_line: tuple[str, int] | None = None
 
     def request_id(self, turn: int) -> str:
         """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
         return self.custom_id if self.custom_id is not None else f"{self.id}#{turn}"
 
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one request, whatever its messages are: a batch line, or one that continues its last
+        message."""
+        return self.source_format == "batch" or self.switches.continue_final_message
+
+    def requests(self, turns: Turns) -> list[Turn]:
+        """Its requests, in order; RequestError if there is none. A batch line's turn is 1."""
+        if not self.is_single:
+            return choose_turns(self.messages, turns)
+        number = 1 if self.source_format == "batch" else self.place(len(self.messages))
+        return [Turn(number, len(self.messages))]
+
+    def place(self, num_messages: int) -> int:
+        """The number, from 1, of the assistant's message that an answer behind so many messages is, or continues."""
+        made = sum(1 for message in self.messages[:num_messages] if message["role"] == "assistant")
+        return made if self.switches.continue_final_message else made + 1
+
 
 @dataclass(slots=True)
 class BadLine:
-    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest: as for a
-    Conversation. source_format: the line's format, if it has one."""
+    """One input line that cannot be answered. custom_id: of its (first) request, if the line tells it. digest,
+    file_line: as for a Conversation. source_format: the line's format, if it has one. record: what the line holds, if
+    it could be parsed."""
 
     line: int
     error: RequestError
     custom_id: str | None = None
     digest: str = ""
     source_format: Format | None = None
+    record: object = None
+    file_line: tuple[str, int] | None = None
 
 
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -68,7 +99,7 @@ def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversa
     except orjson.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg} at column {error.colno}"
         return BadLine(line, RequestError("invalid_json", message, line))
-    return parse_record(record, line, wanted)
+    return parse_record(settle_line(record) if isinstance(record, dict) else record, line, wanted)
 
 
 def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:
@@ -85,7 +116,7 @@ def parse_record(record: object, line: int, wanted: Format | None = None) -> Con
         return conversation
     except RequestError as error:
         located = RequestError(error.code, error.message, line)
-        return BadLine(line, located, custom_id, source_format=source_format)
+        return BadLine(line, located, custom_id, source_format=source_format, record=record)
 
 
 def _choose_format(record: dict[str, Any], wanted: Format | None) -> Format:
@@ -121,33 +152,58 @@ def _check_id(record: dict[str, Any], line: int) -> str:
 
 
 def _read_messages(record: dict[str, Any], line: int) -> Conversation:
-    messages = check_messages(record["messages"])
-    return _conversation(record, line, messages, check_tools(record.get("tools")), "messages")
+    unread = Unread()
+    messages = check_messages(record["messages"], unread=unread)
+    return _conversation(record, line, messages, check_tools(record.get("tools")), unread, "messages")
 
 
 def _read_sharegpt(record: dict[str, Any], line: int) -> Conversation:
-    messages, tools = check_sharegpt(record)
-    return _conversation(record, line, messages, tools, "sharegpt")
+    unread = Unread()
+    messages, tools = check_sharegpt(record, unread)
+    return _conversation(record, line, messages, tools, unread, "sharegpt")
 
 
 def _conversation(
-    record: dict[str, Any], line: int, messages: list[Message], tools: list[Tool] | None, source_format: Format
+    record: dict[str, Any],
+    line: int,
+    messages: list[Message],
+    tools: list[Tool] | None,
+    unread: Unread,
+    source_format: Format,
 ) -> Conversation:
     """A line that has its settings beside its messages."""
     settings = check_settings(record)
+    tools = shown_tools(record, tools)
+    settings.params.update(given_structure(record, tools))
+    _check_end(messages, settings)
     return Conversation(
         _check_id(record, line),
         line,
         messages,
-        shown_tools(record, tools),
+        tools,
         source_format,
         params=settings.params,
         model=settings.model,
+        switches=settings.switches,
+        one_call=settings.one_call,
+        warnings=unread.warnings(),
     )
+
+
+def _check_end(messages: list[Message], settings: Settings) -> None:
+    """Refuse to continue what is no content of the assistant."""
+    if not settings.switches.continue_final_message:
+        return
+    if not messages or messages[-1]["role"] != "assistant":
+        role = f"of the role {messages[-1]['role']}" if messages else "missing"
+        raise invalid(f"continue_final_message is true, and the last message is {role}; expected assistant")
+    if messages[-1].get("tool_calls"):
+        raise invalid("continue_final_message is true, and the last message ends with tool calls, not with content")
 
 
 def _read_batch(record: dict[str, Any], line: int) -> Conversation:
     body = check_batch(record)
+    _check_end(body.messages, body.settings)
     return Conversation(
         body.custom_id,
         line,
@@ -158,6 +214,9 @@ def _read_batch(record: dict[str, Any], line: int) -> Conversation:
         body.prompt,
         body.settings.params,
         body.settings.model,
+        body.settings.switches,
+        body.settings.one_call,
+        body.warnings,
     )
 
 

@@ -10,31 +10,33 @@ from typing import Any
 import orjson
 
 from apcbatch.data.checks import invalid, need_object, need_string, one_of, optional_string, shown, wrong
-from apcbatch.data.messages import Message, Tool, check_tools, parse_object
+from apcbatch.data.messages import Message, Tool, Unread, check_tools, parse_object
 from apcbatch.formats import SPEAKERS
 
 _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
 
 
-def check_sharegpt(record: dict[str, Any]) -> tuple[list[Message], list[Tool] | None]:
+def check_sharegpt(record: dict[str, Any], unread: Unread) -> tuple[list[Message], list[Tool] | None]:
     """The (messages, tools) of a record with `conversations`; RequestError for anything malformed.
 
-    The record may also have `system`, a text, and `tools`, a list or the JSON text of one.
+    The record may also have `system`, a text, and `tools`, a list or the JSON text of one. unread: is told of the keys
+    of messages that are not read.
     """
     value = record["conversations"]
     if not isinstance(value, list):
         raise wrong("conversations", value, "a list of objects with from and value")
     if not value:
         raise invalid("conversations is empty; expected at least one message")
-    messages = [_check_spoken(item, f"conversations[{index}]") for index, item in enumerate(value)]
+    messages = [_check_spoken(item, f"conversations[{index}]", unread) for index, item in enumerate(value)]
     system = optional_string(record, "system", "system")
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return messages, check_tools(_parse_tools(record.get("tools")))
 
 
-def _check_spoken(value: object, where: str) -> Message:
+def _check_spoken(value: object, where: str, unread: Unread) -> Message:
     record = need_object(value, where, "an object with from and value")
+    unread.note(record, "spoken", where)
     speaker = need_string(record, "from", f"{where}.from", one_of(_MAIN_SPEAKERS))
     if speaker not in SPEAKERS:
         raise invalid(f"{where}.from is {shown(speaker)}; expected {one_of(_MAIN_SPEAKERS)}")

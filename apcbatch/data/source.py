@@ -1,66 +1,55 @@
-"""An input as a stream of conversations: JSON lines, or rows of parquet, arrow and Hugging Face datasets.
+"""INPUT as a stream of conversations: lines and documents of JSON, rows of tables and of Hugging Face datasets.
 
-Must not know: templates, tokens, jobs. Invariant: only the current line is held, or the current batch of rows of the
-library that reads them.
+Must not know: templates, tokens, jobs. Invariants: only the current line is held, or the current batch of rows; lines
+are numbered through all files, as `cat` would join them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
-import orjson
 import xxhash
 
+from apcbatch.data.address import shown_address
 from apcbatch.data.columns import UnusedColumns
 from apcbatch.data.faults import Faults
-from apcbatch.data.lines import (
-    DEFAULT_MAX_LINE_BYTES,
-    STDIN,
-    BrokenEnd,
-    LongLine,
-    check_readable,
-    read_lines,
-)
+from apcbatch.data.files import STDIN, Stream, check_readable, open_stream, reason
+from apcbatch.data.hub import hub_errors, is_hub, open_hub
+from apcbatch.data.inputs import Inputs, find_inputs
+from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, LongLine, read_lines
 from apcbatch.data.records import BadLine, Conversation, parse_line, parse_record
-from apcbatch.errors import RequestError, UsageError
+from apcbatch.data.tables import open_table, rows_in, table_errors
+from apcbatch.errors import ErrorCode, RequestError, UsageError
 from apcbatch.formats import FORMAT_CHOICES, Format
 
-HUB_PREFIX = "hf:"
-_ROW_SUFFIXES = {".parquet": "parquet", ".arrow": "arrow"}
-_JSON_COLUMNS = ("messages", "conversations", "tools", "body")
+Record = Conversation | BadLine
+Warn = Callable[[str], None]
 
 
 def open_source(
-    spec: str,
+    inputs: Inputs | str,
     format: str = "auto",
     max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
-    warn: Callable[[str], None] = lambda sentence: None,
-) -> Iterator[Conversation | BadLine]:
+    warn: Warn = lambda sentence: None,
+) -> Iterator[Record]:
     """Every line of the input as a Conversation or a BadLine, lazily and in order.
 
-    spec: a path (`.gz`, `.zst`: compressed JSON lines; `.parquet`, `.arrow`: rows), `-` for stdin, or
-    `hf:org/name[:split]`. format: one of FORMAT_CHOICES; `auto` decides line by line, by the keys. An input that cannot
-    be read further ends in a BadLine that says so, and warn gets the same sentence. warn is told of columns too that
-    take no part in the answers. Raises UsageError at once for an input that is not there. While iterating, raises it
-    for an input of which nothing can be read, or whose first hundred lines all fail in the same way.
+    inputs: what find_inputs has found, or one name for it. format: one of FORMAT_CHOICES; `auto` decides line by line,
+    by the keys. A file that cannot be read further ends in a BadLine that says so, and warn gets the same sentence.
+    warn is told of columns too that take no part in the answers. Raises UsageError at once for an input that is not
+    there, or a table that is none. While iterating, raises it if of the first file nothing can be read, or its first
+    hundred lines all fail in the same way; another such file ends in a BadLine.
     """
     if format not in FORMAT_CHOICES:
         raise UsageError(f"the input format is {format!r}; expected one of {', '.join(FORMAT_CHOICES)}")
-    wanted = None if format == "auto" else cast(Format, format)
-    if spec.startswith(HUB_PREFIX):
-        return _watched(_read_rows(spec, _open_hub(spec), wanted, warn), warn)
-    check_readable(spec)
-    builder = _ROW_SUFFIXES.get(Path(spec).suffix.lower()) if spec != STDIN else None
-    if builder is not None:
-        return _watched(_read_rows(spec, _open_file(spec, builder), wanted, warn), warn)
-    return _watched(_read_json(spec, wanted, max_line_bytes, warn), warn)
+    found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
+    reader = _Reader(None if format == "auto" else cast(Format, format), max_line_bytes, warn)
+    return _watched(reader.read(found.files, {name: reader.begin(name) for name in found.files}), warn)
 
 
-def _watched(
-    records: Iterator[Conversation | BadLine], warn: Callable[[str], None]
-) -> Iterator[Conversation | BadLine]:
+def _watched(records: Iterator[Record], warn: Warn) -> Iterator[Record]:
     """The same records; warn is told of columns that take no part in the answers."""
     unused = UnusedColumns(warn)
     for record in records:
@@ -69,26 +58,127 @@ def _watched(
         yield record
 
 
-def _read_json(
-    spec: str, wanted: Format | None, max_line_bytes: int, warn: Callable[[str], None]
-) -> Iterator[Conversation | BadLine]:
-    faults = Faults(spec)
-    for line, data in read_lines(spec, max_line_bytes):
-        record: Conversation | BadLine
-        if isinstance(data, LongLine):
-            message = f"the line holds {data.num_bytes:,} bytes; at most {max_line_bytes:,} are read: split it"
-            record = BadLine(line, RequestError("invalid_json", message, line))
-        elif isinstance(data, BrokenEnd):
-            warn(data.reason)
-            yield _signed(BadLine(line, RequestError("invalid_json", data.reason, line)), data.reason.encode())
+class _Reader:
+    """Reads one file after the other. before: lines of the files before the current one. line: the current one's latest
+    line."""
+
+    def __init__(self, wanted: Format | None, max_line_bytes: int, warn: Warn) -> None:
+        self._wanted, self._max_line_bytes, self._warn = wanted, max_line_bytes, warn
+        self._before = self._line = 0
+
+    def begin(self, name: str) -> Iterable[Any] | None:
+        """Whatever can be known at once to be unreadable is refused. The rows of a dataset, which must be opened."""
+        if is_hub(name):
+            return rows_in(open_hub(name))
+        check_readable(name)
+        if os.path.isfile(name):
+            with open_stream(name) as stream:
+                if kind := stream.table:
+                    _table(stream, name, kind)
+        return None
+
+    def read(self, files: Iterable[str], rows: dict[str, Iterable[Any] | None]) -> Iterator[Record]:
+        """The records of all files; each says where it stands if there are several."""
+        several = len(rows) > 1
+        for number, name in enumerate(files):
+            shown = shown_address(name)
+            try:
+                for record in self._records(name, shown, rows[name]):
+                    record.file_line = (shown, self._line) if several else None
+                    yield record
+            except UsageError as error:
+                if not number:
+                    raise
+                self._warn(str(error))
+                self._line += 1
+                record = self._broken(str(error), "invalid_request")
+                record.file_line = (shown, self._line)
+                yield record
+            self._before, self._line = self._before + self._line, 0
+
+    def _records(self, name: str, shown: str, rows: Iterable[Any] | None) -> Iterator[Record]:
+        faults = Faults(shown)
+        if rows is not None:
+            yield from self._rows(shown, rows, faults, hub_errors())
             return
-        else:
-            record = parse_line(data, line, wanted)
-        _note(faults, record, data if isinstance(data, bytes) else b"")
-        yield _signed(record, data if isinstance(data, bytes) else message.encode())
+        try:
+            with open_stream(name) as stream:
+                kind = stream.table
+                if kind is None:
+                    yield from self._lines(shown, stream, faults)
+                else:
+                    rows = rows_in(_table(stream, shown, kind))
+                    yield from self._rows(shown, rows, faults, table_errors())
+        except OSError as error:  # before the first line
+            raise UsageError(f"cannot read {shown}: {reason(error)}") from None
+
+    def _lines(self, name: str, stream: Stream, faults: Faults) -> Iterator[Record]:
+        for number, data in read_lines(name, stream.chunks(), self._max_line_bytes):
+            self._line = number
+            if data == b"":
+                continue
+            if isinstance(data, BrokenEnd):
+                self._warn(data.reason)
+                yield self._broken(data.reason, "invalid_json")
+                return
+            line = self._before + self._line
+            if isinstance(data, LongLine):
+                limit = f"at most {self._max_line_bytes:,} are read"
+                message = f"the line holds {data.num_bytes:,} bytes; {limit}: split it"
+                record: Record = BadLine(line, RequestError("invalid_json", message, line))
+                data = message.encode()
+                _note(faults, record)
+            else:
+                record = parse_line(data, line, self._wanted)
+                _note(faults, record, data)
+            yield _signed(record, data)
+
+    def _rows(
+        self, name: str, rows: Iterable[Any], faults: Faults, errors: tuple[type[Exception], ...]
+    ) -> Iterator[Record]:
+        """The records of the rows. What a library raises where a table breaks off is a BadLine."""
+        try:
+            for number, row in enumerate(rows, start=1):
+                self._line = number
+                record = _read_row(row, self._before + self._line, self._wanted)
+                _note(faults, record)
+                yield record
+        except errors as error:
+            sentence = f"{name} cannot be read further after row {self._line}: {_first_line(error)}"
+            if not self._line:
+                raise UsageError(sentence) from None
+            self._warn(sentence)
+            self._line += 1
+            yield self._broken(sentence, "invalid_request")
+
+    def _broken(self, sentence: str, code: ErrorCode) -> BadLine:
+        """What stands for the rest of a file, at the current line."""
+        line = self._before + self._line
+        record = BadLine(line, RequestError(code, sentence, line))
+        _signed(record, sentence.encode())
+        return record
 
 
-def _note(faults: Faults, record: Conversation | BadLine, data: bytes = b"") -> None:
+def _table(stream: Stream, name: str, kind: str) -> Iterator[Any]:
+    """The batches of a table; UsageError if it is none."""
+    if not stream.raw.seekable():
+        source = "standard input" if name == STDIN else name
+        raise UsageError(f"{source} holds a table ({kind}), which cannot be read from a stream; give the file itself")
+    try:
+        return open_table(stream.raw, kind)
+    except table_errors() as error:
+        raise UsageError(f"cannot read {name} as {kind}: {_first_line(error)}") from None
+
+
+def _read_row(row: object, line: int, wanted: Format | None) -> Record:
+    try:
+        return _signed(parse_record(row, line, wanted), ascii(row).encode())
+    except RecursionError:
+        message = "the row is nested too deeply"
+        return _signed(BadLine(line, RequestError("invalid_request", message, line)), message.encode())
+
+
+def _note(faults: Faults, record: Record, data: bytes = b"") -> None:
     """Tell how a line went."""
     if isinstance(record, BadLine):
         faults.note(record.error, data, record.source_format is not None)
@@ -96,108 +186,10 @@ def _note(faults: Faults, record: Conversation | BadLine, data: bytes = b"") -> 
         faults.note(None)
 
 
-def _signed(record: Conversation | BadLine, data: bytes) -> Conversation | BadLine:
+def _signed(record: Record, data: bytes) -> Record:
     """The record with the digest of what it was made from."""
     record.digest = xxhash.xxh3_128_hexdigest(data)
     return record
-
-
-def _read_rows(
-    spec: str, rows: Iterable[Any], wanted: Format | None, warn: Callable[[str], None]
-) -> Iterator[Conversation | BadLine]:
-    line, faults = 0, Faults(spec)
-    try:
-        for line, row in enumerate(rows, start=1):
-            record = _read_row(row, line, wanted)
-            _note(faults, record)
-            yield record
-    except _dataset_errors() as error:
-        reason = f"{spec} cannot be read further after row {line}: {_first_line(error)}"
-        if not line:
-            raise UsageError(reason) from None
-        warn(reason)
-        yield _signed(BadLine(line + 1, RequestError("invalid_request", reason, line + 1)), reason.encode())
-
-
-def _read_row(row: object, line: int, wanted: Format | None) -> Conversation | BadLine:
-    try:
-        return _signed(parse_record(_plain_row(row), line, wanted), ascii(row).encode())
-    except RecursionError:
-        message = "the row is nested too deeply"
-        return _signed(BadLine(line, RequestError("invalid_request", message, line)), message.encode())
-
-
-def _plain_row(row: object) -> object:
-    """A row as its JSON line would be: a null in a column or field means that it is absent, and JSON text is parsed.
-
-    A column has one type for all rows, so absent fields come as nulls, and mixed ones are often stored as text.
-    """
-    plain = _without_nulls(row)
-    if isinstance(plain, dict):
-        for key in _JSON_COLUMNS:
-            if isinstance(plain.get(key), str):
-                try:
-                    plain[key] = orjson.loads(plain[key])
-                except ValueError:
-                    continue
-    return plain
-
-
-def _without_nulls(value: object) -> object:
-    if isinstance(value, dict):
-        return {str(key): _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, (list, tuple)):
-        return [_without_nulls(item) for item in value]
-    return value
-
-
-def _open_file(spec: str, builder: str) -> Iterable[Any]:
-    """The rows of one parquet or arrow file, through `datasets` in streaming mode."""
-    from datasets.load import load_dataset
-
-    try:
-        name = str(Path(spec).resolve())
-        for character in "[*?":  # a file name is a pattern there
-            name = name.replace(character, f"[{character}]")
-        return cast(Iterable[Any], load_dataset(builder, data_files=[name], split="train", streaming=True))
-    except _dataset_errors() as error:
-        raise UsageError(f"cannot read {spec} as {builder}: {_first_line(error)}") from None
-
-
-def _open_hub(spec: str) -> Iterable[Any]:
-    """The rows of `hf:org/name[:split]`; without a split, the only one or `train`."""
-    name, _, split = spec.removeprefix(HUB_PREFIX).partition(":")
-    if not name:
-        raise UsageError(f"{spec} names no dataset; expected hf:org/name or hf:org/name:split")
-    from datasets.load import load_dataset
-
-    try:
-        loaded = load_dataset(name, split=split or None, streaming=True)
-    except _dataset_errors() as error:
-        raise UsageError(
-            f"cannot open {spec}: {_first_line(error)}; check the name, the split and the network, "
-            "or download the dataset and give its parquet file"
-        ) from None
-    if not isinstance(loaded, dict):
-        return cast(Iterable[Any], loaded)
-    if len(loaded) == 1:
-        return cast(Iterable[Any], next(iter(loaded.values())))
-    if "train" not in loaded:
-        raise UsageError(
-            f"{spec} has the splits {', '.join(map(str, loaded))}; choose one: {spec}:{next(iter(loaded))}"
-        )
-    return cast(Iterable[Any], loaded["train"])
-
-
-def _dataset_errors() -> tuple[type[Exception], ...]:
-    """What `datasets` may raise for an input that is absent, damaged or out of reach."""
-    from datasets.exceptions import DatasetsError
-    from pyarrow.lib import ArrowException
-
-    return (
-        OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, RuntimeError,
-        EOFError, MemoryError, ArrowException, DatasetsError,
-    )  # fmt: skip
 
 
 def _first_line(error: Exception) -> str:

@@ -6,12 +6,14 @@ own (data/template_process.py), and whatever goes wrong there becomes a RequestE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from apcbatch.data.messages import Message, Tool
+from apcbatch.data.switches import Switches
 from apcbatch.data.template_process import BeyondBounds, InvalidTemplate, Outcome, TemplateProcess
 from apcbatch.data.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
@@ -19,18 +21,34 @@ from apcbatch.regular_files import read_regular_file
 
 FALLBACK_NAME = "chat_template.jinja"
 SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
+NO_TEMPLATE = (
+    "the model has no chat template; conversations are rendered with apcbatch's plain one, which it was not trained "
+    f"on, so that answers may be poor: put the {FALLBACK_NAME} that the model was trained with into its folder. "
+    "(Completions need none.)"
+)
 _PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
+_NO_SWITCHES = Switches()
+# Put behind the content that is to be continued; the prompt ends before it. Private-use characters, and a blank that
+# shows whether the template trims.
+_MARK = "\ue0a9\ue0ad\ue0b8 "
 
 
 class ChatTemplate:
     """The chat template of a tokenizer, or the fallback if it has none.
 
-    fallback: the text of the template for models without one. warn: called once, at the first conversation, if the
-    fallback is used. Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a
-    short conversation.
+    fallback: the text of the template for models without one. warn: called once if the fallback is used: when
+    `announce` is called, else at the first conversation. variables: of the run, which those of a request win over.
+    Raises ModelError for a template that cannot be compiled, or that exceeds its time or memory on a short
+    conversation.
     """
 
-    def __init__(self, tokenizer: Tokenizer, fallback: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        fallback: str,
+        warn: Callable[[str], None],
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         self._source = tokenizer.source
         self._warn: Callable[[str], None] | None = warn
         self._own = bool(self._source.chat_template)
@@ -38,31 +56,59 @@ class ChatTemplate:
         self._variables: dict[str, Any] = dict(self._source.special_tokens_map)
         if not self._own:
             self._variables["add_bos"] = tokenizer.begins_with_bos
+        self._run_variables = dict(variables or {})
         self._processes: dict[str, TemplateProcess] = {}
         self._probe()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
-        """The text of the prompt: the messages and the generation prompt.
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the model has no template of its own."""
+        return not self._own
+
+    def announce(self) -> None:
+        """Say, the first time, that conversations are rendered with the fallback, if that is so."""
+        if self.is_fallback and self._warn is not None:
+            self._warn(NO_TEMPLATE)
+            self._warn = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The texts of the templates that conversations are rendered with."""
+        chosen = self._source.chat_template if self._own else self._fallback
+        texts = chosen.values() if isinstance(chosen, dict) else [chosen]
+        return tuple(text for text in texts if isinstance(text, str))
+
+    def reads(self, name: str) -> bool:
+        """Whether the template has this name in it; one that has not cannot read a variable of this name."""
+        return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self.sources)
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, switches: Switches = _NO_SWITCHES
+    ) -> str:
+        """The text of the prompt: the messages and, if the switches say nothing else, the generation prompt.
 
         Raises RequestError invalid_request with the template's own words if it refuses the conversation, or with the
         bound that it exceeds.
         """
-        [outcome] = self.texts(messages, tools, [len(messages)])
+        [outcome] = self.texts(messages, tools, [len(messages)], switches)
         if isinstance(outcome, RequestError):
             raise outcome
         return outcome
 
     def texts(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        counts: Sequence[int],
+        switches: Switches = _NO_SWITCHES,
     ) -> Iterator[str | RequestError]:
         """For each count, the text of the prompt after that many messages, or the error."""
-        if not self._own and self._warn is not None:
-            self._warn(
-                "the model has no chat template; conversations are rendered with apcbatch's plain one "
-                f"({FALLBACK_NAME}): give the model folder a {FALLBACK_NAME} to use another"
-            )
-            self._warn = None
-        for count, outcome in zip(counts, self._outcomes(messages, tools, counts), strict=True):
+        self.announce()
+        if switches.continue_final_message:
+            messages = with_mark(messages)
+        for count, outcome in zip(counts, self._outcomes(messages, tools, counts, switches), strict=True):
+            if switches.continue_final_message and isinstance(outcome, str):
+                outcome = before_mark(outcome)
             if isinstance(outcome, str) or (isinstance(outcome, RequestError) and outcome.code != "invalid_request"):
                 yield outcome
             else:
@@ -70,12 +116,18 @@ class ChatTemplate:
                 yield RequestError("invalid_request", message)
 
     def _outcomes(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int]
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], switches: Switches
     ) -> Iterator[Outcome]:
         """The texts from the template. Unlike `apply_chat_template`, it takes an empty history too."""
+        variables = {
+            **self._run_variables,
+            **switches.variables,
+            "documents": switches.documents,
+            "add_generation_prompt": switches.add_generation_prompt,
+        }
         try:
             process = self._process(bool(tools))
-            yield from process.texts(messages, list(tools) if tools else None, counts)
+            yield from process.texts(messages, list(tools) if tools else None, counts, variables)
         except (RequestError, InvalidTemplate) as error:  # before the first of them
             yield from repeat(error, len(counts))
 
@@ -97,7 +149,7 @@ class ChatTemplate:
     def _probe(self) -> None:
         """Try the template, so that a broken one is reported once and not for every conversation."""
         where = f"the model's chat template, in {self._source.name_or_path},"
-        [outcome] = self._outcomes(_PROBE, None, [len(_PROBE)])
+        [outcome] = self._outcomes(_PROBE, None, [len(_PROBE)], _NO_SWITCHES)
         if isinstance(outcome, InvalidTemplate):
             raise ModelError(f"{where} is not valid Jinja: {outcome}; restore the file as the model was published")
         if isinstance(outcome, BeyondBounds):
@@ -105,6 +157,20 @@ class ChatTemplate:
         if isinstance(outcome, RequestError) and outcome.code == "context_length_exceeded":
             raise ModelError(f"{where} cannot be used for one short message: {outcome}; give the model another one")
         # A template may refuse the probe; then the real conversations show whether it works.
+
+
+def with_mark(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the mark behind the content of the last one."""
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _MARK}]
+
+
+def before_mark(text: str) -> str | RequestError:
+    """The text before the mark, as transformers cuts it: if the template trims the content, the text is trimmed too."""
+    place = text.rfind(_MARK.strip())
+    if place < 0:
+        message = "continue_final_message is true, and the chat template leaves out the end of the last message"
+        return RequestError("invalid_request", message)
+    return text[:place] if text.startswith(_MARK, place) else text[:place].rstrip()
 
 
 def read_fallback(path: str | Path | None) -> str:

@@ -39,6 +39,7 @@ from apcbatch.data.template_frames import (
 
 # Names under which a message's reasoning comes; the first is what most templates read, `thinking` what some do.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_NONE: Mapping[str, Any] = {}
 
 
 def environment() -> ImmutableSandboxedEnvironment:
@@ -70,22 +71,21 @@ class Template:
             self.failure = (INVALID, str(error).strip() or type(error).__name__)
 
     def answers(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, counts: Sequence[int]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        counts: Sequence[int],
+        own: Mapping[str, Any] = _NONE,
     ) -> Iterator[tuple[bytes, str]]:
-        """A letter and a text for each count of first messages, whatever the template does."""
+        """A letter and a text for each count of first messages, whatever the template does. own: variables of this
+        request, which win over those of the template."""
         messages = [_with_reasoning(message) for message in messages]
         for count in counts:
-            yield self.failure or self._answer(messages[:count], tools)
+            yield self.failure or self._answer({**self._variables, **own, "messages": messages[:count], "tools": tools})
 
-    def _answer(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> tuple[bytes, str]:
+    def _answer(self, variables: dict[str, Any]) -> tuple[bytes, str]:
         try:
-            text = self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=True,
-                **self._variables,
-            )
+            text = self._template.render(variables)
             text.encode()
         except MemoryError:
             return NO_MEMORY, ""

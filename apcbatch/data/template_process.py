@@ -55,14 +55,19 @@ class TemplateProcess:
         self._finish: Callable[[], object] = lambda: None
 
     def texts(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, counts: Sequence[int]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        counts: Sequence[int],
+        variables: Mapping[str, Any] | None = None,
     ) -> Iterator[Outcome]:
-        """For each count, the text for that many first messages, or what is wrong with it.
+        """For each count, the text for that many first messages, or what is wrong with it. variables: what the template
+        sees beside them for this request.
 
         Texts are made while the earlier ones are used. Raises RequestError for messages that no template can be given.
         A child that is left before its last answer is ended, so that no answer is taken for another's.
         """
-        request = _framed((list(messages), tools, list(counts)))
+        request = _framed((list(messages), tools, list(counts), dict(variables or {})))
         child, self._child = self._child or self._begin(), None
         finish = self._finish
         missing = len(counts)

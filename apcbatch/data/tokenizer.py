@@ -1,19 +1,22 @@
 """The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
 
-Must not know: conversations, templates, requests. It is built on `transformers` (no remote code, nothing fetched),
-which is imported when a tokenizer is loaded. That does not import torch if the folder has a tokenizer.json.
+Must not know: conversations, templates, requests. A tokenizer.json is read as it is where nothing beside it changes it
+(data/plain_tokenizer.py); other folders are read by `transformers` (no remote code, nothing fetched), which is imported
+only then. That does not import torch if the folder has a tokenizer.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
+from apcbatch.data.plain_tokenizer import read_plain
 from apcbatch.errors import ModelError
 from apcbatch.regular_files import open_regular_file, read_regular_file
 from apcbatch.values import brief
@@ -21,14 +24,14 @@ from apcbatch.values import brief
 if TYPE_CHECKING:
     import tokenizers
 
-# Kept when an answer is decoded, even if a tokenizer counts them as special: they enclose its tool calls.
-KEPT_MARKERS = ("<tool_call>", "</tool_call>")
 # The first is read as it is; the others are converted by `transformers`, which takes longer to import then.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_FILE_BYTES = 256 << 20
 _MOST_IDS = 1 << 31
+# Where transformers 5 keeps the form of a model's answers; the first is the older name.
+_ANSWER_SCHEMAS = ("response_schema", "response_template")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 T = TypeVar("T")
@@ -37,27 +40,46 @@ T = TypeVar("T")
 class Tokenizer:
     """Encodes and decodes text for one model.
 
+    source: a PlainTokenizer, or a tokenizer of `transformers`; it has the named tokens and the chat template.
     eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern of the
-    added tokens that split a text before anything else looks at it, or None; see data/sharing.py.
+    added tokens that split a text before anything else looks at it, or None; see data/sharing.py. answer_schema: the
+    text of what the checkpoint says of the form of its answers, or nothing.
     """
 
-    def __init__(self, transformers_tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int] = ()) -> None:
-        self.source = transformers_tokenizer
+    reads_text = True
+
+    def __init__(
+        self,
+        source: Any,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        answer_schema: str = "",
+    ) -> None:
+        self.source = source
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self._backend: tokenizers.Tokenizer = transformers_tokenizer.backend_tokenizer
+        self.answer_schema = answer_schema
+        self._backend: tokenizers.Tokenizer = source.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
-        self._dropped_ids = {
-            number for number, token in added.items() if token.special and token.content not in KEPT_MARKERS
-        }
+        self.added_texts = tuple(token.content for token in added.values())
+        self._special = {number: token.content for number, token in added.items() if token.special}
+        self._dropped_ids = set(self._special)
         splitting = [
             re.escape(token.content)
             for token in sorted(added.values(), key=lambda token: -len(token.content))
             if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
         ]
         self.markers = re.compile("|".join(splitting)) if splitting else None
+
+    def check_text(self, what: str) -> None:
+        """Raise RequestError if there is no tokenizer for what is named: see data/no_tokenizer.py."""
+
+    def keep(self, markers: Iterable[str]) -> None:
+        """Keep these texts when an answer is decoded, even if they are special tokens."""
+        kept = set(markers)
+        self._dropped_ids = {number for number, text in self._special.items() if text not in kept}
 
     def encode(self, text: str) -> tokenizers.Encoding:
         """The tokens of a rendered text with their places in it, without special tokens around them."""
@@ -85,8 +107,12 @@ class Tokenizer:
         ids = self.encode_prompt("a")
         return bool(ids) and ids[0] == self.source.bos_token_id
 
+    def drops(self, token_id: int) -> bool:
+        """Whether a token is special, so that it has no part in an answer's text."""
+        return token_id in self._dropped_ids
+
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
+        """The text of an answer, without special tokens that nobody keeps. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
         return self._backend.decode(kept, skip_special_tokens=False)
 
@@ -97,20 +123,26 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
     _check_files(folder)
-    config = _read_json(folder / "config.json")
-    vocab_size = config.get("vocab_size")
-    if not isinstance(vocab_size, int) or isinstance(vocab_size, bool) or not 0 < vocab_size <= _MOST_IDS:
-        vocab_size = None
+    vocab_size = read_vocab_size(folder)
     source = _guarded(folder, lambda: _load_source(folder))
-    eos_token_ids = _eos_token_ids(folder, config, source.eos_token_id)
+    eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
     return _guarded(
         folder,
         lambda: Tokenizer(
             source,
             vocab_size or source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
             eos_token_ids,
+            _answer_schema(folder),
         ),
     )
+
+
+def read_vocab_size(folder: Path) -> int | None:
+    """The number of token ids that config.json gives, or None."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
+        return None
+    return size
 
 
 def _check_files(folder: Path) -> None:
@@ -146,6 +178,9 @@ def _guarded(folder: Path, load: Callable[[], T]) -> T:
 def _load_source(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
+    plain = read_plain(folder)
+    if plain is not None:
+        return plain
     from transformers import PreTrainedTokenizerFast
 
     if (folder / "tokenizer.json").is_file():
@@ -158,11 +193,11 @@ def _load_source(folder: Path) -> Any:
     return source
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | None) -> list[int]:
+def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
     """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
     for name, holder in (
-        ("generation_config.json", _read_json(folder / "generation_config.json")),
-        ("config.json", config),
+        ("generation_config.json", read_json(folder / "generation_config.json")),
+        ("config.json", read_json(folder / "config.json")),
         ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
     ):
         value = holder.get("eos_token_id")
@@ -177,11 +212,21 @@ def _eos_token_ids(folder: Path, config: dict[str, Any], tokenizer_eos: int | No
     return []
 
 
+def _answer_schema(folder: Path) -> str:
+    """What tokenizer_config.json says of the form of answers, as JSON text without the backslashes of its patterns.
+
+    It is only looked through for markers: its patterns are the checkpoint's own and could run without end.
+    """
+    config = read_json(folder / "tokenizer_config.json")
+    found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]
+    return json.dumps(found, ensure_ascii=False).replace("\\", "") if found else ""
+
+
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file."""
     try:
         value = orjson.loads(read_regular_file(path, _MAX_FILE_BYTES))

@@ -35,13 +35,31 @@ def choose_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
         return [_last_turn(messages)]
     if messages[-1]["role"] != "assistant":
         ends.append(len(messages))
-    if sum(ends) > MAX_RENDERED_MESSAGES:
+    chosen = [Turn(number, end) for number, end in enumerate(ends, start=1)]
+    _check_rendered(chosen)
+    return chosen
+
+
+def recorded_turns(messages: Sequence[Message], turns: Turns) -> list[Turn]:
+    """The turns whose answer is recorded: each of them, or the last one. Raises RequestError if there is none, and for
+    more than can be rendered."""
+    ends = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if not ends:
+        raise RequestError("invalid_request", "no message is from the assistant; there is no recorded answer to score")
+    chosen = [Turn(number, end) for number, end in enumerate(ends, start=1)]
+    chosen = chosen[-1:] if turns == "last" else chosen
+    _check_rendered(chosen)
+    return chosen
+
+
+def _check_rendered(turns: Sequence[Turn]) -> None:
+    total = sum(turn.num_messages for turn in turns)
+    if total > MAX_RENDERED_MESSAGES:
         raise RequestError(
             "invalid_request",
-            f"the {len(ends):,} turns have {sum(ends):,} messages before them in all; at most "
+            f"the {len(turns):,} turns have {total:,} messages before them in all; at most "
             f"{MAX_RENDERED_MESSAGES:,} are rendered for one line: split the conversation, or give --turns last",
         )
-    return [Turn(number, end) for number, end in enumerate(ends, start=1)]
 
 
 def _last_turn(messages: Sequence[Message]) -> Turn:

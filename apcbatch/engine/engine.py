@@ -15,7 +15,7 @@ import torch
 from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters
-from apcbatch.engine.failures import failed_pass, no_room, not_finite
+from apcbatch.engine.failures import failed_pass, no_room
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
@@ -23,7 +23,7 @@ from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, Pass
-from apcbatch.engine.scheduler import Scheduler
+from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, serve
 from apcbatch.engine.snapshots import Snapshots
@@ -98,10 +98,11 @@ class Engine:
         num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if keeps_snapshots(policy) else 0
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
-        arena = make_arena(layout, max_running + num_snapshots, num_pages, place)
+        num_live = num_live_slots(max_running)
+        arena = make_arena(layout, num_live + num_snapshots, num_pages, place)
         self._model = load_model(folder, config, DTYPES[dtype], arena, backend_for(place, exact))
         pages = PagePool(num_pages)
-        slots = range(max_running, max_running + num_snapshots)
+        slots = range(num_live, num_live + num_snapshots)
         self._store = None
         if store is not None and keeps_snapshots(policy):
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
@@ -150,7 +151,7 @@ class Engine:
     @property
     def num_unfinished(self) -> int:
         """Requests that were submitted and not yet handed back."""
-        return len(self._scheduler.waiting) + len(self._scheduler.running) + len(self._failed)
+        return len(self._scheduler.waiting) + self._scheduler.num_begun + len(self._failed)
 
     @property
     def wants_more(self) -> bool:
@@ -200,9 +201,10 @@ class Engine:
         try:
             broken = extend_answers(current, self.eos_token_ids, self._arena)
         except Exception as error:
-            return results + self._fail(current.chunks, failed_pass(error))
-        results += self._fail(broken, not_finite())
-        chunks = [chunk for chunk in current.chunks if chunk not in broken]
+            return results + self._fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
+        results += self._fail(current, broken)
+        failed = _requests_of(broken)
+        chunks = [chunk for chunk in current.chunks if chunk.sequence not in failed]
         if not chunks:
             return results
         for chunk in chunks:
@@ -211,7 +213,7 @@ class Engine:
         for chunk in chunks:
             self._scheduler.advance(chunk)
             self._snapshots.cover(chunk)
-        return results + [self._finish(chunk.sequence) for chunk in chunks if chunk.sequence.finish_reason]
+        return results + [result for chunk in chunks for result in self._finish(chunk.sequence)]
 
     def drop_waiting(self) -> None:
         """Drop what has not begun; what runs goes on."""
@@ -221,8 +223,9 @@ class Engine:
         """Drop everything that is not finished."""
         self.drop_waiting()
         self._failed.clear()
-        for sequence in list(self._scheduler.running):
-            self._end(sequence)
+        begun = [sequence.siblings for sequence in self._scheduler.running]
+        for siblings in [*begun, *(forks.sequences for forks in self._scheduler.forks)]:
+            self._end_request(siblings)
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
         """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
@@ -281,21 +284,48 @@ class Engine:
                 chunk.sequence.decode_s += spent
                 self._counters.seconds["decode"] += spent
 
-    def _finish(self, sequence: Sequence) -> Result:
-        self._snapshots.complete(sequence)
-        self._end(sequence)
-        return sequence.result()
+    def _finish(self, sequence: Sequence) -> list[Result]:
+        """End a sequence that has its last token; the result of its request, if that was the last answer to come."""
+        if sequence.finish_reason:
+            self._snapshots.complete(sequence)
+            self._end(sequence)
+        forks = sequence.forks
+        if forks is None:
+            return [sequence.result()] if sequence.finish_reason else []
+        if forks.delivered or not forks.finished:
+            return []
+        forks.delivered = True
+        return [sequence.result()]
 
     def _end(self, sequence: Sequence) -> None:
-        """Free what a sequence holds; a pass that was begun goes on without it."""
+        """Free what a sequence holds, if it runs; a pass that was begun goes on without it."""
+        if not sequence.is_running:
+            return
         self._scheduler.finish(sequence)
         if self._next is not None:
             self._next.leave_out(sequence)
             self._next = self._next if self._next.chunks else None
 
-    def _fail(self, chunks: list[Chunk], failure: RequestError) -> list[Result]:
-        """Give back what chunks held, without a word to the pool or the store; their requests become error records."""
-        for chunk in chunks:
-            self._snapshots.cancel(chunk)
-            self._end(chunk.sequence)
-        return [chunk.sequence.failure(failure) for chunk in chunks]
+    def _end_request(self, siblings: list[Sequence]) -> None:
+        """Free what all answers of a request hold."""
+        for sequence in siblings:
+            self._end(sequence)
+        if siblings[0].forks is not None:
+            self._scheduler.drop_answers(siblings[0].forks)
+
+    def _fail(self, current: Pass, failures: dict[Chunk, RequestError]) -> list[Result]:
+        """Give back what chunks of a pass held, and their requests' other answers, without a word to the pool or the
+        store; the requests become error records."""
+        failed = _requests_of(failures)
+        for chunk in current.chunks:
+            if chunk.sequence in failed:
+                self._snapshots.cancel(chunk)
+        firsts = {chunk.sequence.siblings[0]: failure for chunk, failure in failures.items()}
+        for first in firsts:
+            self._end_request(first.siblings)
+        return [first.failure(failure) for first, failure in firsts.items()]
+
+
+def _requests_of(chunks: Iterable[Chunk]) -> set[Sequence]:
+    """The sequences of all answers of these chunks' requests."""
+    return {sequence for chunk in chunks for sequence in chunk.sequence.siblings}

@@ -34,3 +34,10 @@ def failed_pass(error: Exception) -> RequestError:
     if ran_out_of_memory(error):
         return RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
     return RequestError("internal", f"{error!r} in a pass with this request; run it again")
+
+
+def failed_choice(error: Exception) -> RequestError:
+    """No token could be chosen for it, or what it brought to choose and end its answer raised."""
+    if isinstance(error, RequestError):
+        return error
+    return RequestError("internal", f"{error!r} while this request's next token was chosen; run it again")

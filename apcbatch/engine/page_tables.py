@@ -22,8 +22,14 @@ class PageTables:
         self._pages, self._pool, self._arena, self._has_kv = pages, pool, arena, has_kv
 
     def needed_to_end(self, sequence: Sequence) -> int:
-        """Pages that a sequence needs until its last token."""
-        return self._needed(sequence.limit)
+        """Pages that a sequence needs until its last token; one whose prompt will have several answers, until the last
+        token of one of them, which has a copy of the prompt's last page."""
+        copied = sequence.is_trunk and self._needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
+        return self._needed(sequence.limit) + copied
+
+    def needed_by_fork(self, sequence: Sequence) -> int:
+        """Pages that an answer needs beside the full ones of its prompt, which it shares with the others."""
+        return self._needed(sequence.limit) - self._needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
 
     def needed_to_start(self, sequence: Sequence) -> int:
         """Pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last one."""
@@ -64,10 +70,10 @@ class PageTables:
         """The pages of a sequence's first `position` tokens."""
         return sequence.pages[: self._needed(position)]
 
-    def release(self, sequence: Sequence) -> None:
-        """Drop a finished sequence's references."""
-        self._pages.release(sequence.pages)
-        sequence.pages = NO_PAGES
+    def release(self, holder: Sequence | Snapshot) -> None:
+        """Drop the references of a sequence that has ended, or of the state that forks have all started from."""
+        self._pages.release(holder.pages)
+        holder.pages = NO_PAGES
 
     def _needed(self, tokens: int) -> int:
         return -(-tokens // PAGE_TOKENS) if self._has_kv else 0

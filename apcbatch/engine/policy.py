@@ -35,6 +35,7 @@ class Retention(ABC):
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
         self.plan = request.plan or NO_PLAN
         self._num_prompt, self._block_size = num_prompt, block_size
+        self._resumable = request.resumable
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
         self._awaited: bytes | None = None  # the key of a boundary that somebody else will publish
@@ -82,7 +83,7 @@ class Retention(ABC):
     def ideal(self, match: Match) -> tuple[int, bool]:
         """(the longest prefix that others cover, whether that is exact). match: with the prompts that began before."""
         if self.plan is NO_PLAN:
-            return min(match.length, self._num_prompt - 1), match.exact
+            return min(match.length, self._resumable), match.exact
         return self.plan.ideal, True
 
     def saw_fork(self, position: int) -> None:
@@ -105,7 +106,7 @@ class Retention(ABC):
         """Whether somebody will publish a longer prefix of the prompt than is available now."""
         if promises.makers(self._awaited):
             return True
-        self._awaited = promises.longest(keys, available(), self._num_prompt) if promises else None
+        self._awaited = promises.longest(keys, available(), self._resumable + 1) if promises else None
         return self._awaited is not None
 
 

@@ -19,11 +19,12 @@ def room_for_answer(num_prompt: int, max_tokens: int, context_length: int | None
     """
     room = max_tokens
     if context_length is not None:
-        if num_prompt + 1 > context_length:
+        if num_prompt + min(1, max_tokens) > context_length:
+            answer = ", one of them for the answer" if max_tokens else ""
             raise RequestError(
                 "context_length_exceeded",
-                f"the prompt has {num_prompt} tokens and the model's context holds {context_length}, one of them for "
-                "the answer; shorten the conversation",
+                f"the prompt has {num_prompt} tokens and the model's context holds {context_length}{answer}; "
+                "shorten the conversation",
             )
         room = min(room, context_length - num_prompt)
     if num_prompt + room > max_request_tokens:

@@ -1,5 +1,5 @@
 """One pass: packs the chunks of a step into a batch, runs the model, and hands back the logits of the sequences that
-are due a token, and the likeliest token of each.
+are due a token, the likeliest token of each, and what the model says of the prompts that are scored.
 
 Must not know: why these chunks were chosen, what becomes of the snapshots.
 """
@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from apcbatch.engine.sampler import greedy
+from apcbatch.engine.scoring import score_rows
 from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
+from apcbatch.types import Scores
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class Keep:
     slot: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """`count` tokens of one sequence from position `begin` on, and the snapshots to take among them (ascending)."""
 
@@ -46,7 +48,15 @@ class Chunk:
     @property
     def samples(self) -> bool:
         """Whether the pass yields the sequence's next token."""
-        return self.end >= self.sequence.num_tokens
+        return self.end >= self.sequence.num_tokens and self.sequence.limit > self.sequence.num_prompt
+
+    @property
+    def scored(self) -> range:
+        """The positions of the chunk after which a token of the prompt comes that is scored."""
+        sequence = self.sequence
+        if sequence.scores is None:
+            return range(0)
+        return range(max(self.begin, sequence.score_begin), min(self.end, sequence.num_prompt - 1))
 
 
 class Pass:
@@ -62,7 +72,8 @@ class Pass:
         self._rows = {sequence: row for row, sequence in enumerate(sampled)}
         self._error: Exception | None = None
         try:
-            self.logits = run_pass(model, chunks, before)
+            self.logits, hidden = run_pass(model, chunks, before)
+            self._scores = self._score(model, hidden)
             self._choice = greedy(model.backend, self.logits, any(sequence.request.logprobs for sequence in sampled))
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
             self._error = error
@@ -86,14 +97,35 @@ class Pass:
         rows = [(chunk, self._rows[chunk.sequence]) for chunk in self.chunks if chunk.samples]
         return [(chunk, row, tokens[row], logprobs[row]) for chunk, row in rows]
 
+    def scores(self) -> list[tuple[Chunk, Scores | None]]:
+        """Each chunk with scored tokens, and their scores; None where numbers are not finite."""
+        return self._scores
+
+    def _score(self, model: CausalLM | GraphedLM, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
+        if hidden is None:
+            return []
+        found, row = [], 0
+        for chunk in self.chunks:
+            scored, sequence = chunk.scored, chunk.sequence
+            if scored:
+                targets = sequence.tokens[scored.start + 1 : scored.stop + 1]
+                rows = hidden[row : row + len(scored)]
+                found.append((chunk, score_rows(model, rows, targets, scored.start + 1, sequence.request.score_top)))
+                row += len(scored)
+        return found
+
     def leave_out(self, sequence: Sequence) -> None:
         """The sequence has ended before this pass: what was computed for it means nothing."""
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
 
 
-def run_pass(model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None) -> torch.Tensor:
-    """Logits (chunks that sample, vocabulary) float32; states, KV and snapshots are in their slots."""
-    return model.forward(make_batch(chunks, before))
+def run_pass(
+    model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Logits (chunks that sample, vocabulary) float32, and what the head makes the logits of scored tokens from:
+    (tokens, hidden), None where nothing is scored. States, KV and snapshots are in their slots."""
+    batch = make_batch(chunks, before)
+    return (model.forward(batch), None) if batch.scored_rows is None else model.forward_scored(batch)
 
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
@@ -107,6 +139,11 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     page_table = _page_table(chunks)
     slots = page_table[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
     rows = ends[[i for i, chunk in enumerate(chunks) if chunk.samples]] - 1
+    scored = [
+        np.arange(len(chunk.scored)) + chunk.scored.start + end - chunk.end
+        for chunk, end in zip(chunks, ends, strict=True)
+        if chunk.scored
+    ]
     return Batch(
         token_ids=torch.from_numpy(tokens),
         ragged=_ragged(chunks, counts),
@@ -115,6 +152,7 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
         context=torch.from_numpy(begins),
         token_slots=torch.from_numpy(slots),
         chosen=chosen,
+        scored_rows=torch.from_numpy(np.concatenate(scored)) if scored else None,
     )
 
 

@@ -10,9 +10,9 @@ import hashlib
 import math
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from apcbatch.kernels.cpu.choose import token_logprob
 from apcbatch.kernels.ops import Backend
 from apcbatch.model.finite import finite_rows
 
@@ -21,9 +21,10 @@ NOT_FINITE = -1
 _COLDEST = 1e-200
 
 
-def request_key(seed: int, request_id: str) -> int:
-    """The 128-bit key of a request's random stream."""
-    digest = hashlib.sha256(f"{seed}\x00{request_id}".encode()).digest()
+def request_key(seed: int, request_id: str, answer: int = 0) -> int:
+    """The 128-bit key of the random stream of one of a request's answers."""
+    name = f"{request_id}\x00{answer}" if answer else request_id
+    digest = hashlib.sha256(f"{seed}\x00{name}".encode()).digest()
     return int.from_bytes(digest[:16], "little")
 
 
@@ -63,21 +64,48 @@ def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     return tokens
 
 
-def sample(row: torch.Tensor, temperature: float, top_p: float, key: int, step: int) -> tuple[int, float]:
-    """One token drawn from a row of logits (vocabulary,) float32, and its float32 log-probability before temperature.
+def draw(
+    row: npt.NDArray[np.float32], temperature: float, top_k: int, min_p: float, top_p: float, key: int, step: int
+) -> int:
+    """One token drawn from a row of logits (vocabulary,) float32; one of -infinity never comes.
 
-    The draw is the inverse of the cumulative distribution over descending probability, cut at top_p (Holtzman et al.,
-    "nucleus sampling", arXiv 1904.09751, section 3.1), at one Philox number keyed by the request and the step. Any
-    temperature above 0 will do: a very low one draws among the largest logits alone, a very high one among all alike.
+    The draw is the inverse of the cumulative distribution over descending probability at one Philox number keyed by
+    the request and the step. The distribution is that of the top_k largest logits, the lowest ids on ties (0 or -1:
+    all); of these those with at least min_p times the best one's probability (Nguyen et al., arXiv 2407.01082,
+    equation 2); of these the fewest that have the probability top_p (Holtzman et al., "nucleus sampling", arXiv
+    1904.09751, section 3.1). Any temperature above 0 will do: a very low one draws among the largest logits alone, a
+    very high one among all alike.
     """
-    row = row.cpu()
-    scaled = row.numpy().astype(np.float64) / max(temperature, _COLDEST)
+    ids = _largest(row, top_k) if 0 < top_k < len(row) else None
+    scaled = (row if ids is None else row[ids]).astype(np.float64) / max(temperature, _COLDEST)
     probabilities = np.exp(scaled - scaled.max())
-    order = np.argsort(-probabilities, kind="stable")
-    cumulative = np.cumsum(probabilities[order])
+    places = np.flatnonzero(probabilities >= min_p if min_p > 0 else probabilities > 0)  # the best one has 1
+    probabilities = probabilities[places]
+    ids = places if ids is None else ids[places]
+    ascending = np.sort(probabilities)
+    cumulative = np.cumsum(ascending[::-1])
     kept = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
     cumulative = cumulative[:kept]
     uniform = np.random.Generator(np.random.Philox(key=key, counter=step)).random()
     choice = min(int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right")), len(cumulative) - 1)
-    token = int(order[choice])
-    return token, float(token_logprob(row, token))
+    value = ascending[-1 - choice]
+    num_larger = len(ascending) - int(np.searchsorted(ascending, value, side="right"))
+    return int(ids[np.flatnonzero(probabilities == value)[choice - num_larger]])
+
+
+def _largest(row: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
+    """The ids of the `count` largest logits of a row, ascending; of equal ones those with the lowest ids."""
+    least = np.partition(row, len(row) - count)[len(row) - count]
+    above = np.flatnonzero(row > least)
+    equal = np.flatnonzero(row == least)[: count - len(above)]
+    return np.sort(np.concatenate((above, equal)))
+
+
+def top_logprobs(row: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:
+    """The likeliest tokens of a row of logits (vocabulary,) float32, the lowest id first on ties, and their float32
+    log-probabilities; all of them if there are no more than count."""
+    ids = _largest(row, min(count, len(row)))
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    shifted = row.astype(np.float64) - float(row[ids[0]])
+    logprobs = (shifted[ids] - math.log(np.exp(shifted).sum())).astype(np.float32)
+    return list(zip(ids.tolist(), logprobs.tolist(), strict=True))

@@ -4,7 +4,10 @@ Must not know: tensors, the store, text, which positions are kept (see policy.py
 gets its token each step; a sequence that would compute a prefix which another one is about to publish is held back
 until it is there; a sequence is admitted only when the KV pages of its whole life are within reach, so that nothing
 running is ever starved, and when what it keeps fits (see admission.py); if nothing runs, the next one is admitted in
-any case.
+any case. Answers that wait for the state at their prompt's end (see forks.py) go before what has not begun, and one of
+them can always begin when no other of its request runs: its pages are set aside, and a prompt that will have more
+answers than there are slots is admitted only when no other one waits for slots. So of two slots, at most one holds such
+a state, and there are two at least.
 """
 
 from __future__ import annotations
@@ -13,15 +16,25 @@ from collections import deque
 from collections.abc import Iterable
 
 from apcbatch.engine.admission import Admission
+from apcbatch.engine.forks import Forks
 from apcbatch.engine.page_tables import PageTables
+from apcbatch.engine.pages import NO_PAGES
+from apcbatch.engine.pool import Snapshot
 from apcbatch.engine.promises import Promises
 from apcbatch.engine.runner import Chunk, Keep
 from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
 
 
+def num_live_slots(max_running: int) -> int:
+    """The slots of live states: one for each sequence that may run, and a second one for the state at the end of a
+    prompt with several answers if no more than one may."""
+    return max(max_running, 2)
+
+
 class Scheduler:
-    """Waiting and running sequences, in the order of submission."""
+    """Waiting and running sequences, in the order of submission. forks: the answers of requests that have several, from
+    the end of the prompt until all of them have ended."""
 
     def __init__(
         self,
@@ -34,23 +47,34 @@ class Scheduler:
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.forks: list[Forks] = []
         self._snapshots, self._page_tables = snapshots, page_tables
-        self._max_batch_tokens = max_batch_tokens
-        self._free_slots = list(range(max_running - 1, -1, -1))
+        self._max_batch_tokens, self._max_running = max_batch_tokens, max_running
+        self._free_slots = list(range(num_live_slots(max_running) - 1, -1, -1))
         self._promises = Promises()
         self._admission = Admission(capacity_bytes)
         self._num_submitted = 0
-        self._owed_pages = 0  # pages that running sequences may still ask for
+        self._owed_pages = (
+            0  # pages that running sequences, and an answer of each prompt that is held, may still ask for
+        )
+
+    @property
+    def num_begun(self) -> int:
+        """Requests that have begun and not ended."""
+        return len(self.forks) + sum(sequence.forks is None for sequence in self.running)
 
     def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
         """(the chunks of the next pass, sequences that can never run for lack of memory)."""
+        for forks in self.forks:
+            while forks.waiting and self._begin_answer(forks):
+                pass
         chunks = [self._chunk(sequence, 1) for sequence in self.running if not sequence.in_prefill]
         budget = max(1, self._max_batch_tokens - len(chunks))
         for sequence in self.running:
             if sequence.in_prefill and budget > 0:
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
-        impossible = self._fill(chunks, budget) if self.waiting and self._free_slots and budget > 0 else []
+        impossible = self._fill(chunks, budget) if self.waiting and self._num_free and budget > 0 else []
         for chunk in chunks:  # once all of the pass have the slots that somebody waits for
             positions = chunk.sequence.retention.kept_if_room(chunk.begin, chunk.end)
             if positions:
@@ -59,13 +83,14 @@ class Scheduler:
 
     def foresee(self, chunks: list[Chunk]) -> list[Chunk]:
         """The pass after that of `chunks`, whose tokens nobody has read yet: one more token of each sequence that is
-        not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed or draws
-        its tokens, a waiting sequence might be admitted, or a snapshot would be kept."""
+        not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed, a next
+        token takes more than the likeliest of its logits, a waiting sequence might be admitted, or a snapshot would be
+        kept."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
             len(chunks) < len(self.running)
-            or any(chunk.sequence.in_prefill or chunk.sequence.request.temperature > 0 for chunk in chunks)
-            or (self.waiting and (self._free_slots or len(going) < len(chunks)))
+            or any(chunk.sequence.in_prefill or chunk.sequence.needs_logits for chunk in chunks)
+            or ((self.waiting or self._num_owed) and (self._num_free or len(going) < len(chunks)))
             or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
         ):
             return []
@@ -77,7 +102,7 @@ class Scheduler:
         passed_over: deque[Sequence] = deque()
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
-        while self.waiting and self._free_slots and budget > 0:
+        while self.waiting and self._num_free and budget > 0:
             sequence = self.waiting.popleft()
             if self._may_begin(sequence):
                 self._admit(sequence)
@@ -96,18 +121,33 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
         sequence = chunk.sequence
-        self._snapshots.detach(sequence)
+        self._detach(sequence)
+        if sequence.is_trunk and chunk.end == sequence.num_prompt:
+            self._fork(sequence)
         sequence.computed = chunk.end
         self._promises.settle(sequence.number, sequence.computed)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out of the running ones and free what it holds."""
-        self.running.remove(sequence)
+        self._detach(sequence)
+        self._take_out(sequence)
         self._free_slots.append(sequence.slot)
-        self._owed_pages -= self._page_tables.needed_to_end(sequence) - len(sequence.pages)
-        self._snapshots.detach(sequence)
+        sequence.slot = -1
         self._page_tables.release(sequence)
         self._promises.settle(sequence.number)
+        forks = sequence.forks
+        if forks is not None and not sequence.is_trunk:
+            forks.num_running -= 1
+            if not forks.num_running and forks.waiting:
+                self._owed_pages += self._page_tables.needed_by_fork(sequence)
+            self._let_go(forks)
+
+    def drop_answers(self, forks: Forks) -> None:
+        """Drop the answers of a request that have not begun. Those that run are to be finished first."""
+        if forks.waiting and not forks.num_running:
+            self._owed_pages -= self._page_tables.needed_by_fork(forks.waiting[0])
+        forks.waiting.clear()
+        self._let_go(forks)
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -133,6 +173,9 @@ class Scheduler:
         snapshot goes for it."""
         if self.running and (self._waits(sequence) or not self._admission.fits(sequence)):
             return False
+        owed = self._num_owed
+        if owed and self._num_free - owed < sequence.num_answers:
+            return False
         needed = self._page_tables.needed_to_start(sequence) + self._owed_pages
         return self._page_tables.free(needed, awaited=not self.running)
 
@@ -150,6 +193,79 @@ class Scheduler:
         promised = sequence.retention.promised_at_begin(sequence.computed)
         self._promise(sequence, [p for p in promised if not self._snapshots.holds(sequence.keys[p])])
         self.running.append(sequence)
+
+    @property
+    def _num_free(self) -> int:
+        """How many more sequences may begin."""
+        return min(len(self._free_slots), self._max_running - len(self.running))
+
+    @property
+    def _num_owed(self) -> int:
+        """How many more slots the answers will take whose prompts have begun."""
+        coming = sum(sequence.num_answers - 1 for sequence in self.running if sequence.is_trunk)
+        return coming + sum(len(forks.waiting) - 1 for forks in self.forks if forks.waiting)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        """A sequence runs no more, and asks for no more pages."""
+        self.running.remove(sequence)
+        self._owed_pages -= self._page_tables.needed_to_end(sequence) - len(sequence.pages)
+
+    def _detach(self, sequence: Sequence) -> None:
+        """A sequence does not need the state any more that it started from."""
+        self._snapshots.detach(sequence)
+        if sequence.forks is not None:
+            self._let_go(sequence.forks)
+
+    def _fork(self, trunk: Sequence) -> None:
+        """A prompt with several answers is computed: hold its state for them. Some may have ended with their first
+        token."""
+        forks = trunk.forks
+        assert forks is not None
+        self._take_out(trunk)
+        forks.held = Snapshot(b"", trunk.num_prompt, trunk.slot, trunk.pages)
+        trunk.pages, trunk.slot, trunk.keys = NO_PAGES, -1, {}
+        for sequence in forks.sequences:
+            sequence.computed = trunk.num_prompt
+        forks.waiting.extend(sequence for sequence in forks.sequences if not sequence.finish_reason)
+        if forks.waiting:
+            self._owed_pages += self._page_tables.needed_by_fork(trunk)
+        self.forks.append(forks)
+        self._let_go(forks)
+
+    def _begin_answer(self, forks: Forks) -> bool:
+        """Give the next answer of a request a slot and pages, if there are any. Pages for one are set aside while none
+        runs. The last one goes on in the slot of the prompt's state, unless others are to read it in this pass."""
+        held, sequence = forks.held, forks.waiting[0]
+        assert held is not None
+        takes_over = len(forks.waiting) == 1 and not held.pins
+        if len(self.running) >= self._max_running or not (takes_over or self._free_slots):
+            return False
+        needed = self._page_tables.needed_by_fork(sequence)
+        set_aside = 0 if forks.num_running else needed
+        if not self._page_tables.free(needed + self._owed_pages - set_aside, awaited=not self.running):
+            return False
+        self._owed_pages -= set_aside
+        if takes_over:
+            sequence.slot, sequence.pages, forks.held = held.slot, held.pages, None
+        else:
+            sequence.slot, sequence.start = self._free_slots.pop(), held
+            held.pins += 1
+            self._page_tables.adopt(sequence, held)
+        self._owed_pages += self._page_tables.needed_to_end(sequence) - len(sequence.pages)
+        forks.waiting.popleft()
+        forks.num_running += 1
+        self.running.append(sequence)
+        return True
+
+    def _let_go(self, forks: Forks) -> None:
+        """Free the state that the answers started from when none of them needs it any more."""
+        held = forks.held
+        if held is not None and not forks.waiting and not held.pins:
+            forks.held = None
+            self._free_slots.append(held.slot)
+            self._page_tables.release(held)
+        if not forks.waiting and not forks.num_running and forks in self.forks:
+            self.forks.remove(forks)
 
     def _promise(self, sequence: Sequence, positions: Iterable[int]) -> None:
         """From now on others may wait for these positions of a sequence's prompt."""

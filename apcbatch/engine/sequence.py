@@ -5,24 +5,24 @@ Must not know: tensors, kernels, the batch it runs in.
 
 from __future__ import annotations
 
-import reprlib
-import sys
-from dataclasses import dataclass, field
-from numbers import Integral, Real
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from apcbatch.engine.chooser import Chooser
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.policy import Retention
 from apcbatch.engine.pool import Snapshot
 from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
 from apcbatch.engine.sampler import request_key
+from apcbatch.engine.settings import check_settings, invalid
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray, as_token_array
-from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result
+from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result, Scores
 
-LARGEST_NUMBER = (1 << 63) - 1  # of tokens
-SEEDS = range(-(1 << 63), 1 << 64)  # signed and unsigned 64-bit numbers
+if TYPE_CHECKING:
+    from apcbatch.engine.forks import Forks
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,9 @@ class Sequence:
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first.
+    the store held at the first look, longest first. is_plain, needs_logits: as its request says. chooser: chooses and
+    ends the tokens of its answer, once that takes one. forks: the answers of its request, where there are several, from
+    the end of the prompt on; this sequence is one of them.
     """
 
     request: Request
@@ -53,8 +55,15 @@ class Sequence:
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     sampler_key: int = 0
+    is_plain: bool = field(init=False)
+    needs_logits: bool = field(init=False)
+    chooser: Chooser | None = None
+    forks: Forks | None = None
+    scores: Scores | None = None
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
     cached_tokens: int = 0
     cached_from: CachedFrom = "none"
     ideal: int | None = None
@@ -63,10 +72,48 @@ class Sequence:
     prefill_s: float = 0.0
     decode_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.is_plain, self.needs_logits = self.request.is_plain, self.request.needs_logits
+
     @property
     def in_prefill(self) -> bool:
         """Whether prompt tokens are still to be computed."""
         return self.computed < self.num_prompt
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers are computed: equal ones, as greedy ones are, are computed once."""
+        return self.request.n if self.request.temperature > 0 else 1
+
+    @property
+    def is_trunk(self) -> bool:
+        """Whether it computes a prompt from whose end several answers will start."""
+        return self.num_answers > 1 and self.in_prefill
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has a slot."""
+        return self.slot >= 0
+
+    @property
+    def siblings(self) -> list[Sequence]:
+        """The sequences of all answers of its request, in order."""
+        return [self] if self.forks is None else self.forks.sequences
+
+    @property
+    def keeps_answer(self) -> bool:
+        """Whether its answer is kept: of several the first one alone may be."""
+        return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
+
+    @property
+    def resumable(self) -> int:
+        """The longest prefix that it may resume from."""
+        return self.request.resumable
+
+    @property
+    def score_begin(self) -> int:
+        """The first position whose logits are wanted to score the token after it; the prompt's last for none."""
+        return self.num_prompt - 1 if self.request.score_from is None else self.request.score_from - 1
 
     @property
     def remaining(self) -> int:
@@ -86,12 +133,21 @@ class Sequence:
 
     def result(self) -> Result:
         """The finished request's result."""
+        if self.forks is not None:
+            return self.forks.result()
+        result = self.own_result()
+        return result if self.request.n == 1 else replace(result, others=[result] * (self.request.n - 1))
+
+    def own_result(self) -> Result:
+        """The result of this answer alone."""
         return Result(
             id=self.request.id,
             prompt_tokens=self.num_prompt,
             token_ids=self.tokens[self.num_prompt : self.num_tokens].tolist(),
             logprobs=self.logprobs if self.request.logprobs else None,
+            top_logprobs=self.top_logprobs if self.request.top_logprobs else None,
             finish_reason=self.finish_reason or "length",
+            stop_reason=self.stop_reason,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.num_prompt - self.cached_tokens,
             cached_from=self.cached_from,
@@ -102,6 +158,7 @@ class Sequence:
             prefill_ms=1e3 * self.prefill_s,
             decode_ms=1e3 * self.decode_s,
             tag=self.request.tag,
+            scores=self.scores,
         )
 
     def failure(self, error: RequestError) -> Result:
@@ -125,6 +182,8 @@ def make_sequence(
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
         sequence.sampler_key = request_key(request.seed, request.id)
+    if request.score_from is not None:
+        sequence.scores = Scores(request.score_from)
     return sequence
 
 
@@ -134,9 +193,6 @@ def check_request(
     """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
     one that cannot."""
 
-    def invalid(message: str) -> RequestError:
-        return RequestError("invalid_request", message)
-
     try:
         prompt = as_token_array(request.token_ids)
     except (OverflowError, ValueError, TypeError):
@@ -145,27 +201,5 @@ def check_request(
         raise invalid("the prompt is empty; expected at least one token")
     if int(prompt.max()) >= vocab_size:
         raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
-    if not _is_whole(request.max_tokens) or not 1 <= request.max_tokens <= LARGEST_NUMBER:
-        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least 1")
-    if not _is_number(request.temperature) or not 0 <= request.temperature <= sys.float_info.max:
-        raise invalid(f"temperature is {_shown(request.temperature)}; expected a number of at least 0")
-    if not _is_number(request.top_p) or not 0 < request.top_p <= 1:
-        raise invalid(f"top_p is {_shown(request.top_p)}; expected more than 0 and at most 1")
-    if not _is_whole(request.seed) or int(request.seed) not in SEEDS:
-        raise invalid(f"seed is {_shown(request.seed)}; expected a whole number of 64 bits")
+    check_settings(request, vocab_size)
     return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _shown(value: object) -> str:
-    """A value as a sentence shows it: never long, and no digits of a number that Python refuses to write."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    return reprlib.repr(value)

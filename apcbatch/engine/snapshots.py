@@ -50,7 +50,7 @@ class Snapshots:
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
 
     def available_position(self, sequence: Sequence) -> int:
-        """The longest position below the prompt's end that seems to be held, in the pool or the store; 0 for none."""
+        """The longest usable position that seems to be held, in the pool or the store; 0 for none."""
         held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
@@ -80,7 +80,7 @@ class Snapshots:
         self._note_miss(sequence, match, stranded)
 
     def detach(self, sequence: Sequence) -> None:
-        """Let go of the snapshot that a sequence started from."""
+        """Let go of the snapshot that a sequence started from; the state that forks share is not in the pool."""
         snapshot, sequence.start = sequence.start, None
         if snapshot is not None:
             snapshot.pins -= 1
@@ -127,7 +127,7 @@ class Snapshots:
     def cover(self, chunk: Chunk) -> None:
         """Note the tokens of a kept answer once it has ended; those of a prompt are noted when it begins."""
         sequence = chunk.sequence
-        if sequence.finish_reason and sequence.request.keep_answer:
+        if sequence.finish_reason and sequence.keeps_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def cancel(self, chunk: Chunk) -> None:
@@ -159,8 +159,8 @@ class Snapshots:
         return loaded if isinstance(loaded, Snapshot) else None
 
     def _usable(self, sequence: Sequence) -> list[int]:
-        """Boundaries that leave one prompt token to compute, longest first."""
-        return [p for p in reversed(sequence.keys) if p < sequence.num_prompt]
+        """Boundaries that leave one prompt token to compute, and all those that are scored, longest first."""
+        return [p for p in reversed(sequence.keys) if p <= sequence.resumable]
 
     def _held(self, sequence: Sequence, position: int) -> Snapshot | None:
         """What the pool has for a sequence at a position, unless others wait for it and this one does not."""

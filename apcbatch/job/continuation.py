@@ -1,36 +1,56 @@
-"""The command that continues a run: the last line on stderr whenever there is something left to do.
+"""The last line on stderr: the command that continues a run, or that nothing is left to do.
 
-Must not know: what happened. Invariant: run from the same folder, it makes the same configuration, plus --resume.
+Must not know: what happened. Invariant: run from the same folder, the command makes the same configuration, plus
+--resume.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config
+from apcbatch.data.address import shown_address
 from apcbatch.values import FILE_MARK, format_size, shown
 
+ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
 REPLACED = ("resume", "overwrite", "retry_errors")
 
 
 def command_line(
     program: Sequence[str],
-    input: str,
+    inputs: Sequence[str],
     output: str,
     config_file: str | None,
     config: Config,
     added: Sequence[str],
 ) -> str:
-    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end."""
-    source = input if input == "-" or not input.startswith("-") else f"./{input}"
-    words = [*program, "run", source, "-o", output]
+    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end.
+
+    What is secret in an address is left out of it, for the user to put back.
+    """
+    sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
+    words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:
         words += ["--config", config_file]
     for name in OPTIONS:
         if name not in REPLACED and config.origins.get(name, "").startswith(("--", ENV_PREFIX)):
             words += _flag(name, config)
-    return shlex.join([*words, *added])
+    return " ".join(map(_quoted, [*words, *added]))
+
+
+def _quoted(word: str) -> str:
+    """A word as the shell reads it, on one line: one with a newline or its kind as `$'...'`, which is not in every
+    shell."""
+    if not any(_is_control(character) for character in word):
+        return shlex.quote(word)
+    escaped = (c.encode("unicode_escape").decode() if _is_control(c) or c == "\\" else c for c in word)
+    return "$'" + "".join(escaped).replace("'", "\\'") + "'"
+
+
+def _is_control(character: str) -> bool:
+    return character < " " or character == "\x7f"
 
 
 def _flag(name: str, config: Config) -> Iterator[str]:
@@ -42,8 +62,22 @@ def _flag(name: str, config: Config) -> Iterator[str]:
         return
     elif value is True:
         yield flag
+    elif spec.most is not None:
+        for one in value:
+            yield from (flag, str(one))
     elif shown(spec, value) is None:
         if config.origins[name] == flag:  # a secret: a file is for the user to name; a variable is still there
             yield from (flag, f"{FILE_MARK}FILE")
     else:
         yield from (flag, format_size(value) if spec.kind == "size" else str(value))
+
+
+def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
+    """The sentence after a run whose error records would all come again. errors_by_code: this run's, none if all are of
+    an earlier one."""
+    kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
+    which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
+    grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")
+    find = shlex.join([grep, ERROR_MARK, output])
+    where = "the output has them" if output == "-" else f"to see them: {find}"
+    return f"nothing is left to do: {which} would come again, until their lines in INPUT are corrected; {where}"

@@ -16,6 +16,7 @@ from typing import Any
 from apcbatch.config import Config
 from apcbatch.errors import ApcbatchError
 from apcbatch.job.opening import use_isa
+from apcbatch.model.locate import DEMO, DEMO_NOTE, locate_model
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
@@ -30,13 +31,18 @@ class Broken(Exception):
         super().__init__(f"{what}; fix: {fix}")
 
 
+class Doubtful(Exception):
+    """A check that passed, with something that spoils most runs: what, and what to do about it."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
+    """One line of the report. doubtful: it is ok, and yet somebody should read it."""
 
     name: str
     ok: bool
     text: str
+    doubtful: bool = False
 
 
 def examine(config: Config) -> Iterator[Finding]:
@@ -54,6 +60,8 @@ def examine(config: Config) -> Iterator[Finding]:
     for name, check in checks:
         try:
             yield Finding(name, True, check())
+        except Doubtful as doubt:
+            yield Finding(name, True, str(doubt), doubtful=True)
         except (Broken, ApcbatchError) as error:
             yield Finding(name, False, str(error))
         except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -156,14 +164,16 @@ def _model(config: Config) -> str:
             raise Broken(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
     finally:
         engine.close()
-    return f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
+    found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
+    return f"{found}; {DEMO_NOTE}" if config.model == DEMO else found
 
 
 def _template(config: Config) -> str:
     """Render a short conversation with a tool call, and check that each prompt begins with the one before."""
+    from apcbatch.data.chat_options import ChatOptions
     from apcbatch.data.records import Conversation
     from apcbatch.data.render import Renderer
-    from apcbatch.model.locate import locate_model
+    from apcbatch.data.template import NO_TEMPLATE
 
     call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "tide"}}}
     messages: list[dict[str, Any]] = [
@@ -175,7 +185,9 @@ def _template(config: Config) -> str:
         {"role": "user", "content": "Thanks."},
     ]
     warnings: list[str] = []
-    renderer = Renderer.load(locate_model(config.model), warn=warnings.append)
+    renderer = Renderer.load(locate_model(config.model), warn=warnings.append, options=ChatOptions.of(config))
+    if renderer.template.is_fallback:
+        raise Doubtful(NO_TEMPLATE)
     rendered = renderer.render(Conversation("doctor", 1, messages, None, "messages"))
     if rendered.failures:
         return f"usable; it refuses tool calls ({rendered.failures[0].error.message})"

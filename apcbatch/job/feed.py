@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from apcbatch.config import Config
 from apcbatch.data.checks import shown
+from apcbatch.data.recorded import answered_turns, render_answers
 from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.render import Prompt, Renderer
+from apcbatch.data.render import Prompt, Rendered, Renderer
 from apcbatch.data.rollout import Rollout
-from apcbatch.data.turns import choose_turns
+from apcbatch.data.stop_texts import cut_answer
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
 from apcbatch.job.ids import UsedIds
-from apcbatch.job.record import Ticket, is_stopped, request_digest
-from apcbatch.job.work import Failure, OpenRollout, Tag, Work
+from apcbatch.job.record import Ticket, is_stopped
+from apcbatch.job.request import make_request
+from apcbatch.job.work import Failure, OpenRollout, Work
 from apcbatch.types import Request, Result
 
 T = TypeVar("T")
@@ -32,8 +33,8 @@ T = TypeVar("T")
 class Feeder:
     """Hands out work piece by piece (see WorkSource), reading the input only as far as it is asked to.
 
-    num_requests: the numbers given so far. num_skipped: how many of these requests were answered before.
-    last_line: the last line that was read.
+    keeps_answers: later requests, which are not known yet, may build on any answer. num_requests: the numbers given so
+    far. num_skipped: how many of these requests were answered before. last_line: the last line that was read.
     """
 
     plan_s = 0.0
@@ -44,10 +45,12 @@ class Feeder:
         records: Iterable[Conversation | BadLine],
         renderer: Renderer,
         answers: Answers,
+        keeps_answers: bool = False,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = 0
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
+        self._keeps_answers = keeps_answers
         self._used_ids = UsedIds()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
@@ -70,8 +73,8 @@ class Feeder:
         rollout: OpenRollout | None = result.tag.rollout
         if rollout is None:
             return []
-        error = result.error or self._feed_back(rollout, result.token_ids, result.finish_reason == "stop")
-        ticket = result.tag.ticket
+        ticket, stopped = result.tag.ticket, result.finish_reason == "stop"
+        error = result.error or self._feed_back(rollout, ticket, result.token_ids, stopped, result.stop_reason)
         work = self._next_turn(rollout) if error is None else self._give_up(rollout, ticket, error)
         return [one for one in work if one is not None]
 
@@ -133,9 +136,9 @@ class Feeder:
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
         """The turns that are requests, without rendering anything."""
-        if conversation.source_format == "batch":
-            return [1]
-        return [turn.number for turn in choose_turns(conversation.messages, self._config.turns)]
+        if self._config.score:
+            return [turn.number for turn in answered_turns(conversation, self._config.turns)]
+        return [turn.number for turn in conversation.requests(self._config.turns)]
 
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
@@ -143,7 +146,7 @@ class Feeder:
         """The requests of turns whose history is the recorded one. errors: those of turns that were refused before."""
         prompts: dict[int | None, Prompt] = {}
         try:
-            rendered = _guarded(lambda: self._renderer.render(conversation, self._config.turns))
+            rendered = _guarded(lambda: self._render(conversation))
             prompts = {prompt.turn: prompt for prompt in rendered.prompts}
             failed: dict[int | None, RequestError] = {one.turn: one.error for one in rendered.failures}
         except RequestError as error:
@@ -156,11 +159,25 @@ class Feeder:
                 request = self._request(ticket, conversation, prompts[ticket.turn], None)
                 yield self._unless_answered(request)
 
+    def _render(self, conversation: Conversation) -> Rendered:
+        """The prompts of a conversation; with the recorded answers if these are to be scored."""
+        turns = self._config.turns
+        if not self._config.score:
+            return self._renderer.render(conversation, turns)
+        if conversation.params:
+            names = ", ".join(sorted(conversation.params))
+            self._renderer.warn_once(
+                "score",
+                f"line {conversation.line} sets {names}: such settings change nothing with --score, which generates "
+                "nothing",
+            )
+        return render_answers(self._renderer, conversation, turns)
+
     def _unless_answered(self, work: Work) -> Work | None:
         """The work, or None if OUT has its answer."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
-            return work
+            return _compiled(work)
         self._answers.confirm(ticket)
         self.num_skipped += 1
         return None
@@ -188,7 +205,10 @@ class Feeder:
             ticket = rollout.remaining.popleft()
             request = self._request(ticket, rollout.conversation, rollout.rollout.prompt, rollout)
             if ticket not in self._answers:
-                yield request
+                work = _compiled(request)
+                yield work
+                if isinstance(work, Failure):
+                    yield from self._give_up(rollout, ticket, work.error)
                 return
             record = self._answers.confirm(request.tag.ticket, by_prompt=True)
             self.num_skipped += 1
@@ -196,17 +216,33 @@ class Feeder:
             if record["error"] is not None:
                 error = RequestError(record["error"]["code"], record["error"]["message"], ticket.line)
             else:
-                error = self._feed_back(rollout, record["apcbatch"]["completion_token_ids"], is_stopped(record))
+                origin, ticket = record["apcbatch"], request.tag.ticket
+                stop_reason = origin.get("stop_reason")
+                error = self._feed_back(
+                    rollout, ticket, origin["completion_token_ids"], is_stopped(record), stop_reason
+                )
             if error is not None:
                 yield from self._give_up(rollout, ticket, error)
                 return
         self.num_open_rollouts -= 1
 
-    def _feed_back(self, rollout: OpenRollout, token_ids: list[int], stopped: bool) -> RequestError | None:
-        """Make the prompt of the next turn, if there is one; the error if that cannot be done."""
+    def _feed_back(
+        self,
+        rollout: OpenRollout,
+        ticket: Ticket,
+        token_ids: list[int],
+        stopped: bool,
+        stop_reason: int | str | None,
+    ) -> RequestError | None:
+        """Make the prompt of the next turn, if there is one, from the answer as it is given back; the error if that
+        cannot be done."""
         if rollout.remaining:
+            cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
+            text = None if cut.is_exact else cut.text
+            # An answer whose form is complete ends without one: its last token has a part of the text.
+            has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
-                _guarded(lambda: rollout.rollout.advance(token_ids, stopped))
+                _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], has_stop_token, text))
             except RequestError as error:
                 return error
         return None
@@ -223,20 +259,10 @@ class Feeder:
     def _request(
         self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None
     ) -> Request:
-        config = self._config
-        settings: dict[str, Any] = {
-            "max_tokens": config.max_tokens,
-            "temperature": config.temperature,
-            "top_p": config.top_p,
-            "seed": config.seed,
-            "ignore_eos": config.ignore_eos,
-            "logprobs": config.logprobs,
-        } | conversation.params
-        digest = request_digest(ticket, prompt.token_ids, settings)
-        ticket = replace(ticket, request_digest=digest)
-        token_ids: Any = prompt.token_ids  # an array serves as the sequence
-        keep_answer = rollout is not None  # only a rollout builds on the answer
-        return Request(ticket.request_id, token_ids, **settings, keep_answer=keep_answer, tag=Tag(ticket, rollout))
+        keep_answer = self._keeps_answers or rollout is not None  # a rollout builds on the answer
+        return make_request(
+            self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
+        )
 
     def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
         self.num_requests += 1
@@ -248,6 +274,7 @@ class Feeder:
             conversation.id,
             conversation.prompt is not None,
             conversation.digest,
+            file_line=conversation.file_line,
         )
 
     def _whole_line(
@@ -261,8 +288,21 @@ class Feeder:
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
-        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=record.digest)
+        digest, place = record.digest, record.file_line
+        ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
+
+
+def _compiled(work: Work) -> Work:
+    """The work; the failure of a request whose form of the answer cannot be used, found before its prompt is run."""
+    if isinstance(work, Failure) or work.constraint is None:
+        return work
+    ticket = work.tag.ticket
+    try:
+        work.constraint()
+    except RequestError as error:
+        return Failure(ticket, RequestError(error.code, error.message, ticket.line))
+    return work
 
 
 def _last_part(name: str) -> str:

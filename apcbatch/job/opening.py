@@ -9,9 +9,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from apcbatch.config import Config
-from apcbatch.data.lines import STDIN
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.files import STDIN
+from apcbatch.data.generation_config import notice, with_model_defaults
+from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
+from apcbatch.data.no_tokenizer import check_first
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
@@ -19,6 +25,7 @@ from apcbatch.errors import UsageError
 from apcbatch.job.answers import Answers, drop_unusable, read_answers
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
+from apcbatch.job.output import Output
 from apcbatch.job.paths import STDOUT, check_outputs
 from apcbatch.job.runfile import RunFile, input_identity, model_files_digest, run_file_path
 from apcbatch.job.salt import read_salt
@@ -30,45 +37,87 @@ from apcbatch.types import Request
 
 @dataclass
 class OpenRun:
-    """What a run works with, all of it open."""
+    """What a run works with, all of it open. config: with the model's defaults, if they are wanted."""
 
+    config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
     answers: Answers
 
 
-def check_paths(config: Config, input: str, output: str, config_file: str | None) -> None:
+def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
     """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    if config.score and config.turns == "rollout":
+        raise UsageError(
+            f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
+            "ones in their place; give --turns each or last"
+        )
     if config.summary == STDOUT:
         raise UsageError("--summary needs a file; the summary is the last line on standard output already")
-    is_file = output != STDOUT and (os.path.isfile(output) or not os.path.exists(output))
-    run_file = run_file_path(output) if is_file else None
-    outputs = {"OUT": output, "OUT.run.json": run_file, "--summary": config.summary}
-    check_outputs(config, {"INPUT": input, "--config": config_path(config_file)}, outputs)
+    is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
+    outputs = {"OUT": output.target, "--summary": config.summary}
+    if is_file:
+        outputs["OUT.run.json"] = run_file_path(output.target)
+    if output.packing:
+        outputs["OUT.part"] = output.lines
+    if output.is_remote:
+        outputs["the address of OUT"] = output.name
+    check_outputs(config, inputs.files, {"--config": config_path(config_file)}, outputs)
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
-    if is_file and os.path.exists(output) and not (config.resume or config.overwrite):
-        raise UsageError(f"output {output} exists; give --resume to go on with it or --overwrite to replace it")
+    if is_file and not (config.resume or config.overwrite) and output.exists():
+        raise UsageError(f"output {output.shown} exists; give --resume to go on with it or --overwrite to replace it")
+    if config.resume and output.is_remote and not os.path.exists(output.target) and output.exists():
+        raise UsageError(
+            f"--resume goes on from {output.target} and {output.target}{RUN_FILE_SUFFIX} in this folder, which are not "
+            f"here; copy {output.shown} and its run file there, or --overwrite"
+        )
 
 
-def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]) -> OpenRun:
-    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used."""
-    records = open_source(input, config.format, warn=warn)
+def open_run(
+    config: Config,
+    inputs: Inputs,
+    output: Output,
+    sink: Sink,
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+    stage: Callable[[str], None],
+) -> OpenRun:
+    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
+    user may want to know. stage: is told what is being done."""
+    stage("reading the tokenizer")
+    records = open_source(inputs, config.format, warn=warn)
     folder = locate_model(config.model)
-    renderer = Renderer.load(folder, warn=warn)
+    config = with_model_defaults(config, folder)
+    sentence = notice(config, folder)
+    if sentence is not None:
+        note(sentence)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    if STDIN not in inputs.files:  # which may keep a reader waiting
+        records = _announced(records, renderer)
+    if not renderer.tokenizer.reads_text:
+        records = check_first(records, folder)
+        if config.stop:
+            raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
     if not isinstance(sink, FileSink):
-        return OpenRun(records, renderer, make_engine(config, warn), Answers())
-    run_file = RunFile(sink.path, config, input_identity(input), model_files_digest(folder), sink.disk)
+        stage(f"loading {config.model}")
+        return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
+    target = Path(os.path.realpath(output.target))
+    run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
     answers = None
+    if config.resume:
+        output.unpack(sink)
     if config.resume and sink.has_lines():
+        stage("comparing the answers that are there with the input")
         same_version = run_file.check()
         answers = read_answers(sink)
         answers.trusts_lines = same_version
         _warn_of(answers, sink, warn)
-        confirm_input(config, input, renderer, answers)
+        confirm_input(config, inputs, renderer, answers)
     else:
         run_file.check_replaceable()
+    stage(f"loading {config.model}")
     engine = make_engine(config, warn)
     with ExitStack() as stack:
         stack.callback(engine.close)
@@ -79,17 +128,19 @@ def open_run(config: Config, input: str, sink: Sink, warn: Callable[[str], None]
         else:
             sink.truncate()
         run_file.write()
-        sink.remove_if_empty = False
+        sink.remove_if_unused = False
+        if output.is_remote:
+            output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
         stack.pop_all()
-    return OpenRun(records, renderer, engine, answers or Answers())
+    return OpenRun(config, records, renderer, engine, answers or Answers())
 
 
-def confirm_input(config: Config, input: str, renderer: Renderer, answers: Answers) -> None:
-    """Compare the answers in OUT with INPUT before anything is changed. A stream cannot be read twice: it is compared
-    while the run reads it."""
-    if input == STDIN or not os.path.isfile(input):
+def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: Answers) -> None:
+    """Compare the answers in OUT with INPUT before anything is changed. A stream cannot be read twice, and an address
+    costs time and money: they are compared while the run reads them."""
+    if not inputs.are_files:
         return
-    feeder = Feeder(config, open_source(input, config.format), renderer, answers)
+    feeder = Feeder(config, open_source(inputs, config.format), renderer, answers)
     while not feeder.exhausted and answers.num_shown < len(answers):
         work = feeder.next()
         if isinstance(work, Request) and work.tag.rollout is not None:
@@ -98,6 +149,15 @@ def confirm_input(config: Config, input: str, renderer: Renderer, answers: Answe
     if feeder.exhausted:
         answers.check_all_shown(feeder.last_line, whole=config.limit is None)
     answers.confirmed = True
+
+
+def _announced(records: Iterator[Conversation | BadLine], renderer: Renderer) -> Iterator[Conversation | BadLine]:
+    """The same records. If the first is a conversation and the model has no chat template, that is said now, before the
+    weights are read; later ones say it themselves."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and first.prompt is None:
+        renderer.template.announce()
+    return records if first is None else chain([first], records)
 
 
 def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> None:

@@ -7,48 +7,62 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from pathlib import Path
 
 from apcbatch.config import Config
-from apcbatch.data.lines import STDIN
-from apcbatch.data.source import HUB_PREFIX
+from apcbatch.data.address import is_address, last_part, open_filesystem, shown_address
+from apcbatch.data.files import STDIN
+from apcbatch.data.hub import HUB_PREFIX, is_hub
+from apcbatch.data.inputs import KINDS, PACKINGS
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.job.disk import STREAMS
 from apcbatch.model.locate import locate_model
 
 STDOUT = "-"
-INPUT_SUFFIXES = (".jsonl", ".json", ".ndjson", ".gz", ".zst", ".parquet", ".arrow")
 Names = Mapping[str, str | None]
 
 
-def default_output(input: str) -> str:
-    """OUT where `-o` is not given, in the current folder: `chats.answers.jsonl` for `data/chats.jsonl.gz`, and
-    `name-test.answers.jsonl` for `hf:org/name:test`. UsageError for stdin and other streams, which have no name."""
+def default_output(given: Sequence[str]) -> str:
+    """OUT where `-o` is not given, in the current folder: `chats.answers.jsonl` for `data/chats.jsonl.gz`,
+    `shards.answers.jsonl` for the folder `shards/`, and `name-test.answers.jsonl` for `hf:org/name:test`. UsageError
+    for streams, which have no name, and for several inputs or a pattern, which have no one name."""
+    ways = "give -o FILE, or -o - for standard output"
+    if len(given) > 1:
+        raise UsageError(f"{len(given)} inputs have no one name to make OUT's name from; {ways}")
+    [input] = given
     if input == STDIN or input.startswith(STREAMS):
         stream = "stdin" if input == STDIN else input
-        raise UsageError(f"{stream} has no name to make OUT's name from; give -o FILE, or -o - for standard output")
-    if input.startswith(HUB_PREFIX):
-        input = input.removeprefix(HUB_PREFIX).replace(":", "-")
-    name = Path(input).name
-    while os.path.splitext(name)[1].lower() in INPUT_SUFFIXES:
+        raise UsageError(f"{stream} has no name to make OUT's name from; {ways}")
+    if is_hub(input):
+        name = os.path.basename(input.removeprefix(HUB_PREFIX).replace(":", "-").rstrip("/"))
+    else:
+        name = last_part(input if is_address(input) else os.path.abspath(input))
+    if not name or (set(name) & set("*?[") and not os.path.exists(input)):
+        raise UsageError(f"{shown_address(input)} has no one name to make OUT's name from; {ways}")
+    while os.path.splitext(name)[1].lower() in (*KINDS, *PACKINGS):
         name = os.path.splitext(name)[0]
     return f"{name}.answers.jsonl"
 
 
-def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
+def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
     """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
     written.
 
-    inputs, outputs: paths by the name of their option; None or `-` is no file.
+    inputs: the files of INPUT. read, outputs: paths by the name of their option; None or `-` is no file.
     """
     written = {name: path for name, path in outputs.items() if path not in (None, STDOUT)}
-    named = {name: path for name, path in {**inputs, **written}.items() if path not in (None, STDOUT)}
-    for (name, one), (other_name, other) in combinations(named.items(), 2):
-        if {name, other_name} & written.keys() and same_file(str(one), str(other)):
-            raise UsageError(f"{name} and {other_name} are the same file, {one}; give one of them another name")
+    named = {name: path for name, path in {**read, **written}.items() if path not in (None, STDOUT)}
+    pairs = [pair for pair in combinations(named.items(), 2) if {pair[0][0], pair[1][0]} & written.keys()]
+    pairs += [(("INPUT", input), output) for input in inputs if input != STDIN for output in written.items()]
+    for (name, one), (other_name, other) in pairs:
+        if same_file(str(one), str(other)):
+            shown = shown_address(str(one))
+            raise UsageError(f"{name} and {other_name} are the same file, {shown}; give one of them another name")
     for name, path in written.items():
+        if is_address(str(path)):
+            open_filesystem(str(path))
+            continue
         _check_place(name, str(path), config)
         _check_writable(name, str(path))
         for stream in (sys.stdout, sys.stderr):
@@ -57,7 +71,9 @@ def check_outputs(config: Config, inputs: Names, outputs: Names) -> None:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two names lead to the same regular file, which need not exist yet."""
+    """Whether two names lead to the same regular file, which need not exist yet, or are the same address."""
+    if is_address(one) or is_address(other):
+        return one == other
     if os.path.exists(one) and os.path.exists(other):
         return os.path.isfile(one) and os.path.samefile(one, other)
     return os.path.realpath(one) == os.path.realpath(other)

@@ -117,7 +117,7 @@ class PlannedFeeder:
             (usable if engine.can_run(request) else refused).append(request)
         tree = PrefixTree()
         for request in usable:
-            tree.add(as_token_array(request.token_ids), request.tag.ticket.line)
+            tree.add(as_token_array(request.token_ids), request.tag.ticket.line, request.resumable)
         places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]

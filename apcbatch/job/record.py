@@ -1,8 +1,8 @@
 """The output record of one request as a JSON line: OpenAI's response body, and what was reused.
 
 Must not know: where lines go, what time it is. Invariants: `error` is null if and only if the request succeeded; a body
-is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs; a record that `read_record`
-accepts has every field that a resumed run uses, with the right type.
+is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs but `reasoning_content`, where
+there is reasoning; a record that `read_record` accepts has every field that a resumed run uses, with the right type.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from typing import Any
 import orjson
 import xxhash
 
+from apcbatch.data.reading import Reading
 from apcbatch.data.render import Renderer
-from apcbatch.data.tool_calls import parse_answer
+from apcbatch.data.stop_texts import cut_answer
 from apcbatch.errors import RequestError
+from apcbatch.job.logprobs import chat_logprobs, completion_logprobs
+from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
 
+PLAIN = Reading()
 KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 
 
@@ -27,8 +31,11 @@ KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
 class Ticket:
     """One request's place in the job: its number in input order (from 0), its line (from 1), its turn and its names.
 
-    turn: None if the record answers the line as a whole. completion: the request came from /v1/completions.
+    file_line: the file and the line in it, if the input has several files. turn: None if the record answers the line
+    as a whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
+    keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it. prompt: what the
+    record tells of the prompt's tokens, or None.
     """
 
     number: int
@@ -39,6 +46,9 @@ class Ticket:
     completion: bool = False
     line_digest: str = ""
     request_digest: str | None = None
+    keeps_stop: bool = False
+    prompt: ShownPrompt | None = None
+    file_line: tuple[str, int] | None = None
 
     @property
     def request_id(self) -> str:
@@ -52,7 +62,8 @@ class Ticket:
 
 
 def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str, Any]) -> str:
-    """xxh3-128, in hex, of everything besides the model that an answer depends on: names, settings, prompt tokens."""
+    """xxh3-128, in hex, of everything besides the model that an answer depends on: names, settings, prompt tokens.
+    The settings are numbers, texts, tuples, and mappings in an order of their own."""
     names = repr((ticket.request_id, ticket.custom_id, sorted(settings.items())))
     digest = xxhash.xxh3_128(names.encode("utf-8", "surrogatepass") + b"\0")
     digest.update(token_ids.astype("<i4", copy=False).tobytes())
@@ -70,8 +81,21 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
     return _line(ticket, None, described, _origin(ticket))
 
 
-def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int) -> bytes:
-    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC)."""
+def result_line(
+    ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, reading: Reading = PLAIN
+) -> bytes:
+    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC).
+    reading: how the text of a chat's answer is read. Of a recorded answer that was scored the body has that answer,
+    though nothing was generated."""
+    prompt = ticket.prompt
+    answers = result.answers
+    if prompt is not None and prompt.answer_begin is not None:
+        answers = [prompt.recorded_answer(result, renderer.tokenizer.eos_token_ids)]
+    num_tokens = sum(len(answer.token_ids) for answer in result.answers)
+    warnings = list(reading.warnings)
+    choices = [
+        {"index": index} | _choice(ticket, one, renderer, reading, warnings, index) for index, one in enumerate(answers)
+    ]
     reuse = {
         **_origin(ticket),
         "cached_from": result.cached_from,
@@ -80,21 +104,27 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
         "ideal_cached_tokens": result.ideal_cached_tokens,
         "boundary": result.boundary,
         "miss_reason": result.miss_reason,
-        "finish_reason": result.finish_reason,
+        "finish_reason": answers[0].finish_reason,
+        "stop_reason": answers[0].stop_reason,
         "prefill_ms": round(result.prefill_ms, 3),
         "decode_ms": round(result.decode_ms, 3),
+        "warnings": warnings,
         "completion_token_ids": result.token_ids,
     }
+    if len(answers) > 1:
+        reuse["choices"] = [_own(answer) for answer in answers]
+    if prompt is not None:
+        reuse |= prompt.told(result, renderer)
     body = {
         "id": ticket.request_id,
         "object": "text_completion" if ticket.completion else "chat.completion",
         "created": created,
         "model": model,
-        "choices": [_choice(ticket, result, renderer)],
+        "choices": choices,
         "usage": {
             "prompt_tokens": result.prompt_tokens,
-            "completion_tokens": len(result.token_ids),
-            "total_tokens": result.prompt_tokens + len(result.token_ids),
+            "completion_tokens": num_tokens,
+            "total_tokens": result.prompt_tokens + num_tokens,
             "prompt_tokens_details": {"cached_tokens": result.cached_tokens},
         },
     }
@@ -102,9 +132,19 @@ def result_line(ticket: Ticket, result: Result, renderer: Renderer, model: str, 
     return _line(ticket, response, None, reuse)
 
 
-def _origin(ticket: Ticket) -> dict[str, Any]:
-    """The fields by which a resumed run recognises the request."""
+def _own(answer: Result) -> dict[str, Any]:
+    """What a choice has beside the body's keys."""
     return {
+        "completion_token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+    }
+
+
+def _origin(ticket: Ticket) -> dict[str, Any]:
+    """Where the request stands in one of several files, and the fields by which a resumed run recognises it."""
+    place = dict(zip(("file", "file_line"), ticket.file_line, strict=True)) if ticket.file_line else {}
+    return place | {
         "conversation": ticket.conversation,
         "line_digest": ticket.line_digest,
         "request_digest": ticket.request_digest,
@@ -152,52 +192,28 @@ def _is_answer(record: dict[str, Any]) -> bool:
         token_ids = record["apcbatch"]["completion_token_ids"]
     except (LookupError, TypeError):
         return False
-    own_reason = record["apcbatch"].get("finish_reason", reason)
-    known = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(token_ids, list)
+    own_reason, stop_reason = record["apcbatch"].get("finish_reason", reason), record["apcbatch"].get("stop_reason")
+    reasons = isinstance(reason, str) and isinstance(own_reason, str) and isinstance(stop_reason, int | str | None)
+    known = reasons and isinstance(token_ids, list)
     return known and all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in token_ids)
 
 
-def _choice(ticket: Ticket, result: Result, renderer: Renderer) -> dict[str, Any]:
-    text = renderer.decode(result.token_ids)
+def _choice(
+    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str], index: int
+) -> dict[str, Any]:
+    """The answer as a choice; what it says of itself is added to the warnings."""
+    cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
-        logprobs = _completion_logprobs(result, renderer)
-        return {"index": 0, "finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
-    answer = parse_answer(text)
-    reason = "tool_calls" if answer.tool_calls else result.finish_reason
-    message = {
-        "role": "assistant",
-        "content": answer.content,
-        "refusal": None,
-        "tool_calls": answer.tool_calls,
-    }
-    return {"index": 0, "finish_reason": reason, "message": message, "logprobs": _chat_logprobs(result, renderer)}
-
-
-def _chat_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
-    if result.logprobs is None:
-        return None
-    entries = []
-    for token_id, logprob in zip(result.token_ids, result.logprobs, strict=True):
-        text = _token_text(token_id, renderer)
-        # A token that is only part of a character has no text of its own, so its bytes are not known.
-        raw = None if "\ufffd" in text else list(text.encode())
-        entries.append({"token": text, "logprob": logprob, "bytes": raw, "top_logprobs": []})
-    return {"content": entries, "refusal": None}
-
-
-def _completion_logprobs(result: Result, renderer: Renderer) -> dict[str, Any] | None:
-    if result.logprobs is None:
-        return None
-    tokens = [_token_text(token_id, renderer) for token_id in result.token_ids]
-    offsets = [0]
-    for text in tokens[:-1]:
-        offsets.append(offsets[-1] + len(text))
-    return {"tokens": tokens, "token_logprobs": result.logprobs, "top_logprobs": None, "text_offset": offsets}
-
-
-def _token_text(token_id: int, renderer: Renderer) -> str:
-    """The text of one token; a special token is shown by its name."""
-    return str(renderer.tokenizer.source.decode([token_id], skip_special_tokens=False))
+        echoed = ticket.prompt if ticket.prompt is not None and ticket.prompt.echo else None
+        logprobs = completion_logprobs(result, cut.num_tokens, renderer, echoed)
+        text = cut.text if echoed is None else echoed.shown_text(renderer) + cut.text
+        return {"finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
+    answer = reading.read(cut.text, index)
+    warnings += answer.warnings
+    reason = "tool_calls" if answer.calls else result.finish_reason
+    message = answer.as_output()
+    logprobs = chat_logprobs(result, cut.num_tokens, renderer)
+    return {"finish_reason": reason, "message": message, "logprobs": logprobs}
 
 
 def _line(ticket: Ticket, response: Any, error: Any, reuse: Any) -> bytes:

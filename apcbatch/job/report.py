@@ -1,4 +1,7 @@
-"""The only printer: a line for each request, the bar or the plain progress lines, warnings, the summary.
+"""The only printer: a line for each request, stages, the bar or the plain progress lines, warnings, the summary.
+
+A pipe gets stable columns and a summary in JSON; a terminal gets the same in colours, folded at its width, and a
+summary for people.
 
 Must not know: how anything is computed. Results never pass through here. With `-o -`, standard output belongs to the
 results, and everything else goes to stderr. If a reader goes away, the printing ends, never the job.
@@ -6,6 +9,7 @@ results, and everything else goes to stderr. If a reader goes away, the printing
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -15,9 +19,12 @@ import orjson
 from tqdm import tqdm
 
 from apcbatch.config import Config
+from apcbatch.display import Paint, cells, clip
 from apcbatch.errors import RequestError
 from apcbatch.job.silence import silence
+from apcbatch.job.terminal_lines import error_lines, result_lines, summary_lines
 from apcbatch.job.totals import Totals
+from apcbatch.resolution import colour_wanted
 from apcbatch.types import Result
 
 PLAIN_EVERY_S = 10.0
@@ -25,6 +32,8 @@ BAR_EVERY_S = 0.2
 FIRST_ID_WIDTH = 8
 BAR_FORMAT = "{desc}{n_fmt}{postfix}"
 BAR_FORMAT_WITH_TOTAL = "{desc}{percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
+NARROW_BAR_FORMAT_WITH_TOTAL = "|{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
+NARROW = 100  # columns below which the bar says less
 
 
 class Report:
@@ -33,6 +42,7 @@ class Report:
     def __init__(self, config: Config, totals: Totals, results_on_stdout: bool) -> None:
         self._totals, self._verbose, self._quiet = totals, config.verbose, config.quiet
         self._lines: TextIO | None = sys.stderr if results_on_stdout else sys.stdout
+        self._paint = Paint(self._lines, colour_wanted())
         self._id_width = FIRST_ID_WIDTH
         self._bar: tqdm[Any] | None = None
         self._plain = False
@@ -47,13 +57,15 @@ class Report:
     def __exit__(self, *_: object) -> None:
         self.end_progress()
 
+    def stage(self, what: str) -> None:
+        """What is done before the first request, where the bar will be. A pipe hears nothing of it."""
+        if self._mode == "bar":
+            self._show_bar(f"{what} ...", "{desc}")
+
     def begin_progress(self) -> None:
         """Start the bar, or the clock of the plain lines."""
         if self._mode == "bar":
-            with suppress(OSError):  # nobody would see it
-                self._bar = tqdm(
-                    desc="requests ", file=sys.stderr, dynamic_ncols=True, bar_format=BAR_FORMAT, leave=False
-                )
+            self._show_bar("requests ", BAR_FORMAT)
         self._plain = self._mode == "plain"
         self._next_tick = time.monotonic() + (PLAIN_EVERY_S if self._plain else BAR_EVERY_S)
 
@@ -65,6 +77,13 @@ class Report:
             self._bar = None
         self._plain = False
 
+    def _show_bar(self, words: str, bar_format: str) -> None:
+        """A new bar in place of the one that is there."""
+        self.end_progress()
+        with suppress(OSError):  # nobody would see it
+            words = clip(words, max(2, shutil.get_terminal_size().columns - 1))
+            self._bar = tqdm(desc=words, file=sys.stderr, dynamic_ncols=True, bar_format=bar_format, leave=False)
+
     def tick(self, total: int | None) -> None:
         """Show the progress if enough time has passed. total: the requests of this run, None if not known yet."""
         now = time.monotonic()
@@ -72,11 +91,13 @@ class Report:
             return
         if self._bar is not None:
             self._next_tick = now + BAR_EVERY_S
-            if total is not None and self._bar.total is None:
-                self._bar.total, self._bar.bar_format = total, BAR_FORMAT_WITH_TOTAL
+            is_narrow = shutil.get_terminal_size().columns < NARROW
+            if total is not None:
+                self._bar.total = total
+                self._bar.bar_format = NARROW_BAR_FORMAT_WITH_TOTAL if is_narrow else BAR_FORMAT_WITH_TOTAL
             self._bar.n = self._totals.requests
             try:
-                self._bar.set_postfix_str(self._rates(), refresh=True)
+                self._bar.set_postfix_str(self._rates(is_narrow), refresh=True)
             except OSError:
                 self._bar = None  # nobody sees it any more
         elif self._plain:
@@ -89,39 +110,63 @@ class Report:
 
     def result(self, custom_id: str, result: Result) -> None:
         """The line of one request that succeeded."""
-        if not self._quiet:
-            line = self._id(custom_id) + format_result(result)
-            if self._verbose:
-                line += f"   prefill {result.prefill_ms:.1f} ms, decode {result.decode_ms:.1f} ms"
+        if self._quiet:
+            return
+        name, columns, miss = self._id(custom_id), format_result(result), format_miss(result)
+        if self._verbose:
+            miss += f"   prefill {result.prefill_ms:.1f} ms, decode {result.decode_ms:.1f} ms"
+        width = self._width
+        lines = [name + columns + miss]
+        for line in lines if width is None else result_lines(name, columns, miss, result, width, self._paint):
             self._print(line)
 
     def error(self, custom_id: str, error: RequestError) -> None:
         """The line of one error record."""
         if not self._quiet:
             where = f"line {error.line}: " if error.line is not None else ""
-            self._print(f"{self._id(custom_id)}error  {error.code} {where}{plain(error.message)}")
+            name, sentence = self._id(custom_id), f"error  {error.code} {where}{plain(error.message)}"
+            width = self._width
+            for line in [name + sentence] if width is None else error_lines(name, sentence, width, self._paint):
+                self._print(line)
 
     def warn(self, sentence: str) -> None:
-        """A warning; the run goes on."""
+        """A warning; the run goes on, and the summary has it too."""
+        self._totals.note_warning(sentence)
         self._say(f"warning: {sentence}")
 
     def note(self, sentence: str) -> None:
         """Something worth knowing."""
         self._say(sentence)
 
+    def hint(self, sentence: str) -> None:
+        """Something for a person who is looking on: --quiet hides it."""
+        if not self._quiet:
+            self._say(sentence)
+
     def detail(self, sentence: str) -> None:
         """Something that only --verbose shows."""
         if self._verbose:
             self._say(sentence)
 
-    def summary(self, summary: dict[str, Any]) -> None:
-        """The summary as one JSON line, the last one on its stream."""
+    def summary(self, summary: dict[str, Any], output: str) -> None:
+        """How it went: some lines on a terminal, else one sentence and, last on its stream, one line of JSON. output:
+        where the results are."""
         self.end_progress()
-        self._print(orjson.dumps(summary).decode())
+        width = self._width
+        if width is None or not sys.stderr.isatty():
+            self._say(self._totals.sentence(output))
+        if width is None:
+            self._print(orjson.dumps(summary).decode())
+            return
+        for line in summary_lines(summary, "standard output" if output == "-" else output, width, self._paint):
+            self._print(line)
 
-    def _rates(self) -> str:
+    def _rates(self, is_narrow: bool = False) -> str:
         totals = self._totals
         seconds = max(totals.running_s, 1e-9)
+        if is_narrow:
+            prompt, decode = (_short(tokens / seconds) for tokens in (totals.prompt_tokens, totals.completion_tokens))
+            return f"in {prompt}/s, out {decode}/s, hit {100 * totals.hit_rate:.0f} %"
         return (
             f"prompt {totals.prompt_tokens / seconds:.0f} tok/s, "
             f"decode {totals.completion_tokens / seconds:.0f} tok/s, hit {100 * totals.hit_rate:.1f} %"
@@ -130,8 +175,16 @@ class Report:
     def _id(self, custom_id: str) -> str:
         """The id as the first column. The column widens for a long id and stays wide."""
         shown = plain(custom_id)
-        self._id_width = max(self._id_width, len(shown))
-        return f"{shown:<{self._id_width}} "
+        width = self._width
+        most = cells(shown) if width is None else min(cells(shown), width // 4)
+        self._id_width = max(self._id_width, most)
+        return shown + " " * (max(0, self._id_width - cells(shown)) + 1)
+
+    @property
+    def _width(self) -> int | None:
+        """The columns of the terminal that the lines go to; None if they go elsewhere."""
+        is_terminal = self._lines is not None and self._lines.isatty()
+        return max(20, shutil.get_terminal_size().columns) if is_terminal else None
 
     def _print(self, line: str) -> None:
         if self._lines is not None and not self._write(self._lines, line):
@@ -156,15 +209,25 @@ class Report:
 
 
 def format_result(result: Result) -> str:
-    """The columns after the id. `below_grid` is not shown as a miss: the grid alone explains it. OUT has the reason."""
+    """The columns after the id."""
     share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
+    num_new = sum(len(answer.token_ids) for answer in result.answers)
     source = "-" if result.cached_from == "none" else result.cached_from
-    line = (
+    return (
         f"ok     prompt {result.prompt_tokens:>5}   cached {result.cached_tokens:>5} ({share:>4.1f} %)  "
-        f"{source:<7} new {result.computed_tokens:>5}   out {len(result.token_ids):>4}"
+        f"{source:<7} new {result.computed_tokens:>5}   out {num_new:>4}"
     )
+
+
+def format_miss(result: Result) -> str:
+    """Why less was cached than could be. `below_grid` is not shown: the grid alone explains it. OUT has the reason."""
     miss = None if result.miss_reason == "below_grid" else result.miss_detail or result.miss_reason
-    return f"{line}   miss: {miss}" if miss else line
+    return f"   miss: {miss}" if miss else ""
+
+
+def _short(rate: float) -> str:
+    """`812`, `12.3k`."""
+    return f"{rate:.0f}" if rate < 10_000 else f"{rate / 1000:.0f}k"
 
 
 def plain(text: str) -> str:

@@ -6,6 +6,7 @@ its request finishes; the input is read only as fast as the engine asks for it, 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -13,13 +14,16 @@ from contextlib import closing, contextmanager
 import orjson
 
 from apcbatch.config import Config
+from apcbatch.data.address import is_address, open_filesystem, reason_of, shown_address
+from apcbatch.data.inputs import find_inputs
 from apcbatch.engine.serving import serve
-from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError
-from apcbatch.job.continuation import command_line
+from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
+from apcbatch.job.continuation import command_line, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.opening import OpenRun, check_paths, open_run
+from apcbatch.job.output import output_for
 from apcbatch.job.paths import STDOUT, default_output
 from apcbatch.job.planning import work_source
 from apcbatch.job.record import Ticket, error_line, result_line
@@ -28,29 +32,30 @@ from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
 from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.model.locate import DEMO, DEMO_NOTE
 from apcbatch.types import Request, Result
 
 STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
-    """One `run`. output: None for a name made from INPUT's. program, config_file: how it was called, which the command
-    that continues it repeats. UsageError if INPUT gives no name."""
+    """One `run`. inputs: as they were named. output: None for a name made from INPUT's. program, config_file: how it
+    was called, which the command that continues it repeats. UsageError for an OUT that cannot be, or has no name."""
 
     def __init__(
         self,
         config: Config,
-        input: str,
+        inputs: Sequence[str],
         output: str | None,
         program: Sequence[str],
         config_file: str | None = None,
     ) -> None:
         self._is_named = output is not None
-        output = default_output(input) if output is None else STDOUT if output in STDOUT_NAMES else output
-        self._config, self._input, self._output = config, input, output
+        name = default_output(inputs) if output is None else STDOUT if output in STDOUT_NAMES else output
+        self._config, self._inputs, self._output = config, tuple(inputs), output_for(name)
         self._program, self._config_file = program, config_file
         self._totals = Totals()
-        self._report = Report(config, self._totals, output == STDOUT)
+        self._report = Report(config, self._totals, name == STDOUT)
         self._signals = Signals(self.continue_command)
         self._out_is_ours = False
         self._retryable_errors = 0
@@ -58,11 +63,18 @@ class Job:
 
     def run(self) -> int:
         """Do the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while loading."""
-        check_paths(self._config, self._input, self._output, self._config_file)
-        with self._signals, self._report, closing(open_sink(self._output, self._config.ordered)) as sink:
-            if not self._is_named:
-                self._report.note(f"results go to {self._output}")
-            opened = open_run(self._config, self._input, sink, self._report.warn)
+        inputs, output = find_inputs(self._inputs, self._report.warn), self._output
+        check_paths(self._config, inputs, output, self._config_file)
+        with self._signals, self._report, closing(open_sink(output.lines, self._config.ordered)) as sink:
+            if output.is_made_at_the_end:
+                self._report.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
+            elif not self._is_named:
+                self._report.note(f"results go to {output.shown}")
+            if self._config.model == DEMO:
+                self._report.hint(DEMO_NOTE)
+            report = self._report
+            opened = open_run(self._config, inputs, output, sink, report.warn, report.note, report.stage)
+            self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)
@@ -75,7 +87,14 @@ class Job:
         else:
             names = ("overwrite", "retry_errors" if config.retry_errors else "resume")
             added = ["--" + name.replace("_", "-") for name in names if getattr(config, name)]
-        return command_line(self._program, self._input, self._output, self._config_file, config, added)
+        output = self._output.name
+        return command_line(self._program, self._inputs, output, self._config_file, config, added)
+
+    def last_line(self, exit_code: int) -> str:
+        """The last line on stderr: how to go on, or, if every error would come again, that nothing is left to do."""
+        if exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors:
+            return nothing_left(self._output.shown, self._totals.errors_by_code)
+        return self.continue_command()
 
     def _answer(self, opened: OpenRun, sink: Sink) -> int:
         """Answer everything, then end the run; its exit code."""
@@ -93,7 +112,7 @@ class Job:
             sink.keep_safe()
         exit_code = self._exit_code(answers.num_errors)
         self._totals.plan_s = source.plan_s
-        self._end(engine, sink)
+        exit_code = self._end(engine, sink, exit_code)
         if feeder.exhausted and not answers.confirmed:
             answers.check_all_shown(feeder.last_line, whole=self._config.limit is None)
         return exit_code
@@ -107,7 +126,7 @@ class Job:
             f"policy {config.policy}, store {config.store or 'none'}"
         )
         if opened.answers:
-            self._report.note(f"{len(opened.answers)} requests are answered in {self._output} already")
+            self._report.note(f"{len(opened.answers)} requests are answered in {self._output.shown} already")
         self._signals.drain_on_first()
         self._report.begin_progress()
 
@@ -135,14 +154,18 @@ class Job:
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        sink.append(result_line(ticket, result, opened.renderer, self._config.model, int(time.time())))
+        reading, now = result.tag.reading, int(time.time())
+        sink.append(result_line(ticket, result, opened.renderer, self._config.model, now, reading))
         self._totals.add(result)
+        if self._config.score and result.scores is not None:
+            self._totals.scores.add(result.scores)
         self._report.result(ticket.shown, result)
 
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
-        located = RequestError(error.code, error.message, ticket.line)
+        where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
+        located = RequestError(error.code, error.message + where, ticket.line)
         sink.append(error_line(ticket, located))
-        self._totals.errors += 1
+        self._totals.add_error(located.code)
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
         self._report.error(ticket.shown, located)
@@ -163,20 +186,41 @@ class Job:
             return EXIT_STOPPED
         return EXIT_REQUEST_ERRORS if self._totals.errors + earlier_errors else EXIT_OK
 
-    def _end(self, engine: JobEngine, sink: Sink) -> None:
-        """Make everything durable, then print how it went."""
+    def _end(self, engine: JobEngine, sink: Sink, exit_code: int) -> int:
+        """Make everything durable, then print how it went. The exit code, or EXIT_STOPPED if OUT could not be made."""
         self._report.end_progress()
         sink.finish(self._config.ordered)
         engine.flush()
         summary = self._totals.summary(self._config, engine)
-        self._report.note(self._totals.sentence(self._output))
-        self._report.summary(summary)
+        place = self._output.shown
+        if isinstance(sink, FileSink) and self._output.is_made_at_the_end:
+            place, exit_code = self._make_output(sink, exit_code)
+        self._report.summary(summary, place)
         if self._config.summary is not None:
-            document = orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE)
-            try:
-                write_file(self._config.summary, [document], Disk())
-            except OSError as error:
-                self._report.warn(f"--summary {self._config.summary} was not written: {error.strerror}")
+            self._write_summary(self._config.summary, orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE))
+        return exit_code
+
+    def _make_output(self, sink: FileSink, exit_code: int) -> tuple[str, int]:
+        """Pack and upload OUT if the run is complete. Where the results are now, and the exit code."""
+        output = self._output
+        if exit_code not in (EXIT_OK, EXIT_REQUEST_ERRORS):
+            return f"{output.lines}, for {output.shown} is made when the run is complete", exit_code
+        try:
+            output.finish(sink)
+        except StoppedError as error:
+            self._report.warn(str(error))
+            return output.lines if os.path.exists(output.lines) else output.target, EXIT_STOPPED
+        return output.shown + f" and {output.target}" * output.is_remote, exit_code
+
+    def _write_summary(self, name: str, document: bytes) -> None:
+        try:
+            if is_address(name):
+                system, path = open_filesystem(name)
+                system.pipe_file(path, document)
+            else:
+                write_file(name, [document], Disk())
+        except Exception as error:  # an address's package may raise anything; the answers are safe
+            self._report.warn(f"--summary {shown_address(name)} was not written: {reason_of(error, name)}")
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import orjson
 import xxhash
 
 from apcbatch.config import Config
+from apcbatch.data.address import shown_address
+from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.version import VERSION
@@ -24,6 +26,7 @@ CHANGES_ANSWERS = (
     "format",
     "strict_model",
     "turns",
+    "score",
     "max_tokens",
     "max_request_tokens",
     "temperature",
@@ -31,23 +34,52 @@ CHANGES_ANSWERS = (
     "seed",
     "ignore_eos",
     "logprobs",
+    "template_kwargs",
+    "tool_parser",
+    "reasoning_parser",
+    "top_logprobs",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "min_tokens",
+    "stop",
+    "stop_token_id",
 )
-END_BYTES = 1 << 20
+END_BYTES = 1 << 20  # read at each end of the input, or shared by its files
+LEAST_END_BYTES = 1 << 12
+MOST_CHARACTERS = 1 << 12
 MAX_BYTES = 1 << 22
 MISSING = "is missing"
 
 
-def input_identity(name: str) -> dict[str, Any]:
-    """What INPUT is: for a file its size and the xxh3-128 of its first and last MiB, otherwise its name alone."""
-    path = Path(name)
-    if name == "-" or not path.is_file():
-        return {"name": name, "size_bytes": None, "xxh3_of_ends": None}
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        digest = xxhash.xxh3_128(file.read(END_BYTES))
-        file.seek(max(0, size - END_BYTES))
-        digest.update(file.read(END_BYTES))
-    return {"name": str(path.resolve()), "size_bytes": size, "xxh3_of_ends": digest.hexdigest()}
+def input_identity(inputs: Inputs) -> dict[str, Any]:
+    """What INPUT is: for files their size and the xxh3-128 of the ends of each (of one file, its first and last MiB),
+    otherwise the names alone."""
+    if not inputs.are_files:
+        names = ", ".join(map(shown_address, inputs.files))
+        return {"name": names[:MOST_CHARACTERS], "size_bytes": None, "xxh3_of_ends": _digest_of_names(inputs)}
+    end_bytes = max(LEAST_END_BYTES, END_BYTES // len(inputs.files))
+    size, digest = 0, xxhash.xxh3_128()
+    for name in inputs.files:
+        with open(name, "rb") as file:
+            length = os.fstat(file.fileno()).st_size
+            if len(inputs.files) > 1:
+                digest.update(b"%d\0" % length)
+            digest.update(file.read(end_bytes))
+            file.seek(max(0, length - end_bytes))
+            digest.update(file.read(end_bytes))
+        size += length
+    name = str(Path(inputs.files[0]).resolve()) if len(inputs.files) == 1 else inputs.shown
+    return {"name": name, "size_bytes": size, "xxh3_of_ends": digest.hexdigest()}
+
+
+def _digest_of_names(inputs: Inputs) -> str | None:
+    """What tells two lists of names apart that are too long to be written down; None for one name."""
+    if len(inputs.files) == 1:
+        return None
+    return xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
 
 
 def model_files_digest(model_dir: Path) -> str:
@@ -132,7 +164,7 @@ class RunFile:
 
 def run_file_path(output: str) -> str:
     """The path of an OUT's run file. If OUT is a link, the run file lies beside the file that the link leads to."""
-    return os.path.realpath(output) + ".run.json"
+    return os.path.realpath(output) + RUN_FILE_SUFFIX
 
 
 def _as_json(facts: dict[str, Any]) -> bytes:

@@ -97,12 +97,16 @@ class StreamSink:
 
 
 class FileSink:
-    """A regular file, locked for this process. Opening it changes nothing in it."""
+    """A regular file, locked for this process. Opening it changes nothing in it.
+
+    remove_if_unused: it was not there before; whoever begins to write sets this to False.
+    """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = Path(os.path.realpath(path))
         self.disk = disk or Disk()
-        self.remove_if_empty = not os.path.exists(self.path)
+        self.remove_if_unused = not os.path.exists(self.path)
+        self._is_filled = False
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
         try:
             self._fd = self.disk.open(str(self.path), 0)
@@ -115,8 +119,9 @@ class FileSink:
             raise
 
     def close(self) -> None:
-        """Close the file, and remove one that was made for nothing (see remove_if_empty)."""
-        if self.remove_if_empty and self._is_in_place() and os.fstat(self._fd).st_size == 0:
+        """Close the file, and remove one that was made for nothing (see remove_if_unused)."""
+        is_unused = self._is_filled or os.fstat(self._fd).st_size == 0
+        if self.remove_if_unused and is_unused and self._is_in_place():
             self.disk.unlink(str(self.path))
         os.close(self._fd)
 
@@ -163,6 +168,11 @@ class FileSink:
             offset += len(pieces[-1])
             pieces.append(os.pread(self._fd, WINDOW_BYTES, offset))
         return b"".join(pieces).partition(b"\n")[0]
+
+    def fill(self, chunks: Iterator[bytes]) -> None:
+        """Replace the content, which has no lines, by that of a packed OUT."""
+        self._replace(chunks)
+        self._is_filled = True
 
     def keep(self, wanted: Callable[[bytes], bool]) -> None:
         """Replace the file by one with only the wanted lines."""

@@ -6,16 +6,20 @@ Must not know: who prints them. They count what this process did; requests answe
 
 from __future__ import annotations
 
+import math
 import resource
+import sys
 import time
 from collections import Counter
 from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.job.engine import JobEngine
-from apcbatch.types import Result
+from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
 
+_LARGEST_EXPONENT = math.log(sys.float_info.max)
+MOST_WARNINGS = 100
 COUNTED_BY_THE_ENGINE = (
     "store_bytes_written",
     "store_bytes_read",
@@ -27,17 +31,56 @@ COUNTED_BY_THE_ENGINE = (
 )
 
 
+class ScoreTotals:
+    """Sums over the recorded answers that were scored. A sum is exact, so that it does not depend on their order."""
+
+    def __init__(self) -> None:
+        self.answers = self.tokens = self.greedy_matches = self.exact_matches = 0
+        self._logprob_sum = 0  # in units of the smallest float32 number
+
+    def add(self, scores: Scores) -> None:
+        """Count one answer."""
+        matches = sum(rank == 1 for rank in scores.ranks)
+        self.answers += 1
+        self.tokens += len(scores.ranks)
+        self.greedy_matches += matches
+        self.exact_matches += matches == len(scores.ranks)
+        self._logprob_sum += sum(int(math.ldexp(logprob, 149)) for logprob in scores.logprobs)
+
+    def summary(self) -> dict[str, Any]:
+        """Means over tokens and answers, None where there are none; perplexity is exp(-mean log-probability), None
+        where that is beyond all numbers."""
+        mean = self._logprob_sum / (self.tokens << 149) if self.tokens else None
+        return {
+            "answers": self.answers,
+            "tokens": self.tokens,
+            "mean_logprob": mean,
+            "perplexity": None if mean is None or mean < -_LARGEST_EXPONENT else math.exp(-mean),
+            "greedy_match_share": self.greedy_matches / self.tokens if self.tokens else None,
+            "exact_match_share": self.exact_matches / self.answers if self.answers else None,
+        }
+
+
 class Totals:
     """Sums over the results of one run, which can be read at any time."""
 
     def __init__(self) -> None:
         self._begin = self._loaded = time.monotonic()
-        self.ok = self.errors = self.already_done = 0
+        self.ok = self.already_done = 0
+        self.errors_by_code: Counter[str] = Counter()
         self.plan_s = 0.0
         self.prompt_tokens = self.cached_tokens = self.computed_tokens = self.completion_tokens = 0
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
+        self.scores = ScoreTotals()
+        self._decoded_tokens = 0  # equal answers are decoded once; the first token of each comes out of the prefill
         self._ideal_tokens: int | None = 0
+        self.warnings: list[str] = []
+
+    @property
+    def errors(self) -> int:
+        """Error records that this process wrote."""
+        return self.errors_by_code.total()
 
     @property
     def requests(self) -> int:
@@ -65,7 +108,9 @@ class Totals:
         self.prompt_tokens += result.prompt_tokens
         self.cached_tokens += result.cached_tokens
         self.computed_tokens += result.computed_tokens
-        self.completion_tokens += len(result.token_ids)
+        self.completion_tokens += sum(len(answer.token_ids) for answer in result.answers)
+        decoded = {id(answer.token_ids): len(answer.token_ids) - 1 for answer in result.answers}
+        self._decoded_tokens += sum(max(0, count) for count in decoded.values())
         if result.cached_tokens:
             self.cached_by_source[result.cached_from] += result.cached_tokens
         if result.miss_reason:
@@ -73,6 +118,15 @@ class Totals:
         if self._ideal_tokens is not None:
             ideal = result.ideal_cached_tokens
             self._ideal_tokens = None if ideal is None else self._ideal_tokens + ideal
+
+    def add_error(self, code: str) -> None:
+        """Count one error record."""
+        self.errors_by_code[code] += 1
+
+    def note_warning(self, sentence: str) -> None:
+        """Keep a warning for the summary: each one once, and the first hundred of them."""
+        if sentence not in self.warnings and len(self.warnings) < MOST_WARNINGS:
+            self.warnings.append(sentence)
 
     def sentence(self, output: str) -> str:
         """How it went, for a person."""
@@ -92,6 +146,7 @@ class Totals:
             "requests": self.requests,
             "ok": self.ok,
             "errors": self.errors,
+            "errors_by_code": dict(sorted(self.errors_by_code.items())),
             "already_done": self.already_done,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -103,6 +158,7 @@ class Totals:
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
             **{name: getattr(counters, name) for name in COUNTED_BY_THE_ENGINE},
+            "score": self.scores.summary() if config.score else None,
             "seconds": {
                 "load": self._loaded - self._begin,
                 "plan": self.plan_s,
@@ -110,10 +166,10 @@ class Totals:
                 "total": time.monotonic() - self._begin,
             },
             "prefill_tokens_per_s": _rate(self.computed_tokens, spent["prefill"]),
-            # The first new token of each request comes out of its prefill.
-            "decode_tokens_per_s": _rate(self.completion_tokens - self.ok, spent["decode"]),
+            "decode_tokens_per_s": _rate(self._decoded_tokens, spent["decode"]),
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "peak_device_bytes": counters.peak_device_bytes,
+            "warnings": list(self.warnings),
             "block_size": config.block_size,
             "policy": config.policy,
             "model": config.model,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from apcbatch.data.reading import Reading
 from apcbatch.data.records import Conversation
 from apcbatch.data.rollout import Rollout
 from apcbatch.errors import RequestError
@@ -37,10 +38,12 @@ class OpenRollout:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What the feeder attaches to a request and needs back with its result. rollout: None for a recorded turn."""
+    """What the feeder attaches to a request and needs back with its result. rollout: None for a recorded turn. reading:
+    how the answer is read."""
 
     ticket: Ticket
     rollout: OpenRollout | None
+    reading: Reading = Reading()
 
 
 Work = Request | Failure

@@ -222,6 +222,14 @@ def require_token(token: int, logits: torch.Tensor) -> None:
         raise ValueError(f"token must lie in [0, {logits.numel()}); it is {token}")
 
 
+def require_tokens(tokens: torch.Tensor, logits: torch.Tensor) -> None:
+    """ValueError unless tokens are (t,) int64 contiguous beside logits (t, v), and each is one of its columns."""
+    t, v = logits.shape
+    require_parameter(tokens, "tokens", (t,), torch.int64, logits.device)
+    if t and not 0 <= int(tokens.min()) <= int(tokens.max()) < v:
+        raise ValueError(f"tokens must lie in [0, {v}); they are {int(tokens.min())} to {int(tokens.max())}")
+
+
 def require_cache(k_cache: torch.Tensor, v_cache: torch.Tensor, page_tokens: int) -> None:
     """ValueError unless they are one contiguous (pages, page_tokens, kv_heads, head_dim) each, of one dtype."""
     require_alike(v_cache, "v_cache", k_cache, "k_cache")

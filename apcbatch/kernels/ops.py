@@ -93,6 +93,8 @@ class Ops(Protocol[UsedLinear]):
 
     def token_logprob(self, logits: torch.Tensor, token: int) -> float: ...
 
+    def token_logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor: ...
+
     def write_kv(
         self,
         k: torch.Tensor,

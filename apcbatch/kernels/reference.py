@@ -189,3 +189,8 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def token_logprob(logits: torch.Tensor, token: int) -> float:
     """The log-probability of one token of a row of logits."""
     return float(logits.double().log_softmax(-1)[token].to(logits.dtype))
+
+
+def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The log-probability of one token of each row of logits."""
+    return logits.double().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1).to(logits.dtype)

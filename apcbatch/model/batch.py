@@ -21,6 +21,7 @@ class Batch:
     the state slots read, written and kept. logits_rows (r,) int64: the tokens whose logits are wanted. For attention
     layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this piece, token_slots (t,) int64 =
     page x page_tokens + offset of each token; -1: it is not written.
+    scored_rows (s,) int64: the tokens whose normed hidden states are wanted, or None.
     present: (1,) int64, where only so many of the tokens, the first ones, are there, and the rest fill the batch up.
     """
 
@@ -32,6 +33,7 @@ class Batch:
     token_slots: torch.Tensor
     present: torch.Tensor | None = None
     chosen: torch.Tensor | None = None
+    scored_rows: torch.Tensor | None = None
 
     @property
     def tokens(self) -> torch.Tensor:
@@ -54,4 +56,5 @@ class Batch:
             for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots")
         }
         batch_on(device, self.ragged)
-        return Batch(ragged=self.ragged, chosen=self.chosen, **tensors)
+        scored_rows = None if self.scored_rows is None else self.scored_rows.to(device)
+        return Batch(ragged=self.ragged, chosen=self.chosen, scored_rows=scored_rows, **tensors)

@@ -14,7 +14,7 @@ import torch
 
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
-from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.layer import PreNorm, Residual
 from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
@@ -27,9 +27,10 @@ from apcbatch.model.weights import Checkpoint
 
 def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """ModelError where the weights' headers do not have the sizes of config.json that a state and a row of logits are
-    made of; nothing is allocated for what the weights would contradict."""
+    made of, or a dtype of quantised weights; nothing is allocated for what the weights would contradict."""
     family, h = family_of(config), config.hidden_size
     with Checkpoint(model_dir, torch.device("cpu")) as checkpoint:
+        checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         checkpoint.require(f"{family.layers}.{len(config.mixers) - 1}.{family.norm}.weight", (h,))
         for kind, (name, mixer) in family.mixers.items():
@@ -134,11 +135,31 @@ class CausalLM:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
+        return self.head(self._normed(self._run(batch), batch.logits_rows))
+
+    @torch.inference_mode()
+    def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
+        of as many at a time as there is room for."""
+        assert batch.scored_rows is not None
+        residual = self._run(batch)
+        scored = self._normed(residual, batch.scored_rows)
+        return self.head(self._normed(residual, batch.logits_rows)), scored
+
+    @torch.inference_mode()
+    def head(self, normed: torch.Tensor) -> torch.Tensor:
+        """The logits (r, vocabulary) float32 of normed hidden states (r, h)."""
+        return self.backend.linear(normed, self.lm_head, out_dtype=torch.float32)
+
+    def _normed(self, residual: Residual, rows: torch.Tensor) -> torch.Tensor:
+        return self.backend.normed(residual.rows(rows), self.final_norm, self.dtype)
+
+    def _run(self, batch: Batch) -> Residual:
+        """Embedding and layers."""
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens), batch.present)
         for layer in self.layers:
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:
                 ops.run_feed_forward(layer.feed_forward, residual)
-        normed = ops.normed(residual.rows(batch.logits_rows), self.final_norm, self.dtype)
-        return ops.linear(normed, self.lm_head, out_dtype=torch.float32)  # (r, h) -> (r, v)
+        return residual

@@ -47,6 +47,14 @@ class GraphedLM:
             self._memory = graph.memory
         return graph.replay(batch)
 
+    def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """See CausalLM; there is no graph of such a pass, which has prompts in it."""
+        return self._model.forward_scored(batch.on(self._device))
+
+    def head(self, normed: torch.Tensor) -> torch.Tensor:
+        """See CausalLM."""
+        return self._model.head(normed)
+
     @property
     def _most_captured(self) -> int:
         return min(LARGEST_GRAPH, self._model.most_captured)

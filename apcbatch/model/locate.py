@@ -11,6 +11,10 @@ from pathlib import Path
 from apcbatch.errors import ModelError
 
 DEMO = "demo"
+DEMO_NOTE = (
+    "the bundled model `demo` is tiny, and its answers are noise: it shows how a run goes. "
+    "Name a real model with --model DIR or --model ORG/NAME"
+)
 DEMO_DIR = Path(__file__).resolve().parent.parent / "demo"
 
 

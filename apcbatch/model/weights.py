@@ -23,12 +23,12 @@ from apcbatch.errors import ModelError
 from apcbatch.model.ahead import Ahead
 from apcbatch.model.finite import finite_rows
 from apcbatch.model.hf_config import load_json
+from apcbatch.model.quantization import FLOATING, check_floating
 from apcbatch.regular_files import open_regular_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
-_FLOATING = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # and their bytes
 MOST_THREADS = 8  # that read for a device
 AHEAD_BYTES = 1 << 30
 
@@ -61,15 +61,18 @@ class Checkpoint:
         if path is None:
             raise ModelError(f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}")
         found = self._files[path].get_slice(name)
+        check_floating(path, name, found.get_dtype())  # packed weights have another shape too
         if tuple(found.get_shape()) != shape:
             raise ModelError(
                 f"{path}: tensor {name} has shape {found.get_shape()}; expected {list(shape)} by config.json"
             )
-        if found.get_dtype() not in _FLOATING:
-            raise ModelError(
-                f"{path}: tensor {name} has dtype {found.get_dtype()}; expected one of {', '.join(_FLOATING)}"
-            )
         return path
+
+    def check_dtypes(self) -> None:
+        """ModelError for the first tensor, by name, whose dtype is that of quantised weights or of none; no tensor is
+        read for it."""
+        for name in sorted(self._where):
+            check_floating(self._where[name], name, self._files[self._where[name]].get_slice(name).get_dtype())
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite number
@@ -87,9 +90,9 @@ class Checkpoint:
         """What reads, digests and places the tensors: by layer, and last those of no layer."""
         found = {name: self._files[path].get_slice(name) for name, path in self._where.items()}
         sizes = {
-            name: math.prod(found[name].get_shape()) * _FLOATING[found[name].get_dtype()]
+            name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
             for name in sorted(found, key=_by_layer)
-            if found[name].get_dtype() in _FLOATING
+            if found[name].get_dtype() in FLOATING
         }
         threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
         return Ahead(self._read, sizes, threads=threads, most_bytes=AHEAD_BYTES)

@@ -178,7 +178,7 @@ def _rewritten(shape: TreeShape, ideals: Sequence[int]) -> Iterable[int]:
         other = before.get(conversation)
         before[conversation] = index
         if other is not None and not shape.extends(index, other):
-            yield max(0, min(shape.length[other], shape.length[index] - 1) - ideals[index])
+            yield max(0, min(shape.length[other], shape.resumable[index]) - ideals[index])
 
 
 def _share(part: int, whole: int) -> float:

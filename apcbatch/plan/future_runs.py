@@ -89,7 +89,7 @@ class FutureRuns:
         """Where each conversation would go on, and where conversations part."""
         found = set()
         for index in shape.last_prompts:
-            boundary = last_boundary(shape.length[index] - 1, self.block_size)
+            boundary = last_boundary(shape.resumable[index], self.block_size)
             found.add((shape.node_above(shape.end_node[index], boundary), boundary))
         for node in range(1, shape.num_nodes):
             if len(shape.children[node]) > 1 and shape.conversations_below[node] > 1:

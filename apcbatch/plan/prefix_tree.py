@@ -20,14 +20,15 @@ FIRST_TOKENS = 4096
 
 class PrefixTree:
     """Requests are numbered 0, 1, .. in the order of `add`, nodes too; a node's edge holds the tokens from
-    `begin` to `end`. parent, end: by node. end_node, conversation: by request. unique_tokens: distinct tokens
-    of all requests."""
+    `begin` to `end`. parent, end: by node. end_node, conversation, resumable: by request. unique_tokens: distinct
+    tokens of all requests."""
 
     def __init__(self) -> None:
         self.parent = array("q", [ROOT])
         self.end = array("q", [0])
         self.end_node = array("q")
         self.conversation = array("q")
+        self.resumable = array("q")
         self.unique_tokens = 0
         self._offset = array("q", [0])  # where a node's tokens begin in _tokens
         self._tokens: TokenArray = np.empty(FIRST_TOKENS, np.int32)
@@ -49,9 +50,10 @@ class PrefixTree:
         """The position at which a node's edge begins."""
         return self.end[self.parent[node]]
 
-    def add(self, tokens: TokenArray, conversation: int) -> int:
+    def add(self, tokens: TokenArray, conversation: int, resumable: int | None = None) -> int:
         """Enter a request's prompt, (tokens,) int32, at least one; returns its index. conversation: any
-        number that the requests of one conversation have in common."""
+        number that the requests of one conversation have in common. resumable: the longest prefix that it may resume
+        from; None for all but its last token."""
         if not len(tokens):
             raise ValueError("a request without tokens cannot be planned; expected at least one")
         node, position = self._descend(tokens, *self._common_with_latest(tokens))
@@ -62,6 +64,7 @@ class PrefixTree:
         self._latest, self._latest_node = tokens, node
         self.end_node.append(node)
         self.conversation.append(conversation)
+        self.resumable.append(len(tokens) - 1 if resumable is None else resumable)
         return self.num_requests - 1
 
     def path_tokens(self, node: int) -> TokenArray:

@@ -162,7 +162,7 @@ class Rationing:
         """Ranks after `now` of the requests that could resume from a point."""
         passing = self._passing[node]
         later = passing[bisect_right(passing, now) :]
-        return [rank for rank in later if self._shape.length[self._order[rank]] > position]
+        return [rank for rank in later if self._shape.resumable[self._order[rank]] >= position]
 
     def _keep_from(self, index: int, rank: int, start: _Live) -> None:
         """Keep the candidates that a request computes, the deepest first, if they would serve anyone."""

@@ -82,12 +82,13 @@ class Owners:
 
 
 def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> list[int]:
-    """By request: the longest prefix that an earlier one of the order or a held position covers, up to length - 1."""
+    """By request: the longest prefix that an earlier one of the order or a held position covers, as far as the request
+    may resume."""
     covered = [False] * shape.num_nodes
     covered[ROOT] = True
     ideals = [0] * shape.num_requests
     for index in order:
-        limit, node = shape.length[index] - 1, shape.end_node[index]
+        limit, node = shape.resumable[index], shape.end_node[index]
         below = _longest_held(shape, held, node, limit)
         while not covered[node]:
             covered[node] = True
@@ -100,7 +101,7 @@ def reach_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Hel
     """Policy `all`: every boundary that is computed is kept."""
     owners, source = Owners(shape), [NOWHERE] * shape.num_requests
     for index in order:
-        node, limit = shape.end_node[index], shape.length[index] - 1
+        node, limit = shape.end_node[index], shape.resumable[index]
         while node != ROOT:
             computed = last_boundary(min(shape.end[node], limit), block_size)
             best = _last_at_most(held.get(node, ()), limit)
@@ -126,7 +127,7 @@ def reach_last(shape: TreeShape, order: Sequence[int], block_size: int, held: He
         end_node, length = shape.end_node[index], shape.length[index]
         node = end_node
         while node != ROOT:
-            best = _last_at_most(kept.get(node, ()), length - 1)
+            best = _last_at_most(kept.get(node, ()), shape.resumable[index])
             if best:
                 reach.source[index] = (node, best)
                 break

@@ -16,7 +16,7 @@ ORDERS: tuple[Order, ...] = ("auto", "file")
 
 
 class TreeShape:
-    """parent, begin, end: by node. end_node, length, conversation: by request. upward: all nodes but the
+    """parent, begin, end: by node. end_node, length, conversation, resumable: by request. upward: all nodes but the
     root, each after the nodes below it. requests_below: requests that end at a node or below it; first_below:
     the first of them."""
 
@@ -26,6 +26,7 @@ class TreeShape:
         self.begin = [self.end[parent] for parent in self.parent]
         self.end_node = tree.end_node.tolist()
         self.conversation = tree.conversation.tolist()
+        self.resumable = tree.resumable.tolist()
         self.length = [self.end[node] for node in self.end_node]
         self.prompt_tokens = sum(self.length)
         self.unique_tokens = tree.unique_tokens

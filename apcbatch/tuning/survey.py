@@ -11,10 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.inputs import Inputs
+from apcbatch.data.no_tokenizer import check_first, load_any_tokenizer
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
-from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.engine.room import room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
@@ -59,7 +62,7 @@ class _WatchedRenderer(Renderer):
 
 def survey(
     config: Config,
-    input: str,
+    inputs: Inputs,
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
 ) -> Survey:
@@ -69,10 +72,13 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
-    records = open_source(input, config.format, warn=warn)
+    records = open_source(inputs, config.format, warn=warn)
     folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
     model = load_model_config(folder)
-    renderer = _WatchedRenderer(load_tokenizer(folder), warn=warn)
+    renderer = _WatchedRenderer(load_any_tokenizer(folder, warn), warn=warn, options=ChatOptions.of(config))
+    if not renderer.tokenizer.reads_text:
+        records = check_first(records, folder)
     footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
     feeder, line, window = Feeder(config, records, renderer, Answers()), 0, Window(config)
@@ -91,7 +97,7 @@ def survey(
                 found.errors[error.code] += 1
                 continue
             ticket = work.tag.ticket
-            found.tree.add(as_token_array(work.token_ids), ticket.line)
+            found.tree.add(as_token_array(work.token_ids), ticket.line, work.resumable)
             if ticket.line != line:
                 line = ticket.line
                 found.num_lines += 1

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.inputs import Inputs
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.job.answers import Answers
@@ -28,7 +30,7 @@ from apcbatch.tuning.candidate import Candidate, Verified
 
 def verify(
     config: Config,
-    input: str,
+    inputs: Inputs,
     candidates: list[Candidate],
     count: int,
     warn: Callable[[str], None],
@@ -37,14 +39,14 @@ def verify(
     best = sorted(candidates, key=lambda candidate: candidate.total_s)[:count]
     sizes = {candidate.block_size for candidate in best}
     return [
-        replace(candidate, verified=real_run(config, input, candidate.block_size, warn))
+        replace(candidate, verified=real_run(config, inputs, candidate.block_size, warn))
         if candidate.block_size in sizes
         else candidate
         for candidate in candidates
     ]
 
 
-def real_run(config: Config, input: str, block_size: int, warn: Callable[[str], None]) -> Verified:
+def real_run(config: Config, inputs: Inputs, block_size: int, warn: Callable[[str], None]) -> Verified:
     """Serve the whole input with one block size; loads the weights."""
     beside = Path(config.store).absolute().parent if config.store else None
     with tempfile.TemporaryDirectory(dir=beside if beside and beside.is_dir() else None) as folder:
@@ -52,18 +54,18 @@ def real_run(config: Config, input: str, block_size: int, warn: Callable[[str], 
         own = replace(config, block_size=block_size, max_tokens=1, store=store)
         engine = make_engine(own, warn)
         try:
-            return _serve_all(own, input, engine)
+            return _serve_all(own, inputs, engine)
         finally:
             engine.abort()
             engine.close()
 
 
-def _serve_all(config: Config, input: str, engine: JobEngine) -> Verified:
-    renderer = Renderer.load(locate_model(config.model), warn=lambda sentence: None)  # the survey has warned
-    feeder = Feeder(config, open_source(input, config.format), renderer, Answers())
+def _serve_all(config: Config, inputs: Inputs, engine: JobEngine) -> Verified:
+    renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))  # the survey has warned
+    feeder = Feeder(config, open_source(inputs, config.format), renderer, Answers())
     requests = requests_of(work_source(config, feeder, engine))
     totals, begin = Totals(), time.perf_counter()
-    for result in engine.run(replace(request, max_tokens=1) for request in requests):
+    for result in engine.run(replace(request, max_tokens=1, min_tokens=0) for request in requests):
         if result.error is None:
             totals.add(result)
     engine.flush()

@@ -80,6 +80,13 @@ def build_tokenizer(kind: str) -> Tokenizer:
     return without_byte_markers(tokenizer)
 
 
+def by_transformers(folder: Path | str) -> Any:
+    """The tokenizer of a folder as `transformers` reads it: what ours is compared with."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
 def without_byte_markers(tokenizer: Tokenizer) -> Tokenizer:
     """The same with `<0x0A>` and its kind as tokens for bytes only, not as texts that are looked for."""
     content = json.loads(tokenizer.to_str())

@@ -43,6 +43,8 @@ def test_a_batch_chat_keeps_its_custom_id_and_its_parameters() -> None:
         "seed": 11,
         "logprobs": True,
         "ignore_eos": True,
+        "n": 1,
+        "frequency_penalty": 0.0,
     }
     assert good(batch({"messages": [USER], "max_tokens": 5, "seed": None})).params == {"max_tokens": 5}
 
@@ -61,7 +63,7 @@ def test_a_batch_completion_has_a_prompt(prompt: object) -> None:
     assert (record.prompt, record.messages, record.params) == (
         prompt,
         [],
-        {"max_tokens": 2, "logprobs": True},
+        {"max_tokens": 2, "logprobs": True, "top_logprobs": 1},
     )
 
 
@@ -102,8 +104,8 @@ BATCH_FAULTS = [
         "body.prompt[0] is true; expected a token id; one line asks for one completion",
     ),
     (
-        completion(prompt="a", logprobs=5),
-        "body.logprobs is 5; expected 0 or 1: only the chosen token's log-probability is given",
+        completion(prompt="a", logprobs=21),
+        "body.logprobs is 21; expected an integer from 0 to 20",
     ),
 ]
 
@@ -125,9 +127,10 @@ BODY_FAULTS = [
         "yes",
         'body.stream is "yes", which is not supported; leave it out or give false: a batch is answered in one piece',
     ),
-    ("n", 2, "body.n is 2, which is not supported; leave it out or give 1: one line asks for one answer"),
-    ("n", 0, "body.n is 0, which is not supported; leave it out or give 1: one line asks for one answer"),
-    ("best_of", 3, "body.best_of is 3, which is not supported; leave it out or give 1: one line asks for one answer"),
+    ("n", 0, "body.n is 0; expected an integer from 1 to 128"),
+    ("n", 129, "body.n is 129; expected an integer from 1 to 128"),
+    ("best_of", 3, "body.best_of is 3; expected the number of answers, n: all of them are given, and none is chosen"),
+    ("prompt_logprobs", 21, "body.prompt_logprobs is 21; expected an integer from 0 to 20"),
     ("model", 1, "body.model is 1; expected a string"),
     ("max_tokens", 0, "body.max_tokens is 0; expected an integer of at least 1"),
     ("max_tokens", 1.5, "body.max_tokens is 1.5; expected an integer of at least 1"),
@@ -139,20 +142,34 @@ BODY_FAULTS = [
     ("seed", "x", 'body.seed is "x"; expected an integer'),
     ("logprobs", 1, "body.logprobs is 1; expected true or false"),
     ("ignore_eos", 1, "body.ignore_eos is 1; expected true or false"),
-    ("stop", ["\n"], 'body.stop is a list, which is not supported; leave it out or give [] or ""'),
-    ("stop", "x", 'body.stop is "x", which is not supported; leave it out or give [] or ""'),
-    (
-        "logit_bias",
-        {"1": 2},
-        "body.logit_bias is an object, which is not supported; leave it out or give {}",
-    ),
-    (
-        "presence_penalty",
-        0.1,
-        "body.presence_penalty is 0.1, which is not supported; leave it out or give 0",
-    ),
-    ("top_k", 40, "body.top_k is 40, which is not supported; leave it out or give 0 or -1"),
-    ("top_logprobs", 2, "body.top_logprobs is 2, which is not supported; leave it out or give 0"),
+    ("stop", 5, "body.stop is 5; expected a text or a list of texts"),
+    ("stop", ["\n", 5], "body.stop[1] is 5; expected a text that is not empty"),
+    ("stop", ["\n", ""], 'body.stop[1] is ""; expected a text that is not empty'),
+    ("stop", ["x"] * 65, "body.stop has 65 texts; at most 64 are looked for"),
+    ("stop", "x" * 1025, "body.stop has 1,025 characters; at most 1,024 are looked for"),
+    ("stop", ["x", "x" * 1025], "body.stop[1] has 1,025 characters; at most 1,024 are looked for"),
+    ("stop_token_ids", 5, "body.stop_token_ids is 5; expected a list of token ids"),
+    ("stop_token_ids", [5, -1], "body.stop_token_ids[1] is -1; expected a token id"),
+    ("stop_token_ids", [2**31], "body.stop_token_ids[0] is 2147483648; expected a token id"),
+    ("allowed_token_ids", [], "body.allowed_token_ids is empty; expected a list of token ids, one at least"),
+    ("allowed_token_ids", [True], "body.allowed_token_ids[0] is true; expected a token id"),
+    ("include_stop_str_in_output", 1, "body.include_stop_str_in_output is 1; expected true or false"),
+    ("min_tokens", -1, "body.min_tokens is -1; expected an integer of at least 0"),
+    ("logit_bias", [5], "body.logit_bias is a list; expected an object of token ids and numbers"),
+    ("logit_bias", {"x": 2}, 'body.logit_bias has the key "x"; expected token ids'),
+    ("logit_bias", {"-1": 2}, 'body.logit_bias has the key "-1"; expected token ids'),
+    ("logit_bias", {"\u0661": 2}, 'body.logit_bias has the key "\u0661"; expected token ids'),
+    ("logit_bias", {"9" * 5000: 2}, f'body.logit_bias has the key "{"9" * 37}..."; expected token ids'),
+    ("logit_bias", {"1": 101}, 'body.logit_bias["1"] is 101; expected a number from -100 to 100'),
+    ("logit_bias", {"1": None}, 'body.logit_bias["1"] is null; expected a number from -100 to 100'),
+    ("presence_penalty", 2.5, "body.presence_penalty is 2.5; expected a number from -2 to 2"),
+    ("frequency_penalty", "x", 'body.frequency_penalty is "x"; expected a number from -2 to 2'),
+    ("repetition_penalty", 0, "body.repetition_penalty is 0; expected a number from 0.01 to 100"),
+    ("min_p", 1.5, "body.min_p is 1.5; expected a number from 0 to 1"),
+    ("top_k", -2, "body.top_k is -2; expected an integer of at least 1, or 0 or -1 for all tokens"),
+    ("top_k", 1.5, "body.top_k is 1.5; expected an integer of at least 1, or 0 or -1 for all tokens"),
+    ("top_logprobs", 21, "body.top_logprobs is 21; expected an integer from 0 to 20"),
+    ("top_logprobs", True, "body.top_logprobs is true; expected an integer from 0 to 20"),
     ("echo", True, "body.echo is true, which is not supported; leave it out or give false"),
     (
         "tool_choice",

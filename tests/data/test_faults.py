@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import lzma
 import random
 from pathlib import Path
 
@@ -21,13 +22,15 @@ CSV = b"id,question\n" + b"".join(b"%d,how are you\n" % n for n in range(300))
 FILES = {
     "csv": (CSV, "a table of comma- or tab-separated values"),
     "tsv": (CSV.replace(b",", b"\t"), "a table of comma- or tab-separated values"),
-    "gzip": (gzip.compress(NOISE), "gzip data; name it with .gz"),
-    "zstd": (zstandard.compress(NOISE), "zstd data; name it with .zst"),
-    "bzip2": (bz2.compress(NOISE), "bzip2 data; unpack it first"),
+    "gzip": (gzip.compress(gzip.compress(NOISE)), "compressed twice; unpack it once"),
+    "zstd": (gzip.compress(zstandard.compress(NOISE)), "compressed twice; unpack it once"),
+    "bzip2": (bz2.compress(bz2.compress(NOISE)), "compressed twice; unpack it once"),
+    "xz": (bz2.compress(lzma.compress(NOISE)), "compressed twice; unpack it once"),
+    "parquet": (gzip.compress(b"PAR1" + NOISE), "a compressed parquet file; unpack it"),
     "utf-16": (CSV.decode().encode("utf-16"), "text in UTF-16; convert it"),
     "utf-16 without a mark": (CSV.decode().encode("utf-16-le"), "binary data, or text in UTF-16"),
     "wrong column": (b'{"question": "how are you", "n": 12}\n' * 300, "JSON lines of another kind"),
-    "one document": (json.dumps([{"a": n} for n in range(300)], indent=1).encode(), "one JSON document over many"),
+    "one document": (json.dumps([{"a": n} for n in range(300)], indent=1).encode(), "JSON lines of another kind"),
     "prose": (b"It was a dark night\n" * 300, "something else than conversations"),
 }  # fmt: skip
 
@@ -49,7 +52,7 @@ def test_what_cannot_be_used_at_all_ends_after_a_hundred_lines(tmp_path: Path, n
     ("line", "reason"),
     [
         ({"messages": [{"role": "bot", "content": "x"}]}, 'messages[0].role is "bot"; expected'),
-        ({"messages": [USER], "n": 2}, "n is 2, which is not supported; leave it out or give 1"),
+        ({"messages": [USER], "n": 0}, "n is 0; expected an integer from 1 to 128"),
     ],
 )
 def test_a_fault_in_lines_of_the_right_kind_is_called_by_its_name(

@@ -47,19 +47,35 @@ HONOURED = {
     "top_p": (0.5, 0.5),
     "seed": (-1, 2**64 - 1),
     "ignore_eos": (True, True),
+    "stop": (["b", "a", "b"], ("b", "a")),
+    "stop_token_ids": ([7, 5, 7], (7, 5)),
+    "include_stop_str_in_output": (True, True),
+    "min_tokens": (3, 3),
+    "top_k": (40, 40),
+    "min_p": (0.1, 0.1),
+    "presence_penalty": (-2, -2.0),
+    "frequency_penalty": (0.5, 0.5),
+    "repetition_penalty": (1.2, 1.2),
+    "logit_bias": ({"50": -100, "7": 1.5}, {7: 1.5, 50: -100.0}),
+    "allowed_token_ids": ([9, 3], (9, 3)),
 }
+READ_AS = {"include_stop_str_in_output": "keeps_stop"}  # the others are called the same
 
 
 @pytest.mark.parametrize("shape", REQUESTS)
 def test_a_setting_means_the_same_in_a_body_and_on_a_line(shape: str) -> None:
     """Fault: `temperature` beside `messages` does nothing."""
-    logprobs = 1 if shape == "completions" else True
-    given = {name: value for name, (value, _) in HONOURED.items()}
-    record = good(request(shape, **given, logprobs=logprobs, model="org/m"))
-    assert record.params == {name: read for name, (_, read) in HONOURED.items()} | {"logprobs": True}
+    logprobs = {"logprobs": 2} if shape == "completions" else {"logprobs": True, "top_logprobs": 2}
+    given = {name: value for name, (value, _) in HONOURED.items()} | logprobs
+    record = good(request(shape, **given, model="org/m"))
+    read = {READ_AS.get(name, name): read for name, (_, read) in HONOURED.items()}
+    assert record.params == read | {"logprobs": True, "top_logprobs": 2}
+    assert list(record.params["logit_bias"]) == [7, 50]
     assert (record.model, record.columns) == ("org/m", ())
     assert good(request(shape, max_tokens=5, max_completion_tokens=7)).params == {"max_tokens": 7}
     assert good(request(shape, temperature=None)).params == {}
+    assert good(request(shape, stop="x", top_k=-1)).params == {"stop": ("x",), "top_k": 0}
+    assert good(request(shape, stop="")).params == good(request(shape, stop=[])).params == {"stop": ()}
 
 
 @pytest.mark.parametrize("shape", ["chat", "messages", "sharegpt"])
@@ -89,7 +105,7 @@ def test_a_setting_that_cannot_be_used_is_refused_everywhere(
 
 @pytest.mark.parametrize(("shape", "field"), fields("refused"))
 def test_what_would_change_the_answer_is_refused(shape: str, field: Any) -> None:
-    """Fault: `n`, `stop` or `response_format` is dropped, and the answer is another than was asked for."""
+    """Fault: `n`, `suffix` or `stream` is dropped, and the answer is another than was asked for."""
     sentence = fault(request(shape, **{field.name: {"any": "thing"}}))
     where = "body." if shape in ("chat", "completions") else ""
     assert sentence.startswith(f"{where}{field.name} is an object, which is not supported; leave it out")
@@ -109,8 +125,9 @@ def test_a_value_that_means_nothing_is_taken(shape: str, field: Any) -> None:
 @pytest.mark.parametrize("shape", REQUESTS)
 def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
     """Fault: Python takes true for 1, so `n: true` passes."""
-    assert good(request(shape, n=1.0, presence_penalty=0.0, stream=False)).params == {}
-    for name, value in (("n", True), ("presence_penalty", False), ("stream", 0)):
+    assert good(request(shape, typical_p=1.0, stream=False)).params == {}
+    assert "n is true; expected an integer" in fault(request(shape, n=True))
+    for name, value in (("typical_p", True), ("stream", 0)):
         assert f"{name} is {json.dumps(value)}, which" in fault(request(shape, **{name: value}))
 
 
@@ -120,14 +137,6 @@ def test_a_harmless_field_may_be_anything(shape: str, field: Any) -> None:
     for value in ("x", 1, {"any": "thing"}, [True]):
         record = good(request(shape, **{field.name: value}))
         assert (record.params, record.columns) == ({}, ())
-
-
-@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_a_forced_call_is_refused(tool_choice: object) -> None:
-    """Fault: a required call is only a wish."""
-    for shape in ("chat", "messages", "sharegpt"):
-        sentence = fault(request(shape, tools=TOOLS, tool_choice=tool_choice))
-        assert sentence.endswith('not supported; leave it out or give "auto" or "none"')
 
 
 @pytest.mark.parametrize(

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import random
 import sys
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from apcbatch.data.lines import BrokenEnd, LongLine, check_readable, read_lines
+from apcbatch.data import lines
+from apcbatch.data.files import check_readable, open_stream
+from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, Line, LongLine
 from apcbatch.errors import UsageError
+
+PACKED = (".gz", ".zst", ".bz2", ".xz")
+
+
+def read_lines(name: str, limit: int = DEFAULT_MAX_LINE_BYTES) -> Iterator[tuple[int, Line]]:
+    """The numbered lines of a file that are not blank."""
+    with open_stream(name) as stream:
+        for number, data in lines.read_lines(name, stream.chunks(), limit):
+            if data != b"":
+                yield number, data
 
 
 def compress(data: bytes, suffix: str) -> bytes:
     """The bytes of a file with this suffix that holds the data."""
     if suffix == ".gz":
         return gzip.compress(data)
+    if suffix == ".bz2":
+        return bz2.compress(data)
+    if suffix == ".xz":
+        return lzma.compress(data)
     return zstandard.compress(data) if suffix == ".zst" else data
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".GZ"])
+@pytest.mark.parametrize("suffix", ["", *PACKED, ".GZ"])
 def test_lines_are_numbered_whatever_the_compression(tmp_path: Path, suffix: str) -> None:
     """A number that skips blank lines would name the wrong line in every error record."""
     path = tmp_path / f"lines.jsonl{suffix}"
@@ -32,7 +51,7 @@ def test_lines_are_numbered_whatever_the_compression(tmp_path: Path, suffix: str
     assert list(read_lines(str(path))) == [(1, b'{"a":1}'), (4, b'{"b":2}\r'), (5, b'{"c":3}')]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", *PACKED])
 @pytest.mark.parametrize("data", [b"", b"\n", b"\n\n  \n"])
 def test_an_empty_file_has_no_lines(tmp_path: Path, suffix: str, data: bytes) -> None:
     """An empty input is an empty job, not an error."""
@@ -43,7 +62,7 @@ def test_an_empty_file_has_no_lines(tmp_path: Path, suffix: str, data: bytes) ->
 
 def test_a_file_of_no_bytes_is_empty_for_each_suffix(tmp_path: Path) -> None:
     """What `touch x.zst` makes is not a damaged stream."""
-    for suffix in ("", ".gz", ".zst"):
+    for suffix in ("", *PACKED):
         path = tmp_path / f"touched{suffix}"
         path.touch()
         assert list(read_lines(str(path))) == []
@@ -86,7 +105,7 @@ def test_lines_across_chunks_are_whole_and_long_ones_are_told(tmp_path: Path, si
     assert list(read_lines(str(path), limit)) == [(1, b"a"), (2, line), (3, b"b"), (4, last)]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", *PACKED])
 def test_a_long_line_is_not_held(tmp_path: Path, suffix: str) -> None:
     """A line of 50 MB over the limit costs its chunks and no more."""
     path = tmp_path / f"long.jsonl{suffix}"
@@ -103,13 +122,13 @@ def test_a_long_line_is_not_held(tmp_path: Path, suffix: str) -> None:
 
 def test_several_frames_and_members_are_one_stream(tmp_path: Path) -> None:
     """Files joined with `cat` hold one frame or member after the other."""
-    for suffix in (".gz", ".zst"):
+    for suffix in PACKED:
         path = tmp_path / f"joined{suffix}"
         path.write_bytes(compress(b"1\n2", suffix) + compress(b"2\n3\n", suffix))
         assert [data for _, data in read_lines(str(path))] == [b"1", b"22", b"3"]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", PACKED)
 def test_damage_midway_names_the_line_that_was_reached(tmp_path: Path, suffix: str) -> None:
     """Catches a truncated download that looks like the whole dataset, and whole lines before the cut that are lost."""
     source = random.Random(0)
@@ -127,13 +146,25 @@ def test_damage_midway_names_the_line_that_was_reached(tmp_path: Path, suffix: s
         assert f"torn{suffix} cannot be read further after line {line - 1}: " in end.reason
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_file_that_is_not_compressed_is_refused(tmp_path: Path, suffix: str) -> None:
-    """A wrong suffix is told as such."""
-    path = tmp_path / f"plain{suffix}"
-    path.write_bytes(b'{"messages": []}\n' * 3)
-    with pytest.raises(UsageError, match="cannot be read further before its first line"):
-        list(read_lines(str(path)))
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz", "in.zst", "in", "in.parquet", "in.csv"])
+@pytest.mark.parametrize("packing", ["", *PACKED])
+def test_the_name_says_nothing_about_the_content(tmp_path: Path, name: str, packing: str) -> None:
+    """Catches compressed data under a plain name that are refused, and plain data under the name of compressed ones."""
+    (tmp_path / name).write_bytes(compress(b'{"a":1}\n{"b":2}\n', packing))
+    assert list(read_lines(str(tmp_path / name))) == [(1, b'{"a":1}'), (2, b'{"b":2}')]
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_compressed_stdin_is_unpacked(monkeypatch: pytest.MonkeyPatch, packing: str) -> None:
+    """Catches a `-` that needs zcat, also where a pipe gives one byte at a time."""
+
+    class Slow(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            return super().read1(1)
+
+    for stream in (io.BytesIO, Slow):
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream(compress(b"1\n2\n", packing))}))
+        assert list(read_lines("-")) == [(1, b"1"), (2, b"2")]
 
 
 def test_what_is_not_a_readable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.data.template_frames import MAX_CHARACTERS
 from apcbatch.errors import RequestError
-from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
+from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, by_transformers, conversation
 
 AGENT = conversation(
     "system: The policy: an agent books, modifies or cancels flight reservations.",
@@ -32,7 +32,7 @@ AGENT = conversation(
 
 def alone(renderer: Renderer, record: Conversation, num_messages: int) -> list[int]:
     """The prompt after so many messages, as `transformers` makes it from nothing."""
-    return renderer.tokenizer.source.apply_chat_template(
+    return by_transformers(renderer.tokenizer.source.name_or_path).apply_chat_template(
         record.messages[:num_messages],
         tools=record.tools,
         add_generation_prompt=True,
@@ -142,7 +142,7 @@ def test_a_completion_is_its_prompt(make_renderer: Callable[..., Renderer], warn
     """Text without any template, ids as they are; a model without a template needs no warning for it."""
     renderer = make_renderer("gpt2", None)
     (prompt,) = renderer.render(completion("a policy")).prompts
-    assert prompt.token_ids.tolist() == renderer.tokenizer.source("a policy")["input_ids"]
+    assert prompt.token_ids.tolist() == by_transformers(renderer.tokenizer.source.name_or_path)("a policy")["input_ids"]
     (prompt,) = renderer.render(completion([3, 0, 299])).prompts
     assert (prompt.custom_id, prompt.token_ids.tolist()) == ("p", [3, 0, 299])
     assert prompt.token_ids.dtype == np.int32

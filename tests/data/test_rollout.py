@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,34 @@ RECORD = conversation(
     "assistant: this",
     "user: x",
 )
+WITH_TOOLS = replace(RECORD, tools=[{"type": "function", "function": {"name": "f"}}])
 BEHIND = "<|im_end|>\n<|im_start|>tool\ntwo<|im_end|>\n<|im_start|>assistant\n"
 
 
 def ids(renderer: Renderer, text: str) -> list[int]:
     """Token ids of a text."""
     return renderer.tokenizer.encode(text).ids
+
+
+def test_an_answer_that_was_cut_within_a_token_is_written_anew(
+    make_renderer: Callable[..., Renderer], warnings: list[str]
+) -> None:
+    """Fault: the stop text, or what the last token has behind it, is fed back; or the turns after it forget the cut."""
+    renderer = make_renderer()
+    rollout = Rollout(renderer, RECORD)
+    answer = ids(renderer, "Grüße aus Köln")
+    second = rollout.advance(answer, stopped=False, text="Grüß")
+    history = [*RECORD.messages[:2], {"role": "assistant", "content": "Grüß"}, RECORD.messages[3]]
+    assert second is not None
+    assert second.token_ids.tolist() == ids(renderer, renderer.render_text(RECORD, history))
+    third = rollout.advance(answer, stopped=False)
+    assert third is not None and third.token_ids[: len(second.token_ids)].tolist() == second.token_ids.tolist()
+    fourth = rollout.advance(answer, stopped=False, text="aus")
+    contents = {2: "Grüß", 4: "Grüße aus Köln", 5: "aus"}
+    history = [{**one, "content": contents.get(place, one["content"])} for place, one in enumerate(RECORD.messages)]
+    assert fourth is not None
+    assert fourth.token_ids.tolist() == ids(renderer, renderer.render_text(RECORD, history))
+    assert warnings == []
 
 
 def test_a_prompt_is_the_one_before_the_answer_and_what_follows(
@@ -111,7 +134,7 @@ def test_an_unstable_template_is_rendered_again_with_the_answers(
 ) -> None:
     """With the answers so far in the place of the recorded ones, calls as calls, and one warning."""
     renderer = make_renderer("chatml", UNSTABLE_TEMPLATE)
-    rollout = Rollout(renderer, RECORD)
+    rollout = Rollout(renderer, WITH_TOOLS)
     call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
     rollout.advance(ids(renderer, f"so: {call}<|im_end|>"), stopped=True)
     third = rollout.advance(ids(renderer, "and"), stopped=False)
@@ -150,7 +173,7 @@ def test_a_refused_history_ends_the_rollout_with_its_line(make_renderer: Callabl
     with pytest.raises(RequestError, match="no call before a tool") as caught:
         rollout.advance(ids(renderer, "no call"), stopped=False)
     assert caught.value.line == 7
-    rollout = Rollout(renderer, RECORD)
+    rollout = Rollout(renderer, WITH_TOOLS)
     following = rollout.advance(ids(renderer, '<tool_call>{"name": "f"}</tool_call>'), stopped=False)
     assert following is not None and renderer.decode(following.token_ids) == "The policy|one||two|"
     with pytest.raises(RequestError, match="refuses") as caught:

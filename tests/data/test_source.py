@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from apcbatch.data import source
+from apcbatch.data.faults import Faults
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
@@ -184,7 +185,7 @@ def test_a_hub_dataset_that_cannot_be_opened_is_a_usage_error(tmp_path: Path, mo
 def test_wrong_inputs_are_told_at_once(tmp_path: Path) -> None:
     """Before a model is loaded, not when the first line is pulled."""
     for spec in ("absent.jsonl", "absent.parquet", str(tmp_path)):
-        with pytest.raises(UsageError, match="cannot read"):
+        with pytest.raises(UsageError, match="cannot read|holds no input"):
             open_source(spec)
     with pytest.raises(UsageError, match="the input format is 'csv'; expected one of auto, messages, batch, share"):
         open_source("-", "csv")
@@ -226,7 +227,8 @@ def test_rows_that_end_in_a_fault_name_the_next_one() -> None:
         raise OSError("the disk is away")
 
     told: list[str] = []
-    *read, broken = source._read_rows("rows.parquet", rows(), None, told.append)
+    reader = source._Reader(None, 1, told.append)
+    *read, broken = reader._rows("rows.parquet", rows(), Faults("rows.parquet"), (OSError,))
     assert len(read) == 2 and isinstance(broken, BadLine)
     assert (broken.line, broken.error.line, broken.error.code) == (3, 3, "invalid_request")
     assert told == [str(broken.error)] == ["rows.parquet cannot be read further after row 2: the disk is away"]
@@ -240,4 +242,4 @@ def test_rows_that_cannot_even_begin_are_refused() -> None:
         yield
 
     with pytest.raises(UsageError, match="rows.parquet cannot be read further after row 0: the disk is away"):
-        list(source._read_rows("rows.parquet", rows(), None, lambda sentence: None))
+        list(source._Reader(None, 1, print)._rows("rows.parquet", rows(), Faults("rows.parquet"), (OSError,)))

@@ -12,7 +12,7 @@ from apcbatch.data.render import Renderer
 from apcbatch.data.template import ChatTemplate, read_fallback
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
-from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, save_model
+from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
 
 USER = {"role": "user", "content": "hi\n"}
 TOOLS = [{"type": "function", "function": {"name": "get", "description": "Gets <it> & 'more'."}}]
@@ -31,7 +31,7 @@ def test_the_models_own_template_is_used(model_dir: Callable[..., Path], warning
     text = template_of(folder, warnings).render(messages, TOOLS)
     assert text == "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nhi\n<|im_end|>\n" \
         "<|im_start|>assistant\né\n<|im_end|>\n<|im_start|>assistant\n"  # fmt: skip
-    source = load_tokenizer(folder).source
+    source = by_transformers(folder)
     assert text == source.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
     assert warnings == []
 

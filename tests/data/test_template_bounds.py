@@ -19,7 +19,7 @@ from apcbatch.data.template_frames import CPU_SECONDS, DONE, MAX_CHARACTERS, MEM
 from apcbatch.data.template_process import BeyondBounds, TemplateProcess
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
-from tests.data.conftest import build_tokenizer, save_model
+from tests.data.conftest import build_tokenizer, by_transformers, save_model
 
 USER = {"role": "user", "content": "hi"}
 
@@ -197,7 +197,7 @@ def test_the_texts_are_those_of_transformers(model_dir: Callable[..., Path], sou
         ]},
     ]  # fmt: skip
     tools = [{"type": "function", "function": {"name": "f", "b": 1, "a": 2}}] if has_tools else None
-    expected = load_tokenizer(folder).source.apply_chat_template(
+    expected = by_transformers(folder).apply_chat_template(
         json.loads(json.dumps(messages)), tools=tools, add_generation_prompt=True, tokenize=False
     )
     assert template_of(folder).render(messages, tools) == expected

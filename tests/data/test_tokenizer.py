@@ -45,6 +45,8 @@ def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Pat
     tokenizer.add_special_tokens([AddedToken("<tool_call>", special=True), AddedToken("</tool_call>", special=True)])
     loaded = load_tokenizer(save_model(tmp_path, tokenizer))
     ids = loaded.encode("a <tool_call>{}</tool_call> b<|im_end|><|endoftext|>").ids
+    assert loaded.decode(ids) == "a {} b"
+    loaded.keep(("<tool_call>", "</tool_call>", "not there"))
     assert loaded.decode(ids) == "a <tool_call>{}</tool_call> b"
     assert loaded.decode([]) == ""
 

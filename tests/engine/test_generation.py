@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, TemperatureLogitsWarper, TopPLogitsWarper
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine.sampler import request_key, sample
+from apcbatch.engine.sampler import draw, request_key
 from tests.tiny import VOCAB
 
 PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -112,10 +112,13 @@ def warped(logits: torch.Tensor, temperature: float, top_p: float) -> np.ndarray
     return row.softmax(-1)[0].numpy()
 
 
-def drawn(logits: torch.Tensor, temperature: float, top_p: float, count: int) -> Counter[int]:
+def drawn(
+    logits: torch.Tensor, temperature: float, top_p: float, count: int, top_k: int = 0, min_p: float = 0.0
+) -> Counter[int]:
     """How often each token comes in draws of as many requests."""
+    row = logits.numpy()
     keys = (request_key(seed, f"r{seed % 7}") for seed in range(count))
-    return Counter(sample(logits, temperature, top_p, key, step=3)[0] for key in keys)
+    return Counter(draw(row, temperature, top_k, min_p, top_p, key, step=3) for key in keys)
 
 
 def assert_likely(frequencies: Counter[int], expected: np.ndarray, count: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import copy
 import gzip
 import io
 import json
+import lzma
 from random import Random
 from typing import Any
 
@@ -99,13 +101,36 @@ def fuzz_lines(case: Case) -> None:
 
 
 def fuzz_compressed(case: Case) -> None:
-    """A damaged gzip or zstd file: what could be read is answered."""
+    """A damaged compressed file under any name, beside a sound one: what can be read is answered, packed or not."""
     draw = case.draw
     data = b"".join(dump_json(line) + b"\n" for line in some_lines(draw) * draw.choice((1, 30)))
-    suffix = draw.choice((".gz", ".zst"))
-    packed = gzip.compress(data, mtime=0) if suffix == ".gz" else zstandard.compress(data)
+    packed = draw.choice((gzip.compress, zstandard.compress, bz2.compress, lzma.compress))(data)
+    suffix = draw.choice(("", ".gz", ".zst", ".bz2", ".xz"))
     case.write(f"in.jsonl{suffix}", mutate_bytes(draw, packed, draw.randint(1, 2)))
-    case.run(*RUN, f"in.jsonl{suffix}", "--no-store", "--max-tokens", "1", "--turns", "last")
+    case.write("sound.jsonl", dump_json(SHAREGPT) + b"\n")
+    inputs = draw.choice(((f"in.jsonl{suffix}",), (f"in.jsonl{suffix}", "sound.jsonl"), ("sound.jsonl", "in.jsonl*")))
+    out = draw.choice(("out.jsonl", "out.jsonl.gz"))
+    case.run("run", "-o", out, *RUN[3:], *inputs, "--no-store", "--max-tokens", "1", "--turns", "last")
+    if out.endswith(".gz") and (case.folder / out).exists():
+        case.write("out.jsonl", gzip.decompress((case.folder / out).read_bytes()))
+    case.records()
+
+
+def fuzz_documents(case: Case) -> None:
+    """An array or pretty-printed objects with values or bytes changed: what is whole is answered."""
+    draw = case.draw
+    lines: Any = some_lines(draw)
+    if draw.randrange(2):
+        lines = mutate_value(draw, lines, draw.randint(1, 3))
+    indent = draw.choice((None, 1, 2))
+    try:
+        data = json.dumps(lines, indent=indent).encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError):
+        data = dump_json(lines)
+    if draw.randrange(2):
+        data = mutate_bytes(draw, data, draw.randint(1, 3))
+    case.write("in.json", data)
+    case.run(*RUN, "in.json", "--no-store", "--max-tokens", "1", "--turns", "last")
     case.records()
 
 

@@ -96,7 +96,7 @@ class FakeEngine:
             len(prompt),
             tokens,
             [-token / 3 for token in tokens] if request.logprobs else None,
-            "stop" if stopped else "length",
+            finish_reason="stop" if stopped else "length",
             cached_tokens=cached,
             computed_tokens=len(prompt) - cached,
             cached_from="memory" if cached else "none",

@@ -47,14 +47,14 @@ def chats(tmp_path):
 )
 def test_the_name_comes_from_the_input(input, output):
     """Fault: answers land beside the data, two splits share one name, or a version is cut off a name."""
-    assert default_output(input) == output
+    assert default_output([input]) == output
 
 
 @pytest.mark.parametrize("input", ["-", "/dev/stdin", "/dev/fd/63", "/proc/self/fd/0"])
 def test_a_stream_has_no_name(input):
     """Fault: answers in `-.answers.jsonl`, or in `63.answers.jsonl` for a shell's <(command)."""
     with pytest.raises(UsageError, match="give -o FILE"):
-        default_output(input)
+        default_output([input])
 
 
 def test_answers_go_to_the_current_folder_and_the_run_says_so(apcbatch, tmp_path):

@@ -42,9 +42,12 @@ def scripted(monkeypatch):
     monkeypatch.setattr(FakeEngine, "_token", token)
 
 
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
+
+
 def batch_line(custom_id, url="/v1/chat/completions", **body):
     if not body.keys() & {"messages", "prompt"}:
-        body["messages"] = [{"role": "user", "content": "Where is A-7?"}]
+        body |= {"messages": [{"role": "user", "content": "Where is A-7?"}], "tools": TOOLS}
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
@@ -52,7 +55,8 @@ def varied_lines() -> list[Any]:
     """Every format, with and without log-probabilities, ended by a stop token and by the limit; and two bad lines."""
     lines: list[Any] = ["{not json", batch_line("bad:messages", messages=[])]
     for name in ANSWERS:
-        lines.append(conversation(len(lines)) | {"id": name})
+        lines.append(conversation(len(lines)) | {"id": name, "tools": TOOLS})
+        lines.append(batch_line(f"{name}:toolless", messages=[{"role": "user", "content": "Where is A-7?"}]))
         lines.append(batch_line(f"{name}:chat", max_tokens=400))
         lines.append(batch_line(f"{name}:cut", max_tokens=3))
         lines.append(batch_line(f"{name}:logprobs", logprobs=True))
@@ -111,7 +115,7 @@ def test_a_call_that_the_limit_follows_is_a_call(apcbatch, scripted, tmp_path):
 def test_a_resumed_rollout_knows_how_a_call_ended(apcbatch, scripted, tmp_path, limit, kept):
     """Fault: the word tool_calls hides whether the last token is a stop token, and the next prompt is another one."""
     max_tokens = len(TOKENIZER.encode(ANSWERS["call"]).ids) + (limit == "at the stop token")
-    write_lines(tmp_path / "in.jsonl", [conversation(3, turns=4) | {"id": "call"}])
+    write_lines(tmp_path / "in.jsonl", [conversation(3, turns=4) | {"id": "call", "tools": TOOLS}])
     command = ("run", "in.jsonl", "--turns", "rollout", "--max-tokens", max_tokens)
     assert apcbatch(*command, "-o", "whole.jsonl").code == 0
     whole = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
@@ -127,7 +131,7 @@ def test_a_resumed_rollout_knows_how_a_call_ended(apcbatch, scripted, tmp_path, 
 
 def test_a_rollout_of_an_earlier_version_goes_on(apcbatch, scripted, tmp_path):
     """Fault: lines without an id, a time and the engine's own reason are refused, or taken to have ended otherwise."""
-    write_lines(tmp_path / "in.jsonl", [conversation(3, turns=3) | {"id": "call"}])
+    write_lines(tmp_path / "in.jsonl", [conversation(3, turns=3) | {"id": "call", "tools": TOOLS}])
     command = ("run", "in.jsonl", "-o", "out.jsonl", "--turns", "rollout", "--max-tokens", 400)
     assert apcbatch(*command).code == 0
     whole = read_records(tmp_path / "out.jsonl")

@@ -83,8 +83,8 @@ def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
     assert usage["total_tokens"] == usage["prompt_tokens"] + 3
     assert record["apcbatch"].keys() == {
         "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
-        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "prefill_ms", "decode_ms",
-        "completion_token_ids",
+        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "stop_reason", "prefill_ms", "decode_ms",
+        "warnings", "completion_token_ids",
     }  # fmt: skip
 
 
@@ -148,7 +148,11 @@ def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_
             assert record["error"].keys() == {"code", "message", "line", "retryable"}
     assert codes == {number: {code} for number, (_, code) in enumerate(CASE_22, start=1)}
     assert (done.summary["ok"], done.summary["errors"]) == (3, 11)
-    assert done.last_words.endswith("in.jsonl -o out.jsonl --device cpu --max-tokens 2 --policy all --resume")
+    kinds = "1 context_length_exceeded, 2 duplicate_id, 1 invalid_json, 7 invalid_request"
+    assert done.last_words.startswith(f"nothing is left to do: the error records ({kinds}) would come again")
+    assert done.summary["errors_by_code"] == {
+        "context_length_exceeded": 1, "duplicate_id": 2, "invalid_json": 1, "invalid_request": 7,
+    }  # fmt: skip
 
 
 def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
@@ -195,15 +199,15 @@ def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, t
 
     texts = ChatTemplate.texts
 
-    def strict(self, messages, tools, counts):
+    def strict(self, messages, tools, counts, *switches):
         if "conversation 1:" in messages[1]["content"]:
             return iter([RequestError("invalid_request", "the template refuses it")] * len(counts))
-        return texts(self, messages, tools, counts)
+        return texts(self, messages, tools, counts, *switches)
 
     monkeypatch.setattr(ChatTemplate, "texts", strict)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
-    assert done.code == 3 and done.last_words.endswith("--resume")
+    assert done.code == 3 and done.last_words.startswith("nothing is left to do: the error records (2 invalid_request)")
     errors = {
         record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
     }

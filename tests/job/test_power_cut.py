@@ -85,6 +85,12 @@ class CutDisk(Disk):
         self.now[target] = self.now.pop(source)
         self.now[source] = None
 
+    def unlink(self, path):
+        if self.left > 0:  # what is removed after the cut never reached the disk
+            self._count()
+        super().unlink(path)
+        self.now[path] = None
+
     def sync_folder(self, folder):
         self._count()
         super().sync_folder(folder)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from apcbatch.data.reading import Reading
+from apcbatch.data.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from apcbatch.job.record import Ticket, error_line, read_record, result_line
 from apcbatch.types import Result
 
-TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!"}
+TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!", 9: "\ufffd"}
 
 
 def decode_one(ids: list[int], skip_special_tokens: bool) -> str:
@@ -72,6 +75,45 @@ def test_a_completion_says_where_each_token_begins() -> None:
     }  # fmt: skip
 
 
+LIKELY = [[(1, -0.1), (4, -2.0)], [(4, -0.15), (2, -0.2)], [(9, -0.2), (3, -0.3)], [(4, -0.4), (1, -3.0)]]
+
+
+def test_the_likeliest_tokens_come_with_each_one() -> None:
+    """Catches entries of another token, a text that two tokens share and one of them loses, and the chosen token that
+    is missing because others are likelier."""
+    result = replace(RESULT, top_logprobs=LIKELY)
+    [choice] = read(result_line(Ticket(0, 1, 1, "c", "c"), result, RENDERER, "m", 0))["response"]["body"]["choices"]
+    first, second, *_ = choice["logprobs"]["content"]
+    assert first["top_logprobs"] == [
+        {"token": "Hi", "logprob": -0.1, "bytes": [72, 105]}, {"token": "!", "logprob": -2.0, "bytes": [33]},
+    ]  # fmt: skip
+    assert [one["token"] for one in second["top_logprobs"]] == ["!", " \u00e9"]
+    result = replace(result, top_logprobs=[*LIKELY[:3], [(1, -0.01)]])
+    ticket = Ticket(0, 1, None, "t", None, completion=True)
+    [choice] = read(result_line(ticket, result, RENDERER, "m", 0))["response"]["body"]["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        {"Hi": -0.1, "!": -2.0}, {"!": -0.15, " \u00e9": -0.2}, {"\ufffd": -0.2, "token_id:3": -0.3},
+        {"Hi": -0.01, "!": -0.4},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "keeps", "text", "count"), [
+    ("i", False, "H", 1), ("i", True, "Hi", 1), ("\u00e9", False, "Hi ", 2), (2, False, "Hi", 1),
+    (2, True, "Hi \u00e9", 2),
+])  # fmt: skip
+def test_what_ended_the_answer_is_cut_off(reason: int | str, keeps: bool, text: str, count: int) -> None:
+    """Catches a stop text that stays, or goes though it is to be kept, and log-probabilities of tokens beyond it."""
+    num_tokens = 1 if reason == "i" else 2
+    result = replace(RESULT, token_ids=[1, 2][:num_tokens], logprobs=[-0.1, -0.2][:num_tokens], stop_reason=reason)
+    ticket = Ticket(0, 1, None, "t", None, completion=True, keeps_stop=keeps)
+    record = read(result_line(ticket, result, RENDERER, "m", 0))
+    [choice] = record["response"]["body"]["choices"]
+    assert (choice["text"], len(choice["logprobs"]["tokens"])) == (text, count)
+    assert (
+        record["apcbatch"]["stop_reason"] == reason and record["apcbatch"]["completion_token_ids"] == result.token_ids
+    )
+
+
 def test_an_error_names_its_own_line_first() -> None:
     """Catches an error without its line, and a request that is called by nothing."""
     ticket = Ticket(3, 7, None, None, None)
@@ -88,3 +130,14 @@ def test_an_answer_is_read_back_if_it_holds_token_ids(token_id: Any) -> None:
     record["apcbatch"]["completion_token_ids"] = [3, token_id, 4]
     found = read_record(json.dumps(record).encode())
     assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
+
+
+def test_calls_of_several_answers_have_ids_of_their_own() -> None:
+    """Fault: two choices of one request have calls of the same id."""
+    tools = Reading(tool_parser=tool_parsers()["hermes"])
+    texts = {1: '<tool_call>{"name": "f"}</tool_call>'}
+    renderer: Any = SimpleNamespace(decode=lambda ids: "".join(texts[one] for one in ids), tokenizer=RENDERER.tokenizer)
+    one = replace(RESULT, token_ids=[1], logprobs=None)
+    record = read(result_line(Ticket(0, 1, 1, "c", "c"), replace(one, others=[one]), renderer, "m", 0, tools))
+    choices = record["response"]["body"]["choices"]
+    assert [call["id"] for choice in choices for call in choice["message"]["tool_calls"]] == ["call_1_1", "call_1_1_1"]

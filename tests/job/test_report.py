@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 import sys
 
 import pytest
@@ -83,23 +85,96 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 @pytest.mark.parametrize(("progress", "shown"), [("auto", True), ("bar", True), ("plain", False), ("none", False)])
-def test_a_terminal_gets_one_bar(monkeypatch, progress, shown):
+def test_a_terminal_gets_one_bar(monkeypatch, progress, shown, columns):
     """Fault: no bar on a terminal, or one where it was turned off; or the bar stays on the screen."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     now = [1000.0]
     monkeypatch.setattr(report_module.time, "monotonic", lambda: now[0])
     totals = Totals()
     with Report(Config(progress=progress), totals, False) as report:
+        report.stage("loading a model with a very long name, longer than the terminal is wide")
         report.begin_progress()
         totals.begin_running(0)
         totals.add(result(100, 80, "memory", 5))
         now[0] += 1.0
         report.tick(4)
     text = terminal.getvalue()
-    assert ("hit 80.0 %" in text and "1/4" in text and "eta" in text) == shown
+    hit = "hit 80.0 %" if columns >= 100 else "hit 80 %"
+    if columns >= 60:
+        assert (hit in text and "1/4" in text and "eta 00:00" in text) == shown
+    assert ("loading a model" in text) == shown
     assert text.endswith("\r") == shown and "\n" not in text
+
+
+def terminal_of(monkeypatch, columns, **environment):
+    """Standard output and error as one terminal."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", "COLUMNS": str(columns), **environment}.items():
+        monkeypatch.setenv(name, value)
+    return stream
+
+
+SUMMARY = {
+    "requests": 9, "ok": 5, "errors": 4, "errors_by_code": {"duplicate_id": 1, "invalid_request": 3}, "already_done": 2,
+    "prompt_tokens": 123456, "cached_tokens": 120000, "computed_tokens": 3456, "completion_tokens": 900,
+    "hit_rate": 0.972, "ideal_hit_rate": 0.975, "cached_by_source": {"memory": 100000, "disk": 20000},
+    "seconds": {"load": 1.0, "plan": 0.1, "prefill": 2.0, "decode": 3.0, "store": 0.2, "total": 6.5},
+    "prefill_tokens_per_s": 1728.0, "decode_tokens_per_s": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
+    """Fault: the terminal breaks a line in the middle of a word, a number is lost, or NO_COLOR changes nothing."""
+    terminal = terminal_of(monkeypatch, columns, **({} if colour else {"NO_COLOR": "1"}))
+    report = Report(Config(verbose=True), Totals(), False)
+    report.result("c-9#3", result(1842, 1792, "disk", 128))
+    report.result("a-conversation-with-a-long-name#12", result(9999, 9998, "memory", 1))
+    report.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
+    report.error("c-11#1", RequestError("invalid_request", 'messages[2].role is "asistant"; expected user', 11))
+    report.summary(SUMMARY, "out.jsonl")
+    text = terminal.getvalue()
+    assert ("\x1b[32mok\x1b[0m" in text) == ("\x1b[31merror\x1b[0m" in text) == colour
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert "\x1b" not in plain and all(len(line) <= columns for line in plain.splitlines())
+    words = " ".join(plain.split())
+    for part in ("c-9#3", "1842", "out 1", "diverged at token 38 (first boundary 256)", "invalid_request line 11",
+                 "9 requests (2 more were answered before) in 6.5 s: 5 ok, 4 errors",
+                 "errors 1 duplicate_id, 3 invalid_request", "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
+                 "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
+                 "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl"):  # fmt: skip
+        assert part in words, part
+    assert "{" not in plain
+
+
+def test_a_wide_terminal_has_the_columns_of_a_pipe(monkeypatch):
+    """Fault: what a person learns to read at the terminal is called otherwise in a file."""
+    terminal = terminal_of(monkeypatch, 200, TERM="dumb")
+    report = Report(Config(), Totals(), False)
+    report.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
+    assert terminal.getvalue() == (
+        "c-10#1   ok     prompt   611   cached     0 ( 0.0 %)  -       new   611   out   64"
+        "   miss: diverged at token 38 (first boundary 256)\n"
+    )
+
+
+def test_a_pipe_gets_json_last_and_no_stages(capsys):
+    """Fault: a script finds lines for people where the JSON was, or a log is filled with stages."""
+    report = Report(Config(), Totals(), False)
+    report.stage("loading")
+    report.begin_progress()
+    report.summary(SUMMARY, "out.jsonl")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1]) == SUMMARY
+    assert captured.err.endswith("results in out.jsonl\n") and "loading" not in captured.err
 
 
 def test_verbose_adds_times(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shlex
+import subprocess
 
 import pytest
 
@@ -175,7 +176,10 @@ def test_retry_errors_runs_the_retryable_ones_again(apcbatch, twelve, tmp_path, 
     assert again.code == 3 and again.summary["requests"] == len(failed) - 1
     apcbatch("run", "in.jsonl", "-o", "whole.jsonl", *OPTIONS)
     assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
-    assert again.last_words.endswith("--resume"), "what is left would fail again"
+    assert again.last_words.startswith("nothing is left to do: the error records of earlier runs would come again")
+    find = again.last_words.partition("to see them: ")[2]
+    seen = subprocess.run(["bash", "-c", find], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
+    assert seen == [line for line in (tmp_path / "out.jsonl").read_text().splitlines() if json.loads(line)["error"]]
 
 
 def test_the_command_that_continues_continues(apcbatch, twelve, tmp_path, monkeypatch):

@@ -39,11 +39,11 @@ def test_a_setting_of_a_line_wins_over_the_option(apcbatch, tmp_path):
 
 
 def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
-    """Fault: `n` and `stop` beside `messages` do nothing, or one such line ends the job."""
+    """Fault: `n` and `response_format` beside `messages` do nothing, or one such line ends the job."""
     lines = [
         conversation(1, turns=1),
-        conversation(2) | {"n": 2},
-        {"id": "s", "conversations": SHAREGPT, "response_format": {"type": "json_object"}},
+        conversation(2) | {"n": 200},
+        {"id": "s", "conversations": SHAREGPT, "response_format": {"type": "xml"}},
         batch_line("b", temprature=0),
     ]
     write_lines(tmp_path / "in.jsonl", lines)
@@ -52,8 +52,8 @@ def test_a_refused_field_is_one_error_record_with_its_line(apcbatch, tmp_path):
     assert [record["error"] and record["error"]["code"] for record in records] == [None] + ["invalid_request"] * 3
     assert [record["line"] for record in records] == [1, 2, 3, 4]
     assert [record["error"]["message"] for record in records[1:]] == [
-        "n is 2, which is not supported; leave it out or give 1: one line asks for one answer",
-        'response_format is an object, which is not supported; leave it out or give {"type": "text"}',
+        "n is 200; expected an integer from 1 to 128",
+        'response_format.type is "xml"; expected text, json_object or json_schema',
         'body has the unknown field "temprature"; did you mean temperature?',
     ]
 

@@ -52,18 +52,23 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
     totals.add(result(60, 0, "none", 3, 0, "cold"))
     totals.add(result(50, 40, "disk", 4, 40, None))
     totals.add(result(40, 16, "memory", 1, 20, "below_grid"))
-    totals.errors += 2
+    for code in ("invalid_request", "duplicate_id"):
+        totals.add_error(code)
     totals.plan_s = 1.5
+    for warning in ("w", "v", "w"):
+        totals.note_warning(warning)
     assert (totals.requests, totals.running_s, totals.hit_rate) == (6, 8.0, 136 / 250)
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
         "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
+        "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
         "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
         **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
+        "score": None,
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
-        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5,
+        "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5, "warnings": ["w", "v"],
         "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu", "version": VERSION,
     }  # fmt: skip
     assert totals.sentence("out.jsonl") == (

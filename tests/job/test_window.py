@@ -11,6 +11,7 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.config import Config
+from apcbatch.data.inputs import find_inputs
 from apcbatch.job.record import Ticket
 from apcbatch.job.window import REQUEST_TOKENS, Window
 from apcbatch.job.work import Tag
@@ -83,7 +84,7 @@ def test_forecasts_see_the_windows_of_the_run(
     assert num_windows > 1
     assert answers(read_records(tmp_path / "whole.jsonl")) == answers(read_records(tmp_path / "parts.jsonl"))
     config = Config(**{bound[0][2:].replace("-", "_"): int(bound[1])})
-    assert survey(config, "in.jsonl", lambda sentence: None).num_windows == num_windows
+    assert survey(config, find_inputs(["in.jsonl"]), lambda sentence: None).num_windows == num_windows
     capsys.readouterr()
     assert main(["plan", "in.jsonl", *bound]) == 0
     assert f"`run` plans this input in {num_windows} windows" in capsys.readouterr().out

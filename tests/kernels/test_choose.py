@@ -53,8 +53,13 @@ def test_a_token_has_one_logprob(isa, threads):
     tokens, logprobs = ops.greedy(logits)
     for row in range(0, 37, 5):
         assert ops.token_logprob(logits[row], int(tokens[row])) == float(logprobs[row])
+    assert torch.equal(ops.token_logprobs(logits, tokens), logprobs)
+    chosen = torch.randint(0, 5003, (37,))
+    several = ops.token_logprobs(logits[:, :], chosen)
+    assert several.tolist() == [ops.token_logprob(row, int(token)) for row, token in zip(logits, chosen, strict=True)]
+    assert torch.allclose(several, reference.token_logprobs(logits, chosen), rtol=1e-6)
     set_isa("plain")
-    assert torch.equal(ops.greedy(logits)[1], logprobs)
+    assert torch.equal(ops.greedy(logits)[1], logprobs) and torch.equal(ops.token_logprobs(logits, chosen), several)
     assert ops.token_logprob(logits[2], 77) == pytest.approx(reference.token_logprob(logits[2], 77), rel=1e-6)
 
 
@@ -76,6 +81,9 @@ def test_masked_logits_have_no_weight(isa):
         (lambda: ops.greedy(torch.randn(2, 0)), "at least one column"),
         (lambda: ops.token_logprob(torch.randn(4), 4), r"token must lie in \[0, 4\)"),
         (lambda: ops.token_logprob(torch.randn(2, 4), 1), "logits must be one row"),
+        (lambda: ops.token_logprobs(torch.randn(2, 4), torch.tensor([0, 4])), r"tokens must lie in \[0, 4\)"),
+        (lambda: ops.token_logprobs(torch.randn(2, 4), torch.tensor([-1, 0])), r"tokens must lie in \[0, 4\)"),
+        (lambda: ops.token_logprobs(torch.randn(2, 4), torch.tensor([0])), "tokens must be"),
     ],
 )
 def test_unusable_arguments_are_sentences(call, sentence):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cli.program import main
+from apcbatch.data.inputs import find_inputs
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
 from apcbatch.tuning.export.json import forecast_document
@@ -39,7 +40,7 @@ def chats(tmp_path: Path) -> Path:
 def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     """The lines and the document for an input."""
     config = load(flags, None, {})
-    surveyed = survey(config, str(path), pytest.fail)
+    surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
     made = forecast_policies(config, surveyed, [16, 64])
     return list(forecast_lines(made, surveyed, config)), forecast_document(made, "planned", config)
 
@@ -108,7 +109,7 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     (model / "chat_template.jinja").write_text(template)
     config = load({"model": str(model)}, None, {})
     warnings: list[str] = []
-    surveyed = survey(config, str(chats), warnings.append)
+    surveyed = survey(config, find_inputs([str(chats)]), warnings.append)
     made = forecast_policies(config, surveyed, [64])
     assert (made.unstable_templates, made.rewritten_prompts) == (6, 12)
     lines = list(forecast_lines(made, surveyed, config))

@@ -10,6 +10,7 @@ import pytest
 
 from apcbatch import Engine
 from apcbatch.cli.program import main
+from apcbatch.data.inputs import find_inputs
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
@@ -60,7 +61,7 @@ def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_find
 ) -> None:
     """Fault: the prediction has another order, other prompts or another rule than the run."""
     config = load({"policy": policy}, None, {})
-    surveyed = survey(config, str(chats), pytest.fail)
+    surveyed = survey(config, find_inputs([str(chats)]), pytest.fail)
     made = forecast_run(config, surveyed, SIZES)
     shape = TreeShape(surveyed.tree)
     order = shape.order("auto" if policy == "planned" else "file")
@@ -117,7 +118,7 @@ def test_costs_are_found_again_and_never_negative() -> None:
 def tuned(path: Path, **flags: object):
     """(configuration, survey, forecast, candidates with made-up costs)."""
     config = load(flags, None, {})
-    surveyed = survey(config, str(path), pytest.fail)
+    surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
     made = forecast_run(config, surveyed, SIZES)
     return config, surveyed, made, predict(config, surveyed, made, COSTS)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads, require_cpu, require_logits, require_token, view
+from apcbatch.kernels.arguments import num_threads, require_cpu, require_logits, require_token, require_tokens, view
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,3 +65,15 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
     logprobs = torch.empty(1, dtype=torch.float32)
     _C.logprob(1, logits.numel(), view(row, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), 1)
     return float(logprobs)
+
+
+def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The log-probability of one token of each row: logits (t, v) float32, any row stride, tokens (t,) int64, each in
+    [0, v) -> (t,) float32. The same bits as `token_logprob` gives for each row. Raises ValueError."""
+    require_cpu(logits, "logits")
+    require_logits(logits)
+    t, v = logits.shape
+    require_tokens(tokens, logits)
+    logprobs = torch.empty(t, dtype=torch.float32)
+    _C.logprob(t, v, view(logits, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), num_threads())
+    return logprobs

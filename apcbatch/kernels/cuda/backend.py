@@ -42,6 +42,7 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     argmax = staticmethod(choose.argmax)
     greedy = staticmethod(choose.greedy)
     token_logprob = staticmethod(choose.token_logprob)
+    token_logprobs = staticmethod(choose.token_logprobs)
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
     residual = staticmethod(stream.residual)

@@ -151,7 +151,7 @@ def _in_pieces(
 
 
 def _milliseconds(run: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     run()
     end.record()

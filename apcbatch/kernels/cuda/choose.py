@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import require_logits, require_token, row_stride
+from apcbatch.kernels.arguments import require_logits, require_token, require_tokens, row_stride
 from apcbatch.kernels.cuda.extension import current_stream, extension
 
 
@@ -81,3 +81,22 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
         current_stream(),
     )
     return float(logprobs)
+
+
+def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """See apcbatch.kernels.cpu.choose; the tokens lie where the logits do."""
+    require_logits(logits)
+    t, v = logits.shape
+    require_tokens(tokens, logits)
+    logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
+    extension().logprob(
+        t,
+        v,
+        logits.data_ptr(),
+        row_stride(logits, "logits"),
+        False,
+        tokens.data_ptr(),
+        logprobs.data_ptr(),
+        current_stream(),
+    )
+    return logprobs

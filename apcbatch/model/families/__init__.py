@@ -16,6 +16,7 @@ from apcbatch.errors import ModelError
 from apcbatch.layout import StateLayout
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig, load_json
+from apcbatch.model.quantization import check_not_quantised
 
 
 @cache
@@ -43,6 +44,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
             f"{path}: architecture {reprlib.repr(name)} is not supported; expected one of "
             f"{', '.join(one.architecture for one in families())}"
         )
+    check_not_quantised(path, reader.values)
     reader.activation()
     config = family.read(reader, family.model_type)
     generation = model_dir / "generation_config.json"

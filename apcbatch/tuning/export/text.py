@@ -8,27 +8,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from apcbatch.config import Config
+from apcbatch.display import wrap
 from apcbatch.job.window import windows_note
 from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.candidate import Candidate
 from apcbatch.tuning.choice import Tuning
+from apcbatch.tuning.export.table import Column, Table
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.survey import Survey
 from apcbatch.values import rounded_size
 
 BAR_CELLS = 20
-FORECAST_HEAD = (
-    f"{'block':>6}  {'policy':<7}  {'hit rate':>8}  {'':<{BAR_CELLS}}  {'missed':>7}  {'kept':>11}  {'read':>9}  "
-    f"{'for later':>9}  {'stored':>10}  {'live at once':>12}"
+FORECAST_COLUMNS = (
+    Column("block", 6),
+    Column("policy", 7, align="<"),
+    Column("hit rate", 8),
+    Column("", BAR_CELLS, need=9, align="<"),
+    Column("missed", 7, need=2),
+    Column("kept", 11, need=1),
+    Column("read", 9, need=5),
+    Column("for later", 9, need=6),
+    Column("stored", 10),
+    Column("live at once", 12, need=4),
 )
-TUNING_HEAD = (
-    f"{'block':>6}  {'hit rate':>8}  {'cached':>11}  {'computed':>11}  {'written':>9}  {'read':>9}  {'kept':>10}  "
-    f"{'stored':>10}  {'live at once':>12}  {'seconds':>9}"
+TUNING_COLUMNS = (
+    Column("block", 6),
+    Column("hit rate", 8),
+    Column("cached", 11, need=7),
+    Column("computed", 11, need=1),
+    Column("written", 9, need=5),
+    Column("read", 9, need=6),
+    Column("kept", 10, need=4),
+    Column("stored", 10, need=2),
+    Column("live at once", 12, need=3),
+    Column("seconds", 9),
 )
+MARK = "  <- recommended"
 
 
-def forecast_lines(made: Forecast, surveyed: Survey, config: Config) -> Iterator[str]:
-    """The whole report for a terminal."""
+def forecast_lines(made: Forecast, surveyed: Survey, config: Config, width: int | None = None) -> Iterator[str]:
+    """The whole report. width: the terminal's columns, None for a pipe."""
+    table = Table(FORECAST_COLUMNS, width)
+    for line in _forecast_lines(made, surveyed, config, table):
+        yield from _wrapped(line, width)
+
+
+def _forecast_lines(made: Forecast, surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
     yield (
         f"{_count(made.requests, 'request')} on {_count(surveyed.num_lines, 'line')}: {made.prompt_tokens:,} prompt "
         f"tokens, {made.unique_tokens:,} of them unique"
@@ -41,10 +66,11 @@ def forecast_lines(made: Forecast, surveyed: Survey, config: Config) -> Iterator
         f"order {config.order}"
     )
     yield ""
-    yield FORECAST_HEAD
+    yield table.head()
     for block_size, grid in made.grids.items():
-        for row, table in enumerate(grid.values()):
-            yield _forecast_row(f"{block_size}" if row == 0 else "", table)
+        for row, forecast in enumerate(grid.values()):
+            yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", forecast))
+    yield from table.note()
     yield ""
     yield from _limits(made, config)
     note = windows_note(surveyed.num_windows, config)
@@ -52,14 +78,19 @@ def forecast_lines(made: Forecast, surveyed: Survey, config: Config) -> Iterator
         yield f"  the window: {note}"
 
 
-def _forecast_row(block_size: str, table: PolicyForecast) -> str:
-    bar = "#" * round(BAR_CELLS * table.hit_rate)
-    missed = table.floor_tokens / max(1, table.prompt_tokens)
-    return (
-        f"{block_size:>6}  {table.policy:<7}  {_percent(table.hit_rate):>8}  {bar:<{BAR_CELLS}}  "
-        f"{_percent(missed):>7}  {table.snapshots_written:>11,}  {table.snapshots_read:>9,}  "
-        f"{table.snapshots_for_later:>9,}  {rounded_size(table.store_bytes):>10}  {table.peak_live_snapshots:>12,}"
-    )
+def _forecast_row(block_size: str, made: PolicyForecast) -> dict[str, str]:
+    return {
+        "block": block_size,
+        "policy": made.policy,
+        "hit rate": _percent(made.hit_rate),
+        "": "#" * round(BAR_CELLS * made.hit_rate),
+        "missed": _percent(made.floor_tokens / max(1, made.prompt_tokens)),
+        "kept": f"{made.snapshots_written:,}",
+        "read": f"{made.snapshots_read:,}",
+        "for later": f"{made.snapshots_for_later:,}",
+        "stored": rounded_size(made.store_bytes),
+        "live at once": f"{made.peak_live_snapshots:,}",
+    }
 
 
 def _limits(made: Forecast, config: Config) -> Iterator[str]:
@@ -94,6 +125,11 @@ def _limits(made: Forecast, config: Config) -> Iterator[str]:
             )
 
 
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """The line, folded at a terminal's width."""
+    return [line] if width is None else wrap(line, width, "    ")
+
+
 def _count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
@@ -102,8 +138,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def tuning_lines(tuning: Tuning, config: Config) -> Iterator[str]:
-    """The whole report for a terminal."""
+def tuning_lines(tuning: Tuning, config: Config, width: int | None = None) -> Iterator[str]:
+    """The whole report. width: the terminal's columns, None for a pipe."""
+    for line in _tuning_lines(tuning, config, width):
+        yield from _wrapped(line, width)
+
+
+def _tuning_lines(tuning: Tuning, config: Config, width: int | None) -> Iterator[str]:
+    table = Table(TUNING_COLUMNS, None if width is None else width - len(MARK))
+    has_bars = width is None or len(table.head() + "  " + MARK) + BAR_CELLS <= width
     made = tuning.made
     yield (
         f"{made.requests:,} requests: {made.prompt_tokens:,} prompt tokens, {made.unique_tokens:,} of them unique; "
@@ -112,11 +155,13 @@ def tuning_lines(tuning: Tuning, config: Config) -> Iterator[str]:
     yield ""
     yield from _measured(tuning.measured)
     yield ""
-    yield TUNING_HEAD
+    yield table.head()
     longest = max(candidate.total_s for candidate in tuning.candidates)
     for candidate in tuning.candidates:
-        mark = "  <- recommended" if candidate is tuning.recommended else ""
-        yield _tuning_row(candidate, longest) + mark
+        bar = "#" * round(BAR_CELLS * candidate.total_s / max(1e-9, longest))
+        mark = MARK if candidate is tuning.recommended else ""
+        yield table.row(_tuning_row(candidate)) + f"  {bar:<{BAR_CELLS}}" * has_bars + mark
+    yield from table.note()
     yield ""
     verified = [candidate for candidate in tuning.candidates if candidate.verified is not None]
     for candidate in verified:
@@ -146,15 +191,20 @@ def _measured(measured: Measurement) -> Iterator[str]:
     yield f"  a write: {_milliseconds(measured.write_byte_s * (1 << 20))} a MiB"
 
 
-def _tuning_row(candidate: Candidate, longest: float) -> str:
-    table = candidate.table
-    bar = "#" * round(BAR_CELLS * candidate.total_s / max(1e-9, longest))
-    return (
-        f"{candidate.block_size:>6}  {100 * table.hit_rate:>6.1f} %  {table.cached_tokens:>11,}  "
-        f"{table.computed_tokens:>11,}  {table.snapshots_written:>9,}  {table.snapshots_read:>9,}  "
-        f"{rounded_size(table.written_bytes):>10}  {rounded_size(table.store_bytes):>10}  "
-        f"{table.peak_live_snapshots:>12,}  {candidate.total_s:>9.2f}  {bar:<{BAR_CELLS}}"
-    )
+def _tuning_row(candidate: Candidate) -> dict[str, str]:
+    made = candidate.table
+    return {
+        "block": f"{candidate.block_size}",
+        "hit rate": _percent(made.hit_rate),
+        "cached": f"{made.cached_tokens:,}",
+        "computed": f"{made.computed_tokens:,}",
+        "written": f"{made.snapshots_written:,}",
+        "read": f"{made.snapshots_read:,}",
+        "kept": rounded_size(made.written_bytes),
+        "stored": rounded_size(made.store_bytes),
+        "live at once": f"{made.peak_live_snapshots:,}",
+        "seconds": f"{candidate.total_s:.2f}",
+    }
 
 
 def _verified(candidate: Candidate) -> str:

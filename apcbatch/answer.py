@@ -1,0 +1,83 @@
+"""Answer: one output record with its parts by name, for programs.
+
+Must not know: how a record is made, files, tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from apcbatch.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one request.
+
+    custom_id, line, turn: which request it is; line counts the conversations that were given, from 1. text: the
+    answer without its tool calls and its reasoning. reasoning: what the model thought before. tool_calls: in OpenAI's
+    form, arguments as JSON text. message: the answer as a message, to be appended to the conversation; empty for a
+    completion. finish_reason: `stop`, `length` or `tool_calls`. token_ids: the new tokens, the stop token included.
+    logprobs: their log-probabilities up to the end of the text, if they were asked for. cached_tokens: prompt tokens
+    whose state was restored; cached_from says from where, miss_reason why not more. warnings: what was honoured only
+    in part. error: set if the request failed; then the fields from text to warnings mean nothing. record: the line that
+    `apcbatch run` would write; its `response.body` is what the `openai` package's types read. With several choices,
+    the fields here are those of the first.
+    """
+
+    custom_id: str | None
+    line: int
+    turn: int | None
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    message: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cached_from: str = "none"
+    miss_reason: str | None = None
+    warnings: list[str] = field(default_factory=list)
+    error: RequestError | None = None
+    record: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+def answer_of(record: dict[str, Any]) -> Answer:
+    """The Answer of an output record."""
+    place = (record["custom_id"], record["line"], record["turn"])
+    if record["error"] is not None:
+        told = record["error"]
+        return Answer(*place, error=RequestError(told["code"], told["message"], told["line"]), record=record)
+    body, reuse = record["response"]["body"], record["apcbatch"]
+    choice = body["choices"][0]
+    message = choice.get("message") or {}
+    given = {name: value for name, value in message.items() if value not in (None, [])}
+    text = choice.get("text") or message.get("content") or ""
+    return Answer(
+        *place,
+        text,
+        message.get("reasoning_content") or "",
+        message.get("tool_calls") or [],
+        given | {"content": text} if given else {},
+        choice["finish_reason"],
+        reuse["completion_token_ids"],
+        _logprobs(choice["logprobs"]),
+        body["usage"]["prompt_tokens"],
+        reuse["cached_tokens"],
+        reuse["cached_from"],
+        reuse["miss_reason"],
+        reuse["warnings"],
+        record=record,
+    )
+
+
+def _logprobs(found: dict[str, Any] | None) -> list[float] | None:
+    """The log-probability of each token, from a chat's or a completion's form."""
+    if found is None:
+        return None
+    if "content" in found:
+        return [entry["logprob"] for entry in found["content"]]
+    return list(found["token_logprobs"])

@@ -1,0 +1,69 @@
+"""`apcbatch show`: one request as a run would make it, before anything is computed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from apcbatch import resolution
+from apcbatch.cli.options import GroupedCommand, GroupedOption, config_file_option, config_options, given_flags
+from apcbatch.cli.terminal import json_document, terminal_width, warn
+from apcbatch.config import OPTIONS
+from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
+
+# Those that a request or its reuse depends on.
+NOT_OF_ONE_REQUEST = {"device", "exact", "window", "window_tokens", "score", "cache_salt"}
+OPTION_NAMES = [
+    name
+    for name, spec in OPTIONS.items()
+    if spec.group in ("Model", "Input", "Generation", "Chat", "Reuse") and name not in NOT_OF_ONE_REQUEST
+]
+
+EPILOG = """\b
+Examples:
+  apcbatch show chats.jsonl
+  apcbatch show chats.jsonl --line 12 --turn 3
+  apcbatch show requests.jsonl --line 40 --model ./my-mamba --block-size 256
+  apcbatch show chats.jsonl --line 12 --json | jq '.shared'
+"""
+
+
+@click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Look at one request of INPUT, without weights.")
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.option(
+    "--line", metavar="N", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
+    help="The line of INPUT, counted from 1; the first one that is not blank by default.",
+)  # fmt: skip
+@click.option(
+    "--turn", metavar="K", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
+    help="The assistant's turn, counted from 1; the last one of the line by default.",
+)  # fmt: skip
+@config_options(OPTION_NAMES)
+@click.option("--json", "as_json", is_flag=True, cls=GroupedOption, group="Output", help="Print one JSON object.")
+@config_file_option
+@click.pass_context
+def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
+    """Look at one request of INPUT as `run` would make it, without weights.
+
+    Prints the rendered prompt; its tokens with the boundaries of --block-size between them, and what the
+    policy keeps; what it shares with earlier requests; its settings and where each comes from; and every
+    reason for which it would be refused. INPUT is read up to the line alone, so a plan that knows later
+    lines may keep more. Characters that a terminal would act on are shown as escapes.
+
+    Exit status: 0 the request can be answered, 3 it would be an error record, 2 usage or no such line.
+    """
+    resolved = resolution.load(given_flags(ctx), options["config_file"])
+    from apcbatch.cli.inspection_text import inspection_lines
+    from apcbatch.data.inputs import find_inputs
+    from apcbatch.display import Paint
+    from apcbatch.job.inspection import inspect
+
+    found = inspect(resolved, find_inputs(inputs, warn), options["line"], options["turn"], warn)
+    if options["as_json"]:
+        click.echo(json_document(found.document()).decode(), nl=False)
+    else:
+        for line in inspection_lines(found, terminal_width(sys.stdout), Paint(sys.stdout, resolution.colour_wanted())):
+            click.echo(line, color=True)
+    return EXIT_REQUEST_ERRORS if found.error_code is not None else EXIT_OK

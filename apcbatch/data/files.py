@@ -1,0 +1,165 @@
+"""One file of INPUT as bytes: a path, stdin or an address, unpacked if its first bytes say that it is compressed.
+
+Must not know: lines, JSON, tables. Invariants: the name says nothing about the content; no more of a stream is read
+ahead than decides what it is; a little compressed data is unpacked at a time, so that a bomb fills no memory.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+import zstandard
+
+from apcbatch.data.address import is_address, open_filesystem, reason_of, refuse
+from apcbatch.errors import UsageError
+from apcbatch.regular_files import kind_of
+
+STDIN = "-"
+CHUNK_BYTES = 256 * 2**10
+XZ_MEMORY_BYTES = 256 * 2**20
+TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow"}
+# How each kind is unpacked, and how much of it at a time: gzip unpacks to up to 1,032 times the size, zstd to 32,768.
+# The other two can be told where to stop.
+_PACKED: dict[bytes, tuple[Callable[[], Any], int]] = {
+    b"\x1f\x8b": (lambda: zlib.decompressobj(wbits=31), 4 * 2**10),
+    b"\x28\xb5\x2f\xfd": (lambda: zstandard.ZstdDecompressor().decompressobj(), 512),
+    b"BZh": (bz2.BZ2Decompressor, CHUNK_BYTES),
+    b"\xfd7zXZ\0": (lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, XZ_MEMORY_BYTES), CHUNK_BYTES),
+}
+BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+
+
+class Stream:
+    """An open file whose first bytes can be looked at. raw: the file itself."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self.raw = raw
+        self._read: Callable[[int], bytes] = getattr(raw, "read1", raw.read)
+        self._head = b""
+
+    @property
+    def table(self) -> str | None:
+        """`parquet` or `arrow` for a table, by its first bytes; None for anything else."""
+        return next((kind for magic, kind in TABLES.items() if self._begins_with(magic)), None)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes as they come, unpacked. Raises one of BROKEN where they cannot be read further."""
+        for magic, (make, size) in _PACKED.items():
+            if self._begins_with(magic):
+                return _unpacked(self._pieces(size), make)
+        return self._pieces(CHUNK_BYTES)
+
+    def _begins_with(self, magic: bytes) -> bool:
+        """Reads on only while the answer is open: a pipe may be slow."""
+        while len(self._head) < len(magic) and magic.startswith(self._head):
+            more = self._read(CHUNK_BYTES)
+            if not more:
+                break
+            self._head += more
+        return self._head.startswith(magic)
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        data, self._head = self._head, b""
+        while data := data or self._read(CHUNK_BYTES):
+            for begin in range(0, len(data), size):
+                yield data[begin : begin + size]
+            data = b""
+
+
+def check_readable(name: str) -> None:
+    """Raise UsageError if a file is absent, a folder or not permitted. Does not open it: it may be a pipe."""
+    if name == STDIN:
+        if sys.stdin is None:
+            raise UsageError("cannot read stdin: it is closed; pipe the lines in, or give a file")
+        return
+    if is_address(name):
+        return
+    try:
+        mode = os.stat(name).st_mode
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {reason(error)}; give a file, - for stdin, or hf:org/name") from None
+    except ValueError:
+        raise UsageError(f"cannot read {name!r}: it is not a file name") from None
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"cannot read {name}: it is a folder; give a file of JSON lines, parquet or arrow")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        raise UsageError(f"cannot read {name}: it is {kind_of(mode)}; give a file, a pipe, or - for stdin")
+    if not os.access(name, os.R_OK):
+        raise UsageError(f"cannot read {name}: permission denied; check its owner and mode")
+
+
+@contextmanager
+def open_stream(name: str) -> Iterator[Stream]:
+    """The file, open. OSError if a path cannot be opened, UsageError if an address cannot."""
+    if name == STDIN:
+        yield Stream(cast(BinaryIO, sys.stdin.buffer))
+    elif is_address(name):
+        system, path = open_filesystem(name)
+        try:
+            raw = system.open(path, "rb")
+        except Exception as error:  # whatever its package raises
+            refuse(name, "read", error)
+        with raw:
+            yield Stream(_Remote(raw, name))  # type: ignore[arg-type]
+    else:
+        with open(name, "rb") as raw:
+            yield Stream(raw)
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, without errno and file name."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = text.strip().rstrip(".") or type(error).__name__
+    return text[0].lower() + text[1:]
+
+
+class _Remote:
+    """A file behind an address: whatever its package raises while it is read is an OSError that tells no secret."""
+
+    def __init__(self, raw: Any, name: str) -> None:
+        self._raw, self._name = raw, name
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return cast(bytes, self._raw.read(size))
+        except Exception as error:  # whatever its package raises
+            raise OSError(reason_of(error, self._name)) from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "read1":
+            raise AttributeError(name)
+        return getattr(self._raw, name)
+
+
+def _unpacked(pieces: Iterator[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
+    """The content of one compressed stream after the other; EOFError if the last one is incomplete."""
+    stream = make()
+    begun = False
+    for piece in pieces:
+        data = piece
+        while data := data if begun else data.lstrip(b"\0"):  # zeros may lie between streams
+            begun = True
+            yield from _parts(stream, data)
+            if not stream.eof:
+                break
+            data, begun, stream = stream.unused_data, False, make()
+    if begun:
+        raise EOFError("the compressed data ends too early")
+
+
+def _parts(stream: Any, data: bytes) -> Iterator[bytes]:
+    """What a decompressor makes of the data, in parts of bounded size."""
+    if not hasattr(stream, "needs_input"):
+        yield stream.decompress(data)
+        return
+    yield stream.decompress(data, CHUNK_BYTES)
+    while not stream.eof and not stream.needs_input:
+        yield stream.decompress(b"", CHUNK_BYTES)

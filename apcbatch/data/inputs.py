@@ -1,0 +1,176 @@
+"""INPUT as it was named: files, folders of shards, patterns and addresses become a list of files, each of them once.
+
+Must not know: what is in the files, but for the two small ones that `save_to_disk` of `datasets` writes beside its
+tables. Invariants: the files of one command stay the same however often they are read; no name comes from data, but for
+the plain names in `state.json`.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from apcbatch.data.address import is_address, last_part, open_filesystem, refuse, shown_address
+from apcbatch.data.files import STDIN, check_readable, reason
+from apcbatch.data.hub import is_hub
+from apcbatch.errors import UsageError
+from apcbatch.regular_files import read_regular_file
+
+KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
+PACKINGS = (".gz", ".zst", ".bz2", ".xz")
+RUN_FILE_SUFFIX = ".run.json"
+_SHARD = re.compile(rf"[^.].*({'|'.join(map(re.escape, KINDS))})({'|'.join(map(re.escape, PACKINGS))})?", re.I | re.S)
+_PATTERN = re.compile(r"[*?\[]")
+_REMOTE_PATTERN = re.compile(r"[*\[]")  # a `?` begins a query
+_SAVED, _SAVED_SPLITS = "state.json", "dataset_dict.json"
+_MAX_STATE_BYTES = 16 << 20
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The files of a command, in order. given: as they were named on the command line. files: paths, `-`, addresses,
+    and datasets as `hf:org/name`."""
+
+    given: tuple[str, ...]
+    files: tuple[str, ...]
+
+    @property
+    def are_files(self) -> bool:
+        """Whether all of them are regular files, which can be read again."""
+        return all(not is_address(name) and os.path.isfile(name) for name in self.files)
+
+    @property
+    def shown(self) -> str:
+        """A name for all of them."""
+        names = [shown_address(name) for name in self.given]
+        return ", ".join(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} more"
+
+
+def find_inputs(given: Sequence[str], warn: Callable[[str], None] = lambda sentence: None) -> Inputs:
+    """The files that these names stand for; warn is told of those in a folder that are not read.
+
+    A folder stands for its shards, sorted by name, and one that `save_to_disk` wrote for its rows. A name with `*`, `?`
+    or `[` that is no file is a pattern; what matches is sorted. Raises UsageError for a name that stands for nothing,
+    and for a file that is there twice.
+    """
+    files: list[str] = []
+    for name in given:
+        files += _expand(name, warn)
+    seen: set[str] = set()
+    for name in files:
+        place = name if name == STDIN or is_address(name) or is_hub(name) else os.path.realpath(name)
+        if place in seen:
+            raise UsageError(f"{shown_address(name)} is given twice; name each input once")
+        seen.add(place)
+    return Inputs(tuple(given), tuple(files))
+
+
+def _expand(name: str, warn: Callable[[str], None]) -> Iterable[str]:
+    if name == STDIN or is_hub(name):
+        return [name]
+    if is_address(name):
+        return _expand_address(name, warn)
+    if os.path.isdir(name):
+        return _in_folder(name, warn)
+    if _PATTERN.search(name) and not os.path.lexists(name):
+        found = sorted(glob.glob(name, recursive=True))
+        if not found:
+            raise UsageError(f"cannot read {name}: no file matches this pattern")
+        return [file for one in found for file in (_in_folder(one, warn) if os.path.isdir(one) else [one])]
+    check_readable(name)
+    return [name]
+
+
+def _in_folder(folder: str, warn: Callable[[str], None]) -> list[str]:
+    """The files that a local folder stands for."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise UsageError(f"cannot read the folder {folder}: {reason(error)}") from None
+    if _SAVED_SPLITS in names:
+        return _in_folder(_the_split(folder, names), warn)
+    if _SAVED in names:
+        return list(_saved_tables(folder))
+    shards = _shards(names, folder, warn)
+    return [os.path.join(folder, name) for name in shards]
+
+
+def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> list[str]:
+    """The names in a folder that are inputs, sorted: no hidden ones, and no OUT with the run file beside it."""
+    visible = sorted(name for name in names if not name.startswith("."))
+    run_files = {name for name in visible if name.endswith(RUN_FILE_SUFFIX)}
+    own = {name for run_file in run_files for name in (run_file, run_file.removesuffix(RUN_FILE_SUFFIX))}
+    shards = [name for name in visible if _SHARD.fullmatch(name) and name not in own]
+    others = [name for name in visible if name not in shards]
+    if not shards:
+        raise UsageError(
+            f"the folder {folder} holds no input; expected files that end in {', '.join(KINDS)}, "
+            f"or in one of these and {', '.join(PACKINGS)}; folders in it are not searched"
+        )
+    if others:
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        warn(f"of the folder {folder}, {len(shards)} files are read; not {', '.join(others[:_MOST_NAMED])}{more}")
+    return shards
+
+
+def _the_split(folder: str, names: Sequence[str]) -> str:
+    """The one split of a saved DatasetDict, or its `train`."""
+    splits = sorted(name for name in names if os.path.isfile(os.path.join(folder, name, _SAVED)))
+    if len(splits) != 1 and "train" not in splits:
+        choice = f"; choose one: {os.path.join(folder, splits[0])}" if splits else ""
+        raise UsageError(f"the dataset in {folder} has the splits {', '.join(splits) or 'none'}{choice}")
+    return os.path.join(folder, splits[0] if len(splits) == 1 else "train")
+
+
+def _saved_tables(folder: str) -> Iterator[str]:
+    """The tables of a dataset that `save_to_disk` wrote, as its state.json lists them."""
+    path = os.path.join(folder, _SAVED)
+    try:
+        names = [entry["filename"] for entry in orjson.loads(read_regular_file(path, _MAX_STATE_BYTES))["_data_files"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read as save_to_disk writes it: {reason(error)}") from None
+    for name in names:
+        if not isinstance(name, str) or name != os.path.basename(name) or not name.endswith(".arrow"):
+            raise UsageError(f"{path} names the table {name!r}; expected the name of an .arrow file beside it")
+        table = os.path.join(folder, name)
+        check_readable(table)
+        yield table
+
+
+def _expand_address(name: str, warn: Callable[[str], None]) -> list[str]:
+    """The files behind an address, each as an address."""
+    system, path = open_filesystem(name)
+    is_web = name.lower().startswith(("http://", "https://"))  # without folders
+    try:
+        if is_web:
+            return [name]
+        if _REMOTE_PATTERN.search(path):
+            found = sorted(str(one) for one in system.glob(path) if not system.isdir(one))
+            if not found:
+                raise UsageError(f"cannot read {shown_address(name)}: no file matches this pattern")
+        elif system.isdir(path):
+            names = [last_part(str(one)) for one in system.ls(path, detail=False)]
+            found = [f"{path.rstrip('/')}/{one}" for one in _shards(names, shown_address(name), warn)]
+        elif system.exists(path):
+            return [name]
+        else:
+            raise UsageError(f"cannot read {shown_address(name)}: there is no such file")
+    except UsageError:
+        raise
+    except Exception as error:  # whatever its package raises
+        refuse(name, "read", error)
+    return [_as_address(name, path, one) or str(system.unstrip_protocol(one)) for one in found]
+
+
+def _as_address(name: str, path: str, found: str) -> str | None:
+    """The address of what was found at `path`: with all that the given one has before its path, if it shows there."""
+    before, *pattern = _REMOTE_PATTERN.split(path, maxsplit=1)
+    stem = before.rpartition("/")[0] if pattern else path.rstrip("/")
+    place = name.find(stem, name.index("://") + 2)
+    return name[:place] + found if place >= 0 and found.startswith(stem) else None

@@ -1,0 +1,83 @@
+"""What stands for the tokenizer of a model folder that has none: prompts of token ids need no text.
+
+Must not know: conversations, templates, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, NoReturn
+
+from apcbatch.data.records import BadLine, Conversation
+from apcbatch.data.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer, read_eos_token_ids, read_vocab_size
+from apcbatch.errors import ModelError, RequestError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class NoTokenizer(Tokenizer):
+    """Takes no text, and gives none: an answer's text is empty, and a single token is shown as `token_id:17`."""
+
+    reads_text = False
+    markers = None
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self.answer_schema, self.added_texts = "", ()
+        self._folder, self._special, self._dropped_ids = folder, {}, set()
+        self.source = SimpleNamespace(
+            chat_template=None, special_tokens_map={}, bos_token_id=None, name_or_path=str(folder), decode=_shown
+        )
+
+    def check_text(self, what: str) -> NoReturn:
+        """RequestError: what needs a tokenizer."""
+        message = f"{what} needs a tokenizer, and {self._folder} has none; give a prompt of token ids, without it"
+        raise RequestError("invalid_request", message)
+
+    def encode(self, text: str) -> tokenizers.Encoding:
+        self.check_text("a text")
+
+    def encode_prompt(self, text: str) -> list[int]:
+        self.check_text("a text")
+
+    def encode_behind(self, text: str) -> list[int]:
+        self.check_text("a text")
+
+    @property
+    def begins_with_bos(self) -> bool:
+        return False
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
+    """The tokenizer of a model folder. For a folder with the vocabulary's size and without a tokenizer a NoTokenizer,
+    which warn is told of. ModelError for a damaged one."""
+    if not folder.is_dir() or any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return load_tokenizer(folder)
+    vocab_size = read_vocab_size(folder)
+    if vocab_size is None:
+        return load_tokenizer(folder)  # which says what is missing
+    warn(
+        f"{folder} has no tokenizer: prompts of token ids are answered with an empty text, their tokens are in "
+        "apcbatch.completion_token_ids; every other line is an error record"
+    )
+    return NoTokenizer(folder, vocab_size, read_eos_token_ids(folder))
+
+
+def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iterator[Conversation | BadLine]:
+    """The same records, for a model without a tokenizer; ModelError if the first of them is not a prompt of ids."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and not isinstance(first.prompt, list):
+        files = ", ".join(TOKENIZER_FILES)
+        raise ModelError(f"{folder} has no tokenizer; expected one of {files} in it, or prompts of token ids")
+    return records if first is None else chain([first], records)
+
+
+def _shown(token_ids: Sequence[int], **_: object) -> str:
+    return "".join(f"token_id:{number}" for number in token_ids)

@@ -1,0 +1,160 @@
+"""A tokenizer.json as it is, without `transformers`: read where a folder's other files change nothing in it.
+
+`transformers` takes a second to import, and for most folders it only parses tokenizer.json and looks up a few names.
+Here is that much of it, for the folders of which that is certain. Invariant: what is read behaves as `transformers`
+5 would have it (`TokenizersBackend`), in every respect that data/ uses; of any other folder `read_plain` gives None.
+
+Must not know: conversations, models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    import tokenizers
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Keys of tokenizer_config.json that change nothing when there is a tokenizer.json: `transformers` drops them, or keeps
+# them for what is not done here (padding, cutting, tensors).
+_INERT = {
+    "add_bos_token",
+    "add_eos_token",
+    "add_prefix_space",
+    "backend",
+    "errors",
+    "is_local",
+    "legacy",
+    "local_files_only",
+    "model_max_length",
+    "name_or_path",
+    "response_schema",
+    "response_template",
+    "sp_model_kwargs",
+    "tokenizer_class",
+    "use_default_system_prompt",
+}
+# Keys that may have these values alone.
+_USUAL = {
+    "clean_up_tokenization_spaces": (False,),
+    "padding_side": ("left", "right"),
+    "split_special_tokens": (False,),
+    "truncation_side": ("left", "right"),
+}
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_READ = {*NAMED, *_EXTRA, "added_tokens_decoder", "chat_template"}
+# Vocabularies above may be those whose splitting `transformers` mends.
+_MOST_TOKENS = 100_000
+
+
+@dataclass(frozen=True)
+class PlainTokenizer:
+    """The parts of a `transformers` tokenizer that apcbatch uses, under the same names."""
+
+    backend_tokenizer: tokenizers.Tokenizer
+    special_tokens_map: dict[str, str]
+    chat_template: str | None
+    name_or_path: str
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id of the token that begins a text, if there is one."""
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The id of the token that ends a text, if there is one."""
+        return self._id_of("eos_token")
+
+    def get_chat_template(self, name: None, tools: object) -> str | None:
+        """The one template, with tools or without."""
+        return self.chat_template
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
+        """The text of some tokens."""
+        return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self.backend_tokenizer.token_to_id(token)
+
+
+def read_plain(folder: Path) -> PlainTokenizer | None:
+    """The tokenizer of a folder; None where only `transformers` knows what its files come to, damaged ones too."""
+    import tokenizers
+
+    try:
+        config = orjson.loads((folder / "tokenizer_config.json").read_bytes())
+        data = (folder / "tokenizer.json").read_bytes()
+        parsed = orjson.loads(data)
+        template = folder / "chat_template.jinja"
+        own_template = template.read_text("utf-8") if template.exists() else None
+    except (OSError, ValueError):
+        return None
+    if not _is_plain(config, parsed) or _has_other_files(folder, config):
+        return None
+    try:
+        backend = tokenizers.Tokenizer.from_buffer(data)
+    except Exception:  # `transformers` says what is wrong with it
+        return None
+    named = {name: _content(config[name]) for name in NAMED if config.get(name) is not None}
+    extra: list[object] = next((config[name] for name in _EXTRA if config.get(name)), [])
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    if not special >= {*named.values(), *map(_content, extra)}:
+        return None  # it would be added
+    if not _repeats(config.get("added_tokens_decoder", {}), backend) or backend.get_vocab_size() > _MOST_TOKENS:
+        return None
+    names = {name: content for name, content in named.items() if content is not None}
+    chosen = config.get("chat_template") if own_template is None else own_template
+    return PlainTokenizer(backend, names, chosen, str(folder))
+
+
+def _is_plain(config: object, parsed: object) -> bool:
+    """Whether both objects hold nothing but what is read here or changes nothing."""
+    if not isinstance(config, dict) or not isinstance(parsed, dict):
+        return False
+    return (
+        config.keys() <= _INERT | _READ | _USUAL.keys()
+        and all(config[name] in usual for name, usual in _USUAL.items() if name in config)
+        and isinstance(config.get("chat_template", ""), str)
+        and isinstance(config.get("added_tokens_decoder", {}), dict)
+        and all(isinstance(config.get(name, []), list) for name in _EXTRA)
+        and isinstance(parsed.get("added_tokens"), list)
+        and not (parsed.get("truncation") or parsed.get("padding"))
+    )
+
+
+def _has_other_files(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether further files count: templates by name, and older lists of tokens if no newer one replaces them."""
+    names = ["additional_chat_templates"]
+    if "added_tokens_decoder" not in config:
+        names += ["special_tokens_map.json", "added_tokens.json"]
+    return any((folder / name).exists() for name in names)
+
+
+def _content(token: object) -> str | None:
+    """The text of a special token, which is a text or an object that says so; None for anything else."""
+    if isinstance(token, dict) and token.get("__type") == "AddedToken":
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _repeats(declared: Mapping[str, Any], backend: tokenizers.Tokenizer) -> bool:
+    """Whether tokenizer_config.json declares only tokens that tokenizer.json has, in the same words."""
+    own = {
+        str(number): {
+            "content": token.content,
+            "lstrip": token.lstrip,
+            "normalized": token.normalized,
+            "rstrip": token.rstrip,
+            "single_word": token.single_word,
+            "special": token.special,
+        }
+        for number, token in backend.get_added_tokens_decoder().items()
+    }
+    return all(own.get(number) == token for number, token in declared.items())

@@ -1,0 +1,96 @@
+"""How text looks on a terminal: control characters made visible, widths in cells, folding, colour.
+
+Must not know: what is shown, where it goes, the environment. Every function is pure. Nothing here depends on colour
+alone: without it, the same words are there.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TextIO
+
+STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with an escape such as `\\x1b` or `\\u200b` for each character that is not printable, but those of
+    keep."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
+
+
+def quoted(text: str) -> str:
+    """The text between double quotes, on one line."""
+    return '"' + visible(text.replace("\\", "\\\\").replace('"', '\\"')) + '"'
+
+
+def cells(text: str) -> int:
+    """The columns that a printable text takes."""
+    return len(text) if text.isascii() else sum(map(_cells_of, text))
+
+
+def fold(text: str, width: int) -> list[str]:
+    """The text in pieces of at most `width` columns, at least 2; put together they are the text. One piece at least."""
+    if cells(text) <= width:
+        return [text]
+    pieces, begin, taken = [], 0, 0
+    for at, letter in enumerate(text):
+        more = _cells_of(letter)
+        if taken + more > width:
+            pieces.append(text[begin:at])
+            begin, taken = at, 0
+        taken += more
+    return [*pieces, text[begin:]]
+
+
+def wrap(sentence: str, width: int, indent: str = "") -> list[str]:
+    """The sentence in lines of at most `width` columns, broken at spaces; further lines are indented. A word that is
+    too long is folded."""
+    rest = sentence.lstrip(" ")
+    lines, line = [], sentence[: len(sentence) - len(rest)]
+    for word in rest.split(" "):
+        longer = f"{line} {word}" if line.strip() else line + word
+        if cells(longer) <= width:
+            line = longer
+            continue
+        if line.strip():
+            lines.append(line)
+            longer = indent + word
+        *full, line = fold(longer, width)
+        lines += full
+    return [*lines, line]
+
+
+def clip(text: str, width: int) -> str:
+    """The text in at most `width` columns: a longer one ends in `…`."""
+    return text if cells(text) <= width else fold(text, max(2, width - 1))[0] + "…"
+
+
+class Paint:
+    """Colours for one stream, if it is a terminal and they are wanted."""
+
+    def __init__(self, stream: TextIO | None, wanted: bool) -> None:
+        self._on = wanted and stream is not None and stream.isatty()
+
+    def __call__(self, text: str, *styles: str) -> str:
+        """The text in these STYLES."""
+        if not self._on or not styles:
+            return text
+        return f"\x1b[{';'.join(STYLES[style] for style in styles)}m{text}\x1b[0m"
+
+
+def _cells_of(letter: str) -> int:
+    if letter.isascii():
+        return 1
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _escape(letter: str) -> str:
+    number = ord(letter)
+    if letter in _SHORT:
+        return _SHORT[letter]
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

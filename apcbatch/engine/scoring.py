@@ -1,0 +1,78 @@
+"""What the model says of tokens that are there already: log-probabilities, ranks, what it would rather take.
+
+Must not know: sequences, slots. Invariants: a token's numbers depend on its own row alone, so neither on where a prompt
+is cut nor on batch mates; a log-probability has the bits that it has where the token is generated. Memory: logits of
+SLICE_BYTES at a time, of one row at least, however many tokens are scored, and a fourth of that beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from apcbatch.engine.sampler import top_logprobs
+from apcbatch.kernels.ops import Backend
+from apcbatch.model.finite import finite_rows
+from apcbatch.prefix import TokenArray
+from apcbatch.types import Scores
+
+SLICE_BYTES = 64 << 20
+
+
+class Head(Protocol):
+    """The last part of a model; see CausalLM."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    def head(self, normed: torch.Tensor) -> torch.Tensor: ...
+
+
+def score_rows(model: Head, hidden: torch.Tensor, targets: TokenArray, begin: int, num_top: int) -> Scores | None:
+    """The scores of the tokens `targets` (s,), each of which comes after a row of hidden (s, h); None if a logit is NaN
+    or infinite.
+
+    begin: the position of the first target. num_top: how many of the likeliest tokens are given with each.
+    """
+    scores = Scores(begin)
+    tokens = torch.from_numpy(targets.astype(np.int64)).to(hidden.device)
+    first = 0
+    rows_at_a_time = 1  # until the vocabulary is known
+    while first < len(tokens):
+        part = slice(first, first + rows_at_a_time)
+        logits = model.head(hidden[part])
+        if not bool(finite_rows(logits).all()):
+            return None
+        logprobs = model.backend.token_logprobs(logits, tokens[part]).tolist()
+        scores.logprobs += logprobs
+        scores.ranks += _ranks(logits, tokens[part])
+        if num_top:
+            scores.top += _likeliest(logits, targets[part].tolist(), logprobs, num_top)
+        first += len(logits)
+        rows_at_a_time = max(1, SLICE_BYTES // (logits.shape[1] * logits.element_size()))
+    return scores
+
+
+def _likeliest(
+    logits: torch.Tensor, targets: Sequence[int], logprobs: Sequence[float], count: int
+) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest tokens of each row and their log-probabilities; the row's own token has the one it has."""
+    found = []
+    for row, target, logprob in zip(logits.cpu().numpy(), targets, logprobs, strict=True):
+        likely = top_logprobs(row, count)
+        found.append([(token, logprob if token == target else value) for token, value in likely])
+    return found
+
+
+def _ranks(logits: torch.Tensor, tokens: torch.Tensor) -> list[int]:
+    """The place of each row's token among all, from 1, the lower id first on ties."""
+    own = logits.gather(1, tokens[:, None])
+    ranks = 1 + (logits > own).sum(1)
+    equal = (logits == own).sum(1)
+    for row in (equal > 1).nonzero().flatten().tolist():
+        ranks[row] += (logits[row, : tokens[row]] == own[row]).sum()
+    found: list[int] = ranks.tolist()
+    return found

@@ -1,0 +1,252 @@
+"""One request of an input as a run would make it, before anything is computed: prompt, tokens, reuse, settings.
+
+Must not know: weights, torch, how anything is printed. Invariants: the prompt and the settings are those of `run` with
+the same options; the input is read up to the end of the line that is asked for and no further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.inputs import Inputs
+from apcbatch.data.prompt_tokens import PromptToken, prompt_tokens
+from apcbatch.data.records import BadLine, Conversation
+from apcbatch.data.refusals import refusals
+from apcbatch.data.render import Renderer
+from apcbatch.data.source import open_source
+from apcbatch.data.turns import choose_turns
+from apcbatch.engine.room import room_for_answer
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.formats import Format
+from apcbatch.job.answers import Answers
+from apcbatch.job.feed import Feeder
+from apcbatch.job.planning import planner_for
+from apcbatch.job.record import Ticket
+from apcbatch.job.request import OPTION_OF, settings_of
+from apcbatch.job.work import Failure, Work
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.locate import locate_model
+from apcbatch.plan.footprint import Footprint
+from apcbatch.plan.prefix_tree import PrefixTree
+from apcbatch.plan.sharers import first_sharers
+from apcbatch.prefix import as_token_array, boundaries_in, last_boundary
+from apcbatch.types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The first request of the input whose prompt begins with the same so many tokens."""
+
+    tokens: int
+    line: int
+    turn: int | None
+    custom_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of the request with its origin: `line`, the flag, variable or file that gave it, or `default`."""
+
+    name: str
+    value: Any
+    origin: str
+
+
+@dataclass
+class Inspection:
+    """What there is to know of one request without computing it.
+
+    turn: None if the line is refused as a whole. turns: those of the line that are requests. text: the prompt, or None
+    if it came as token ids, or there is none. boundaries: the positions of the grid in the prompt. kept: those whose
+    snapshot the policy keeps, with the reason. resume_at: where the plan has the request begin; None without a plan.
+    shared: from the shortest to the longest. refused: a sentence for each thing that the request would be refused for.
+    error_code: of the error record, None if it would be answered.
+    """
+
+    line: int
+    model: str
+    block_size: int
+    policy: str
+    turn: int | None = None
+    turns: list[int] = field(default_factory=list)
+    custom_id: str | None = None
+    conversation: str | None = None
+    format: Format | None = None
+    text: str | None = None
+    tokens: list[PromptToken] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=list)
+    kept: dict[int, str] = field(default_factory=dict)
+    resume_at: int | None = None
+    shared: list[Shared] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
+    error_code: str | None = None
+    refused: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON has it."""
+        kept = [{"position": position, "reason": reason} for position, reason in self.kept.items()]
+        return {**asdict(self), "prompt_tokens": len(self.tokens), "kept": kept}
+
+
+def inspect(
+    config: Config, inputs: Inputs, line: int | None, turn: int | None, warn: Callable[[str], None]
+) -> Inspection:
+    """Look at a request of the input. line: counted from 1, None for the first one. turn: None for the line's last.
+
+    With --score the prompt is looked at, without the recorded answer behind it. UsageError (ModelError) for what cannot
+    be used, and for a line or a turn that is not there.
+    """
+    if config.turns == "rollout":
+        raise UsageError(
+            f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; look at them "
+            "with --turns each, where the recorded answers stand in for them"
+        )
+    records = _Records(open_source(inputs, config.format, warn=warn), line)
+    folder = locate_model(config.model)
+    config = replace(with_model_defaults(config, folder), score=False)
+    model = load_model_config(folder)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    read = _Read(config, model.context_length)
+    feeder = Feeder(config, records, renderer, Answers())
+    while not feeder.exhausted:
+        work = feeder.next()
+        if work is not None:
+            read.take(work)
+    record = records.last
+    if record is None or line not in (None, record.line):
+        raise UsageError(f"{inputs.shown} has no line {line or 1} to look at; {records.where_it_ends(config.limit)}")
+    found = Inspection(record.line, config.model, config.block_size, config.policy, format=record.source_format)
+    found.turn, found.turns = _choose_turn(read, turn)
+    ticket, request, error = read.latest[found.turn]
+    found.custom_id, found.conversation = ticket.custom_id, ticket.conversation
+    if error is not None:
+        found.error_code, found.refused = error.code, _refused(error, record)
+    if request is not None and isinstance(record, Conversation):
+        _add_settings(found, record, config)
+        _add_prompt(found, request, record, config, renderer)
+        if error is None:
+            _add_reuse(found, read, config, Footprint.of(state_layout(model, config.dtype)))
+    return found
+
+
+class _Records:
+    """The records of an input up to a line, or the first one for None. last: the latest that was given."""
+
+    def __init__(self, records: Iterable[Conversation | BadLine], line: int | None) -> None:
+        self.last: Conversation | BadLine | None = None
+        self._records, self._line = records, line
+
+    def __iter__(self) -> Iterator[Conversation | BadLine]:
+        for record in self._records:
+            if self._line is not None and record.line > self._line:
+                return
+            self.last = record
+            yield record
+            if self._line in (None, record.line):
+                return
+
+    def where_it_ends(self, limit: int | None) -> str:
+        """Why the line is not there, for an error."""
+        if self.last is None:
+            return "no line before it holds anything"
+        limited = f", or --limit {limit} ends before it" if limit is not None else ""
+        return f"it is blank, or the input ends before it{limited}; the line before it is {self.last.line}"
+
+
+class _Read:
+    """The requests that were read: a tree of those that would run, and those of the latest line, by turn."""
+
+    def __init__(self, config: Config, context_length: int | None) -> None:
+        self._config, self._context_length = config, context_length
+        self.tree = PrefixTree()
+        self.tickets: list[Ticket] = []  # by request of the tree
+        self.latest: dict[int | None, tuple[Ticket, Request | None, RequestError | None]] = {}
+        self.index: dict[int | None, int] = {}  # of the latest line's requests in the tree
+        self._line = 0
+
+    def take(self, work: Work) -> None:
+        """Enter a request, or one that failed."""
+        request = None if isinstance(work, Failure) else work
+        ticket: Ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
+        if ticket.line != self._line:
+            self._line, self.latest, self.index = ticket.line, {}, {}
+        error = work.error if isinstance(work, Failure) else self._no_room(work)
+        self.latest[ticket.turn] = (ticket, request, error)
+        if request is not None and error is None:
+            self.index[ticket.turn] = self.tree.add(as_token_array(request.token_ids), ticket.line, request.resumable)
+            self.tickets.append(ticket)
+
+    def _no_room(self, request: Request) -> RequestError | None:
+        try:
+            most = self._config.max_request_tokens
+            room_for_answer(len(request.token_ids), request.max_tokens, self._context_length, most)
+        except RequestError as error:
+            return error
+        return None
+
+
+def _choose_turn(read: _Read, wanted: int | None) -> tuple[int | None, list[int]]:
+    """The turn to look at, and all that there are; None and no turn if the line fails as a whole."""
+    turns = sorted(turn for turn in read.latest if turn is not None)
+    if not turns:
+        return None, []
+    if wanted is not None and wanted not in turns:
+        numbers = ", ".join(map(str, turns))
+        raise UsageError(f"the line has no request for turn {wanted}; expected one of {numbers}")
+    return turns[-1] if wanted is None else wanted, turns
+
+
+def _refused(error: RequestError, record: Conversation | BadLine) -> list[str]:
+    """The run's own sentence, and those for everything else that is wrong with the line."""
+    sentences = [error.message]
+    if isinstance(record, BadLine) and record.source_format is not None:
+        sentences += refusals(record.record, record.line, record.source_format)
+    return list(dict.fromkeys(sentences))
+
+
+def _add_settings(found: Inspection, conversation: Conversation, config: Config) -> None:
+    given = conversation.params
+    for name, value in settings_of(config, given).items():
+        origin = "line" if name in given else config.origins[OPTION_OF.get(name, name)]
+        found.settings.append(Setting(name, value, origin))
+
+
+def _add_prompt(
+    found: Inspection, request: Request, conversation: Conversation, config: Config, renderer: Renderer
+) -> None:
+    """The text, its tokens and the grid."""
+    is_completion = conversation.prompt is not None
+    if not is_completion:
+        messages = conversation.messages
+        if conversation.source_format != "batch":
+            ends = {turn.number: turn.num_messages for turn in choose_turns(messages, config.turns)}
+            messages = messages[: ends[request.tag.ticket.turn]]
+        found.text = renderer.render_text(conversation, messages)
+    elif isinstance(conversation.prompt, str):
+        found.text = conversation.prompt
+    ids = [int(number) for number in request.token_ids]
+    found.tokens = prompt_tokens(renderer.tokenizer, ids, found.text, adds_special=is_completion)
+    found.boundaries = list(boundaries_in(0, len(ids), config.block_size))
+
+
+def _add_reuse(found: Inspection, read: _Read, config: Config, footprint: Footprint) -> None:
+    """What earlier requests share, and what the policy keeps if the input ends with this line."""
+    index, length = read.index[found.turn], len(found.tokens)
+    for tokens, other in first_sharers(read.tree, index):
+        ticket = read.tickets[other]
+        found.shared.append(Shared(tokens, ticket.line, ticket.turn, ticket.custom_id))
+    if config.policy == "all":
+        found.kept = dict.fromkeys(found.boundaries, "every boundary")
+    elif config.policy == "last" and found.boundaries:
+        found.kept = {last_boundary(length, config.block_size): "the last boundary"}
+    elif config.policy == "planned":
+        plan = planner_for(config, footprint).plan(read.tree).requests[index]
+        later = dict.fromkeys(plan.keep_for_later, "for later runs")
+        readers = {position: f"read by {count}" for position, count in zip(plan.keep, plan.reads, strict=True)}
+        found.kept = dict(sorted((later | readers).items()))
+        found.resume_at = plan.resume_at

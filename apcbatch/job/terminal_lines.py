@@ -1,0 +1,90 @@
+"""The lines of a run for a person at a terminal: a request, an error record, the summary, folded at its width.
+
+Must not know: streams, what a pipe gets (see report.py; those columns are for scripts and do not change).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from apcbatch.display import Paint, cells, wrap
+from apcbatch.types import Result
+
+_INDENT = "         "
+_LABEL_CELLS = 9
+
+
+def result_lines(name: str, columns: str, miss: str, result: Result, width: int, paint: Paint) -> Iterator[str]:
+    """A request that succeeded. name, columns, miss: the three parts of its line in a pipe; where they do not fit into
+    `width` columns there is a shorter form."""
+    if cells(name + columns + miss) <= width:
+        yield name + _first_word(columns, "green", paint) + paint(miss, "yellow")
+        return
+    if cells(name + columns) > width:
+        share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
+        cached = f"{share:.1f} % from {result.cached_from}" if result.cached_tokens else "nothing cached"
+        columns = f"ok  prompt {result.prompt_tokens}, {cached}, out {len(result.token_ids)}"
+    first, *rest = wrap(name + columns, width, _INDENT)
+    yield _first_word(first, "green", paint, name)
+    yield from rest
+    if miss:
+        yield from (paint(line, "yellow") for line in wrap(_INDENT + miss.strip(), width, _INDENT))
+
+
+def error_lines(name: str, sentence: str, width: int, paint: Paint) -> Iterator[str]:
+    """A request that failed; the sentence begins with the word `error`."""
+    first, *rest = wrap(name + sentence, width, _INDENT)
+    yield _first_word(first, "red", paint, name)
+    yield from rest
+
+
+def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint) -> Iterator[str]:
+    """How the run went. output: where the results are, in words."""
+    seconds = summary["seconds"]
+    before = f" ({summary['already_done']:,} more were answered before)" if summary["already_done"] else ""
+    errors = summary["errors"]
+    head = f"{summary['requests']:,} requests{before} in {seconds['total']:.1f} s: "
+    ok, failed = f"{summary['ok']:,} ok", f"{errors:,} errors"
+    verdict = f"{paint(ok, 'green')}, {paint(failed, *['red'] * bool(errors))}"
+    if cells(f"{head}{ok}, {failed}") <= width:
+        yield paint(head, "bold") + verdict
+    else:
+        yield from (paint(line, "bold") for line in wrap(head.rstrip(), width, _INDENT))
+        yield _INDENT + verdict
+    rows = []
+    if errors:
+        rows.append(("errors", kinds_of(summary["errors_by_code"])))
+    if summary["prompt_tokens"]:
+        rows += [("prompt", _prompt(summary)), ("computed", _rate(summary, "computed", "prefill"))]
+        rows.append(("answers", _rate(summary, "completion", "decode")))
+    rows.append(("seconds", ", ".join(f"{name} {seconds[name]:.1f}" for name in seconds if name != "total")))
+    rows.append(("results", output))
+    for label, text in rows:
+        first, *rest = wrap(f"{label:<{_LABEL_CELLS}}{text}", width, _INDENT)
+        yield paint(first[:_LABEL_CELLS], "dim") + first[_LABEL_CELLS:]
+        yield from rest
+
+
+def kinds_of(errors_by_code: dict[str, int]) -> str:
+    """`3 invalid_request, 1 duplicate_id`."""
+    return ", ".join(f"{count:,} {code}" for code, count in sorted(errors_by_code.items()))
+
+
+def _prompt(summary: dict[str, Any]) -> str:
+    ideal = summary["ideal_hit_rate"]
+    by_source = [f"{tokens:,} from {name}" for name, tokens in summary["cached_by_source"].items() if tokens]
+    restored = f"{summary['prompt_tokens']:,} tokens, {100 * summary['hit_rate']:.1f} % restored"
+    restored += f" ({', '.join(by_source)})" if by_source else ""
+    return restored + (f"; ideal {100 * ideal:.1f} %" if ideal is not None else "")
+
+
+def _rate(summary: dict[str, Any], tokens: str, phase: str) -> str:
+    rate = summary[f"{phase}_tokens_per_s"]
+    return f"{summary[f'{tokens}_tokens']:,} tokens" + (f", {rate:,.0f} a second" if rate is not None else "")
+
+
+def _first_word(line: str, style: str, paint: Paint, name: str = "") -> str:
+    """The line with the word behind the name in a colour."""
+    word, gap, rest = line[len(name) :].partition(" ")
+    return line[: len(name)] + paint(word, style) + gap + rest if line.startswith(name) else line

@@ -1,0 +1,219 @@
+"""LLM: `apcbatch run` for programs. Messages go in; text and tool calls come out, beside token ids and what was reused.
+
+Must not know: how prompts are made, checked or answered. Invariant: each conversation becomes the JSON line that it
+would be in INPUT, and each answer is the line that OUT would have. So the checks, the prompts and the tokens are those
+of `apcbatch run`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, cast
+
+import orjson
+import xxhash
+
+from apcbatch.answer import Answer, answer_of
+from apcbatch.config import OPTIONS
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.checks import one_of, shown
+from apcbatch.data.columns import UnusedColumns
+from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.records import BadLine, Conversation, parse_line
+from apcbatch.data.render import Renderer
+from apcbatch.engine.serving import serve
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
+from apcbatch.job.answers import Answers
+from apcbatch.job.engine import JobEngine
+from apcbatch.job.feed import Feeder
+from apcbatch.job.opening import make_engine
+from apcbatch.job.planning import work_source
+from apcbatch.job.record import error_line, result_line
+from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.model.locate import locate_model
+from apcbatch.resolution import resolve
+from apcbatch.types import Request, Result
+
+Messages = Sequence[Mapping[str, Any]]
+
+_OF_FILES = ("format", "turns", "limit")  # and all options of the output: they mean nothing without INPUT and OUT
+
+_MOST_FAILURES = 64  # before they are handed on
+
+
+def _warn(sentence: str) -> None:
+    """Tell as Python does."""
+    warnings.warn(sentence, stacklevel=3)
+
+
+class LLM:
+    """Answers conversations on one model. Use it in a `with` block, or call `close`.
+
+    model: `demo`, a folder or a cached hub id. options: those of `apcbatch run`, by the names that its configuration
+    file has, with the same checks: `block_size=64`, `store="states"`, `dtype="bfloat16"`, `pool_size="2GiB"`.
+    `max_tokens`, `temperature` and the like hold for requests that do not set them. Only `policy` has another default,
+    `all`, because the next conversation is not known; `planned` suits a long `run` better. Neither the environment nor
+    a configuration file is read. warn: gets each warning as a sentence; by default `warnings.warn` does. Raises
+    UsageError (ModelError) for what cannot be used. One thread may use an LLM at a time.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str] = "demo", *, warn: Callable[[str], None] = _warn, **options: Any
+    ) -> None:
+        for name in options:
+            if name in _OF_FILES or (name in OPTIONS and OPTIONS[name].group == "Output"):
+                raise UsageError(f"LLM: {name} is an option of the command line alone; leave it out")
+        given = {"policy": "all", **options, "model": model}
+        plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
+        self._is_running = False
+        self._warn = warn
+        config = resolve({}, {}, plain, "LLM")
+        folder = locate_model(config.model)
+        self._config = with_model_defaults(config, folder)
+        self._renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(self._config))
+        self._engine: JobEngine | None = make_engine(self._config, warn)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **settings: Any) -> Answer:
+        """Answer one conversation: the turn after its last message.
+
+        settings: fields of a chat body, such as max_tokens, temperature, seed, logprobs, tool_choice (docs/formats.md).
+        Equal calls give equal answers; another `seed` draws another one. To go on, append `answer.message` and what
+        comes next to the messages, and ask again: what was computed is reused as far as the new prompt has the same
+        tokens. Raises RequestError for a conversation that cannot be answered.
+        """
+        body = {**settings, "messages": messages, "tools": tools}
+        return self._one(CHAT_URL, body)
+
+    def complete(self, prompt: str | Sequence[int], **settings: Any) -> Answer:
+        """Go on with a text or with token ids, without a chat template. settings and errors: as for `chat`."""
+        return self._one(COMPLETIONS_URL, {**settings, "prompt": prompt})
+
+    def run(self, conversations: Iterable[Messages | Mapping[str, Any]], *, turns: Turns = "last") -> Iterator[Answer]:
+        """Answer many conversations, and yield each answer as it finishes; `line` and `custom_id` say whose it is.
+
+        A conversation is a list of messages, or a mapping as a line of INPUT: its messages with tools, settings and an
+        id beside them, or a request of the OpenAI Batch API. They are pulled as the engine wants more. turns: which
+        turns are requests, as for `apcbatch run`. A conversation that cannot be answered yields an Answer with `error`,
+        and ends nothing. To leave early, leave the loop; what runs is dropped then. Raises UsageError if another run of
+        this LLM is not finished.
+        """
+        if turns not in TURNS:
+            raise UsageError(f"turns is {shown(turns)}; expected {one_of(TURNS)}")
+        return self._answers(conversations, turns)
+
+    def close(self) -> None:
+        """Finish the store's writing and let go of the model. It may be called twice."""
+        if self._engine is not None:
+            self._engine.abort()
+            self._engine.close()
+            self._engine = None
+
+    def _one(self, url: str, body: Mapping[str, Any]) -> Answer:
+        """The answer to one request in OpenAI's form; raises its error."""
+        line = {"custom_id": "request-1", "method": "POST", "url": url, "body": body}
+        [answer] = self._answers([line], "last")
+        if answer.error is not None:
+            raise RequestError(answer.error.code, answer.error.message)
+        return answer
+
+    def _answers(self, conversations: Iterable[Messages | Mapping[str, Any]], turns: Turns) -> Iterator[Answer]:
+        """Each answer as it finishes."""
+        if self._engine is None:
+            raise UsageError("this LLM is closed; make another one")
+        if self._is_running:
+            raise UsageError("another run of this LLM is not finished; take all of its answers, or close it, first")
+        engine, config = self._engine, replace(self._config, turns=turns)
+        feeder = Feeder(config, _records(conversations, self._warn), self._renderer, Answers(), keeps_answers=True)
+        source = work_source(config, feeder, engine)
+        self._is_running = True
+        failures: list[Failure] = []
+        try:
+            while not source.exhausted:
+                for results in serve(engine, lambda: self._take(source, failures)):
+                    yield from self._made(failures)
+                    for result in results:
+                        for work in source.follow(result):
+                            self._submit(work, engine, failures)
+                        yield self._answer(result)
+                yield from self._made(failures)
+        finally:
+            self._is_running = False
+            engine.abort()
+
+    def _take(self, source: WorkSource, failures: list[Failure]) -> Request | None:
+        """The next request; None if there is none now, or if failures, to which what cannot be answered goes, are to be
+        handed on first."""
+        may_begin = source.num_open_rollouts < self._config.max_running
+        while may_begin and not source.exhausted and len(failures) < _MOST_FAILURES:
+            work = source.next()
+            if isinstance(work, Failure):
+                failures.append(work)
+            elif work is not None:
+                return work
+        return None
+
+    def _submit(self, work: Work, engine: JobEngine, failures: list[Failure]) -> None:
+        if isinstance(work, Failure):
+            failures.append(work)
+        else:
+            engine.submit(work)
+
+    def _made(self, failures: list[Failure]) -> Iterator[Answer]:
+        """The answers of the requests that failed so far."""
+        while failures:
+            failure = failures.pop(0)
+            yield answer_of(orjson.loads(error_line(failure.ticket, failure.error)))
+
+    def _answer(self, result: Result) -> Answer:
+        ticket = result.tag.ticket
+        if result.error is not None:
+            line = error_line(ticket, RequestError(result.error.code, result.error.message, ticket.line))
+        else:
+            reading, now = result.tag.reading, int(time.time())
+            line = result_line(ticket, result, self._renderer, self._config.model, now, reading)
+        return answer_of(orjson.loads(line))
+
+
+def _records(
+    conversations: Iterable[Messages | Mapping[str, Any]], warn: Callable[[str], None]
+) -> Iterator[Conversation | BadLine]:
+    """Each conversation as the line that it would be in INPUT, read as that line is."""
+    unused = UnusedColumns(warn)
+    for number, conversation in enumerate(conversations, start=1):
+        is_line = isinstance(conversation, Mapping)
+        try:
+            line = conversation if is_line else {"messages": conversation}
+            data = json.dumps(line, default=_plain, allow_nan=False).encode()
+            record = parse_line(data, number)
+        except (TypeError, ValueError, RecursionError) as error:
+            data = b""
+            message = f"the conversation cannot be written as JSON: {str(error)[:200]}"
+            record = BadLine(number, RequestError("invalid_request", message, number))
+        record.digest = xxhash.xxh3_128_hexdigest(data)
+        if isinstance(record, Conversation):
+            unused.note(record.columns, number)
+        yield record
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form of itself: mappings, arrays, and models such as the `openai` package's."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    for name in ("model_dump", "tolist"):
+        convert = getattr(value, name, None)
+        if callable(convert):
+            return cast(object, convert())
+    raise TypeError(f"it holds a {type(value).__name__}")

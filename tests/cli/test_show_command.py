@@ -1,0 +1,184 @@
+"""`apcbatch show`: one request as a run would make it, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.data.render import Renderer
+from apcbatch.display import cells
+from apcbatch.model.locate import locate_model
+from tests.conftest import ROOT, SHARED_DATA
+from tests.terminal import in_terminal
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+LINES = [
+    {"messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello."},
+                  {"role": "user", "content": "And now?"}], "id": "a", "max_tokens": 5, "seed": 3},
+    None,
+    {"messages": [{"role": "user", "content": "Hi there"}, {"role": "assistant", "content": "Hello."},
+                  {"role": "user", "content": "Or never? \x1b[2J東京\u202e" + "long" * 60}], "id": "b"},
+    {"messages": [{"role": "asistant", "content": "Hi"}], "temperature": 7, "temprature": 1},
+    {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": [5, 6, 7, 1]}},
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def chats(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(line) if line else ''}\n" for line in LINES) + "{\n")
+
+
+def shown(capsys, *arguments: str, code: int = 0):
+    assert main(["show", "in.jsonl", "--json", *arguments]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_prompt_is_the_runs(capsys, tmp_path):
+    """Fault: another prompt, other settings or another origin than those of the run."""
+    found = shown(capsys, "--line", "1", "--turn", "2", "--temperature", "0.5")
+    source = Renderer.load(locate_model("demo")).tokenizer
+    assert [token["id"] for token in found["tokens"]] == source.encode(found["text"]).ids
+    assert "".join(token["text"] for token in found["tokens"]) == found["text"]
+    assert found["tokens"][0] == {"id": 1, "text": "<|bos|>", "special": True}
+    assert (found["turn"], found["turns"], found["custom_id"]) == (2, [1, 2], "a#2")
+    settings = {one["name"]: (one["value"], one["origin"]) for one in found["settings"]}
+    assert settings["max_tokens"] == (5, "line") and settings["seed"] == (3, "line")
+    assert settings["temperature"] == (0.5, "--temperature") and settings["top_p"] == (1.0, "default")
+    assert found["refused"] == [] and found["error_code"] is None
+
+
+def test_what_is_shared_and_kept(capsys):
+    """Fault: a later line counts, another request is named, or the plan's positions are not on the grid."""
+    first = shown(capsys, "--turn", "1", "--block-size", "4")
+    assert first["shared"] == [] and first["resume_at"] == 0
+    assert first["kept"] and all(kept["position"] % 4 == 0 for kept in first["kept"])
+    third = shown(capsys, "--line", "3", "--block-size", "4", "--policy", "all")
+    assert [(one["line"], one["turn"]) for one in third["shared"]] == [(1, 1), (1, 2)]
+    assert third["shared"][0]["tokens"] == first["prompt_tokens"] < third["shared"][1]["tokens"]
+    assert (
+        third["boundaries"]
+        == [one["position"] for one in third["kept"]]
+        == list(range(4, third["prompt_tokens"] + 1, 4))
+    )
+    assert len(shown(capsys, "--line", "3", "--block-size", "4", "--policy", "last")["kept"]) == 1
+    assert shown(capsys, "--line", "3", "--policy", "none")["kept"] == []
+
+
+def test_only_the_lines_before_are_read(capsys, tmp_path):
+    """Fault: a huge input is read to its end, or a line behind counts."""
+    before = shown(capsys, "--line", "3")
+    with open(tmp_path / "in.jsonl", "a") as file:
+        file.write(json.dumps({**LINES[2], "id": "z"}) + "\n")
+    assert shown(capsys, "--line", "3") == before
+    done = subprocess.run(
+        f"(head -1 in.jsonl; yes '{{') | {sys.executable} -m apcbatch show - --json", shell=True, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and json.loads(done.stdout)["line"] == 1
+
+
+def test_everything_that_is_refused(capsys):
+    """Fault: the second fault of a line is found only after the first is mended."""
+    found = shown(capsys, "--line", "4", code=3)
+    assert found["error_code"] == "invalid_request" and found["tokens"] == [] and found["turn"] is None
+    assert len(found["refused"]) == 3 and "asistant" in " ".join(found["refused"])
+    assert shown(capsys, "--line", "6", code=3)["error_code"] == "invalid_json"
+    long = shown(capsys, "--line", "1", "--max-request-tokens", "10", code=3)
+    assert long["error_code"] == "context_length_exceeded" and len(long["tokens"]) > 10
+
+
+def test_token_ids_have_no_text_of_their_own(capsys):
+    """Fault: ids are shown as if a text had been tokenised."""
+    found = shown(capsys, "--line", "5")
+    assert found["text"] is None and [token["id"] for token in found["tokens"]] == [5, 6, 7, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--line 2", "in.jsonl has no line 2 to look at; it is blank"),
+        ("--line 99", "no line 99 to look at; it is blank, or the input ends before it; the line before it is 6"),
+        ("--line 3 --limit 1", "or --limit 1 ends before it"),
+        ("--line 1 --turn 3", "the line has no request for turn 3; expected one of 1, 2"),
+        ("--line 0", "--line"),
+        ("--turns rollout", "--turns rollout: its prompts are built on answers that nobody knows yet"),
+        ("--model nothing", "'nothing'"),
+    ],
+)
+def test_what_is_not_there_ends_with_2_and_a_sentence(arguments, sentence, capsys):
+    """Fault: another line is shown instead, or a traceback."""
+    assert main(["show", "in.jsonl", *arguments.split()]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err and captured.out == "" and "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_terminal_is_never_overrun_nor_commanded(columns, tmp_path):
+    """Fault: a line runs over the edge, an escape of the data is obeyed, or a token or a character gets lost."""
+    code, screen = in_terminal(["show", "in.jsonl", "--line", "3", "--block-size", "16"], columns, tmp_path)
+    lines = ESCAPE.sub("", screen).splitlines()
+    assert code == 0 and "\x1b[1m" in screen and "\x1b[2J" not in screen and "\u202e" not in screen
+    assert all(cells(line) <= columns for line in lines)
+    assert "\\x1b" in screen and "long" * 60 in "".join(lines).replace(" ", "")
+    assert any(re.fullmatch(r"── 16\b.* ─+", line) for line in lines)
+    plain = in_terminal(["show", "in.jsonl", "--line", "3", "--block-size", "16"], columns, tmp_path, NO_COLOR="1")[1]
+    assert plain.splitlines() == lines
+
+
+def test_a_pipe_gets_each_token_on_a_line_of_its_own(capsys):
+    """Fault: scripts find tokens folded at the width of somebody's terminal, or colours."""
+    assert main(["show", "in.jsonl", "--line", "3"]) == 0
+    out = capsys.readouterr().out
+    rows = re.findall(r'^ +(\d+)  (\d+)(\*?) (".*")$', out, re.MULTILINE)
+    assert [int(row[0]) for row in rows] == list(range(len(rows))) and ("0", "1", "*", '"<|bos|>"') in rows
+    assert "\x1b" not in out and "long" * 60 in out
+
+
+def test_no_weights_and_no_torch(tmp_path):
+    """Fault: a look at a prompt loads torch or transformers."""
+    code = (
+        "import sys; from apcbatch.cli.program import main; code = main(['show', sys.argv[1]]); "
+        "sys.exit(code or 10 * bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "in.jsonl")], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["tau_bench", "taskmaster4", "toolbench_dfs"])
+def test_real_conversations(name, capsys):
+    """Fault: the parts of a real prompt are not its text, or what is shared is not what both begin with."""
+    path = str(SHARED_DATA / f"{name}.jsonl")
+    line = random.randrange(2, 12)
+    found, before = (shown_of(capsys, path, number) for number in (line, line - 1))
+    assert "".join(token["text"] for token in found["tokens"]) == found["text"], f"line {line}"
+    ids, other = ([token["id"] for token in one["tokens"]] for one in (found, before))
+    common = next((at for at, (one, two) in enumerate(zip(ids, other, strict=False)) if one != two), len(other))
+    assert max([one["tokens"] for one in found["shared"]], default=0) >= common, f"line {line}"
+
+
+def shown_of(capsys, path: str, line: int):
+    assert main(["show", path, "--line", str(line), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_prompt_of_a_score_is_the_prompt(capsys, monkeypatch):
+    """Fault: with --score in the configuration the tokens are the recorded answer's too, and the text is not."""
+    before = shown(capsys, "--turn", "1")
+    monkeypatch.setenv("APCBATCH_SCORE", "1")
+    assert shown(capsys, "--turn", "1") == before
+
+
+def test_the_file_is_left_alone(capsys, tmp_path):
+    """Fault: looking changes something."""
+    before = {path: path.read_bytes() for path in Path(tmp_path).iterdir()}
+    assert main(["show", "in.jsonl"]) == 0
+    assert {path: path.read_bytes() for path in Path(tmp_path).iterdir()} == before

@@ -1,0 +1,263 @@
+"""Structures compiled against tokenizers of every kind: what may come is what the structure says, and nothing hostile
+costs more than its bounds."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from apcbatch.data import constraint as constraint_module
+from apcbatch.data.constraint import Constraints
+from apcbatch.data.structure import Structure, check_structure
+from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.data.tool_parser import CallSyntax
+from apcbatch.errors import RequestError
+from tests.data.conftest import KINDS
+from tests.schemas import random_schema
+
+DEMO = Path(__file__).resolve().parents[2] / "apcbatch" / "demo"
+HERMES = CallSyntax(
+    "<tool_call>\n", '{"name": "', '", "arguments": ', "}", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>"
+)
+JAMBA = CallSyntax("<tool_calls>[\n    ", '{"name": "', '", "arguments": ', "}", ",\n    ", "\n]</tool_calls>")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return load_tokenizer(DEMO)
+
+
+@pytest.fixture(scope="module")
+def constraints(demo: Tokenizer) -> Constraints:
+    return Constraints(demo, HERMES)
+
+
+def allowed(tokenizer: Tokenizer, constraint: object) -> np.ndarray:
+    """The ids that may come next."""
+    mask = np.full(-(-tokenizer.vocab_size // 32), -1, np.int32)
+    assert constraint.fill(mask)  # type: ignore[attr-defined]
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=tokenizer.vocab_size, bitorder="little"))
+
+
+def walk(tokenizer: Tokenizer, constraint: object, source: random.Random, most: int = 600) -> tuple[str, bool]:
+    """A random answer, and whether it ended. A stop token ends it as soon as one may come, half of the times."""
+    ids: list[int] = []
+    while len(ids) < most:
+        may_come = allowed(tokenizer, constraint)
+        assert len(may_come), "a form that is not complete lets nothing come"
+        ends = [token for token in tokenizer.eos_token_ids if token in may_come]
+        token = source.choice(ends) if ends and source.random() < 0.5 else int(source.choice(may_come))
+        complete = constraint.accept(token)  # type: ignore[attr-defined]
+        if token in tokenizer.eos_token_ids:
+            return tokenizer.decode(ids), True
+        ids.append(token)
+        if complete:
+            return tokenizer.decode(ids), True
+    return tokenizer.decode(ids), False
+
+
+def test_random_answers_to_random_schemas_are_valid(demo, constraints):
+    """Fault: a token that breaks the JSON, or a value that the schema forbids."""
+    seed = random.randrange(1 << 30)
+    source, ended = random.Random(seed), 0
+    for _ in range(60):
+        schema = random_schema(source)
+        structure = check_structure({"structured_outputs": {"json": schema}}, None)
+        text, is_whole = walk(demo, constraints.constraint(structure), source)
+        if is_whole:
+            ended += 1
+            jsonschema.validate(json.loads(text), schema)
+    assert ended > 40, f"seed {seed}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
+    """Fault: a kind of tokenizer whose tokens are taken for other texts, so that the answer is not of the form; or one
+    that is refused without a sentence."""
+    tokenizer = load_tokenizer(model_dir(kind))
+    made = Constraints(tokenizer)
+    schema = {"type": "object", "properties": {"a": {"enum": ["x y", "é"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    source = random.Random(kind)
+    if kind == "unigram":  # whose decoder the library does not know when it stands alone
+        with pytest.raises(RequestError, match="cannot be made with this model's tokenizer: can't determine decoder"):
+            made.constraint(Structure("json", json.dumps(schema)))
+        return
+    for _ in range(6):
+        text, is_whole = walk(tokenizer, made.constraint(Structure("json", json.dumps(schema))), source)
+        assert is_whole
+        jsonschema.validate(json.loads(text), schema)
+    text, is_whole = walk(tokenizer, made.constraint(Structure("regex", "[ab]{3}")), source)
+    assert is_whole and re.fullmatch("[ab]{3}", text.strip())
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"[0-9]{3}-[0-9]{4}", r"^(yes|no)$", r"(?i)abc", r"[a-z]{2,5}@x\.org", "é{2}", r"a/b\\c"]
+)
+def test_patterns_match_the_whole_answer(demo, constraints, pattern):
+    """Fault: a pattern that is looked for somewhere in the answer; an answer that goes on behind it."""
+    source = random.Random(pattern)
+    for _ in range(5):
+        text, is_whole = walk(demo, constraints.constraint(Structure("regex", pattern)), source)
+        assert is_whole and re.fullmatch(pattern, text)
+
+
+def test_choices_and_grammars(demo, constraints):
+    """Fault: a choice that is cut where another one ends; a grammar of one dialect taken for the other."""
+    source = random.Random(1)
+    choices = ["yes", "yes, sir", 'a "quoted"\n text', "\\d", "/", "日本"]
+    structure = check_structure({"guided_choice": choices}, None)
+    found = {walk(demo, constraints.constraint(structure), source)[0] for _ in range(120)}
+    assert found == set(choices)
+    for grammar in ('start: "(" start ")" | "x"', 'root ::= "(" root ")" | "x"'):
+        for _ in range(5):
+            text, is_whole = walk(demo, constraints.constraint(Structure("grammar", grammar)), source)
+            assert not is_whole or re.fullmatch(r"\(*x\)*", text) and text.count("(") == text.count(")")
+
+
+def test_the_end_is_offered_where_the_form_is_complete(demo, constraints):
+    """Fault: a stop token in the middle of a form, or none at its end."""
+    constraint = constraints.constraint(Structure("regex", "a(b?)"))
+    [eos] = demo.eos_token_ids
+    assert eos not in allowed(demo, constraint)
+    assert not constraint.accept(demo.encode("a").ids[-1])
+    assert eos in allowed(demo, constraint)
+    assert constraint.accept(eos)
+
+
+@pytest.mark.parametrize(("syntax", "pattern"), [(HERMES, r"<tool_call>\n(.*?)\n</tool_call>"), (JAMBA, None)])
+def test_calls_are_forced_in_the_syntax_of_the_model(demo, syntax, pattern):
+    """Fault: a name that is no tool's, arguments outside their schema, markers as letters where they are tokens."""
+    made, source = Constraints(demo, syntax), random.Random(5)
+    tools = {f"tool_{number}": {**random_schema(source, kind="object")} for number in range(4)}
+    given = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in tools.items()]
+    structure = check_structure({"tool_choice": "required"}, given)
+    ended = 0
+    for _ in range(12):
+        text, is_whole = walk(demo, made.constraint(structure), source)
+        if not is_whole:
+            continue
+        ended += 1
+        if pattern is None:
+            assert text.startswith("<tool_calls>[\n") and text.endswith("]</tool_calls>")
+            calls = json.loads(text[len("<tool_calls>") : -len("</tool_calls>")])
+        else:
+            calls = [json.loads(block) for block in re.findall(pattern, text, re.DOTALL)]
+        assert calls
+        for call in calls:
+            jsonschema.validate(call["arguments"], tools[call["name"]])
+    assert ended > 3
+
+
+def test_markers_come_as_their_tokens(demo, constraints):
+    """Fault: `<tool_call>` in letters, which the model was not trained on."""
+    tools = [{"function": {"name": "f"}}]
+    constraint = constraints.constraint(check_structure({"tool_choice": "required"}, tools))
+    assert allowed(demo, constraint).tolist() == [demo.marker_id("<tool_call>")]
+
+
+@pytest.mark.parametrize("syntax", [None, CallSyntax("", "<function=", ">", "</function>", "", "", arguments="xml")])
+def test_calls_that_cannot_be_forced_are_refused(demo, syntax):
+    """Fault: a model whose calls are not written in JSON is forced into something that no parser reads."""
+    structure = check_structure({"tool_choice": "required"}, [{"function": {"name": "f"}}])
+    with pytest.raises(RequestError, match="so none can be forced"):
+        Constraints(demo, syntax).constraint(structure)
+
+
+REFUSED = [
+    (Structure("json", '{"uniqueItems":true}'), 'the JSON schema cannot be used: Unimplemented keys: ["uniqueItems"]'),
+    (Structure("json", '{"not":{"const":1}}'), "Unimplemented keys"),
+    (Structure("json", '{"$ref":"https://x.org/s.json"}'), "the JSON schema cannot be used"),
+    (Structure("json", "false"), "false"),
+    (Structure("json", '{"type":"strnig"}'), "strnig"),
+    (Structure("regex", "a(?=b)"), "look-around, including look-ahead and look-behind, is not supported"),
+    (Structure("regex", "("), "unclosed group"),
+    (Structure("grammar", "start: nope"), 'the grammar cannot be used: at 1(8): unknown name: "nope"'),
+    (Structure("grammar", "hello"), "the grammar cannot be used"),
+    (Structure("grammar", "start: <|nope|>"), "unknown special token"),
+]
+
+
+@pytest.mark.parametrize(("structure", "words"), REFUSED, ids=[one.text[:30] for one, _ in REFUSED])
+def test_what_the_library_cannot_do_is_a_sentence(constraints, structure, words):
+    """Fault: a keyword that is ignored in silence, so that the answer is not what was asked for."""
+    for _ in range(2):  # the second time from what is kept
+        with pytest.raises(RequestError) as caught:
+            constraints.constraint(structure)
+        assert words in caught.value.message and "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+def nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+HOSTILE = [
+    Structure("json", json.dumps({"properties": {f"p{number}": {"type": "string"} for number in range(20_000)}})),
+    Structure("json", '{"type":"integer","multipleOf":999983}'),
+    Structure("json", nested(5000)),
+    Structure("json", '{"$ref":"#"}'),
+    Structure("json", json.dumps({"allOf": [{"anyOf": [{"const": [n, m]} for m in range(9)]} for n in range(60)]})),
+    Structure("json", '{"type":"string","pattern":"(.*a.{12}b.{12})+c{900}"}'),
+    Structure("regex", "(a?){500}a{500}"),
+    Structure("regex", "a{1000000000}"),
+    Structure("regex", "((a{1,1000}){1,1000}){1,1000}b"),
+    Structure("regex", "(a|aa)*" * 40 + "b{1000}"),
+    Structure("regex", "(" * 100_000 + "a" + ")" * 100_000),
+    Structure("grammar", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    Structure("grammar", 'start: (x{1,1000}){1,1000}\nx: y{1,1000}\ny: "a" | "b"'),
+    Structure("grammar", 'start: e\ne: e e | "a" | "aa" | ""'),
+]
+
+
+@pytest.mark.parametrize("structure", HOSTILE, ids=[f"{one.kind} {one.text[:40]}" for one in HOSTILE])
+def test_hostile_input_is_bounded(demo, constraints, structure):
+    """Fault: one line of an input that takes the processor for minutes, or all memory, or the process down. It works
+    within the bounds, or it is refused."""
+    begin = time.process_time()
+    try:
+        constraint = constraints.constraint(structure)
+        for _ in range(60):
+            may_come = allowed(demo, constraint)
+            assert len(may_come)
+            if constraint.accept(int(may_come[-1])):
+                break
+    except RequestError as error:
+        assert error.code == "invalid_request" and "cannot be used: " in error.message
+    # Not a measurement: what is not bounded takes minutes.
+    assert time.process_time() - begin < 60
+
+
+def test_a_process_that_was_ended_is_begun_again(demo):
+    """Fault: after one hostile schema, every later one is refused."""
+    made = Constraints(demo)
+    with pytest.raises(RequestError, match="it takes more than 2 seconds of processor time"):
+        made.constraint(HOSTILE[1])
+    assert made.constraint(Structure("regex", "ok")) is not None
+
+
+def test_what_is_compiled_is_kept_and_bounded(demo, monkeypatch):
+    """Fault: the same schema compiled for every line; ten thousand different ones kept in memory."""
+    monkeypatch.setattr(constraint_module, "MOST_COMPILED", 3)
+    made, compiled = Constraints(demo), []
+    compile_one = made._compile
+    monkeypatch.setattr(made, "_compile", lambda one, *rest: compiled.append(one.text) or compile_one(one, *rest))
+    for text in ("a", "b", "a", "c", "a", "d", "b"):
+        made.constraint(Structure("regex", text))
+    assert compiled == ["a", "b", "c", "d", "b"] and len(made._compiled) == 3
+
+
+def test_answers_do_not_share_what_they_know(demo, constraints):
+    """Fault: an answer's place in its grammar moves as another one's does, or depends on what came before it."""
+    structure = Structure("json", '{"type":"object","properties":{"a":{"type":"string"}},"required":["a"]}')
+    first, second = constraints.constraint(structure), constraints.constraint(structure)
+    before = allowed(demo, second).tolist()
+    walk(demo, first, random.Random(3), most=20)
+    assert allowed(demo, second).tolist() == before == allowed(demo, constraints.constraint(structure)).tolist()

@@ -1,0 +1,134 @@
+"""The form that a record asks for: every shape of it, and what is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from apcbatch.data.structure import WHITESPACE, Structure, check_structure
+from apcbatch.errors import RequestError
+from tests.data.conftest import batch, fault, good
+
+SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z"]}
+TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+TOOLS = [
+    {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "stop"}},
+    {"name": "bare", "parameters": {"properties": {}}},
+]
+NAMED = {"type": "function", "function": {"name": "look_up"}}
+GIVEN = [
+    ({}, None),
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": None, "structured_outputs": None, "guided_json": None, "tool_choice": None}, None),
+    (
+        {"guided_regex": "", "guided_choice": [], "guided_grammar": "", "guided_json": {}, "structured_outputs": {}},
+        None,
+    ),
+    ({"tool_choice": "auto"}, None),
+    ({"tool_choice": "none"}, None),
+    ({"response_format": {"type": "json_object"}}, Structure("json", '{"type":"object"}')),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Structure("json", TEXT)),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
+        Structure("json", TEXT),
+    ),
+    ({"guided_json": SCHEMA}, Structure("json", TEXT)),
+    ({"guided_json": json.dumps(SCHEMA)}, Structure("json", TEXT)),
+    ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, Structure("json", TEXT, " ?")),
+    ({"guided_regex": "a+"}, Structure("regex", "a+")),
+    ({"guided_choice": ["yes", "no"]}, Structure("choice", '["yes","no"]')),
+    ({"guided_grammar": 'start: "a"'}, Structure("grammar", 'start: "a"')),
+    ({"structured_outputs": {"json": SCHEMA}}, Structure("json", TEXT)),
+    ({"structured_outputs": {"json": {}}}, Structure("json", "{}")),
+    ({"structured_outputs": {"json_object": True}}, Structure("json", '{"type":"object"}')),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, Structure("json", TEXT, "")),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, Structure("json", TEXT, " ")),
+    ({"structured_outputs": {"regex": "a", "choice": None}}, Structure("regex", "a")),
+    (
+        {"tool_choice": "required"},
+        Structure(
+            "calls", f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]'
+        ),
+    ),
+    ({"tool_choice": NAMED}, Structure("calls", f'[["look_up",{TEXT}]]', one_call=True)),
+]
+
+
+@pytest.mark.parametrize(("record", "expected"), GIVEN, ids=[json.dumps(record)[:60] for record, _ in GIVEN])
+def test_every_shape_is_read(record, expected):
+    """Fault: a form that is not applied, keys in another order than the schema's, a text taken for another kind."""
+    assert check_structure(record, TOOLS) == expected
+
+
+def test_one_call_is_told():
+    """Fault: parallel_tool_calls says false, and calls are forced one after the other."""
+    found = check_structure({"tool_choice": "required", "parallel_tool_calls": False}, TOOLS)
+    assert found is not None and found.one_call
+
+
+REFUSED = [
+    ({"response_format": "json"}, 'response_format is "json"; expected an object with the type text, json_object or'),
+    ({"response_format": {}}, "response_format.type is missing"),
+    ({"response_format": {"type": "xml"}}, 'response_format.type is "xml"; expected text, json_object or json_schema'),
+    ({"response_format": {"type": "text", "schema": {}}}, 'response_format has the field "schema"'),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema.schema is missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
+        'json_schema.strict is "yes"; expected true or false',
+    ),
+    ({"guided_json": "{"}, 'guided_json is "{"; expected a JSON schema'),
+    ({"guided_json": [1]}, "guided_json is a list; expected a JSON schema"),
+    ({"guided_json": {"x-guidance": {"lenient": True}}}, "x-guidance"),
+    ({"guided_regex": 3}, "guided_regex is 3; expected a regular expression"),
+    ({"guided_choice": ["a", 3]}, "guided_choice is a list; expected a list of different texts"),
+    ({"guided_choice": ["a", "a"]}, "guided_choice has the same text twice"),
+    ({"guided_choice": [""]}, "that are not empty"),
+    ({"structured_outputs": {"structural_tag": "x"}}, 'structured_outputs has the field "structural_tag"'),
+    ({"structured_outputs": ["json"]}, "structured_outputs is a list; expected an object"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice ask for different forms"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.regex and structured_outputs.choice"),
+    ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex and tool_choice ask for different forms"),
+    ({"tool_choice": "always"}, 'tool_choice is "always"; expected none, auto, required or'),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice is an object of another kind"),
+    ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, 'names "fly", which is none of the tools'),
+    ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name is missing"),
+]
+
+
+@pytest.mark.parametrize(("record", "words"), REFUSED, ids=[json.dumps(record)[:60] for record, _ in REFUSED])
+def test_what_is_no_form_is_refused(record, words):
+    """Fault: half of a form is applied, or none of it, without a word."""
+    with pytest.raises(RequestError) as caught:
+        check_structure(record, TOOLS)
+    assert words in caught.value.message and caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_a_call_cannot_be_forced_without_tools(tools):
+    """Fault: `required` without tools gives a text, or a grammar of nothing."""
+    with pytest.raises(RequestError, match="there are no tools"):
+        check_structure({"tool_choice": "required"}, tools)
+
+
+@pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}}])
+def test_a_tool_whose_parameters_are_no_object_cannot_be_forced(parameters):
+    """Fault: arguments that no client reads as an object."""
+    tool = {"function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(RequestError, match='the tool "f"'):
+        check_structure({"tool_choice": "required"}, [tool])
+
+
+def test_bodies_and_lines_alike():
+    """Fault: a form in a body that is ignored beside messages, or the other way round."""
+    expected = {"structure": Structure("regex", "a+", WHITESPACE)}
+    message = {"role": "user", "content": "hi"}
+    assert good(batch({"messages": [message], "guided_regex": "a+"})).params == expected
+    assert good({"messages": [message], "guided_regex": "a+"}).params == expected
+    assert good({"conversations": [{"from": "human", "value": "hi"}], "guided_regex": "a+"}).params == expected
+    completion = batch({"prompt": "hi", "guided_regex": "a+"}, url="/v1/completions")
+    assert good(completion).params == expected
+    assert good({"messages": [message]}).params == {}
+    assert fault(batch({"messages": [message], "guided_regex": 1})).startswith("body.guided_regex is 1; expected")

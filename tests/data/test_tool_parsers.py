@@ -1,0 +1,361 @@
+"""Parsers of tool calls: what each family writes is read back, and what is no call stays text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apcbatch.data.messages import check_messages
+from apcbatch.data.records import Conversation
+from apcbatch.data.source import open_source
+from apcbatch.data.template_child import Template
+from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.tool_parser import Call
+from apcbatch.data.tool_parsers import choose_tool_parser, tool_parsers
+from apcbatch.formats import TOOL_PARSERS
+from tests.data.families import CALLS, TEMPLATES, parser_name, written_by_the_assistant
+
+PARSERS = list(tool_parsers().values())
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "q": {"type": "string"},
+        "n": {"type": "integer"},
+        "x": {"type": "number"},
+        "b": {"type": ["boolean", "null"]},
+        "o": {"type": "object"},
+        "l": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        "e": {"enum": [1, 2]},
+    },
+}
+TOOLS = [{"type": "function", "function": {"name": "get", "parameters": SCHEMA}}]
+UNTYPED: list[Any] = [None, 5, {}, {"properties": 5}, {"properties": {"n": [1]}}, {"properties": {"m": {}}}]
+# One call of get with these arguments, as each family writes it.
+ARGUMENTS = {"q": 'é {<>} "a"\nb', "n": 1}
+TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
+WRITTEN = {
+    "hermes": f'<tool_call>\n{{"name": "get", "arguments": {TEXT}}}\n</tool_call>',
+    "jamba": f'<tool_calls>[\n    {{"name": "get", "arguments": {TEXT}}}\n]</tool_calls>',
+    "qwen-coder": "<tool_call>\n<function=get>\n<parameter=q>\n" + str(ARGUMENTS["q"]) + "\n</parameter>\n"
+    "<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
+    "mistral": f'[TOOL_CALLS][{{"name": "get", "arguments": {TEXT}}}]',
+    "llama3": f'<|python_tag|>{{"name": "get", "parameters": {TEXT}}}',
+    "granite": f'<|tool_call|>[{{"name": "get", "arguments": {TEXT}}}]',
+    "nemotron": f'<TOOLCALL>[{{"name": "get", "arguments": {TEXT}}}]</TOOLCALL>',
+}
+
+
+def test_the_options_name_the_parsers_that_are_there() -> None:
+    """Fault: a parser that no option names, or a name without a parser."""
+    assert tuple(tool_parsers()) == TOOL_PARSERS == tuple(sorted(WRITTEN))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_of_each_family_is_read(name: str) -> None:
+    """Fault: the calls of a family are left in the text."""
+    found = tool_parsers()[name].find("Let me see. " + WRITTEN[name], TOOLS)
+    assert (found.content, found.calls, found.num_malformed) == ("Let me see. ", [Call("get", ARGUMENTS)], 0)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_calls_of_another_family_are_text(name: str) -> None:
+    """Fault: a parser that takes what its family does not write."""
+    for other, text in WRITTEN.items():
+        related = {name, other} == {"hermes", "qwen-coder"} or {name, other} == {"hermes", "granite"}
+        if other != name and not related:
+            found = tool_parsers()[name].find(text, TOOLS)
+            assert (found.content, found.calls) == (text, [])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_template_tells_the_parser(name: str) -> None:
+    """Fault: auto takes another family's parser, or two parsers claim one template."""
+    assert [parser.name for parser in PARSERS if parser.tells(TEMPLATES[name])] == [parser_name(name)]
+    chosen = choose_tool_parser("auto", "", TEMPLATES[name])
+    assert chosen is not None and chosen.name == parser_name(name)
+    first = choose_tool_parser("auto", '["\\\\s*<TOOLCALL>"]', TEMPLATES[name])
+    assert first is not None and first.name == "nemotron", "what the checkpoint says of its answers comes first"
+
+
+def test_a_name_and_none_win_over_the_template() -> None:
+    """Fault: an option that does nothing."""
+    assert choose_tool_parser("none", TEMPLATES["jamba"]) is None
+    for name, parser in tool_parsers().items():
+        assert choose_tool_parser(name, TEMPLATES["jamba"]) is parser
+    chosen = choose_tool_parser("auto", "no word about calls")
+    assert chosen is not None and chosen.name == "hermes"
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_the_syntax_of_a_parser_is_what_it_reads(parser: Any) -> None:
+    """Fault: what a grammar forces is no call of the family."""
+    syntax, calls = parser.syntax, [Call("get", {"n": 1, "q": "a"}), Call("get", {}), Call("get", {"q": "; ,"})]
+
+    def arguments(values: dict[str, Any]) -> str:
+        if syntax.arguments == "json":
+            return json.dumps(values)
+        return "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+
+    for made in (calls, calls[:1]):
+        text = syntax.separator.join(
+            f"{syntax.before_name}{call.name}{syntax.before_arguments}{arguments(call.arguments)}{syntax.after_arguments}"
+            for call in made
+        )
+        found = parser.find(syntax.begin + text + syntax.end, TOOLS)
+        assert (found.calls, found.content.strip(), found.num_malformed) == (made, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        ("hermes", '<tool_call>{"name": "f"}</tool_call>', [Call("f", {})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', [Call("f", {})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [Call("f", {"a": 1})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>', [
+            Call("f", {"a": "</tool_call>"})
+        ]),
+        ("hermes", '<tool_call>[{"name": "f"}, {"name": "g"}]</tool_call>', [Call("f", {}), Call("g", {})]),
+        ("hermes", '<tool_call>{"id": "x1", "function": {"name": "f", "arguments": {}}}</tool_call>', [
+            Call("f", {}, "x1")
+        ]),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g{}', [Call("f", {"a": 1}), Call("g", {})]),
+        ("mistral", '[TOOL_CALLS]f.g-h[CALL_ID]abcdefghi[ARGS]{"a": 1}', [Call("f.g-h", {"a": 1}, "abcdefghi")]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {}, "id": "abcdefghi"}]', [Call("f", {}, "abcdefghi")]),
+        ("llama3", '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "arguments": {}}', [
+            Call("f", {"a": 1}), Call("g", {})
+        ]),
+        ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', [Call("f", {})]),
+        ("qwen-coder", "<function=get>\n</function>", [Call("get", {})]),
+        ("qwen-coder", "<function=get><parameter=q>\n\n a \n\n</parameter></function></tool_call>", [
+            Call("get", {"q": "\n a \n"})
+        ]),
+        ("qwen-coder", "<function=get><parameter=q>a</parameter>b</parameter></function>", [
+            Call("get", {"q": "a</parameter>b"})
+        ]),
+    ],
+)  # fmt: skip
+def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
+    """Fault: a form that models write is left in the text."""
+    found = tool_parsers()[name].find(text, TOOLS)
+    assert (found.content, found.calls, found.num_malformed) == ("", calls, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        *(
+            ("hermes", block, 0)
+            for block in (
+                "<tool_call>{}</tool_call>",
+                "<tool_call>not JSON</tool_call>",
+                '<tool_call>{"name": 1, "arguments": {}}</tool_call>',
+                '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+                '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+                '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
+                '<tool_call>{"name": "f", "arguments": {}}',
+                '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
+                '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
+                '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 400 + "1" + "}" * 400 + "}</tool_call>",
+                "<tool_call>" + "[" * 100_000,
+                '<tool_call>[{"name": "f"}, 1]</tool_call>',
+            )
+        ),
+        ("hermes", '<tool_call>{"name": <tool_call>{"name": "f"}</tool_call>', 1),
+        ("jamba", '<tool_calls>[{"name": "f", "arguments": {}}', 0),
+        ("jamba", "<tool_calls>[]</tool_calls>", 0),
+        ("jamba", "<tool_calls>[[]]</tool_calls>", 0),
+        ("mistral", "[TOOL_CALLS]", 0),
+        ("mistral", "[TOOL_CALLS]f[ARGS][1]", 0),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{", 0),
+        ("llama3", '<|python_tag|>brave_search.call(query="x")', 0),
+        ("llama3", '{"name": "f", "parameters": {}}; and {"name"', 1),
+        ("granite", '<|tool_call|>{"name": 5}', 0),
+        ("nemotron", "<TOOLCALL>[1]</TOOLCALL>", 0),
+        ("qwen-coder", "<tool_call>{}", 0),
+        ("qwen-coder", "<tool_call><function=get><parameter=q>a</function></tool_call>", 0),
+        ("qwen-coder", "<tool_call><function=get><parameter=q>a</parameter>", 0),
+        ("qwen-coder", "<function=>", 0),
+    ],
+)
+def test_what_is_malformed_stays_and_is_counted(name: str, text: str, calls: int) -> None:
+    """Fault: what a model wrote is lost, or nobody is told that it was no call."""
+    found = tool_parsers()[name].find(f" {text} ", TOOLS)
+    assert len(found.calls) == calls and found.num_malformed == 1
+    if not calls:
+        assert found.content == f" {text} "
+        if name != "llama3":  # whose calls begin the answer
+            good = tool_parsers()[name].find(f"{WRITTEN[name]} {text} ", TOOLS)
+            assert (good.content, good.calls) == (f" {text} ", [Call("get", ARGUMENTS)])
+
+
+@pytest.mark.parametrize("text", ["", " a\n", '{"a": 1}', '{"name": "f"}', "[1]", "< tool_call >", "f[ARGS]{}"])
+def test_text_without_calls_is_the_content(text: str) -> None:
+    """Fault: an answer in JSON, or an empty one, is taken for a call or called malformed."""
+    for parser in PARSERS:
+        found = parser.find(text, TOOLS)
+        assert (found.content, found.calls, found.num_malformed) == (text, [], 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("q", "5", "5"), ("q", "null", "null"), ("n", "5", 5), ("n", " 5 ", 5), ("n", "5.0", 5), ("n", "5.5", "5.5"),
+        ("n", "five", "five"), ("n", "true", "true"), ("x", "5", 5), ("x", "-5.5e3", -5500.0), ("b", "True", True),
+        ("b", "false", False), ("b", "None", None), ("b", "0", "0"), ("o", '{"a": [1]}', {"a": [1]}),
+        ("o", "[1]", "[1]"),
+        ("o", "{'a': 1}", "{'a': 1}"), ("l", '["a", 1]', ["a", 1]), ("l", "null", None), ("e", "2", 2),
+        ("unknown", "5", "5"), ("n", "123456789012345678901234567890", "123456789012345678901234567890"),
+    ],
+)  # fmt: skip
+def test_text_is_typed_by_the_schema(key: str, text: str, value: object) -> None:
+    """Fault: a number comes as a text, a text as a number, or a digit is lost."""
+    written = f"<tool_call><function=get><parameter={key}>\n{text}\n</parameter></function></tool_call>"
+    [call] = tool_parsers()["qwen-coder"].find(written, TOOLS).calls
+    assert call.arguments == {key: value} and type(call.arguments[key]) is type(value)
+
+
+@pytest.mark.parametrize("parameters", UNTYPED)
+def test_a_schema_of_no_use_types_nothing(parameters: Any) -> None:
+    """Fault: a tool without a schema, or with a damaged one, breaks the answer."""
+    text = "<function=get><parameter=n>5</parameter></function>"
+    function = {"name": "get", "parameters": parameters}
+    for tools in ([], [function], [{"function": function}]):
+        [call] = tool_parsers()["qwen-coder"].find(text, tools).calls
+        assert call.arguments == {"n": "5"}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_recorded_calls_come_back(shared_data: Path, template: str) -> None:
+    """Every call of the real conversations, written by a family's template and read again, is the same call."""
+    compiled, parser = Template(TEMPLATES[template], {}), tool_parsers()[parser_name(template)]
+    num_calls = 0
+    for name in ("tau_bench", "toolbench_dfs", "taskmaster4"):
+        for record in open_source(str(shared_data / f"{name}.jsonl")):
+            assert isinstance(record, Conversation)
+            messages = [as_object(message) for message in record.messages]
+            [(letter, text)] = compiled.answers(messages, record.tools, [len(messages)], {})
+            assert letter == b"d", text
+            said = [message for message in messages if message["role"] == "assistant"]
+            written = written_by_the_assistant(text)
+            assert len(written) == len(said)
+            for message, text in zip(said, written, strict=True):
+                found = parser.find(text, record.tools or [])
+                wanted = [call["function"] for call in message.get("tool_calls", [])]
+                made = [{"name": call.name, "arguments": call.arguments} for call in found.calls]
+                num_calls += len(made)
+                assert made == wanted and found.num_malformed == 0
+                if template != "llama3, bare":
+                    assert found.content.strip() == message["content"].strip()
+    assert num_calls == 2833 + 130
+
+
+# What transformers would parse these families' answers with.
+RESPONSE_TEMPLATES = {
+    "hermes": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True},
+    "jamba": {"open": "<tool_calls>", "close": "</tool_calls>", "content": "json"},
+    "nemotron": {"open": "<TOOLCALL>", "close": "</TOOLCALL>", "content": "json"},
+    "granite": {"open": "<|tool_call|>", "close_pattern": "$", "content": "json"},
+}
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", RESPONSE_TEMPLATES)
+def test_transformers_reads_the_same_calls(shared_data: Path, model_dir: Callable[..., Path], name: str) -> None:
+    """The calls of the recorded answers, as `parse_response` of transformers finds them with a response template."""
+    tokenizer = load_tokenizer(model_dir()).source
+    content = {"close": "<|stop|>", "content": "text"}
+    schema = {"start_anchor": "<|begin|>", "fields": {"tool_calls": RESPONSE_TEMPLATES[name], "content": content}}
+    compiled, num_calls = Template(TEMPLATES[name], {}), 0
+    for record in open_source(str(shared_data / "toolbench_dfs.jsonl")):
+        assert isinstance(record, Conversation)
+        messages = [as_object(message) for message in record.messages]
+        [(_, whole)] = compiled.answers(messages, record.tools, [len(messages)])
+        for text in written_by_the_assistant(whole):
+            theirs = tokenizer.parse_response(text, schema, prefix="").get("tool_calls", [])
+            ours = tool_parsers()[name].find(text, record.tools or []).calls
+            assert [{"name": call.name, "arguments": call.arguments} for call in ours] == theirs
+            num_calls += len(ours)
+    assert num_calls == 130
+
+
+def as_object(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with arguments as templates want them, and ids that Mistral takes."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for number, call in enumerate(message["tool_calls"]):
+        arguments = call["function"]["arguments"]
+        arguments = arguments if isinstance(arguments, dict) else {"text": arguments}
+        function = {"name": call["function"]["name"], "arguments": arguments}
+        calls.append({"id": f"a{number:08d}", "type": "function", "function": function})
+    return {**message, "tool_calls": calls}
+
+
+MARKERS = sorted({marker for parser in PARSERS for marker in parser.markers})
+PIECES = [
+    *MARKERS, *WRITTEN.values(), "<function=get>", "<parameter=q>", "</parameter>", "</function>", '{"name": "f"}', "{",
+    "[", "]", "}", '"', "\\", ",", ":", ";", "\n", " ", "x", "1", "é", "[ARGS]", "f",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join))
+def test_any_text_is_an_answer(text: str) -> None:
+    """Every call has a name and arguments that are JSON; nothing else of the text is lost."""
+    for parser in PARSERS:
+        found = parser.find(text, TOOLS)
+        for call in found.calls:
+            assert call.name and isinstance(orjson.loads(orjson.dumps(call.arguments)), dict)
+        if not found.calls:
+            assert found.content == text
+        rest = iter(text)
+        assert all(character in rest for character in found.content), "the content is the text without pieces of it"
+
+
+def hostile(seed: int) -> Callable[[int], str]:
+    """A text of so many pieces, some of them again and again."""
+    generator = random.Random(seed)
+    unit = "".join(generator.choices(PIECES, k=generator.randint(1, 6)))
+    head = "".join(generator.choices(PIECES, k=generator.randint(0, 3)))
+    tail = "".join(generator.choices(PIECES, k=generator.randint(0, 3)))
+    return lambda count: head + unit * count + tail
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_work_grows_with_the_text(parser: Any) -> None:
+    """Fault: a hostile answer takes the square of its length: then this takes minutes."""
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    texts = [hostile(seed + number) for number in range(12)]
+    units = [*parser.markers, '<tool_call>{"', "<function=f><parameter=a>", '[TOOL_CALLS]f{"a":"', "<function=f>\n"]
+    units += ["<tool_call><function=f><parameter=a></parameter>", '<tool_call>{"a":[', "</parameter>\n ", "{", "[{"]
+    texts += [lambda count, unit=unit: unit * count for unit in units]
+    for text in texts:
+        written = text(50_000)
+        found = parser.find(written, TOOLS)
+        assert len(found.content) <= len(written)
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
+def test_a_million_markers_are_text(parser: Any) -> None:
+    """Fault: an answer that repeats itself to its limit holds the run up."""
+    text = parser.markers[0] * 1_000_000
+    found = parser.find(text, TOOLS)
+    assert found.content == text and found.calls == []
+
+
+def test_messages_of_an_answer_are_messages() -> None:
+    """Fault: a call that is written out is refused when it comes in again."""
+    arguments = orjson.dumps(ARGUMENTS).decode()
+    call = {"id": "call_1_1", "type": "function", "function": {"name": "get", "arguments": arguments}}
+    [message] = check_messages([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == ARGUMENTS
+    assert set(CALLS) == set(TEMPLATES)

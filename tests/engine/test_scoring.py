@@ -1,0 +1,271 @@
+"""What an engine says of a prompt's tokens: against transformers, to the bit whatever the passes, and in little
+memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from apcbatch import Engine, Request, Result
+from apcbatch.engine import runner, scoring
+from apcbatch.engine.room import room_for_answer
+from apcbatch.engine.scoring import score_rows
+from apcbatch.errors import RequestError
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.plan.planner import Planner
+from apcbatch.plan.prefix_tree import PrefixTree
+from tests.engine.test_given_back import Books
+from tests.engine.test_reuse import tokens
+from tests.tiny import VOCAB
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOMY = 16 << 20
+
+
+def by_id(results: Any) -> dict[str, Result]:
+    return {result.id: result for result in results}
+
+
+def scored(seed: int, count: int = 7) -> list[Request]:
+    """Prompts of one stem, scored from anywhere, most with new tokens and alternatives, some beside plain requests."""
+    rng = random.Random(seed)
+    stem = tokens(120, seed)
+    requests = []
+    for number in range(count):
+        prompt = stem[: rng.randrange(1, 120)] + tokens(rng.randrange(0, 50), seed + number)
+        score_from = rng.choice([None, 1, len(prompt), rng.randrange(1, len(prompt) + 1)])
+        least = score_from is None
+        requests.append(
+            Request(
+                str(number), prompt, max_tokens=rng.randrange(least, 4), ignore_eos=True, logprobs=True,
+                score_from=score_from, score_top=0 if score_from is None else rng.randrange(0, 5),
+                temperature=rng.choice([0.0, 1.0]), n=rng.randrange(1, 4),
+            )
+        )  # fmt: skip
+    return requests
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_scores_equal_transformers(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches the log-probability of a neighbour's row or token: each one against a full forward of the outside oracle,
+    and ranks and alternatives against its sorted row."""
+    folder = tiny_checkpoint(family)
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    engine = Engine(folder, block_size=16, max_batch_tokens=33, max_running=3, pool_size_bytes=ROOMY)
+    requests = [
+        Request(str(k), tokens(length, k), max_tokens=0, score_from=begin, score_top=4)
+        for k, (length, begin) in enumerate([(75, 1), (130, 90), (64, 64), (65, 64), (2, 1), (1, 1)])
+    ]
+    for request in requests:
+        with torch.no_grad():
+            rows = oracle(torch.tensor([request.token_ids])).logits[0].double().log_softmax(-1)
+        (result,) = engine.run([request])
+        scores = result.scores
+        assert result.error is None and scores is not None and result.token_ids == []
+        assert (scores.begin, result.finish_reason) == (request.score_from, "length")
+        positions = range(request.score_from, len(request.token_ids))
+        assert len(scores.logprobs) == len(scores.ranks) == len(scores.top) == len(positions)
+        for position, logprob, rank, top in zip(positions, scores.logprobs, scores.ranks, scores.top, strict=True):
+            row, token = rows[position - 1], request.token_ids[position]
+            assert logprob == pytest.approx(float(row[token]), abs=2e-4)
+            assert rank == 1 + int((row > row[token]).sum())
+            best = row.topk(4)
+            assert [one for one, _ in top] == best.indices.tolist()
+            assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=2e-4)
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_bits_however_they_are_computed(family: str, seed: int, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches scores that depend on where a prompt is cut, on what it resumed from, on batch mates, or on the slices
+    that logits are made in; and an answer that scoring changes."""
+    folder, requests = tiny_checkpoint(family), scored(seed)
+    cold = Engine(folder, policy="none", max_running=1, pool_size_bytes=ROOMY)
+    expected = by_id(cold.run(requests))
+    plain = [replace(one, score_from=None, score_top=0, max_tokens=max(1, one.max_tokens)) for one in requests]
+    unscored = by_id(cold.run(plain))
+    for policy in ("all", "last", "planned", "none"):
+        for size in (5, 64, 2048):
+            engine = Engine(
+                folder, block_size=8, policy=policy, max_batch_tokens=size, max_running=4, pool_size_bytes=ROOMY
+            )
+            engine._runs_ahead = size == 64  # as on a device
+            books = Books(engine)
+            for _ in range(2):
+                found = by_id(engine.run(requests))
+                for request in requests:
+                    one, other = found[request.id], expected[request.id]
+                    assert one.error is None and one.scores == other.scores
+                    assert [a.token_ids for a in one.answers] == [a.token_ids for a in other.answers]
+                    if request.max_tokens:
+                        assert (one.token_ids, one.logprobs) == (
+                            unscored[request.id].token_ids, unscored[request.id].logprobs
+                        )  # fmt: skip
+                    assert one.cached_tokens + one.computed_tokens == len(request.token_ids)
+                    assert one.cached_tokens <= request.resumable
+                books.balance()
+            engine.close()
+    cold.close()
+
+
+def test_what_was_generated_is_scored_alike(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a score that is not the log-probability with which the token was generated: the same bits, and greedy
+    tokens have the first rank."""
+    engine = Engine(tiny_checkpoint("jamba"), block_size=16, policy="all", pool_size_bytes=ROOMY)
+    prompt = tokens(90, 1)
+    for temperature in (0.0, 1.0):
+        request = Request("a", prompt, max_tokens=40, logprobs=True, ignore_eos=True, temperature=temperature)
+        (made,) = engine.run([request])
+        (found,) = engine.run([Request("b", prompt + made.token_ids, max_tokens=0, score_from=90)])
+        assert found.scores is not None and found.scores.logprobs == made.logprobs
+        assert (set(found.scores.ranks) == {1}) is (temperature == 0)
+        assert found.cached_tokens == 80  # the last boundary before what is scored, though 128 is held
+    engine.close()
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 3 * 4 * VOCAB, 1 << 30])
+def test_slices_change_nothing(
+    slice_bytes: int, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a row that is left out or scored twice between two slices, and logits beyond the bound."""
+    engine = Engine(tiny_checkpoint("mamba"), policy="none", pool_size_bytes=ROOMY)
+    request = Request("a", tokens(50, 1), max_tokens=0, score_from=4, score_top=2)
+    (expected,) = engine.run([request])
+    head, sizes = type(engine._model).head, []
+
+    def noted(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+        logits = head(model, hidden)
+        sizes.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(type(engine._model), "head", noted)
+    monkeypatch.setattr(scoring, "SLICE_BYTES", slice_bytes)
+    (found,) = engine.run([request])
+    assert found.scores == expected.scores and sum(sizes) == 46
+    assert max(sizes) <= max(1, slice_bytes // (4 * VOCAB))
+    engine.close()
+
+
+class _Rows:
+    """A model whose hidden states are its logits."""
+
+    backend = CpuBackend()
+
+    def head(self, normed: torch.Tensor) -> torch.Tensor:
+        return normed
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    """Catches a rank of 1 for a token that greedy generation does not take, and alternatives in any order."""
+    rows = torch.tensor([[1.0, 3.0, 3.0, 3.0, 0.0, 1.0]] * 6)
+    scores = score_rows(_Rows(), rows, np.arange(6, dtype=np.int32), 1, 4)
+    assert scores is not None and scores.ranks == [4, 1, 2, 3, 6, 5]
+    assert [[token for token, _ in top] for top in scores.top] == [[1, 2, 3, 0]] * 6
+    assert scores.logprobs[1] == scores.top[0][0][1] == scores.top[0][2][1]
+    few = score_rows(_Rows(), rows[:1], np.zeros(1, np.int32), 1, 20)
+    assert few is not None and [token for token, _ in few.top[0]] == [1, 2, 3, 0, 5, 4]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_rows_that_are_not_finite_have_no_scores(bad: float) -> None:
+    """Catches numbers made of NaN."""
+    rows = torch.zeros(5, 7)
+    rows[3, 2] = bad
+    assert score_rows(_Rows(), rows, np.zeros(5, np.int32), 1, 0) is None
+    assert score_rows(_Rows(), rows[:3], np.zeros(3, np.int32), 1, 0) is not None
+
+
+def test_a_prompt_that_breaks_fails_alone(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches scores of a broken prompt that are given, and other requests that fail with it."""
+    engine = Engine(tiny_checkpoint("jamba"), block_size=16, max_batch_tokens=40, pool_size_bytes=ROOMY)
+    books, run_pass = Books(engine), runner.run_pass
+
+    def breaks(model: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
+        logits, hidden = run_pass(model, chunks, before)
+        first = 0
+        for chunk in chunks:
+            if chunk.sequence.request.id == "bad" and chunk.end > 60 and chunk.scored:
+                hidden = hidden.clone()
+                hidden[first] = float("nan")
+            first += len(chunk.scored)
+        return logits, hidden
+
+    requests = [Request(name, tokens(90, k), max_tokens=0, score_from=1) for k, name in enumerate(["a", "bad", "b"])]
+    expected = by_id(engine.run([replace(one, token_ids=list(one.token_ids)) for one in requests]))
+    monkeypatch.setattr(runner, "run_pass", breaks)
+    found = by_id(engine.run(requests))
+    assert found["bad"].error is not None and found["bad"].error.code == "non_finite"
+    assert [found[name].scores for name in "ab"] == [expected[name].scores for name in "ab"]
+    books.balance()
+    engine.close()
+
+
+def test_the_plan_knows_what_is_scored(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a plan whose requests are to resume from what they score: the turns of conversations, each scored from
+    its answer on, resume exactly where the plan says, in a pool of any size."""
+    turns = []
+    for k in range(4):
+        history = tokens(30, 0) + tokens(20, 10 + k)
+        for turn in range(3):
+            answer = tokens(5 + 7 * turn, 50 + 3 * k + turn)
+            turns.append((k, history + answer, len(history)))
+            history = history + answer + tokens(11, 90 + 3 * k + turn)
+    cached = []
+    for capacity in (None, 3 * 4096, 0):
+        tree = PrefixTree()
+        requests = [
+            Request(str(at), prompt, max_tokens=0, score_from=begin, keep_answer=False)
+            for at, (_, prompt, begin) in enumerate(turns)
+        ]
+        for (conversation, prompt, _), request in zip(turns, requests, strict=True):
+            tree.add(np.array(prompt, np.int32), conversation, request.resumable)
+        plan = Planner(8, "auto", capacity_bytes=capacity).plan(tree)
+        assert all(one.resume_at <= request.resumable for one, request in zip(plan.requests, requests, strict=True))
+        assert all(one.ideal <= request.resumable for one, request in zip(plan.requests, requests, strict=True))
+        engine = Engine(tiny_checkpoint("mamba"), block_size=8, policy="planned", pool_size_bytes=ROOMY)
+        found = by_id(engine.run([replace(requests[at], plan=plan.requests[at]) for at in plan.order]))
+        assert [found[str(at)].cached_tokens for at in range(len(turns))] == [one.resume_at for one in plan.requests]
+        assert [found[str(at)].ideal_cached_tokens for at in range(len(turns))] == [one.ideal for one in plan.requests]
+        cached.append(plan.cached_tokens)
+        engine.close()
+    assert cached[0] > 0 and cached[0] >= cached[1] >= cached[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_tokens": 0}, "expected a whole number of at least 1"),
+        ({"score_from": 0}, "expected a position from 1 to 3"),
+        ({"score_from": 4}, "expected a position from 1 to 3"),
+        ({"score_from": True}, "expected a position from 1 to 3"),
+        ({"score_from": 1, "score_top": 21}, "expected a whole number from 0 to 20"),
+        ({"score_top": 2}, "without score_from"),
+        ({"score_from": 1, "max_tokens": -1}, "expected a whole number of at least 0"),
+    ],
+)
+def test_settings_that_are_none(changes: dict[str, Any], expected: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a request that scores nothing, or what is not there, without a sentence."""
+    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=ROOMY)
+    (result,) = engine.run([Request("a", [1, 2, 3], **changes)])
+    assert result.error is not None and expected in str(result.error)
+    engine.close()
+
+
+def test_a_prompt_without_an_answer_may_fill_the_context() -> None:
+    """Catches a token of the context that is set aside for an answer which nobody asked for."""
+    assert room_for_answer(100, 0, 100, 1000) == 0
+    for num_prompt, max_tokens in ((101, 0), (100, 1)):
+        with pytest.raises(RequestError):
+            room_for_answer(num_prompt, max_tokens, 100, 1000)

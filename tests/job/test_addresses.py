@@ -1,0 +1,174 @@
+"""OUT, INPUT and the summary behind addresses: a local file while the run goes on, uploaded when it ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import signal
+import sys
+
+import fsspec
+import pytest
+
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
+
+RUN = ("run", "in.jsonl", "--max-tokens", 2, "--progress", "none", "-q")
+OUT = "memory://bucket/out.jsonl"
+
+
+@pytest.fixture
+def memory():
+    """The file system behind memory://, empty."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+    yield system
+    system.store.clear()
+
+
+@pytest.fixture
+def whole(apcbatch, tmp_path):
+    """The answers of a run with a plain OUT: 8 requests."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    assert apcbatch(*RUN, "-o", "plain.jsonl").code == 0
+    return answers(read_records(tmp_path / "plain.jsonl"))
+
+
+def lines_of(data):
+    return answers([json.loads(line) for line in data.splitlines()])
+
+
+def test_a_finished_out_is_uploaded(apcbatch, tmp_path, memory, whole):
+    """Fault: OUT is not where it was asked for, or nobody knows whose disk is used."""
+    memory.pipe_file("/bucket/in.jsonl", (tmp_path / "in.jsonl").read_bytes())
+    options = ("-o", OUT, "--summary", "memory://bucket/summary.json")
+    done = apcbatch("run", "memory://bucket/in.jsonl", *RUN[2:], *options)
+    assert done.code == 0, done.stderr
+    assert lines_of(memory.cat_file("/bucket/out.jsonl")) == whole
+    assert (tmp_path / "out.jsonl").read_bytes() == memory.cat_file("/bucket/out.jsonl")
+    assert json.loads(memory.cat_file("/bucket/summary.json")) == done.summary
+    facts = json.loads(memory.cat_file("/bucket/out.jsonl.run.json"))
+    assert facts["input"]["name"] == "memory://bucket/in.jsonl"
+    assert done.stderr.startswith(f"results go to out.jsonl here, and to {OUT} when the run ends\n")
+    assert f"results in {OUT} and out.jsonl" in done.stderr
+
+
+def test_out_is_packed_and_uploaded(apcbatch, tmp_path, memory, whole):
+    """Fault: an address in .gz gets plain lines."""
+    assert apcbatch(*RUN, "-o", f"{OUT}.gz").code == 0
+    assert lines_of(gzip.decompress(memory.cat_file("/bucket/out.jsonl.gz"))) == whole
+    assert sorted(os.listdir(tmp_path)) == [
+        "in.jsonl", "out.jsonl.gz", "out.jsonl.gz.run.json", "plain.jsonl", "plain.jsonl.run.json"
+    ]  # fmt: skip
+
+
+def test_what_is_there_is_not_replaced_unasked(apcbatch, tmp_path, memory, whole):
+    """Fault: somebody's answers in the bucket go, or a resume without its local file answers all again."""
+    memory.pipe_file("/bucket/out.jsonl", b"precious")
+    refused = apcbatch(*RUN, "-o", OUT)
+    assert refused.code == 2 and f"output {OUT} exists; give --resume" in refused.stderr
+    resumed = apcbatch(*RUN, "-o", OUT, "--resume")
+    assert (
+        resumed.code == 2 and "--resume goes on from out.jsonl and out.jsonl.run.json in this folder" in resumed.stderr
+    )
+    assert memory.cat_file("/bucket/out.jsonl") == b"precious"
+    assert apcbatch(*RUN, "-o", OUT, "--overwrite").code == 0
+    assert lines_of(memory.cat_file("/bucket/out.jsonl")) == whole
+
+
+def test_an_upload_that_fails_loses_nothing(apcbatch, tmp_path, memory, whole, monkeypatch):
+    """Fault: answers are lost with the connection, or the exit code says that all is well."""
+    put = type(memory).put_file
+
+    def refuse(self, local, path, *given, **how):
+        if path.endswith("out.jsonl"):
+            raise PermissionError("denied for user:hush@host")
+        return put(self, local, path, *given, **how)
+
+    monkeypatch.setattr(type(memory), "put_file", refuse)
+    stopped = apcbatch(*RUN, "-o", OUT)
+    assert stopped.code == 1 and "the answers are safe in out.jsonl on this machine" in stopped.stderr
+    assert "results in out.jsonl" in stopped.stderr
+    assert answers(read_records(tmp_path / "out.jsonl")) == whole
+    words = shlex.split(stopped.last_words)
+    assert words[-1] == "--resume" and OUT in words
+    monkeypatch.setattr(type(memory), "put_file", put)
+    again = apcbatch(*words[words.index("run") :])
+    assert again.code == 0 and again.summary["requests"] == 0 and again.summary["already_done"] == 8
+    assert lines_of(memory.cat_file("/bucket/out.jsonl")) == whole
+
+
+def test_an_address_that_cannot_be_written_is_told_before_anything_is_computed(apcbatch, tmp_path, memory, monkeypatch):
+    """Fault: a bucket without permission is found out after ten hours."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+
+    def refuse(*_, **__):
+        raise PermissionError("access denied")
+
+    monkeypatch.setattr(type(memory), "put_file", refuse)
+    stopped = apcbatch(*RUN, "-o", OUT)
+    assert stopped.code == 1 and f"{OUT}.run.json cannot be written: access denied" in stopped.stderr
+    assert not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").read_bytes()
+    for name, words in {
+        "https://host/out.jsonl": "https://host/out.jsonl cannot be written to",
+        "s3://": "has no file name",
+        "nosuch://b/out.jsonl": "nosuch://b/out.jsonl cannot be opened: Protocol not known",
+    }.items():
+        refused = apcbatch(*RUN, "-o", name)
+        assert refused.code == 2 and words in refused.stderr, refused.stderr
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    refused = apcbatch(*RUN, "-o", "s3://bucket/out.jsonl")
+    assert refused.code == 2 and "s3://bucket/out.jsonl needs the package s3fs; pip install s3fs" in refused.stderr
+
+
+def test_a_summary_that_cannot_be_uploaded_is_a_warning(apcbatch, tmp_path, memory, whole, monkeypatch):
+    """Fault: answers that are complete count as stopped because of the summary, or it is missing without a word."""
+
+    def refuse(*_, **__):
+        raise RuntimeError("no route to memory://user:hush@bucket/summary.json")
+
+    monkeypatch.setattr(type(memory), "pipe_file", refuse)
+    done = apcbatch(*RUN, "-o", "out.jsonl", "--summary", "memory://user:hush@bucket/summary.json")
+    assert done.code == 0 and "--summary memory://bucket/summary.json was not written: no route to" in done.stderr
+    assert "hush" not in done.stderr
+
+
+def test_input_and_out_are_not_the_same_address(apcbatch, tmp_path, memory):
+    """Fault: the input is replaced by its answers."""
+    memory.pipe_file("/bucket/in.jsonl", json.dumps(conversation(1)).encode())
+    refused = apcbatch("run", "memory://bucket/in.jsonl", "-o", "memory://bucket/in.jsonl", "--overwrite")
+    assert refused.code == 2 and "INPUT and the address of OUT are the same file" in refused.stderr
+
+
+def test_killed_before_the_upload(start, tmp_path, whole):
+    """Fault: a kill loses answers that were to be uploaded; file:// is as far as another process sees."""
+    (tmp_path / "far").mkdir()
+    run = (*RUN, "-o", f"file://{tmp_path}/far/out.jsonl", "--max-running", 1)
+    process = start(*run, FAKE_STEP_S=0.05)
+    process.wait_for_lines(tmp_path / "out.jsonl", 2)
+    process.send(signal.SIGKILL)
+    process.end()
+    assert os.listdir(tmp_path / "far") == ["out.jsonl.run.json"]
+    process = start(*run, "--resume", FAKE_STEP_S=0.05)
+    process.wait_for_lines(tmp_path / "out.jsonl", 4)
+    process.send(signal.SIGINT)
+    stopped = process.end()
+    assert stopped.code == 130 and not (tmp_path / "far" / "out.jsonl").exists()
+    assert (
+        f"results in out.jsonl, for file://{tmp_path}/far/out.jsonl is made when the run is complete" in stopped.stderr
+    )
+    assert start(*shlex.split(stopped.last_words)[1:]).end().code == 0
+    assert answers(read_records(tmp_path / "far" / "out.jsonl")) == whole
+
+
+def test_no_secret_is_printed_or_kept(apcbatch, tmp_path, memory, whole):
+    """Fault: a password in the command that continues a run, in a note, in the run file."""
+    secret = "memory://user:hush@bucket/out.jsonl"
+    memory.pipe_file("/user:hush@bucket/in.jsonl", b"no\n" + (tmp_path / "in.jsonl").read_bytes())
+    done = apcbatch("run", "memory://user:hush@bucket/in.jsonl", *RUN[2:], "-o", secret)
+    assert done.code == 3, done.stderr
+    kept = (tmp_path / "out.jsonl.run.json").read_text() + (tmp_path / "out.jsonl").read_text()
+    assert "hush" not in done.stderr + done.stdout + kept and "memory://bucket/out.jsonl" in done.stderr

@@ -1,0 +1,204 @@
+"""OUT in .gz and .zst: plain lines while the run goes on, packed when it ends; nothing is lost in between."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import json
+import os
+import random
+import shlex
+import signal
+
+import pytest
+import zstandard
+
+from apcbatch.job import output as output_module
+from apcbatch.job.disk import Disk
+from tests.chats import conversation, write_lines
+from tests.job.conftest import answers
+from tests.job.test_power_cut import CutDisk, PowerCut, cut  # noqa: F401
+
+RUN = ("run", "in.jsonl", "--max-tokens", 2, "--max-running", 2, "--progress", "none", "-q")
+
+
+def unpacked(path):
+    """The records of a packed OUT, which must be packed as its name says."""
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        whole = gzip.decompress(data)
+    else:
+        whole = zstandard.ZstdDecompressor().decompressobj().decompress(data)
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+@pytest.fixture
+def whole(apcbatch, tmp_path):
+    """The answers of a run with a plain OUT: 16 requests."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(8)])
+    assert apcbatch(*RUN, "-o", "plain.jsonl").code == 0
+    records = [json.loads(line) for line in (tmp_path / "plain.jsonl").read_text().splitlines()]
+    return answers(records)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.gz", "out.jsonl.zst", "OUT.GZ"])
+def test_out_is_packed_as_it_is_named(apcbatch, tmp_path, whole, name):
+    """Fault: plain lines under the name of packed ones, or a file left over that nobody asked for."""
+    before = set(os.listdir(tmp_path))
+    done = apcbatch(*RUN, "-o", name, "--ordered")
+    assert done.code == 0, done.stderr
+    path = tmp_path / name
+    if name == "OUT.GZ":
+        assert path.read_bytes().startswith(b"\x1f\x8b")
+        path = path.rename(tmp_path / "out.gz")
+        (tmp_path / "OUT.GZ.run.json").rename(tmp_path / "out.gz.run.json")
+    assert answers(unpacked(path)) == whole and list(answers(unpacked(path))) == sorted(whole)
+    assert set(os.listdir(tmp_path)) - before == {path.name, f"{path.name}.run.json"}
+    assert f"results go to {tmp_path}/{name}.part here, and to {name} when the run ends" in done.stderr
+    assert f"results in {name}" in done.stderr
+
+
+def test_out_that_is_there_is_not_replaced_unasked(apcbatch, tmp_path, whole):
+    """Fault: a packed OUT, or the lines of an unfinished one, goes in the next run."""
+    assert apcbatch(*RUN, "-o", "out.gz").code == 0
+    before = (tmp_path / "out.gz").read_bytes()
+    for name in ("out.gz", "out.gz.part"):
+        (tmp_path / "out.gz").rename(tmp_path / name)
+        refused = apcbatch(*RUN, "-o", "out.gz")
+        assert refused.code == 2 and "output out.gz exists; give --resume" in refused.stderr
+    assert (tmp_path / "out.gz.part").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["out.jsonl.bz2", "out.xz"])
+def test_what_would_not_be_packed_is_refused(apcbatch, tmp_path, whole, name):
+    """Fault: plain lines in a file named .bz2."""
+    refused = apcbatch(*RUN, "-o", name)
+    assert refused.code == 2 and f"output {name} would not be packed; give a name in .gz or .zst" in refused.stderr
+    assert not (tmp_path / name).exists()
+
+
+def test_a_finished_out_is_resumed(apcbatch, tmp_path, whole):
+    """Fault: packed answers are computed again or lost, also where the input has grown on purpose."""
+    assert apcbatch(*RUN, "-o", "out.gz", "--limit", 3).code == 0
+    few = unpacked(tmp_path / "out.gz")
+    assert len(few) == 6
+    more = apcbatch(*RUN, "-o", "out.gz", "--resume")
+    assert more.code == 0 and more.summary["already_done"] == 6 and more.summary["requests"] == 10
+    assert unpacked(tmp_path / "out.gz")[:6] == few and answers(unpacked(tmp_path / "out.gz")) == whole
+    assert not (tmp_path / "out.gz.part").exists()
+    again = apcbatch(*RUN, "-o", "out.gz", "--resume")
+    assert again.code == 0 and again.summary["requests"] == 0 and answers(unpacked(tmp_path / "out.gz")) == whole
+
+
+def test_a_refused_resume_leaves_everything_as_it_was(apcbatch, tmp_path, whole):
+    """Fault: a resume with another seed leaves an unpacked copy, or a damaged OUT is a traceback."""
+    assert apcbatch(*RUN, "-o", "out.gz").code == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert apcbatch(*RUN, "-o", "out.gz", "--resume", "--seed", 5).code == 2
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "out.gz").write_bytes(before["out.gz"][:-9])
+    torn = apcbatch(*RUN, "-o", "out.gz", "--resume")
+    assert torn.code == 2 and "output out.gz cannot be unpacked: the compressed data ends too early" in torn.stderr
+    assert not (tmp_path / "out.gz.part").exists()
+
+
+def test_errors_of_a_packed_out_are_retried(apcbatch, start, tmp_path, whole):
+    """Fault: --retry-errors looks for the errors in the packed bytes, or keeps them."""
+    run = (*RUN, "-o", "out.zst")
+    failed = start(*run, FAKE_FAIL_ONCE=tmp_path / "ok").end()
+    assert failed.code == 3 and shlex.split(failed.last_words)[-2:] == ["--resume", "--retry-errors"]
+    (tmp_path / "ok").touch()
+    assert start(*run, "--resume", "--retry-errors", FAKE_FAIL_ONCE=tmp_path / "ok").end().code == 0
+    assert answers(unpacked(tmp_path / "out.zst")) == whole
+
+
+def test_killed_three_times_each_request_is_there_once(apcbatch, start, tmp_path, whole):
+    """Fault: SIGKILL loses or doubles an answer of a packed OUT."""
+    part = tmp_path / "out.gz.part"
+    for lines in (1, 5, 11):
+        process = start(*RUN, "-o", "out.gz", "--resume", FAKE_STEP_S=0.02)
+        process.wait_for_lines(part, lines)
+        process.send(signal.SIGKILL)
+        assert process.end().code == -signal.SIGKILL
+        assert not (tmp_path / "out.gz").exists()
+    last = start(*RUN, "-o", "out.gz", "--resume").end()
+    assert last.code == 0 and last.summary["already_done"] > 0
+    assert answers(unpacked(tmp_path / "out.gz")) == whole and not part.exists()
+
+
+def test_an_interrupted_run_says_where_its_answers_are(start, tmp_path, whole):
+    """Fault: after Ctrl-C the answers are said to be in a file that is not there."""
+    process = start(*RUN, "-o", "out.gz", FAKE_STEP_S=0.1)
+    process.wait_for_lines(tmp_path / "out.gz.part", 1)
+    process.send(signal.SIGINT)
+    stopped = process.end()
+    assert stopped.code == 130 and not (tmp_path / "out.gz").exists()
+    assert f"results in {tmp_path}/out.gz.part, for out.gz is made when the run is complete" in stopped.stderr
+    resumed = start(*shlex.split(stopped.last_words)[1:]).end()
+    assert resumed.code == 0 and answers(unpacked(tmp_path / "out.gz")) == whole
+
+
+def test_a_disk_that_is_full_at_the_end_loses_nothing(apcbatch, tmp_path, whole, monkeypatch):
+    """Fault: the lines go before the packed file is safe."""
+    packed = output_module._packed
+
+    def full(*given):
+        yield from packed(*given)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(output_module, "_packed", full)
+    stopped = apcbatch(*RUN, "-o", "out.gz")
+    assert stopped.code == 1 and "out.gz cannot be written: No space left on device; the answers are" in stopped.stderr
+    assert sorted(os.listdir(tmp_path)) == [
+        "in.jsonl", "out.gz.part", "out.gz.run.json", "plain.jsonl", "plain.jsonl.run.json"
+    ]  # fmt: skip
+    monkeypatch.setattr(output_module, "_packed", packed)
+    words = shlex.split(stopped.last_words)
+    assert apcbatch(*words[words.index("run") :]).code == 0
+    assert answers(unpacked(tmp_path / "out.gz")) == whole
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_goes_on_after_power_cuts(apcbatch, tmp_path, cut, seed):  # noqa: F811
+    """Fault: the power goes while OUT is packed, and neither the lines nor the packed file have all answers."""
+    draw = random.Random(seed)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    run = (*RUN, "-o", "sub/out.gz")
+    most = 0
+    for attempt in range(6):
+        CutDisk.begin(folder, left=draw.randint(1, 14 if attempt % 2 else 40))
+        with contextlib.suppress(PowerCut):
+            assert apcbatch(*run, "--resume").code == 0
+        CutDisk.platter(folder, draw)
+        if (folder / "out.gz").exists():
+            most = max(most, len(unpacked(folder / "out.gz")))
+            assert most == 8, "OUT is complete or not there"
+        if not (folder / "out.gz.run.json").exists():
+            for path in folder.iterdir():
+                assert not path.read_bytes().strip(b"\0") or path.suffix == ".part"
+                path.unlink()
+    CutDisk.begin(folder)
+    assert apcbatch(*run, "--resume").code == 0
+    assert len(answers(unpacked(folder / "out.gz"))) == 8
+    assert sorted(os.listdir(folder)) == ["out.gz", "out.gz.run.json"]
+
+
+def test_the_packed_file_is_synced_before_the_lines_go(apcbatch, tmp_path, cut, monkeypatch):  # noqa: F811
+    """Fault: a power cut just after the end finds neither of them."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    CutDisk.begin(folder)
+    seen = []
+
+    def watched(self, path):
+        inode = CutDisk.names.get(str(folder / "out.gz"))
+        seen.append((path, inode is not None and CutDisk.synced[inode] == (folder / "out.gz").read_bytes()))
+        Disk.unlink(self, path)
+
+    monkeypatch.setattr(CutDisk, "unlink", watched)
+    assert apcbatch(*RUN, "-o", "sub/out.gz").code == 0
+    assert seen == [(str(folder / "out.gz.part"), True)]

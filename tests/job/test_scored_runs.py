@@ -1,0 +1,260 @@
+"""Runs with several answers, with scored prompts, and with --score, through the command line and real weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.data.recorded import render_answers
+from apcbatch.data.records import parse_record
+from apcbatch.data.render import Renderer
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import ROOT
+from tests.openai_types import parsed
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+DEMO = ROOT / "apcbatch" / "demo"
+MESSAGES = [{"role": "user", "content": "Where is my order A-7?"}]
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
+    if url == CHAT:
+        body = {"messages": MESSAGES} | body
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """run(lines, *options) -> (exit code, records by custom_id, summary); OUT is out.jsonl in tmp_path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("APCBATCH_POLICY", raising=False)
+
+    def made(lines: list[Any], *options: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
+        write_lines(tmp_path / "in.jsonl", lines)
+        capsys.readouterr()
+        code = main(["run", "in.jsonl", "-o", "out.jsonl", "-q", *options])
+        records = {record["custom_id"]: record for record in read_records(tmp_path / "out.jsonl")}
+        return code, records, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return made
+
+
+def checked(record: dict[str, Any]) -> Any:
+    """The body through the package's types. They have no null for the first token of an echoed prompt, though OpenAI
+    gives one; it is looked at and taken off first."""
+    record = copy.deepcopy(record)
+    for choice in record["response"]["body"]["choices"]:
+        logprobs = choice.get("logprobs") or {}
+        for key in ("token_logprobs", "top_logprobs"):
+            if logprobs.get(key) and logprobs[key][0] is None:
+                del logprobs[key][0]
+    return parsed(record)
+
+
+def test_n_choices_of_one_prefill(run: Callable[..., Any]) -> None:
+    """Catches choices that are not those of the answers, counts that are those of the first one, and an answer that
+    changes when others come with it."""
+    settings = {"max_tokens": 7, "temperature": 1.0, "seed": 5, "logprobs": True, "top_logprobs": 2, "ignore_eos": True}
+    lines = [line("four", n=4, **settings), line("greedy", n=2, best_of=2, max_tokens=5, ignore_eos=True)]
+    lines += [line("text", COMPLETIONS, prompt="Once", n=3, max_tokens=4, temperature=1, ignore_eos=True)]
+    code, records, summary = run(lines, "--max-running", "3")
+    assert code == 0
+    bodies = {name: checked(record) for name, record in records.items()}
+    four = bodies["four"]
+    assert [choice.index for choice in four.choices] == [0, 1, 2, 3]
+    assert len({choice.message.content for choice in four.choices}) == 4
+    assert four.usage.completion_tokens == 28 and four.usage.total_tokens == four.usage.prompt_tokens + 28
+    own = records["four"]["apcbatch"]
+    ids = [choice["completion_token_ids"] for choice in own["choices"]]
+    assert own["completion_token_ids"] == ids[0] and [len(one) for one in ids] == [7] * 4
+    assert own["cached_tokens"] + own["computed_tokens"] == four.usage.prompt_tokens
+    for choice, token_ids in zip(four.choices, ids, strict=True):
+        assert len(choice.logprobs.content) == len(token_ids)
+        assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+    assert bodies["greedy"].choices[0].message == bodies["greedy"].choices[1].message
+    assert len(bodies["text"].choices) == 3
+    assert summary["completion_tokens"] == 28 + 10 + 12
+    single = [line("four", **settings), *lines[1:]]
+    _, alone, _ = run(single, "--overwrite")
+    assert alone["four"]["response"]["body"]["choices"][0] == records["four"]["response"]["body"]["choices"][0]
+    assert "choices" not in alone["four"]["apcbatch"]
+
+
+def test_echo_gives_the_prompt_and_what_is_known_of_it(run: Callable[..., Any]) -> None:
+    """Catches a prompt that is echoed without its tokens, tokens that are off by one, and a body that evaluation
+    harnesses cannot read: one with echo, logprobs and max_tokens 0."""
+    ids = Renderer.load(DEMO).tokenizer.encode_prompt("The order is late")
+    echo = {"echo": True, "max_tokens": 0}
+    code, records, summary = run([
+        line("text", COMPLETIONS, prompt="The order is late", logprobs=2, **echo),
+        line("ids", COMPLETIONS, prompt=ids, logprobs=2, echo=True, max_tokens=3, n=2, temperature=1, ignore_eos=True),
+        line("bare", COMPLETIONS, prompt="The order is late", **echo),
+        line("one", COMPLETIONS, prompt=ids[:1], logprobs=0, **echo),
+        line("behind", COMPLETIONS, prompt="The order", echo=True, max_tokens=2, ignore_eos=True),
+    ])  # fmt: skip
+    assert code == 0 and summary["completion_tokens"] == 6 + 2
+    bodies = {name: checked(record) for name, record in records.items()}
+    [text] = records["text"]["response"]["body"]["choices"]
+    assert (text["text"], text["finish_reason"]) == ("The order is late", "length")
+    found = text["logprobs"]
+    assert "".join(found["tokens"]) == "The order is late" and len(found["tokens"]) == len(ids)
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    for token, logprob, top in zip(
+        found["tokens"][1:], found["token_logprobs"][1:], found["top_logprobs"][1:], strict=True
+    ):
+        assert top[token] == logprob <= max(top.values()) and len(top) in (2, 3)
+    assert found["text_offset"] == [found["tokens"].index(one) and text["text"].index(one) for one in found["tokens"]]
+    assert bodies["text"].usage.completion_tokens == 0
+    both = records["ids"]["response"]["body"]["choices"]
+    for choice, own in zip(both, records["ids"]["apcbatch"]["choices"], strict=True):
+        assert choice["text"].startswith("The order is late") and choice["text"] > "The order is late"
+        assert choice["logprobs"]["token_logprobs"][: len(ids)] == found["token_logprobs"]
+        assert len(choice["logprobs"]["tokens"]) == len(ids) + len(own["completion_token_ids"])
+        assert len(choice["logprobs"]["top_logprobs"]) == len(choice["logprobs"]["tokens"])
+    assert bodies["bare"].choices[0].text == "The order is late" and bodies["bare"].choices[0].logprobs is None
+    assert records["one"]["response"]["body"]["choices"][0]["logprobs"]["token_logprobs"] == [None]
+    assert bodies["behind"].choices[0].text.startswith("The order")
+
+
+def test_prompt_logprobs_have_the_shape_of_vllm(run: Callable[..., Any]) -> None:
+    """Catches a token without its own entry, a rank that counts from 0, and a key that the package's types lack."""
+    code, records, _ = run([line("a", prompt_logprobs=3, max_tokens=2), line("b", prompt_logprobs=0, max_tokens=0)])
+    assert code == 0
+    for name, count in (("a", 3), ("b", 0)):
+        body, told = checked(records[name]), records[name]["apcbatch"]["prompt_logprobs"]
+        assert len(told) == body.usage.prompt_tokens and told[0] is None
+        for entries in told[1:]:
+            own, *others = entries.values()
+            assert own["logprob"] <= 0 and own["rank"] >= 1 and isinstance(own["decoded_token"], str)
+            ranks = sorted({entry["rank"] for entry in entries.values()})
+            assert ranks[:count] == list(range(1, count + 1)) and len(entries) in (max(count, 1), count + 1)
+    own = [[next(iter(one.values())) for one in records[name]["apcbatch"]["prompt_logprobs"][1:]] for name in "ab"]
+    assert own[0] == own[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"n": 0}, "body.n is 0; expected an integer from 1 to 128"),
+        ({"n": 129}, "body.n is 129"),
+        ({"n": 2.0}, "body.n is 2.0"),
+        ({"best_of": 2}, "body.best_of is 2; expected the number of answers"),
+        ({"n": 3, "best_of": 2}, "body.best_of is 2"),
+        ({"max_tokens": 0}, "body.max_tokens is 0; expected an integer of at least 1"),
+        ({"echo": True}, "body.echo is true, which is not supported"),
+        ({"prompt_logprobs": 21}, "body.prompt_logprobs is 21; expected an integer from 0 to 20"),
+        ({"prompt_logprobs": -1}, "body.prompt_logprobs is -1"),
+    ],
+)
+def test_values_that_are_refused(body: dict[str, Any], expected: str) -> None:
+    """Catches a field that is ignored in silence."""
+    bad = parse_record(line("a", **body), 1)
+    assert expected in str(bad.error)  # type: ignore[union-attr]
+
+
+def recorded() -> list[dict[str, Any]]:
+    return [conversation(number, turns=1 + number % 3) for number in range(5)]
+
+
+def scores(records: dict[str, Any]) -> dict[str, Any]:
+    return {name: record["apcbatch"]["score"] for name, record in records.items() if record["error"] is None}
+
+
+def test_each_recorded_answer_is_scored(run: Callable[..., Any]) -> None:
+    """Catches an answer that is not scored or twice, tokens that are not the recorded ones, sums that are not those of
+    the tokens, and totals that are not those of the records."""
+    lines = recorded()
+    code, records, summary = run(lines, "--score")
+    assert code == 0
+    renderer = Renderer.load(DEMO)
+    expected = {}
+    for number, one in enumerate(lines, start=1):
+        parsed_line: Any = parse_record(one, number)
+        for prompt in render_answers(renderer, parsed_line, "each").prompts:
+            expected[prompt.custom_id] = prompt.token_ids[prompt.answer_begin :].tolist()
+    found = scores(records)
+    assert {name: score["token_ids"] for name, score in found.items()} == expected
+    for name, score in found.items():
+        body = checked(records[name])
+        [choice] = body.choices
+        assert [entry.logprob for entry in choice.logprobs.content] == score["token_logprobs"]
+        assert score["tokens"] == len(score["token_ids"]) == len(score["token_ranks"])
+        assert score["logprob_sum"] == pytest.approx(math.fsum(score["token_logprobs"]))
+        assert score["greedy_matches"] == score["token_ranks"].count(1)
+        assert score["exact_match"] is (score["greedy_matches"] == score["tokens"])
+        own = records[name]["apcbatch"]
+        assert own["completion_token_ids"] == [] and body.usage.completion_tokens == 0
+        assert own["cached_tokens"] + own["computed_tokens"] == body.usage.prompt_tokens
+        assert own["finish_reason"] == "stop", "the template writes the end of turn"
+    total = summary["score"]
+    every = [logprob for score in found.values() for logprob in score["token_logprobs"]]
+    assert (total["answers"], total["tokens"]) == (len(found), len(every))
+    assert total["mean_logprob"] == pytest.approx(math.fsum(every) / len(every))
+    assert total["perplexity"] == pytest.approx(math.exp(-total["mean_logprob"]))
+    assert total["greedy_match_share"] == sum(score["greedy_matches"] for score in found.values()) / len(every)
+    assert total["exact_match_share"] == sum(score["exact_match"] for score in found.values()) / len(found)
+    assert summary["completion_tokens"] == 0 and summary["seconds"]["decode"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--policy", "all", "--block-size", "8"),
+        ("--policy", "last", "--block-size", "8", "--max-running", "2"),
+        ("--policy", "planned", "--block-size", "1", "--max-batch-tokens", "13"),
+        ("--store", "store", "--block-size", "8"),
+    ],
+)
+def test_scores_are_the_same_cached_or_cold(run: Callable[..., Any], options: tuple[str, ...]) -> None:
+    """Catches a score that depends on what was reused: the same bits under each policy, also read from a store."""
+    lines = recorded()
+    _, cold, _ = run(lines, "--score", "--policy", "none")
+    _, warm, summary = run(lines, "--score", "--overwrite", *options)
+    assert scores(cold) == scores(warm) and summary["cached_tokens"] > 0
+    _, again, summary = run(lines, "--score", "--overwrite", *options)
+    assert scores(cold) == scores(again)
+    if "--store" in options:
+        assert summary["cached_by_source"]["disk"] > 0
+
+
+def test_a_scored_run_goes_on(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Catches answers that are scored again, or taken for generated ones, when a run is resumed."""
+    lines = recorded()
+    _, whole, _ = run(lines, "--score")
+    kept = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)[:4]
+    (tmp_path / "out.jsonl").write_bytes(b"".join(kept))
+    code, records, summary = run(lines, "--score", "--resume")
+    assert code == 0 and scores(records) == scores(whole)
+    assert (summary["already_done"], summary["score"]["answers"]) == (4, len(whole) - 4)
+    assert main(["run", "in.jsonl", "-o", "out.jsonl", "-q", "--resume"]) == 2
+
+
+def test_what_cannot_be_scored_is_said(run: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Catches a line without an answer that ends the run, or is answered by a generated one; and rollouts, which have
+    no recorded answers."""
+    lines = [{"id": "q", "messages": MESSAGES}, conversation(1), line("c", COMPLETIONS, prompt="x"), line("b")]
+    code, records, _ = run(lines, "--score")
+    assert code == 3
+    messages = {name: record["error"]["message"] for name, record in records.items() if record["error"]}
+    assert "no message is from the assistant" in messages["q#1"]
+    assert "a completion has no recorded answer" in messages["c"]
+    assert "the last message is not from the assistant" in messages["b"]
+    assert scores(records)
+    assert main(["run", "in.jsonl", "-o", "other.jsonl", "--score", "--turns", "rollout"]) == 2
+    assert "--score" in (said := capsys.readouterr().err) and "rollout" in said and "give --turns each or last" in said
+
+
+def test_settings_of_a_line_are_not_passed_over_in_silence(
+    run: Callable[..., Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Catches a temperature that does nothing without a word."""
+    write_lines(tmp_path / "w.jsonl", [conversation(1) | {"temperature": 0.5, "n": 2}])
+    assert main(["run", "w.jsonl", "-o", "w.out.jsonl", "--score"]) == 0
+    assert "line 1 sets n, temperature" in capsys.readouterr().err

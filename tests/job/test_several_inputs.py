@@ -1,0 +1,149 @@
+"""Several inputs in one run: numbers, places, resume, kills."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+
+import pytest
+
+from apcbatch.errors import UsageError
+from apcbatch.job.paths import default_output
+from tests.chats import conversation, read_records, write_lines
+from tests.job.conftest import answers
+
+OPTIONS = ("--max-tokens", 2, "--progress", "none", "-q")
+FILES = ("b.jsonl", "a.jsonl.gz", "c.parquet")
+
+
+@pytest.fixture
+def shards(apcbatch, tmp_path):
+    """Three files of different kinds, and what one file of all their lines is answered."""
+    lines = [conversation(number) for number in range(9)]
+    nameless = [{"messages": line["messages"]} for line in lines[:3]]
+    write_lines(tmp_path / "b.jsonl", [*nameless, "no"])
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(x) + "\n" for x in lines[3:6]).encode()))
+    from datasets import Dataset
+
+    Dataset.from_list(lines[6:]).to_parquet(tmp_path / "c.parquet")
+    write_lines(tmp_path / "all.jsonl", [*nameless, "no", *lines[3:]])
+    assert apcbatch("run", "all.jsonl", "-o", "whole.jsonl", *OPTIONS).code == 3
+    found = answers(read_records(tmp_path / "whole.jsonl"))
+    assert len(found) == 19
+    return found
+
+
+def without_errors(found):
+    """The answers without the words of errors, which name the file."""
+    return {number: (*one[:3], one[3] and one[3]["code"], one[4]) for number, one in found.items()}
+
+
+def test_several_files_are_answered_as_one(apcbatch, tmp_path, shards):
+    """Fault: two requests with one id or one line; an error whose file nobody knows."""
+    done = apcbatch("run", *FILES, "-o", "out.jsonl", *OPTIONS)
+    assert done.code == 3, done.stderr
+    records = read_records(tmp_path / "out.jsonl")
+    assert without_errors(answers(records)) == without_errors(shards)
+    places = {record["line"]: (record["apcbatch"]["file"], record["apcbatch"]["file_line"]) for record in records}
+    assert [places[line] for line in (1, 4, 5, 8, 10)] == [
+        ("b.jsonl", 1), ("b.jsonl", 4), ("a.jsonl.gz", 1), ("c.parquet", 1), ("c.parquet", 3)
+    ]  # fmt: skip
+    [bad] = [record for record in records if record["error"]]
+    assert bad["line"] == 4 and bad["error"]["message"].endswith(" (b.jsonl, line 4)")
+    assert "file" not in read_records(tmp_path / "whole.jsonl")[0]["apcbatch"]
+
+
+def test_killed_three_times_each_request_is_there_once(apcbatch, start, tmp_path, shards):
+    """Fault: SIGKILL between two files loses or doubles a request."""
+    run = ("run", *FILES, "-o", "out.jsonl", *OPTIONS, "--max-running", 2)
+    for lines in (1, 8, 14):
+        process = start(*run, "--resume", FAKE_STEP_S=0.03)
+        process.wait_for_lines(tmp_path / "out.jsonl", lines)
+        process.send(signal.SIGKILL)
+        assert process.end().code == -signal.SIGKILL
+    last = start(*run, "--resume").end()
+    assert last.code == 3 and last.summary["already_done"] > 0
+    assert without_errors(answers(read_records(tmp_path / "out.jsonl"))) == without_errors(shards)
+
+
+def change_a_file(folder):
+    (folder / "c.parquet").write_bytes(gzip.compress(b"no"))
+
+
+@pytest.mark.parametrize(
+    ("files", "change"),
+    [
+        (("a.jsonl.gz", "b.jsonl", "c.parquet"), None),
+        (("b.jsonl", "a.jsonl.gz"), None),
+        ((*FILES, "all.jsonl"), None),
+        (FILES, change_a_file),
+    ],
+)
+def test_other_files_or_another_order_are_refused(apcbatch, tmp_path, shards, files, change):
+    """Fault: answers of one file go to the lines of another, as the numbers are the same."""
+    assert apcbatch("run", *FILES, "-o", "out.jsonl", *OPTIONS).code == 3
+    before = (tmp_path / "out.jsonl").read_bytes()
+    if change:
+        change(tmp_path)
+    refused = apcbatch("run", *files, "-o", "out.jsonl", *OPTIONS, "--resume")
+    assert refused.code == 2 and "is of a different run" in refused.stderr and "input.xxh3_of_ends" in refused.stderr
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    assert apcbatch("run", *FILES, "-o", "out.jsonl", *OPTIONS, "--resume").code == (2 if change else 3)
+
+
+def test_a_folder_and_a_pattern_are_resumed(apcbatch, tmp_path, shards):
+    """Fault: the command that continues lists a hundred files, or a folder is another input than its files."""
+    (tmp_path / "shards").mkdir()
+    for name in FILES:
+        (tmp_path / name).rename(tmp_path / "shards" / name)
+    for given, output in (("shards", "shards.answers.jsonl"), ("shards/*", "out.jsonl")):
+        options = () if output.startswith("shards") else ("-o", output)
+        first = apcbatch("run", given, *options, *OPTIONS, "--limit", 5)
+        assert first.code == 0, first.stderr
+        again = apcbatch("run", given, *options, *OPTIONS, "--resume")
+        assert again.code == 3 and again.summary["already_done"] > 0
+        assert len(answers(read_records(tmp_path / output))) == 19
+        assert f"run {given} " in again.last_words.replace("'", "")
+
+
+def test_every_input_is_kept_from_being_written(apcbatch, tmp_path, shards):
+    """Fault: the second input is replaced by the answers."""
+    for output in (*FILES, "./all.jsonl"):
+        refused = apcbatch("run", *FILES, "all.jsonl", "-o", output, *OPTIONS, "--overwrite")
+        assert refused.code == 2 and "INPUT and OUT are the same file" in refused.stderr
+    os.link(tmp_path / "b.jsonl", tmp_path / "link.jsonl")
+    assert apcbatch("run", *FILES, "-o", "link.jsonl", *OPTIONS, "--overwrite").code == 2
+    assert apcbatch("run", *FILES, "-o", "o.jsonl", "--summary", "b.jsonl", *OPTIONS).code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        (["shards/"], "shards.answers.jsonl"),
+        (["data/chats.jsonl.xz"], "chats.answers.jsonl"),
+        (["s3://user:hush@bucket/data/chats.jsonl.gz?x=1"], "chats.answers.jsonl"),
+        (["hf://datasets/org/name/chats.parquet"], "chats.answers.jsonl"),
+    ],
+)
+def test_the_name_of_out(given, output):
+    """Fault: answers in a file that is named after a secret, or `.answers.jsonl`."""
+    assert default_output(given) == output
+
+
+@pytest.mark.parametrize("given", [["a.jsonl", "b.jsonl"], ["shards/*.jsonl"], ["-", "a.jsonl"], ["s3://bucket/*"]])
+def test_what_has_no_one_name_asks_for_one(given):
+    """Fault: the answers of three files in a file that is named after the first."""
+    with pytest.raises(UsageError, match="no one name to make OUT's name from; give -o FILE"):
+        default_output(given)
+
+
+def test_plan_and_tune_take_several(apcbatch, tmp_path, shards):
+    """Fault: `plan` sees another input than `run`."""
+    one = apcbatch("plan", "all.jsonl", "--json", "one.json")
+    several = apcbatch("plan", *FILES, "--json", "several.json")
+    assert one.code == several.code == 0
+    assert json.loads((tmp_path / "one.json").read_text()) == json.loads((tmp_path / "several.json").read_text())
+    refused = apcbatch("tune-block-size", "all.jsonl", "-", "--verify", 1)
+    assert refused.code == 2 and "- can be read once" in refused.stderr

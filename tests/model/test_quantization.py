@@ -1,0 +1,127 @@
+"""Quantised checkpoints are refused by name: by config.json before a weight is read, by dtype where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from apcbatch import Engine
+from apcbatch.cli.program import main
+from apcbatch.errors import ModelError
+from apcbatch.model.families import load_model_config
+from apcbatch.model.locate import DEMO_DIR
+from tests.model.folders import SINGLE, sharded, weights_of, with_config, with_weights
+
+Checkpoints = Callable[..., Path]
+
+# As checkpoints on the hub have them.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+    "bitsandbytes": {"load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4"},
+    "compressed-tensors": {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {}},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "a-new-one": {"quant_method": "a-new-one"},
+}
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+@pytest.mark.parametrize("family", ["mamba", "jamba"])
+def test_a_quantised_model_is_refused_by_its_method(
+    method: str, family: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: the method is not read, and the weights' numbers are taken without their scales. No weight is looked at:
+    there is none here."""
+    folder = with_config(tiny_checkpoint(family), tmp_path / "m", quantization_config=CONFIGS[method])
+    (folder / SINGLE).unlink()
+    sentence = f"config.json: quantization_config says that the weights are quantised with '{method}'.*: give the unqu"
+    with pytest.raises(ModelError, match=sentence):
+        Engine(folder)
+    with pytest.raises(ModelError, match=sentence):
+        load_model_config(folder)
+
+
+@pytest.mark.parametrize("changes", [
+    {"compression_config": CONFIGS["compressed-tensors"]}, {"text_config": {"quantization_config": CONFIGS["fp8"]}},
+    {"quantization_config": "fp8"}, {"quantization_config": [1]}, {"quantization_config": {"bits": 4}},
+    {"quantization_config": {"quant_method": ["x"] * 10_000}}, {"quantization_config": {"quant_method": "x" * 10_000}},
+])  # fmt: skip
+def test_wherever_and_however_it_is_said(changes: dict[str, Any], tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: the older key, the key of a text model inside, or a value of another form passes, or floods the page."""
+    folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", **changes)
+    with pytest.raises(ModelError, match="says that the weights are quantised .*; quantised weights are not") as caught:
+        load_model_config(folder)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_config_that_says_nothing_is_taken(nothing: object, tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a null, which some tools write for weights that are not quantised, is refused."""
+    folder = with_config(tiny_checkpoint("mamba"), tmp_path / "m", quantization_config=nothing)
+    assert load_model_config(folder) == load_model_config(tiny_checkpoint("mamba"))
+
+
+@pytest.mark.parametrize(("dtype", "meant"), [
+    (torch.float8_e4m3fn, "8-bit floating point"), (torch.float8_e5m2, "8-bit floating point"), (torch.int8, "int8"),
+    (torch.uint8, "int8, or packed 4-bit"), (torch.int32, "packed integer"),
+])  # fmt: skip
+def test_quantised_tensors_without_a_word_are_refused(
+    dtype: torch.dtype, meant: str, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: where config.json says nothing, a quantised matrix of the last layer is found only when the others are
+    read; or a packed one is refused for its shape, which sends its reader to config.json."""
+    name = "model.layers.3.mamba.out_proj.weight"
+    single = tiny_checkpoint("jamba")
+    matrix = weights_of(single)[name]
+    for number, packed in enumerate((matrix.to(dtype), matrix[:, ::4].contiguous().to(dtype))):
+        folder = sharded(with_weights(single, tmp_path / f"a{number}", {name: packed}), tmp_path / f"b{number}")
+        with pytest.raises(ModelError) as caught:
+            Engine(folder, pool_size_bytes=1 << 20)
+        text = str(caught.value)
+        assert f"-of-00003.safetensors: tensor {name} has dtype " in text
+        assert text.endswith(
+            f"as {meant} weights have it: quantised weights are not supported: give the unquantised checkpoint"
+        )
+
+
+def test_no_tensor_is_read_before_all_dtypes_are_known(
+    tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: gigabytes are read before the first quantised tensor is met."""
+    from apcbatch.model.weights import Checkpoint
+
+    def read(checkpoint: Checkpoint, name: str) -> None:
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(Checkpoint, "_read", read)
+    name = "backbone.layers.1.mixer.out_proj.weight"
+    single = tiny_checkpoint("mamba")
+    folder = with_weights(single, tmp_path / "m", {name: weights_of(single)[name].to(torch.float8_e4m3fn)})
+    with pytest.raises(ModelError, match=f"tensor {name} has dtype F8_E4M3; "):
+        Engine(folder, pool_size_bytes=1 << 20)
+
+
+def test_scales_beside_the_weights_are_no_part_of_the_model(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: weights that were only converted to floating point, with their scales beside them, pass for the model."""
+    scale = {"backbone.layers.0.mixer.in_proj.weight_scale_inv": torch.ones(1, 1)}
+    with pytest.raises(ModelError, match="weight_scale_inv' is not part of this architecture"):
+        Engine(with_weights(tiny_checkpoint("mamba"), tmp_path / "m", scale), pool_size_bytes=1 << 20)
+
+
+def test_doctor_and_plan_say_it(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Fault: doctor passes a model that no run takes, or plan forecasts a run that cannot be."""
+    folder = with_config(DEMO_DIR, tmp_path / "m", quantization_config=CONFIGS["awq"])
+    sentence = (
+        "quantised with 'awq' (packed integers of AWQ); quantised weights are not supported: give the unquantised"
+    )
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 1
+    [line] = [one for one in capsys.readouterr().out.splitlines() if one.split()[1] == "model"]
+    assert line.startswith("FAIL") and sentence in line
+    (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    assert main(["plan", str(tmp_path / "in.jsonl"), "--model", str(folder)]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Writes the figures of README.md from runs: what `make demo` prints at the end, and what the example in Python prints.
+
+    python tools/make_readme.py
+
+A test makes the same runs and compares all but the seconds. What is around the figures is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "README.md"
+RUN = re.compile(r"(?<=```text\n)\.\.\.\n.*?(?=```)", re.DOTALL)
+EXAMPLE = re.compile(
+    r"```python\n(?P<code>from apcbatch import LLM\n.*?)```\n\nIt prints:\n\n```text\n(?P<output>.*?)```", re.DOTALL
+)
+SECONDS = re.compile(r"(?<= in )[\d.]+(?= s\b)")
+LAST_LINES = 3
+# The keys of the summary that are shown, line by line; others between them are dots.
+SHOWN = (
+    ("requests", "ok", "errors", "prompt_tokens", "cached_tokens", "computed_tokens"),
+    ("hit_rate", "ideal_hit_rate", "cached_by_source"),
+    ("miss_reasons",),
+)
+
+
+def demo_runs() -> str:
+    """What the second of the two runs of `make demo` prints: its last lines, and what it says of the whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = []
+        for name, options in (("cold", ["-q", "--max-tokens", "1"]), ("warm", [])):  # what is restored is the same
+            command = _program("run", "examples/agents.jsonl", "-o", f"{folder}/{name}.jsonl", "--store", f"{folder}/s")
+            command += ["--policy", "all", "--device", "cpu", "--progress", "none", *options]
+            done = subprocess.run(command, cwd=ROOT, env=_environment(), check=True, capture_output=True, text=True)
+            said = [line for line in done.stderr.splitlines() if " requests in " in line]
+            lines = [*done.stdout.splitlines()[-1 - LAST_LINES : -1], *said]
+            lines += shortened(json.loads(done.stdout.splitlines()[-1]))
+    return "\n".join(["...", *lines]).replace(folder, "demo-out") + "\n"
+
+
+def shortened(summary: dict[str, object]) -> list[str]:
+    """The summary's JSON with some of its keys, in three lines."""
+    names, text, at = list(summary), "{", -1
+    for shown in SHOWN:
+        text += "\n " * (at >= 0)
+        for name in shown:
+            if names.index(name) - at > 1:  # dots end a line rather than begin one
+                text = f"{text[:-2]}...,\n " if text.endswith("\n ") else f"{text}...,"
+            at = names.index(name)
+            text += f"{json.dumps(name)}:{json.dumps(summary[name], separators=(',', ':'))},"
+    return f"{text}...}}".splitlines()
+
+
+def example_output(code: str) -> str:
+    """What the example in Python prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=folder, env=_environment(), check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def document(page: str) -> str:
+    """The page with new figures."""
+    page = RUN.sub(lambda _: demo_runs(), page, count=1)
+    found = EXAMPLE.search(page)
+    if found is None:
+        raise SystemExit("README.md has no example that begins with `from apcbatch import LLM`, or not what it prints")
+    return page[: found.start("output")] + example_output(found["code"]) + page[found.end("output") :]
+
+
+def without_seconds(page: str) -> str:
+    """The page without what differs from machine to machine."""
+    return SECONDS.sub("?", page)
+
+
+def _program(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "apcbatch", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("APCBATCH_")} | {
+        "PYTHONPATH": str(ROOT)
+    }
+
+
+if __name__ == "__main__":
+    before = TARGET.read_text(encoding="utf-8")
+    after = document(before)
+    if without_seconds(after) != without_seconds(before):  # seconds alone are no news: this machine may be busy
+        TARGET.write_text(after, encoding="utf-8")

@@ -1,0 +1,203 @@
+"""Every key of an output record and of the summary, with its type and its meaning: the tables of docs/formats.md.
+
+Must not know: how they are made. tests/test_output_keys.py holds this list against the lines of real runs, both ways:
+a key that is written and not listed here fails, and so does one that is listed and never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. path: with dots, and `[]` for each item of a list. type: JSON's, `or null` where that is possible; what
+    an `object of` or a `list of` something holds is not listed further."""
+
+    path: str
+    type: str
+    meaning: str
+
+
+RECORD: tuple[Key, ...] = (
+    Key("id", "string", "the request's number in the input, `apc-000017`, from 0"),
+    Key("custom_id", "string or null", "a batch line's own; else `<conversation>#<turn>`; null if a line tells none"),
+    Key("line", "integer", "the line of INPUT, from 1"),
+    Key("turn", "integer or null", "the assistant's turn, from 1; null if the record answers the line as a whole"),
+    Key("response", "object or null", "null if the request failed"),
+    Key("response.status_code", "integer", "200"),
+    Key("response.request_id", "string", "`id` again"),
+    Key("response.body", "object", "an `openai.types.chat.ChatCompletion` or `openai.types.Completion`"),
+    Key("response.body.id", "string", "`id` again"),
+    Key("response.body.object", "string", "`chat.completion` or `text_completion`"),
+    Key("response.body.created", "integer", "when the line was written, in seconds since 1970 (UTC)"),
+    Key("response.body.model", "string", "`--model`"),
+    Key("response.body.choices", "list", "the answers"),
+    Key("response.body.choices[].index", "integer", "the answer's number, from 0"),
+    Key("response.body.choices[].finish_reason", "string", "`stop`, `length`, or `tool_calls` where tools are called"),
+    Key("response.body.choices[].message", "object", "of a chat"),
+    Key("response.body.choices[].message.role", "string", "`assistant`"),
+    Key(
+        "response.body.choices[].message.content", "string or null", "the text; null beside calls if it would be empty"
+    ),
+    Key("response.body.choices[].message.refusal", "null", "always null"),
+    Key("response.body.choices[].message.reasoning_content", "string", "what was thought before, if anything was"),
+    Key("response.body.choices[].message.tool_calls", "list", "empty without calls"),
+    Key("response.body.choices[].message.tool_calls[].id", "string", "the call's name"),
+    Key("response.body.choices[].message.tool_calls[].type", "string", "`function`"),
+    Key("response.body.choices[].message.tool_calls[].function", "object", "what is called"),
+    Key("response.body.choices[].message.tool_calls[].function.name", "string", "the tool's name"),
+    Key("response.body.choices[].message.tool_calls[].function.arguments", "string", "an object as JSON text"),
+    Key("response.body.choices[].text", "string", "of a completion: the new text"),
+    Key("response.body.choices[].logprobs", "object or null", "if log-probabilities were asked for"),
+    Key("response.body.choices[].logprobs.content", "list", "of a chat: one entry for each new token"),
+    Key("response.body.choices[].logprobs.content[].token", "string", "the token's text; a special one by its name"),
+    Key("response.body.choices[].logprobs.content[].logprob", "number", "float32, before temperature"),
+    Key(
+        "response.body.choices[].logprobs.content[].bytes",
+        "list of integers or null",
+        "UTF-8; null for a part of a character",
+    ),
+    Key(
+        "response.body.choices[].logprobs.content[].top_logprobs",
+        "list",
+        "the likeliest tokens, as many as were asked for",
+    ),
+    Key("response.body.choices[].logprobs.content[].top_logprobs[].token", "string", "as above"),
+    Key("response.body.choices[].logprobs.content[].top_logprobs[].logprob", "number", "as above"),
+    Key("response.body.choices[].logprobs.content[].top_logprobs[].bytes", "list of integers or null", "as above"),
+    Key("response.body.choices[].logprobs.refusal", "null", "always null"),
+    Key("response.body.choices[].logprobs.tokens", "list of strings", "of a completion: the tokens' texts"),
+    Key(
+        "response.body.choices[].logprobs.token_logprobs", "list of numbers", "of a completion: their log-probabilities"
+    ),
+    Key(
+        "response.body.choices[].logprobs.top_logprobs",
+        "list of objects or null",
+        "of a completion: the likeliest tokens of each place by their texts, if they were asked for",
+    ),
+    Key("response.body.choices[].logprobs.text_offset", "list of integers", "of a completion: where each token begins"),
+    Key("response.body.usage", "object", "tokens"),
+    Key("response.body.usage.prompt_tokens", "integer", "of the prompt"),
+    Key("response.body.usage.completion_tokens", "integer", "new ones, the stop token included"),
+    Key("response.body.usage.total_tokens", "integer", "both"),
+    Key("response.body.usage.prompt_tokens_details", "object", "of the prompt's tokens"),
+    Key("response.body.usage.prompt_tokens_details.cached_tokens", "integer", "those whose state was restored"),
+    Key("error", "object or null", "null if and only if the request succeeded"),
+    Key("error.code", "string", "one of [the codes](api.md#errors)"),
+    Key("error.message", "string", "what was expected, what came, what to do"),
+    Key("error.line", "integer", "the line of INPUT"),
+    Key("error.retryable", "boolean", "whether `--retry-errors` would run it again"),
+    Key("apcbatch", "object", "what apcbatch adds; a failed request has only the first three"),
+    Key("apcbatch.conversation", "string or null", "the line's `id`; null if the line could not be read"),
+    Key("apcbatch.line_digest", "string", "xxh3-128 of the line, for `--resume`"),
+    Key(
+        "apcbatch.request_digest",
+        "string or null",
+        "of names, settings and prompt tokens, for `--resume`; null without a prompt",
+    ),
+    Key("apcbatch.cached_from", "string", "`memory`, `disk` or `none`"),
+    Key("apcbatch.cached_tokens", "integer", "prompt tokens whose state was restored"),
+    Key("apcbatch.computed_tokens", "integer", "the other prompt tokens"),
+    Key(
+        "apcbatch.ideal_cached_tokens",
+        "integer or null",
+        "the longest prefix that something earlier covered; null if not known",
+    ),
+    Key("apcbatch.boundary", "integer", "the position that was resumed from: `cached_tokens`"),
+    Key(
+        "apcbatch.miss_reason",
+        "string or null",
+        "[why](caching.md#why-a-request-missed) less than the ideal was restored",
+    ),
+    Key("apcbatch.finish_reason", "string", "how the tokens ended: `stop` or `length`, also where tools are called"),
+    Key(
+        "apcbatch.stop_reason",
+        "string or integer or null",
+        "the stop text or token of the request that ended it",
+    ),
+    Key("apcbatch.prefill_ms", "number", "the request's share of the passes over its prompt"),
+    Key("apcbatch.decode_ms", "number", "and of those over its answer"),
+    Key("apcbatch.warnings", "list of strings", "what was honoured only in part"),
+    Key("apcbatch.completion_token_ids", "list of integers", "the new tokens, the stop token included"),
+    Key("apcbatch.file", "string", "with several inputs: the file of the line"),
+    Key("apcbatch.file_line", "integer", "with several inputs: the line in that file, from 1"),
+    Key("apcbatch.choices", "list", "of several answers: what each has beside the body's keys"),
+    Key("apcbatch.choices[].completion_token_ids", "list of integers", "the new tokens"),
+    Key("apcbatch.choices[].finish_reason", "string", "as above"),
+    Key("apcbatch.choices[].stop_reason", "string or integer or null", "as above"),
+    Key(
+        "apcbatch.prompt_logprobs",
+        "list of entries",
+        "with `prompt_logprobs`: for each prompt token null (the first) or, by their ids, itself and the likeliest "
+        "ones, each with `logprob`, `rank` and `decoded_token`",
+    ),
+    Key("apcbatch.score", "object", "with `--score`: what the model makes of the recorded answer"),
+    Key("apcbatch.score.tokens", "integer", "tokens of the recorded answer"),
+    Key("apcbatch.score.logprob_sum", "number", "the sum of their log-probabilities"),
+    Key("apcbatch.score.greedy_matches", "integer", "tokens that are the likeliest"),
+    Key("apcbatch.score.exact_match", "boolean", "whether all are"),
+    Key("apcbatch.score.token_ids", "list of integers", "the tokens"),
+    Key("apcbatch.score.token_logprobs", "list of numbers", "of each its log-probability"),
+    Key("apcbatch.score.token_ranks", "list of integers", "of each its place among all tokens, from 1"),
+)
+
+SUMMARY: tuple[Key, ...] = (
+    Key("requests", "integer", "answered by this process, error records included"),
+    Key("ok", "integer", "those that succeeded"),
+    Key("errors", "integer", "error records"),
+    Key("errors_by_code", "object of integers", "error records by [code](api.md#errors)"),
+    Key("already_done", "integer", "answered in OUT before `--resume`"),
+    Key("prompt_tokens", "integer", "of the requests that succeeded"),
+    Key("cached_tokens", "integer", "prompt tokens whose state was restored"),
+    Key("computed_tokens", "integer", "the other prompt tokens"),
+    Key("unique_tokens", "integer", "prompt tokens that no earlier prompt of this run had, as a prefix"),
+    Key("completion_tokens", "integer", "new tokens"),
+    Key("hit_rate", "number", "cached over prompt tokens"),
+    Key("ideal_hit_rate", "number or null", "the same with all that earlier requests covered; null if not known"),
+    Key("cached_by_source", "object of integers", "cached tokens from `memory` and from `disk`"),
+    Key("miss_reasons", "object of integers", "requests by [reason](caching.md#why-a-request-missed)"),
+    Key("store_bytes_written", "integer", "to the store"),
+    Key("store_bytes_read", "integer", "from the store"),
+    Key("snapshots_written", "integer", "kept in memory or on disk"),
+    Key("snapshots_read", "integer", "those of them that were restored at least once"),
+    Key("snapshots_for_later", "integer", "kept for future runs alone; not among `snapshots_written`"),
+    Key("snapshots_evicted", "integer", "dropped for want of room"),
+    Key("peak_live_snapshots", "integer", "the most in memory at once"),
+    Key("score", "object or null", "of `--score`, else null"),
+    Key("score.answers", "integer", "recorded answers that were scored"),
+    Key("score.tokens", "integer", "their tokens"),
+    Key("score.mean_logprob", "number or null", "the mean log-probability of a token"),
+    Key("score.perplexity", "number or null", "exp of minus that mean"),
+    Key("score.greedy_match_share", "number or null", "the share of tokens that are the likeliest"),
+    Key("score.exact_match_share", "number or null", "the share of answers of which all tokens are"),
+    Key("seconds", "object", "wall time"),
+    Key("seconds.load", "number", "until the first request could begin"),
+    Key("seconds.plan", "number", "planning"),
+    Key("seconds.prefill", "number", "passes, as far as they computed prompts"),
+    Key("seconds.decode", "number", "passes, as far as they computed answers"),
+    Key("seconds.store", "number", "waiting for the store, and scheduling"),
+    Key("seconds.total", "number", "from the start to the summary"),
+    Key("prefill_tokens_per_s", "number or null", "computed tokens over seconds of prefill"),
+    Key(
+        "decode_tokens_per_s", "number or null", "new tokens, without the first of each answer, over seconds of decode"
+    ),
+    Key("peak_rss_bytes", "integer", "memory of the process"),
+    Key("peak_device_bytes", "integer or null", "memory of the CUDA device"),
+    Key("warnings", "list of strings", "each warning of the run, once"),
+    Key("block_size", "integer", "`--block-size`"),
+    Key("policy", "string", "`--policy`"),
+    Key("model", "string", "`--model`"),
+    Key("dtype", "string", "`--dtype`"),
+    Key("device", "string", "`cpu` or `cuda`"),
+    Key("version", "string", "of apcbatch"),
+)
+
+
+def table(keys: tuple[Key, ...]) -> Iterator[str]:
+    """One row a key."""
+    yield "| key | type | meaning |"
+    yield "|---|---|---|"
+    for key in keys:
+        yield f"| `{key.path}` | {key.type} | {key.meaning} |"
