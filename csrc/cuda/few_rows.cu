@@ -20,7 +20,7 @@ namespace {
 
 using Bf16 = __nv_bfloat16;
 
-constexpr int kMostWarps = 8, kCopyWarps = 4, kCopyThreads = 32 * kCopyWarps;
+[[maybe_unused]] constexpr int kMostWarps = 8, kCopyWarps = 4, kCopyThreads = 32 * kCopyWarps;
 constexpr int kOctet = 8;  // rows of weights, half of a matrix instruction's
 constexpr int kMostStages = 16, kBarrierBytes = 2 * kMostStages * 8;
 constexpr int kRingBytes = 160 * 1024;
@@ -38,7 +38,7 @@ template <int kInputs, class Out>
 class FewRows {
   public:
     // 32 bytes more than a row's inputs: the rows that half a warp reads at once lie in different banks.
-    static constexpr int kRow = kInputs * 2 + 32, kChunks = kInputs / 8;
+    [[maybe_unused]] static constexpr int kRow = kInputs * 2 + 32, kChunks = kInputs / 8;
 
     __device__ FewRows(const ProductParams& params, const Cut& cut, unsigned char* memory)
         : p(params),
