@@ -5,6 +5,7 @@ Must not know: conversations, templates, requests.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -58,7 +59,7 @@ class NoTokenizer(Tokenizer):
 def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
     """The tokenizer of a model folder. For a folder with the vocabulary's size and without a tokenizer a NoTokenizer,
     which warn is told of. ModelError for a damaged one."""
-    if not folder.is_dir() or any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not folder.is_dir() or any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
         return load_tokenizer(folder)
     vocab_size = read_vocab_size(folder)
     if vocab_size is None:

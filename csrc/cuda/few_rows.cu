@@ -38,7 +38,7 @@ template <int kInputs, class Out>
 class FewRows {
   public:
     // 32 bytes more than a row's inputs: the rows that half a warp reads at once lie in different banks.
-    [[maybe_unused]] static constexpr int kRow = kInputs * 2 + 32, kChunks = kInputs / 8;
+    static constexpr int kRow = kInputs * 2 + 32;
 
     __device__ FewRows(const ProductParams& params, const Cut& cut, unsigned char* memory)
         : p(params),
@@ -144,7 +144,8 @@ class FewRows {
     template <int kThreads>
     __device__ void copy_rows(const Bf16* from, std::int64_t stride, int count, int input, unsigned char* to,
                               int thread) const {
-        constexpr int kSide = kThreads < kChunks ? kThreads : kChunks;  // threads side by side
+        constexpr int kChunks = kInputs / 8,
+                      kSide = kThreads < kChunks ? kThreads : kChunks;  // threads side by side
         const int shift = 31 - __clz(part_ / 8);  // chunks of each piece: a power of two
 #pragma unroll
         for (int chunk = thread % kSide; chunk < kChunks; chunk += kSide) {

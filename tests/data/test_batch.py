@@ -173,13 +173,14 @@ BODY_FAULTS = [
     ("echo", True, "body.echo is true, which is not supported; leave it out or give false"),
     (
         "tool_choice",
-        "required",
-        'body.tool_choice is "required", which is not supported; leave it out or give "auto" or "none"',
+        "always",
+        'body.tool_choice is "always"; expected none, auto, required or '
+        '{"type": "function", "function": {"name": ...}}',
     ),
     (
         "response_format",
-        {"type": "json_object"},
-        'body.response_format is an object, which is not supported; leave it out or give {"type": "text"}',
+        {"type": "xml"},
+        'body.response_format.type is "xml"; expected text, json_object or json_schema',
     ),
 ]
 
