@@ -77,7 +77,7 @@ def build_cuda(nvcc: str, folder: Path, module: Path) -> None:
     sources = [path for path in sorted((ROOT / CSRC / "cuda").iterdir()) if path.suffix in (".cu", ".cpp")]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, sources))
-    run([nvcc, "-shared", *objects, "-o", str(module)])
+    run([nvcc, "-shared", *objects, "-o", str(module), "-ldl"])
 
 
 def has_openmp(compiler) -> bool:

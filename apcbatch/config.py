@@ -61,8 +61,8 @@ class Config:
     exact: bool = option(
         False,
         "Model",
-        "On CUDA, multiply in fixed shapes, so that cached answers equal cold ones bit for bit; slower. On the CPU "
-        "they always do.",
+        "On CUDA, add the inputs of every product in one order, so that cached answers equal cold ones bit for bit; "
+        "somewhat slower. On the CPU they always do.",
     )
     isa: str | None = option(
         None,

@@ -56,4 +56,5 @@ PYBIND11_MODULE(_CUDA, m) {
     bind_rows(m);
     bind_decode(m);
     bind_experts(m);
+    bind_products(m);
 }

@@ -14,11 +14,12 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
-void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated,
+void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated, bool chains,
                           Address weights, Address x, Address y, Address stream) {
-    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
-                    static_cast<const void* const*>(pointer(weights)), pointer(x), pointer(y)},
-                   stream_of(stream));
+    const auto multiply = chains ? expert_chains : expert_product;
+    multiply({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
+              static_cast<const void* const*>(pointer(weights)), pointer(x), pointer(y)},
+             stream_of(stream));
 }
 
 void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present,

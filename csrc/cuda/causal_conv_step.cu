@@ -3,6 +3,7 @@
 // order, are those of causal_conv, so the bits are the same. Must not know: Python.
 #include <stdexcept>
 
+#include "dependent_launch.cuh"
 #include "element.cuh"
 #include "launch.h"
 #include "quads.cuh"
@@ -47,10 +48,10 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     conv_steps_kernel(const __grid_constant__ ConvParams p, int each, int channel_tiles) {
     __shared__ Where all[kMostSequences];
+    let_next_begin();
     const std::int64_t c = (std::int64_t(blockIdx.x % channel_tiles) * kThreads + threadIdx.x) * kChannels;
     const int first = int(blockIdx.x) / channel_tiles * each;
     const int here = min(each, int(p.ragged.num_sequences) - first);
-    if (int(threadIdx.x) < here) all[threadIdx.x] = where(p.ragged, first + threadIdx.x);
     const bool any = c < p.d_inner;
     float weight[kWidth][kChannels], bias[kChannels] = {};  // a channel's taps, then the next one's
     if (any) {
@@ -59,6 +60,8 @@ __global__ void __launch_bounds__(kThreads)
         for (int k = 0; k < kWidth; ++k) load<kChannels>(from + k * kChannels, weight[k]);
         if (p.bias) load<kChannels>(static_cast<const float*>(p.bias) + c, bias);
     }
+    await_before();
+    if (int(threadIdx.x) < here) all[threadIdx.x] = where(p.ragged, first + threadIdx.x);
     __syncthreads();
     if (!any) return;
     Window<T, kWidth> next;
@@ -90,8 +93,8 @@ void launch(const ConvParams& p, cudaStream_t stream) {
     const std::int64_t tiles = (p.d_inner + kThreads * kChannels - 1) / (kThreads * kChannels);
     const std::int64_t each = sequences_each(p.ragged.num_sequences, tiles, kBlocksAtOnce);
     const std::int64_t groups = (p.ragged.num_sequences + each - 1) / each;
-    conv_steps_kernel<T, kWidth><<<unsigned(tiles * groups), kThreads, 0, stream>>>(p, int(each), int(tiles));
-    check_launch("causal_conv_step");
+    launch_dependent(conv_steps_kernel<T, kWidth>, dim3(unsigned(tiles * groups)), kThreads, 0, stream,
+                     "causal_conv_step", p, int(each), int(tiles));
 }
 
 template <class T>

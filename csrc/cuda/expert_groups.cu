@@ -72,7 +72,10 @@ __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
         float row[4];
         load<4>(p.rows + pair * p.columns + column, row);
 #pragma unroll
-        for (int c = 0; c < 4; ++c) sum[c] = __fmaf_rn(row[c], p.weights[pair], sum[c]);
+        for (int c = 0; c < 4; ++c) {
+            const float part = __fmul_rn(row[c], p.weights[pair]);
+            sum[c] = last < 0 ? part : __fadd_rn(sum[c], part);
+        }
         last = next;
     }
     store<4>(sum, p.y + token * p.columns + column);

@@ -44,6 +44,10 @@ struct ExpertProduct {
 
 void expert_product(const ExpertProduct& params, cudaStream_t stream);
 
+// The same with every element one chain, see products.h; gated, of the products as bfloat16. in: a multiple
+// of 16.
+void expert_chains(const ExpertProduct& params, cudaStream_t stream);
+
 // y (tokens, columns) = the sum over a token's pairs, in ascending order of expert, of weight * row.
 struct ExpertSum {
     int tokens, per_token, columns;  // columns: a multiple of 4

@@ -3,6 +3,7 @@
 //
 // Invariant: a row's sum is a fixed tree over its columns, so a row of the result depends on that row alone.
 // Must not know: models.
+#include "dependent_launch.cuh"
 #include "quads.cuh"
 #include "rows.h"
 
@@ -16,6 +17,8 @@ constexpr int kHeldQuads = 4;             // of a thread, where a block holds a 
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
 __global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
+    let_next_begin();
+    await_before();
     const std::int64_t row = blockIdx.x;
     X* x = static_cast<X*>(p.x) + row * p.x_stride;
     const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
@@ -47,6 +50,7 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
 // The same for rows that a block can hold: everything is asked for at once, and what is read once.
 template <class X, class Delta, class Y>
 __global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams p) {
+    let_next_begin();
     const std::int64_t row = blockIdx.x;
     X* x = static_cast<X*>(p.x) + row * p.x_stride;
     const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
@@ -57,10 +61,15 @@ __global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams 
         const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) weight[j][i] = 1.0f;
+        if (p.weight && at < p.h) load<4>(p.weight + at, weight[j]);
+    }
+    await_before();
+#pragma unroll
+    for (int j = 0; j < kHeldQuads; ++j) {
+        const int at = (j * kWideThreads + int(threadIdx.x)) * 4;
         if (at >= p.h) continue;
         load<4>(x + at, value[j]);
         if (delta) load<4>(delta + at, addend[j]);
-        if (p.weight) load<4>(p.weight + at, weight[j]);
     }
     float sum = 0.0f;
 #pragma unroll
@@ -87,20 +96,24 @@ __global__ void __launch_bounds__(kWideThreads) held_rms_norm_kernel(NormParams 
 
 template <class X, class Delta, class Y>
 void launch_rms_norm(const NormParams& p, bool quads, cudaStream_t stream) {
-    const unsigned rows = unsigned(p.t);
+    const auto start = [&](auto kernel, unsigned threads) {
+        launch_dependent(kernel, dim3(unsigned(p.t)), threads, 0, stream, "rms_norm", p);
+    };
     if (p.h <= kNarrowRow) {
-        rms_norm_kernel<32, 1, X, Delta, Y><<<rows, 32, 0, stream>>>(p);
+        start(rms_norm_kernel<32, 1, X, Delta, Y>, 32);
     } else if (quads && p.h <= kHeldQuads * kWideThreads * 4) {
-        held_rms_norm_kernel<X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
+        start(held_rms_norm_kernel<X, Delta, Y>, kWideThreads);
     } else if (quads) {
-        rms_norm_kernel<kWideThreads, 4, X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
+        start(rms_norm_kernel<kWideThreads, 4, X, Delta, Y>, kWideThreads);
     } else {
-        rms_norm_kernel<kWideThreads, 1, X, Delta, Y><<<rows, kWideThreads, 0, stream>>>(p);
+        start(rms_norm_kernel<kWideThreads, 1, X, Delta, Y>, kWideThreads);
     }
 }
 
 template <int kStep, class T>
 __global__ void __launch_bounds__(kWideThreads) silu_mul_kernel(SiluMulParams p) {
+    let_next_begin();
+    await_before();
     const std::int64_t at = (std::int64_t(blockIdx.x) * kWideThreads + threadIdx.x) * kStep;
     if (at >= p.t * p.f) return;
     const std::int64_t row = at / p.f, column = at % p.f;
@@ -129,7 +142,6 @@ void rms_norm(const NormParams& p, cudaStream_t stream) {
                          [&](auto x) { launch_rms_norm<decltype(x), float, decltype(y)>(p, quads, stream); });
         }
     });
-    check_launch("rms_norm");
 }
 
 void silu_mul(const SiluMulParams& p, cudaStream_t stream) {
@@ -139,13 +151,10 @@ void silu_mul(const SiluMulParams& p, cudaStream_t stream) {
     const std::int64_t threads = p.t * p.f / (quads ? 4 : 1);
     const unsigned blocks = unsigned((threads + kWideThreads - 1) / kWideThreads);
     with_element(p.dtype, [&](auto element) {
-        if (quads) {
-            silu_mul_kernel<4, decltype(element)><<<blocks, kWideThreads, 0, stream>>>(p);
-        } else {
-            silu_mul_kernel<1, decltype(element)><<<blocks, kWideThreads, 0, stream>>>(p);
-        }
+        using T = decltype(element);
+        launch_dependent(quads ? silu_mul_kernel<4, T> : silu_mul_kernel<1, T>, dim3(blocks), kWideThreads, 0,
+                         stream, "silu_mul", p);
     });
-    check_launch("silu_mul");
 }
 
 }  // namespace cuda

@@ -1,6 +1,7 @@
 // The selective scan of sequences of one token, for decoding: a thread has one channel or two, all its loads
 // in flight at once. The arithmetic, and its order, are those of selective_scan, so the bits are the same.
 // Must not know: Python.
+#include "dependent_launch.cuh"
 #include "element.cuh"
 #include "launch.h"
 #include "quads.cuh"
@@ -24,6 +25,8 @@ template <class T>
 __global__ void __launch_bounds__(kStepThreads)
     selective_step_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences,
                           int channel_tiles) {
+    let_next_begin();
+    await_before();
     const std::int64_t c = std::int64_t(blockIdx.x % channel_tiles) * kStepThreads + threadIdx.x;
     const std::int64_t sequence = sequences[blockIdx.x / channel_tiles];
     if (c >= p.d_inner) return;
@@ -141,9 +144,9 @@ __global__ void __launch_bounds__(kStepThreads, 6)
     selective_steps_kernel(const __grid_constant__ ScanParams p, const std::int64_t* sequences, int count,
                            int each, int channel_tiles) {
     __shared__ Where all[kMostSequences];
+    let_next_begin();
     const std::int64_t c = (std::int64_t(blockIdx.x % channel_tiles) * kStepThreads + threadIdx.x) * 2;
     const int first = int(blockIdx.x) / channel_tiles * each, here = min(each, count - first);
-    if (int(threadIdx.x) < here) all[threadIdx.x] = where(p.ragged, sequences[first + threadIdx.x]);
     const bool any = c < p.d_inner;
     float rates[2][kStatesAtOnce];
 #pragma unroll
@@ -153,11 +156,13 @@ __global__ void __launch_bounds__(kStepThreads, 6)
         rates[0][i] = rate_of(A.x);
         rates[1][i] = rate_of(A.y);
     }
+    float2 bias = make_float2(0.0f, 0.0f), D = bias;
+    if (any && p.dt_bias) bias = *reinterpret_cast<const float2*>(p.dt_bias + c);
+    if (any && p.D) D = *reinterpret_cast<const float2*>(p.D + c);
+    await_before();
+    if (int(threadIdx.x) < here) all[threadIdx.x] = where(p.ragged, sequences[first + threadIdx.x]);
     __syncthreads();
     if (!any) return;
-    float2 bias = make_float2(0.0f, 0.0f), D = bias;
-    if (p.dt_bias) bias = *reinterpret_cast<const float2*>(p.dt_bias + c);
-    if (p.D) D = *reinterpret_cast<const float2*>(p.D + c);
     Inputs<T> next;
     next.load(p, all[0], c);
 #pragma unroll 1
@@ -197,13 +202,13 @@ void launch(const ScanParams& p, const Selection& selection, cudaStream_t stream
     if (pairs) {
         const std::int64_t each = sequences_each(selection.count, tiles, kBlocksAtOnce);
         const std::int64_t groups = (selection.count + each - 1) / each;
-        selective_steps_kernel<T><<<unsigned(tiles * groups), kStepThreads, 0, stream>>>(
-            p, selection.sequences, int(selection.count), int(each), int(tiles));
+        launch_dependent(selective_steps_kernel<T>, dim3(unsigned(tiles * groups)), kStepThreads, 0, stream,
+                         "selective_step", p, selection.sequences, int(selection.count), int(each),
+                         int(tiles));
     } else {
-        selective_step_kernel<T><<<unsigned(tiles * selection.count), kStepThreads, 0, stream>>>(
-            p, selection.sequences, int(tiles));
+        launch_dependent(selective_step_kernel<T>, dim3(unsigned(tiles * selection.count)), kStepThreads, 0,
+                         stream, "selective_step", p, selection.sequences, int(tiles));
     }
-    check_launch("selective_step");
 }
 
 }  // namespace

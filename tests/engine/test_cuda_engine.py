@@ -93,9 +93,11 @@ def test_replayed_passes_equal_launched_ones(model: str, checkpoint, monkeypatch
     assert serve(folder, seed, **options) == replayed, f"seed {seed}"
 
 
-def test_jamba_decodes_in_graphs(checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_jamba_decodes_in_graphs(exact: bool, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a decode pass of Jamba that goes op by op, and one whose answers are others in a graph: alone, where both
     ways have the same products, bit for bit."""
+    options = {"dtype": "bfloat16", "exact": exact}
     replays, replay = [], graphs._DecodeGraph.replay
 
     def noted(graph: graphs._DecodeGraph, batch: Batch) -> torch.Tensor:
@@ -104,12 +106,12 @@ def test_jamba_decodes_in_graphs(checkpoint, monkeypatch: pytest.MonkeyPatch) ->
 
     folder, seed = checkpoint("jamba whole"), random.randrange(1 << 30)
     monkeypatch.setattr(graphs._DecodeGraph, "replay", noted)
-    replayed = serve(folder, seed, dtype="bfloat16", **COLD)
+    replayed = serve(folder, seed, **options, **COLD)
     assert len(replays) >= sum(len(answer[0]) - 1 for answer in replayed.values())
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
-    assert serve(folder, seed, dtype="bfloat16", **COLD) == replayed, f"seed {seed}"
+    assert serve(folder, seed, **options, **COLD) == replayed, f"seed {seed}"
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 256)
-    serve(folder, seed, dtype="bfloat16", policy="none", max_running=7)
+    serve(folder, seed, **options, policy="none", max_running=7)
     assert max(replays) > 4
 
 

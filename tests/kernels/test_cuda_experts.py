@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.kernels.cuda.chains import Chains
 from apcbatch.kernels.cuda.experts import FewTokens
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture
-from apcbatch.kernels.cuda.linear import pack_linear
+from apcbatch.kernels.cuda.linear import DeviceLinear, pack_linear
 from apcbatch.kernels.layer import Expert, PreNorm
 
 ops = CudaBackend(torch.device("cuda", 0), exact=False)
@@ -26,7 +27,7 @@ def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
 
 def make(experts: int, hidden: int, inner: int) -> tuple[FewTokens, torch.Tensor, torch.Tensor]:
     gate_up, down = draw(experts, 2 * inner, hidden, scale=hidden**-0.5), draw(experts, hidden, inner)
-    few = FewTokens([pack_linear(part, False) for part in gate_up], [pack_linear(part, False) for part in down])
+    few = FewTokens([pack_linear(part, None) for part in gate_up], [pack_linear(part, None) for part in down])
     return few, gate_up, down
 
 
@@ -91,9 +92,9 @@ def test_many_tokens(t: int) -> None:
     or without any to fill up."""
     experts, k, hidden = 6, 2, 64
     _, gate_up, down = make(experts, hidden, 96)
-    parts = [Expert(pack_linear(a, False), pack_linear(b, False)) for a, b in zip(gate_up, down, strict=True)]
+    parts = [Expert(pack_linear(a, None), pack_linear(b, None)) for a, b in zip(gate_up, down, strict=True)]
     norm = PreNorm(torch.ones(hidden, device="cuda"), 1e-6)
-    mixture = DeviceMixture(norm, pack_linear(draw(experts, hidden), False), parts, k)
+    mixture = DeviceMixture(norm, pack_linear(draw(experts, hidden), None), parts, k)
     x, weights = draw(t, hidden), torch.rand(t, k, device="cuda")
     chosen = torch.randint(5, (t, k), device="cuda")
     chosen[:, 1] = (chosen[:, 0] + 1 + chosen[:, 1] % 4) % 5
@@ -103,6 +104,44 @@ def test_many_tokens(t: int) -> None:
         exact += weight * expected(x, gate_up[expert], down[expert])
     y = mixture._one_by_one(x, weights, chosen, None)
     assert (y - exact).norm() <= 1e-2 * exact.norm()  # both products round
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 96), (512, 1040), (1536, 528), (4096, 128), (80, 2064)])
+@pytest.mark.parametrize("t", [*COUNTS, 5, 100])
+def test_exact_experts_at_once_equal_one_by_one(t: int, hidden: int, inner: int) -> None:
+    """Catches products in another order than the library's, a gate that is not rounded as it is there, experts that are
+    added otherwise, and a token that depends on its company: of few tokens and of many."""
+    experts, k, chains = 7, 2, Chains(torch.device("cuda", 0))
+    gate_up, down = draw(experts, 2 * inner, hidden, scale=hidden**-0.5), draw(experts, hidden, inner)
+    parts = [Expert(pack_linear(a, chains), pack_linear(b, chains)) for a, b in zip(gate_up, down, strict=True)]
+    norm = PreNorm(torch.ones(hidden, device="cuda"), 1e-6)
+    mixture = DeviceMixture(norm, pack_linear(draw(experts, hidden), chains), parts, k)
+    assert mixture.most_captured == 256
+    x, (weights, chosen) = draw(t, hidden), ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
+    y = mixture._few.mixture(x, weights, chosen, None)
+    assert torch.equal(y, mixture._one_by_one(x, weights, chosen, None))
+    one = slice(random.randrange(t), None)
+    assert torch.equal(mixture._few.mixture(x[one].clone(), weights[one], chosen[one], None), y[one])
+    many = [torch.cat([part, part.roll(1, 0), part.flip(0)]) for part in (x, weights, chosen)]
+    assert torch.equal(mixture._one_by_one(*many, None)[:t], y)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(64, 96), (512, 1040)])
+@pytest.mark.parametrize("t", [1, 9, 33])
+def test_exact_experts_at_once(t: int, hidden: int, inner: int) -> None:
+    """Catches exact products that are wrong alike at once and one by one, and a token that depends on its company."""
+    experts, k, chains = 5, 2, Chains(torch.device("cuda", 0))
+    gate_up, down = draw(experts, 2 * inner, hidden, scale=hidden**-0.5), draw(experts, hidden, inner)
+    few = FewTokens([DeviceLinear(part, chains) for part in gate_up], [DeviceLinear(part, chains) for part in down])
+    x, (weights, chosen) = draw(t, hidden), ops.softmax_topk(torch.randn(t, experts, device="cuda") * 2, k)
+    y = few.mixture(x, weights, chosen, None)
+    exact = torch.zeros(t, hidden, dtype=torch.float64, device="cuda")
+    for expert in range(experts):
+        weight = (weights * (chosen == expert)).sum(dim=1, keepdim=True).double()
+        exact += weight * expected(x, gate_up[expert], down[expert])
+    assert (y - exact).norm() <= 1e-2 * exact.norm()  # both products round
+    one = slice(t // 2, t // 2 + 1)
+    assert torch.equal(few.mixture(x[one].clone(), weights[one], chosen[one], None), y[one])
 
 
 def test_a_row_of_nan_stays_alone() -> None:
@@ -121,4 +160,4 @@ def test_a_row_of_nan_stays_alone() -> None:
 def test_what_the_kernels_do_not_take(hidden: int, inner: int, dtype: torch.dtype) -> None:
     """Catches shapes and dtypes that would be read beyond their rows."""
     gate_up, down = (torch.zeros(shape, dtype=dtype, device="cuda") for shape in ((2 * inner, hidden), (hidden, inner)))
-    assert FewTokens([pack_linear(gate_up, False)], [pack_linear(down, False)]).most_pairs == 0
+    assert FewTokens([pack_linear(gate_up, None)], [pack_linear(down, None)]).most_pairs == 0

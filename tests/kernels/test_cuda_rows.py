@@ -96,7 +96,8 @@ def test_numbers_that_are_not_finite_have_no_token(wrong: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> None:
-    """Catches a product whose bits change with how many rows come together, where exactness was asked for."""
+    """Catches a product whose bits change with how many rows come together, where exactness was asked for: with inputs
+    of which there are no chains in bfloat16, too."""
     weight, x = draw(305, 264, dtype=dtype), draw(300, 264, dtype=dtype)
     packed = CudaBackend(weight.device, exact=True).pack_linear(weight)
     y = ops.linear(x, packed, out_dtype=torch.float32)

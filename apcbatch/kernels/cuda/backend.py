@@ -12,6 +12,7 @@ import torch
 from apcbatch.kernels.cuda import attention, choose, norm, scan
 from apcbatch.kernels.cuda import linear as products
 from apcbatch.kernels.cuda import residual as stream
+from apcbatch.kernels.cuda.chains import Chains
 from apcbatch.kernels.cuda.decode import DecodeStack
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.linear import DeviceLinear
@@ -20,7 +21,7 @@ from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ops import BackendOf
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
-CUDA_NUMERICS_VERSION = 4
+CUDA_NUMERICS_VERSION = 5
 
 
 class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
@@ -29,6 +30,7 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
 
     def __init__(self, device: torch.device, exact: bool) -> None:
         self.device, self.exact = device, exact
+        self._chains = Chains(device) if exact else None
 
     linear = staticmethod(products.linear)
     causal_conv = staticmethod(scan.causal_conv)
@@ -59,7 +61,7 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
 
     def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
         """Weights as `linear` takes them."""
-        return products.pack_linear(weight, self.exact)
+        return products.pack_linear(weight, self._chains)
 
     def decode_stack(self, mixers: Sequence[DeviceMixer], norm: PreNorm, head: DeviceLinear) -> DecodeStack:
         """See DecodeStack."""

@@ -18,8 +18,9 @@ from apcbatch.kernels.cuda.linear import DeviceLinear
 class FewTokens:
     """gate_ups: (2f, h) each, the gate's rows before the up's; downs: (h, f) each.
 
-    most_pairs: the most (token, expert) pairs of one call; 0 where the kernels have not this dtype, shape or device,
-    or where exact products are asked for.
+    Exact weights are multiplied by chains (see apcbatch.kernels.cuda.chains), so that a token has the bits that the
+    experts one by one give it. most_pairs: the most (token, expert) pairs of one call; 0 where the kernels have not
+    this dtype, shape or device.
     """
 
     def __init__(self, gate_ups: Sequence[DeviceLinear], downs: Sequence[DeviceLinear]) -> None:
@@ -27,7 +28,9 @@ class FewTokens:
         self.most_pairs = 0
         if not _alike(gate_ups) or not _alike(downs):
             return
-        self._hidden, self._inner = downs[0].out_features, downs[0].in_features
+        self._hidden, self._inner, self._exact = downs[0].out_features, downs[0].in_features, downs[0].exact
+        if gate_ups[0].exact != self._exact or (self._exact and (self._hidden % 16 or self._inner % 16)):
+            return
         device = downs[0].weight.device
         with torch.cuda.device(device):
             if len(downs) > extension().MOST_EXPERTS or not extension().takes_experts():
@@ -77,10 +80,30 @@ class FewTokens:
         rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
         gate_ups, downs = (table.data_ptr() for table in self._tables)
         extension().expert_product(
-            groups, t, k, self._hidden, self._inner, True, gate_ups, x.data_ptr(), inner.data_ptr(), current_stream()
+            groups,
+            t,
+            k,
+            self._hidden,
+            self._inner,
+            True,
+            self._exact,
+            gate_ups,
+            x.data_ptr(),
+            inner.data_ptr(),
+            current_stream(),
         )
         extension().expert_product(
-            groups, t, k, self._inner, self._hidden, False, downs, inner.data_ptr(), rows.data_ptr(), current_stream()
+            groups,
+            t,
+            k,
+            self._inner,
+            self._hidden,
+            False,
+            self._exact,
+            downs,
+            inner.data_ptr(),
+            rows.data_ptr(),
+            current_stream(),
         )
         return rows
 
@@ -96,10 +119,10 @@ class FewTokens:
 
 
 def _alike(parts: Sequence[DeviceLinear]) -> bool:
-    """Whether all are of one shape that the kernels take, and multiplied freely."""
+    """Whether all are of one shape that the kernels take, and multiplied alike."""
     first = parts[0]
     return (
         first.dtype == torch.bfloat16 and first.in_features % 8 == 0
         and all(part.weight.shape == first.weight.shape and part.dtype == first.dtype for part in parts)
-        and not any(part.exact or part.weight.data_ptr() % ALIGNMENT for part in parts)
+        and not any(part.exact != first.exact or part.weight.data_ptr() % ALIGNMENT for part in parts)
     )  # fmt: skip

@@ -59,7 +59,8 @@ class DeviceMixture:
         experts_per_token: int,
     ) -> None:
         self._norm = norm
-        self.router, self.experts, self.experts_per_token = router, list(experts), experts_per_token
+        self.router, self.experts_per_token = router, experts_per_token
+        self.experts = [Expert(part.gate_up.in_one_piece(), part.down.in_one_piece()) for part in experts]
         self._numbers = torch.arange(len(experts), device=router.weight.device)
         self._few = FewTokens([expert.gate_up for expert in experts], [expert.down for expert in experts])
         self.most_captured = self._few.most_pairs // experts_per_token

@@ -1,26 +1,34 @@
-"""The matrix product of a CUDA device: y = x W^T (+ bias) by the library. The same arguments and results as on the CPU
+"""The matrix product of a CUDA device: y = x W^T (+ bias). The same arguments and results as on the CPU
 (apcbatch.kernels.cpu.linear), and float16 too.
 
-Must not know: models. Invariant: a row of a product depends on that row alone only where `exact` asks for it, as the
-library picks its kernel by the number of rows.
+Must not know: models. Invariant: a row of a product depends on that row alone where the weights were packed with
+`chains`; otherwise the library picks its kernel by the number of rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-EXACT_ROWS = 128  # of every product, where products must not depend on how many rows come together
+from apcbatch.kernels.cuda.chains import Chains, pieces_of
+
+EXACT_ROWS = 128  # of every exact product for which there are no chains
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLinear:
-    """Weights (out_features, in_features) on a CUDA device, as they are. exact: always multiply EXACT_ROWS rows, so
-    that a row's bits do not depend on its company."""
+    """Weights (out_features, in_features) on a CUDA device, as they are. chains: what multiplies so that a row's bits
+    do not depend on its company; None where they may. pieces: of the inputs, which such products add up."""
 
     weight: torch.Tensor
-    exact: bool
+    chains: Chains | None
+    pieces: int = 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether a row's bits do not depend on its company."""
+        return self.chains is not None
 
     @property
     def out_features(self) -> int:
@@ -34,14 +42,20 @@ class DeviceLinear:
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
+    def in_one_piece(self) -> DeviceLinear:
+        """The same weights; their products are chains over all inputs."""
+        return replace(self, pieces=1)
+
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of the weights, for an embedding that is tied to this projection."""
         return self.weight[indices]
 
 
-def pack_linear(weight: torch.Tensor, exact: bool) -> DeviceLinear:
-    """weight: (out, in), any stride."""
-    return DeviceLinear(weight.contiguous(), exact)
+def pack_linear(weight: torch.Tensor, chains: Chains | None) -> DeviceLinear:
+    """weight: (out, in), any stride. chains: see DeviceLinear."""
+    weight = weight.contiguous()
+    chained = chains is not None and chains.takes(weight)
+    return DeviceLinear(weight, chains, pieces_of(weight) if chained else 1)
 
 
 def linear(
@@ -56,8 +70,13 @@ def linear(
             f"x must be {packed.dtype} with {packed.in_features} columns, the weight's inputs; it is {x.dtype} of "
             f"shape {tuple(x.shape)}"
         )
-    multiply = _exact_product if packed.exact else _product
-    y = multiply(x, packed.weight, out_dtype or x.dtype)
+    out_dtype = out_dtype or x.dtype
+    if packed.chains is None:
+        y = _product(x, packed.weight, out_dtype)
+    elif packed.chains.takes(packed.weight):
+        y = packed.chains.product(x, packed.weight, out_dtype, packed.pieces)
+    else:
+        y = _padded_product(x, packed.weight, out_dtype)
     return y if bias is None else y.add_(bias.to(y.dtype))
 
 
@@ -67,8 +86,8 @@ def _product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> t
     return torch.mm(x, weight.t(), out_dtype=out_dtype)
 
 
-def _exact_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
-    """The product EXACT_ROWS rows at a time, the last of them filled up."""
+def _padded_product(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """The product EXACT_ROWS rows at a time, the last of them filled up: the library has one kernel for all."""
     rows = x.shape[0]
     padded = x.new_zeros((rows + EXACT_ROWS - 1) // EXACT_ROWS * EXACT_ROWS, x.shape[1])
     padded[:rows] = x

@@ -1,0 +1,198 @@
+"""Matrix products on a CUDA device whose every element is one chain: its inputs in ascending order, added to one
+float32 sum, in bfloat16 16 at a time by one instruction of the matrix units, in float32 one at a time by fused
+multiply-adds. So a row's bits depend neither on how many rows come together nor on which kernel multiplies them.
+Where the weights have few rows, an element is a sum of several chains, each over a piece of the inputs, as one chain
+would take too long; the weights' shape settles how many.
+
+Kernels of the library that do not split the inputs make such chains, whatever their tiles. That is relied upon only
+where it was seen: a kernel is taken when some of its elements have been compared, bit for bit, with chains of our own.
+As all have the same bits, the fastest is taken. Must not know: models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
+
+CANDIDATES = 8  # of the library's kernels
+MOST_TIMED_ROWS = 2048  # of x
+TIMINGS = 3  # of a kernel, the shortest counts
+MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
+FEWEST_WEIGHT_ROWS = 2560  # all pieces of fewer rows keep a device busy
+FEWEST_INPUTS = 256  # of a piece
+_STEP = {torch.bfloat16: 16, torch.float32: 1}  # inputs come in multiples of it
+
+
+def pieces_of(weight: torch.Tensor) -> int:
+    """Into how many pieces the inputs of such weights (out, in) are cut."""
+    pieces, (rows, inputs) = 1, weight.shape
+    if weight.dtype != torch.bfloat16:
+        return 1
+    while (
+        rows * pieces <= FEWEST_WEIGHT_ROWS and inputs >= 2 * pieces * FEWEST_INPUTS
+        and extension().takes_pieces(inputs, 2 * pieces)
+    ):  # fmt: skip
+        pieces *= 2
+    return pieces
+
+
+class Chains:
+    """The products of one device. Knows which of the library's kernels it takes, by shape and number of rows; what
+    these are is found where they first come up, which waits for the device and must not be in the capture of a
+    graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._taken: dict[tuple[object, ...], bytes | None] = {}
+        self._able = torch.cuda.get_device_capability(device)[0] >= 9
+
+    def takes(self, weight: torch.Tensor) -> bool:
+        """Whether there are chains for products with these weights (out, in)."""
+        step = _STEP.get(weight.dtype)
+        return self._able and step is not None and weight.shape[1] % step == 0 and weight.data_ptr() % ALIGNMENT == 0
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, pieces: int) -> torch.Tensor:
+        """x W^T (t, out) in out_dtype, x's or float32. x: (t, in) of the weights' dtype. pieces: of the inputs."""
+        if not _lies(x):
+            x = x.clone(memory_format=torch.contiguous_format)
+        y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
+        if not y.numel():
+            return y
+        with torch.cuda.device(x.device):
+            self._multiply(x, weight, y, pieces)
+        return y
+
+    def _multiply(self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
+        rows = x.shape[0]
+        if rows <= extension().MOST_FEW_ROWS and x.dtype == torch.bfloat16:
+            extension().few_rows_product(_product(x, weight, y, pieces), current_stream())
+            return
+        bucket = _bucket(rows)
+        key = (*weight.shape, pieces, x.dtype, y.dtype, x.stride(0) == x.shape[1], bucket)
+        if key not in self._taken:
+            self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
+        taken = self._taken[key]
+        if taken is None or not _library(x, weight, y, pieces, taken):
+            _chains(x, weight, y, pieces)
+
+
+def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
+    """The library's fastest kernel for so many rows that makes chains; None if none is seen to."""
+    generator = torch.Generator(weight.device).manual_seed(rows)
+    x = torch.randn((min(rows, MOST_TIMED_ROWS), weight.shape[1]), device=weight.device, generator=generator)
+    x = x.to(weight.dtype)
+    y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
+    trial = _Trial(weight, out_dtype, pieces, rows)
+    best: tuple[float, bytes] | None = None
+    for candidate in extension().library_choices(_in_pieces(x, weight, y, pieces)[0], CANDIDATES):
+        if not trial.passes(candidate):
+            continue
+        run = partial(_library, x, weight, y, pieces, candidate)
+        took = min(_milliseconds(run) for _ in range(TIMINGS))
+        if best is None or took < best[0]:
+            best = took, candidate
+    return None if best is None else best[1]
+
+
+class _Trial:
+    """A product whose elements are zero but for the rounding of their sums, and so have other bits wherever sums are
+    made in another order: half of each piece's inputs, drawn at random, take away what the others give."""
+
+    def __init__(self, like: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> None:
+        """like: the weights (out, in) whose shape and alignment matter; rows: of x, in the products to come."""
+        outputs, inputs = like.shape
+        outputs = outputs if outputs <= 2 * TRIAL_OUTPUTS else TRIAL_OUTPUTS + outputs % TRIAL_OUTPUTS
+        generator = torch.Generator(like.device).manual_seed(rows)
+
+        piece = inputs // pieces
+        shuffled = torch.randperm(piece, device=like.device, generator=generator)
+
+        def halves(count: int, sign: int) -> torch.Tensor:
+            half = torch.randn((count, pieces, piece // 2), device=like.device, generator=generator)
+            half *= torch.exp2(torch.randint(-6, 7, half.shape, device=like.device, generator=generator))
+            rest = half.new_zeros((count, pieces, piece % 2))
+            return torch.cat([half, sign * half, rest], dim=2)[:, :, shuffled].flatten(1).to(like.dtype)
+
+        self._weight, self._x, self._pieces = halves(outputs, 1), halves(min(rows, MOST_TRIAL_ROWS), -1), pieces
+        self._y = torch.empty((len(self._x), outputs), dtype=out_dtype, device=like.device)
+        self._some = torch.randperm(len(self._x), device=like.device, generator=generator)[:COMPARED_ROWS]
+        self._expected = self._y.new_empty((len(self._some), outputs))
+        _chains(self._x[self._some], self._weight, self._expected, pieces)
+
+    def passes(self, choice: bytes) -> bool:
+        """Whether this kernel of the library makes the same bits."""
+        self._y.fill_(float("nan"))
+        done = _library(self._x, self._weight, self._y, self._pieces, choice)
+        return done and torch.equal(self._y[self._some], self._expected)
+
+
+def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, choice: bytes) -> bool:
+    """y = the product by this kernel of the library; False where it does not run so."""
+    product, parts = _in_pieces(x, weight, y, pieces)
+    if not extension().library_product(product, choice, current_stream()):
+        return False
+    if parts is not None:
+        sizes = y.numel(), len(parts)
+        extension().sum_pieces(parts.data_ptr(), *sizes, y.data_ptr(), DTYPE_CODES[y.dtype], current_stream())
+    return True
+
+
+def _in_pieces(
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
+) -> tuple[object, torch.Tensor | None]:
+    """The product that the library makes, and its pieces (pieces, rows, out) where these are to be added up."""
+    if pieces == 1:
+        return _product(x, weight, y, 1), None
+    parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)
+    return _product(x, weight, parts, pieces), parts
+
+
+def _milliseconds(run: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
+    """y = the chains, by kernels of our own: some rows after the others."""
+    few = x.dtype == torch.bfloat16
+    multiply = extension().few_rows_product if few else extension().chain_product
+    for begin in range(0, len(x), extension().MOST_FEW_ROWS):
+        rows = slice(begin, begin + extension().MOST_FEW_ROWS)
+        multiply(_product(x[rows], weight, y[rows], pieces), current_stream())
+
+
+def _lies(x: torch.Tensor) -> bool:
+    """Whether kernels may read x as it lies: rows one after the other or each aligned."""
+    packed = x.stride(0) == x.shape[1] or x.stride(0) * x.element_size() % ALIGNMENT == 0
+    return x.stride(1) == 1 and packed and x.data_ptr() % ALIGNMENT == 0
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> object:
+    return extension().Product(
+        x.shape[0],
+        x.shape[1],
+        weight.shape[0],
+        DTYPE_CODES[x.dtype],
+        weight.data_ptr(),
+        x.data_ptr(),
+        x.stride(0),
+        y.data_ptr(),
+        DTYPE_CODES[y.dtype],
+        pieces,
+    )
+
+
+def _bucket(rows: int) -> int:
+    """The number of rows whose kernel is taken for `rows`. With fewer than 128 rows of float32 the library has kernels
+    that sum in another order first."""
+    if rows <= 128:
+        return 128 if rows > 64 else 64 if rows > 16 else 16
+    step = 256 if rows <= 2048 else 2048
+    return min((rows + step - 1) // step * step, 8192)

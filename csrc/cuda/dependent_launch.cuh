@@ -1,0 +1,53 @@
+// Launches that begin while the kernel before them in the stream still runs. Such a kernel may read what no
+// kernel writes, and must await the ones before it ahead of all else; every thread of it does, so that
+// whoever awaits it has awaited them too. On devices before sm_90 it begins when the one before has ended.
+// Must not know: kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "launch.h"
+
+namespace apcbatch {
+namespace cuda {
+
+// The kernel after this one may begin, once all blocks have said so.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits until the kernels before this one have ended and what they wrote is there.
+__device__ __forceinline__ void await_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+inline bool begins_early() {
+    int device = 0, major = 0;
+    check(cudaGetDevice(&device), "the current device");
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+          "the device's capability");
+    return major >= 9;
+}
+
+template <class... Parameters, class... Arguments>
+void launch_dependent(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int shared_bytes,
+                      cudaStream_t stream, const char* name, Arguments... arguments) {
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = std::size_t(shared_bytes);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = begins_early() ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+
+}  // namespace cuda
+}  // namespace apcbatch
