@@ -82,8 +82,8 @@ class Sequence:
 
     @property
     def num_answers(self) -> int:
-        """How many answers are computed: equal ones, as greedy ones are, are computed once."""
-        return self.request.n if self.request.temperature > 0 else 1
+        """How many answers are computed: equal ones, as greedy and empty ones are, are computed once."""
+        return self.request.n if self.request.temperature > 0 and self.request.max_tokens else 1
 
     @property
     def is_trunk(self) -> bool:

@@ -17,10 +17,10 @@ from apcbatch.data.messages import check_messages
 from apcbatch.data.records import Conversation
 from apcbatch.data.source import open_source
 from apcbatch.data.template_child import Template
-from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.data.tool_parser import Call
 from apcbatch.data.tool_parsers import choose_tool_parser, tool_parsers
 from apcbatch.formats import TOOL_PARSERS
+from tests.data.conftest import by_transformers
 from tests.data.families import CALLS, TEMPLATES, parser_name, written_by_the_assistant
 
 PARSERS = list(tool_parsers().values())
@@ -271,7 +271,7 @@ RESPONSE_TEMPLATES = {
 @pytest.mark.parametrize("name", RESPONSE_TEMPLATES)
 def test_transformers_reads_the_same_calls(shared_data: Path, model_dir: Callable[..., Path], name: str) -> None:
     """The calls of the recorded answers, as `parse_response` of transformers finds them with a response template."""
-    tokenizer = load_tokenizer(model_dir()).source
+    tokenizer = by_transformers(model_dir())
     content = {"close": "<|stop|>", "content": "text"}
     schema = {"start_anchor": "<|begin|>", "fields": {"tool_calls": RESPONSE_TEMPLATES[name], "content": content}}
     compiled, num_calls = Template(TEMPLATES[name], {}), 0
