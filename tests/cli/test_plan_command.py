@@ -43,7 +43,7 @@ def test_json_alone_on_standard_output(capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("plan", "Missing argument 'INPUT'"),
+        ("plan", "Missing argument 'INPUT...'"),
         ("plan missing.jsonl", "missing.jsonl"),
         ("plan in.jsonl --block-sizes 1,x", "--block-sizes is '1,x'; expected integers from 1"),
         ("plan in.jsonl --block-sizes 0", "--block-sizes is '0'; expected integers from 1"),

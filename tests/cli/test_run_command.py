@@ -44,7 +44,7 @@ def nothing_is_loaded(monkeypatch, tmp_path):
         ),
         ("run in.jsonl -o out.jsonl --config missing.yaml", "missing.yaml cannot be read"),
         ("run missing.jsonl -o out.jsonl", "missing.jsonl"),
-        ("run . -o out.jsonl", "folder"),
+        ("run .. -o out.jsonl", "folder"),
         ("run in.jsonl -o out.jsonl --model nothing", "'nothing'"),
         ("run in.jsonl -o out.jsonl --model org/nothing", "org/nothing"),
         ("run in.jsonl -o missing/out.jsonl", "mkdir -p"),

@@ -24,7 +24,7 @@ def chats(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("", "Missing argument 'INPUT'"),
+        ("", "Missing argument 'INPUT...'"),
         ("missing.jsonl", "missing.jsonl"),
         ("in.jsonl --candidates 1,x", "--candidates is '1,x'; expected integers from 1"),
         ("in.jsonl --candidates 8 --candidates 0", "--candidates is '8,0'; expected integers from 1"),

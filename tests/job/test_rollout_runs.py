@@ -70,7 +70,7 @@ def test_the_turns_after_a_failure_fail_for_the_same_reason(apcbatch, tmp_path, 
     long["messages"][3]["content"] = "word " * 5000
     write_lines(tmp_path / "in.jsonl", [long, conversation(8, turns=2)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
-    assert done.code == 3 and done.last_words.endswith("--resume")
+    assert done.code == 3 and done.last_words.startswith("nothing is left to do")
     turns = by_conversation(tmp_path / "out.jsonl")["c-7"]
     codes = {turn: record["error"] and record["error"]["code"] for turn, record in turns.items()}
     assert codes == {1: None, **dict.fromkeys((2, 3, 4), "context_length_exceeded")}

@@ -105,7 +105,8 @@ def test_a_folder_and_a_pattern_are_resumed(apcbatch, tmp_path, shards):
         again = apcbatch("run", given, *options, *OPTIONS, "--resume")
         assert again.code == 3 and again.summary["already_done"] > 0
         assert len(answers(read_records(tmp_path / output))) == 19
-        assert f"run {given} " in again.last_words.replace("'", "")
+        stopped = apcbatch("run", given, *options, *OPTIONS, "--overwrite", "--strict")
+        assert stopped.code == 1 and f"run {given} " in stopped.last_words.replace("'", "")
 
 
 def test_every_input_is_kept_from_being_written(apcbatch, tmp_path, shards):
