@@ -40,7 +40,11 @@ def test_a_run(folder, columns):
     code, screen = in_terminal(RUN, columns, folder, "tests.job.fake_main")
     lines = lines_of(screen)
     assert code == 3 and "\x1b[32mok\x1b[0m" in screen and "\x1b[31merror\x1b[0m" in screen
-    assert all(cells(line) <= columns for line in lines if not line.startswith(("nothing", "warning", "results go", "the bundled model")))
+    assert all(
+        cells(line) <= columns
+        for line in lines
+        if not line.startswith(("nothing", "warning", "results go", "the bundled model"))
+    )
     words = " ".join(" ".join(lines).split())
     assert "14 requests in" in words and "12 ok, 2 errors" in words
     assert "errors 1 invalid_json, 1 invalid_request" in words and "results in.answers.jsonl" in words
