@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from apcbatch.data.grammar_frames import LIMITS
+from apcbatch.data.grammar_bounds import LIMITS
 from apcbatch.data.grammar_process import GrammarProcess
 from apcbatch.data.grammar_source import Thinking, behind_thinking, grammar_source
 from apcbatch.data.structure import Structure

@@ -10,37 +10,25 @@ from the parent and is trusted to be whole; its output is a letter, a length and
 from __future__ import annotations
 
 import json
-import marshal
 import resource
-import signal
 import sys
 from collections.abc import Mapping
-from typing import BinaryIO
 
-from apcbatch.data.grammar_frames import (
-    ANSWER_HEAD,
-    CPU_SECONDS,
-    DONE,
-    LIMITS,
-    MEMORY_BYTES,
-    REASON_CHARACTERS,
-    REFUSED,
-    REQUEST_HEAD,
-    STACK_BYTES,
-)
+from apcbatch.data.frames import DONE, REFUSED, begin_clock, bound_this_process, read_request, write_answer
+from apcbatch.data.grammar_bounds import CPU_SECONDS, LIMITS, MEMORY_BYTES, STACK_BYTES
 
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    _bound_this_process()
-    check = Checker(*marshal.loads(_read_request(requests)))
-    while request := _read_request(requests):
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        letter, text = check.answer(*marshal.loads(request))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        data = (text if letter == DONE else text[:REASON_CHARACTERS]).encode(errors="replace")
-        answers.write(ANSWER_HEAD.pack(letter, len(data)) + data)
+    bound_this_process(MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
+    check = Checker(*read_request(requests))
+    while request := read_request(requests):
+        begin_clock(CPU_SECONDS)
+        answer = check.answer(*request)
+        begin_clock(0)
+        write_answer(answers, *answer)
         answers.flush()
 
 
@@ -91,16 +79,3 @@ class _Bytes:
 
     def __call__(self, text: str) -> list[int]:
         return []
-
-
-def _bound_this_process() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-
-
-def _read_request(requests: BinaryIO) -> bytes:
-    head = requests.read(REQUEST_HEAD.size)
-    return requests.read(REQUEST_HEAD.unpack(head)[0]) if len(head) == REQUEST_HEAD.size else b""

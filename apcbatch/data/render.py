@@ -25,7 +25,7 @@ from apcbatch.data.sharing import SharedText, common_length
 from apcbatch.data.structure import Structure
 from apcbatch.data.switches import Switches, read_template_kwargs
 from apcbatch.data.template import ChatTemplate, read_fallback
-from apcbatch.data.template_frames import MAX_CHARACTERS
+from apcbatch.data.template_bounds import MAX_CHARACTERS
 from apcbatch.data.template_process import too_long
 from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.data.tool_parsers import choose_tool_parser

@@ -9,13 +9,10 @@ comes from the parent and is trusted; its output is a letter, a length and UTF-8
 from __future__ import annotations
 
 import json
-import marshal
-import resource
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -24,18 +21,8 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from apcbatch.data.template_frames import (
-    ANSWER_HEAD,
-    DONE,
-    INVALID,
-    MAX_CHARACTERS,
-    MEMORY_BYTES,
-    NO_MEMORY,
-    REASON_CHARACTERS,
-    REFUSED,
-    REQUEST_HEAD,
-    TOO_LONG,
-)
+from apcbatch.data.frames import DONE, REFUSED, begin_clock, bound_this_process, read_request, write_answer
+from apcbatch.data.template_bounds import INVALID, MAX_CHARACTERS, MEMORY_BYTES, NO_MEMORY, TOO_LONG
 
 # Names under which a message's reasoning comes; the first is what most templates read, `thinking` what some do.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -101,35 +88,16 @@ class Template:
 def main() -> None:
     """Answer requests from standard input until it ends."""
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    _bound_this_process()
-    source, variables, seconds = marshal.loads(_read_request(requests))
-    _begin_clock(seconds)
+    bound_this_process(MEMORY_BYTES)
+    source, variables, seconds = read_request(requests)
+    begin_clock(seconds)
     template = Template(source, variables)
-    while request := _read_request(requests):
-        _begin_clock(seconds)
-        for letter, text in template.answers(*marshal.loads(request)):
-            text = text if letter == DONE else text[:REASON_CHARACTERS]
-            data = text.encode(errors="replace")
-            answers.write(ANSWER_HEAD.pack(letter, len(data)) + data)
-            _begin_clock(seconds)
+    while request := read_request(requests):
+        begin_clock(seconds)
+        for letter, text in template.answers(*request):
+            write_answer(answers, letter, text)
+            begin_clock(seconds)
         answers.flush()
-
-
-def _bound_this_process() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-
-
-def _begin_clock(seconds: float) -> None:
-    """Have the system end this process after this many more seconds of processor time."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _read_request(requests: BinaryIO) -> bytes:
-    head = requests.read(REQUEST_HEAD.size)
-    return requests.read(REQUEST_HEAD.unpack(head)[0]) if len(head) == REQUEST_HEAD.size else b""
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

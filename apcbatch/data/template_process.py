@@ -6,33 +6,23 @@ the child's processor time and memory for a text; nothing is read from the child
 
 from __future__ import annotations
 
-import marshal
 import signal
-import subprocess
-import sys
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
-from apcbatch.data.template_frames import (
-    ANSWER_HEAD,
+from apcbatch.data.child_process import ChildProcess
+from apcbatch.data.frames import DONE, framed
+from apcbatch.data.template_bounds import (
     CPU_SECONDS,
-    DONE,
     INVALID,
     MAX_CHARACTERS,
     MEMORY_BYTES,
     NO_MEMORY,
-    REQUEST_HEAD,
     TOO_LONG,
 )
 from apcbatch.errors import RequestError
 from apcbatch.values import rounded_size
-
-_HERE = str(Path(__file__).resolve().parents[2])
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from apcbatch.data.template_child import main; main()"
 
 
 class InvalidTemplate(Exception):
@@ -51,8 +41,7 @@ class TemplateProcess:
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._head = _framed((source, dict(variables), CPU_SECONDS))
-        self._child: subprocess.Popen[bytes] | None = None
-        self._finish: Callable[[], object] = lambda: None
+        self._child: ChildProcess | None = None
 
     def texts(
         self,
@@ -69,55 +58,23 @@ class TemplateProcess:
         """
         request = _framed((list(messages), tools, list(counts), dict(variables or {})))
         child, self._child = self._child or self._begin(), None
-        finish = self._finish
         missing = len(counts)
         try:
-            _send(child, request)
-            while missing and (answer := _receive(child)) is not None:
+            child.send(request)
+            while missing and (answer := child.receive(4 * MAX_CHARACTERS)) is not None:
                 missing -= 1
                 if not missing:
                     self._child = child
                 yield _outcome(*answer)
         finally:
             if self._child is not child:
-                finish()
-        yield from repeat(BeyondBounds(_why(child.returncode)), missing)
+                child.end()
+        yield from repeat(BeyondBounds(_why(child.status)), missing)
 
-    def _begin(self) -> subprocess.Popen[bytes]:
-        """Start the child, out of reach of the terminal's signals. It ends when its standard input ends."""
-        try:
-            child = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(path=[_HERE, *sys.path])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            message = f"the process for the chat template cannot be started: {error.strerror}; run it again"
-            raise RequestError("out_of_memory", message) from None
-        self._finish = weakref.finalize(self, _end, child)
-        _send(child, self._head)
+    def _begin(self) -> ChildProcess:
+        child = ChildProcess("apcbatch.data.template_child", "the process for the chat template")
+        child.send(self._head)
         return child
-
-
-def _send(child: subprocess.Popen[bytes], request: bytes) -> None:
-    """Write a request. If the child dies before it reads it, its answer will be missing."""
-    assert child.stdin is not None
-    with suppress(BrokenPipeError):
-        child.stdin.write(request)
-        child.stdin.flush()
-
-
-def _receive(child: subprocess.Popen[bytes]) -> tuple[bytes, str] | None:
-    """The letter and the text of one answer; None if the child has ended."""
-    assert child.stdout is not None
-    head = child.stdout.read(ANSWER_HEAD.size)
-    if len(head) < ANSWER_HEAD.size:
-        return None
-    letter, num_bytes = ANSWER_HEAD.unpack(head)
-    data = child.stdout.read(min(num_bytes, 4 * MAX_CHARACTERS))
-    return letter, data.decode("utf-8", "replace")
 
 
 def _outcome(letter: bytes, text: str) -> Outcome:
@@ -149,21 +106,7 @@ def too_long(num_characters: int) -> RequestError:
 def _framed(value: tuple[Any, ...]) -> bytes:
     """A request as the child reads it. RequestError for values that are not JSON or nested too deeply."""
     try:
-        data = marshal.dumps(value)
+        return framed(value)
     except ValueError as error:
         reason = "are nested too deeply" if "nested" in str(error) else "hold a value that JSON does not have"
         raise RequestError("invalid_request", f"the messages or tools {reason}") from None
-    return REQUEST_HEAD.pack(len(data)) + data
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Let the child go, and end one that is still at work."""
-    assert child.stdin is not None and child.stdout is not None
-    with suppress(BrokenPipeError):
-        child.stdin.close()
-    child.stdout.close()
-    try:
-        child.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()

@@ -16,7 +16,7 @@ from apcbatch.data import render
 from apcbatch.data.records import Conversation, parse_record
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
-from apcbatch.data.template_frames import MAX_CHARACTERS
+from apcbatch.data.template_bounds import MAX_CHARACTERS
 from apcbatch.errors import RequestError
 from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, by_transformers, conversation
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from apcbatch.data import template_process
+from apcbatch.data.frames import DONE
 from apcbatch.data.template import ChatTemplate, read_fallback
+from apcbatch.data.template_bounds import CPU_SECONDS, MAX_CHARACTERS, MEMORY_BYTES, TOO_LONG
 from apcbatch.data.template_child import Template
-from apcbatch.data.template_frames import CPU_SECONDS, DONE, MAX_CHARACTERS, MEMORY_BYTES, TOO_LONG
 from apcbatch.data.template_process import BeyondBounds, TemplateProcess
 from apcbatch.data.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
@@ -151,8 +152,8 @@ def test_the_child_ends_with_its_template() -> None:
     """Catches processes that stay: one a model that was opened."""
     process = TemplateProcess("x", {})
     assert list(process.texts([USER], None, [1])) == ["x"]
-    child = process._child
-    assert child is not None and child.poll() is None
+    assert process._child is not None and process._child.status is None
+    child = process._child._process
     del process
     assert child.poll() == 0
 
