@@ -16,6 +16,7 @@ import pytest
 
 from apcbatch.data import constraint as constraint_module
 from apcbatch.data.constraint import Constraints
+from apcbatch.data.grammar_source import Thinking
 from apcbatch.data.structure import Structure, check_structure
 from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
 from apcbatch.data.tool_parser import CallSyntax
@@ -97,6 +98,24 @@ def test_tokenizers_of_every_kind(kind: str, model_dir: Callable[..., Path]):
         jsonschema.validate(json.loads(text), schema)
     text, is_whole = walk(tokenizer, made.constraint(Structure("regex", "[ab]{3}")), source)
     assert is_whole and re.fullmatch("[ab]{3}", text.strip())
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_thought_comes_before_the_form(demo, constraints, is_open):
+    """Fault: an answer that ends within its thought, a form that is asked of the thought, or a thought that has to come
+    where none was begun."""
+    thinking = Thinking(("<think>",), ("</think>",), is_open)
+    structure = Structure("regex", "[ab]{3}")
+    made = constraints.constraint(structure, thinking)
+    for token in demo.encode_behind(("" if is_open else "<think>") + "is it a, or b?</think>\n"):
+        may_come = allowed(demo, made)
+        assert token in may_come and not set(demo.eos_token_ids) & set(may_come.tolist())
+        assert not made.accept(token)
+    text, is_whole = walk(demo, made, random.Random(1))
+    assert is_whole and re.fullmatch("[ab]{3}", text.strip())
+    without = constraints.constraint(structure, thinking)
+    complete = [without.accept(token) for token in demo.encode_behind("aba")][-1]
+    assert complete is not is_open
 
 
 @pytest.mark.parametrize(
