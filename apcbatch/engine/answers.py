@@ -30,16 +30,18 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateAr
     tells for all of them. Raises what the pass raised.
     """
     failed: dict[Chunk, RequestError] = {}
-    for chunk, row, token, logprob in current.read():
+    due = current.read()
+    for chunk, row, token, logprob in due:
         if token == NOT_FINITE:
             failed[chunk] = not_finite()
             continue
         try:
-            for sequence in answers_due(chunk.sequence):
-                _extend(sequence, current.logits[row], token, logprob, eos_token_ids)
+            for sequence in answers_due(chunk.sequence) if chunk.sequence.is_trunk else (chunk.sequence,):
+                _extend(sequence, current.logits, row, token, logprob, eos_token_ids)
         except Exception as error:  # what makes an Ending or a Constraint, and they themselves, are the request's own
             failed[chunk] = failed_choice(error)
-    failed |= dict.fromkeys(_score(current), not_finite())
+    if current.scores() or len(due) < len(current.chunks):
+        failed |= dict.fromkeys(_score(current), not_finite())
     for chunk in current.chunks:
         if chunk.keep and chunk not in failed and not arena.is_finite(chunk.keep[-1].slot):
             failed[chunk] = not_finite()
@@ -64,14 +66,16 @@ def _score(current: Pass) -> list[Chunk]:
     return broken
 
 
-def _extend(sequence: Sequence, row: torch.Tensor, token: int, logprob: float, eos_token_ids: Collection[int]) -> None:
-    """Give a sequence its next token. row: the model's logits (vocabulary,) float32; token, logprob: the likeliest of
-    them and its log-probability."""
+def _extend(
+    sequence: Sequence, logits: torch.Tensor, row: int, token: int, logprob: float, eos_token_ids: Collection[int]
+) -> None:
+    """Give a sequence its next token. logits: the model's (rows, vocabulary) float32, of which it has the row; token,
+    logprob: the likeliest of that row and its log-probability."""
     if sequence.is_plain:
         sequence.append(token, logprob)
         ends, reason = token in eos_token_ids and not sequence.request.ignore_eos, None
     else:
-        ends, reason = _choose(sequence, row, token, logprob, eos_token_ids)
+        ends, reason = _choose(sequence, logits[row], token, logprob, eos_token_ids)
     if ends:
         sequence.finish_reason, sequence.stop_reason = "stop", reason
     elif sequence.num_tokens == sequence.limit:

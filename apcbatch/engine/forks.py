@@ -45,10 +45,8 @@ class Forks:
 
 
 def answers_due(sequence: Sequence) -> Items[Sequence]:
-    """The sequences that take their next token from a sequence's logits: itself, or, at the end of a prompt with
-    several answers, one for each of them, which are made here."""
-    if not sequence.is_trunk:
-        return (sequence,)
+    """The sequences of all answers to a prompt whose end a sequence has reached, itself the first; the others are made
+    here."""
     forks = Forks([sequence])
     forks.sequences += [_fork(sequence, answer) for answer in range(1, sequence.num_answers)]
     for one in forks.sequences:

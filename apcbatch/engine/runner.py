@@ -94,8 +94,8 @@ class Pass:
         if self._error is not None:
             raise self._error
         tokens, logprobs = self._choice.read()
-        rows = [(chunk, self._rows[chunk.sequence]) for chunk in self.chunks if chunk.samples]
-        return [(chunk, row, tokens[row], logprobs[row]) for chunk, row in rows]
+        rows = [(chunk, self._rows.get(chunk.sequence)) for chunk in self.chunks]
+        return [(chunk, row, tokens[row], logprobs[row]) for chunk, row in rows if row is not None]
 
     def scores(self) -> list[tuple[Chunk, Scores | None]]:
         """Each chunk with scored tokens, and their scores; None where numbers are not finite."""

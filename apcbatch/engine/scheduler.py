@@ -122,7 +122,7 @@ class Scheduler:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
         sequence = chunk.sequence
         self._detach(sequence)
-        if sequence.is_trunk and chunk.end == sequence.num_prompt:
+        if chunk.end == sequence.num_prompt and sequence.is_trunk:
             self._fork(sequence)
         sequence.computed = chunk.end
         self._promises.settle(sequence.number, sequence.computed)

@@ -88,7 +88,7 @@ class Sequence:
     @property
     def is_trunk(self) -> bool:
         """Whether it computes a prompt from whose end several answers will start."""
-        return self.num_answers > 1 and self.in_prefill
+        return self.in_prefill and self.num_answers > 1
 
     @property
     def is_running(self) -> bool:
