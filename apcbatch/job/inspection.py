@@ -19,6 +19,7 @@ from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.refusals import refusals
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
+from apcbatch.data.structure import Structure
 from apcbatch.data.turns import choose_turns
 from apcbatch.engine.room import room_for_answer
 from apcbatch.errors import RequestError, UsageError
@@ -213,7 +214,8 @@ def _add_settings(found: Inspection, conversation: Conversation, config: Config)
     given = conversation.params
     for name, value in settings_of(config, given).items():
         origin = "line" if name in given else config.origins[OPTION_OF.get(name, name)]
-        found.settings.append(Setting(name, value, origin))
+        shown = asdict(value) if isinstance(value, Structure) else value
+        found.settings.append(Setting(name, shown, origin))
 
 
 def _add_prompt(
