@@ -26,8 +26,8 @@ from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.paths import STDOUT, default_output
 from apcbatch.job.planning import work_source
+from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
-from apcbatch.job.report import Report
 from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
@@ -55,7 +55,7 @@ class Job:
         self._config, self._inputs, self._output = config, tuple(inputs), output_for(name)
         self._program, self._config_file = program, config_file
         self._totals = Totals()
-        self._report = Report(config, self._totals, name == STDOUT)
+        self._printer = Printer(config, self._totals, name == STDOUT)
         self._signals = Signals(self.continue_command)
         self._out_is_ours = False
         self._retryable_errors = 0
@@ -63,17 +63,17 @@ class Job:
 
     def run(self) -> int:
         """Do the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while loading."""
-        inputs, output = find_inputs(self._inputs, self._report.warn), self._output
+        inputs, output = find_inputs(self._inputs, self._printer.warn), self._output
         check_paths(self._config, inputs, output, self._config_file)
-        with self._signals, self._report, closing(open_sink(output.lines, self._config.ordered)) as sink:
+        with self._signals, self._printer, closing(open_sink(output.lines, self._config.ordered)) as sink:
             if output.is_made_at_the_end:
-                self._report.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
+                self._printer.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
             elif not self._is_named:
-                self._report.note(f"results go to {output.shown}")
+                self._printer.note(f"results go to {output.shown}")
             if self._config.model == DEMO:
-                self._report.hint(DEMO_NOTE)
-            report = self._report
-            opened = open_run(self._config, inputs, output, sink, report.warn, report.note, report.stage)
+                self._printer.hint(DEMO_NOTE)
+            printer = self._printer
+            opened = open_run(self._config, inputs, output, sink, printer.warn, printer.note, printer.stage)
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             with _closing_engine(opened.engine):
@@ -108,7 +108,7 @@ class Job:
                 if not self._stopping(engine):
                     for work in source.follow(result):
                         self._submit(work, engine, sink)
-            self._report.tick(source.total)
+            self._printer.tick(source.total)
             sink.keep_safe()
         exit_code = self._exit_code(answers.num_errors)
         self._totals.plan_s = source.plan_s
@@ -121,14 +121,14 @@ class Job:
         self._totals.begin_running(already_done=len(opened.answers))
         self._retryable_errors = opened.answers.num_retryable
         config, engine = self._config, opened.engine
-        self._report.detail(
+        self._printer.detail(
             f"model {config.model}, {engine.dtype} on {engine.device}; block size {config.block_size}, "
             f"policy {config.policy}, store {config.store or 'none'}"
         )
         if opened.answers:
-            self._report.note(f"{len(opened.answers)} requests are answered in {self._output.shown} already")
+            self._printer.note(f"{len(opened.answers)} requests are answered in {self._output.shown} already")
         self._signals.drain_on_first()
-        self._report.begin_progress()
+        self._printer.begin_progress()
 
     def _take(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
         """The next request for the engine; None if there is none now or the job is to end. Failures that come first
@@ -159,7 +159,7 @@ class Job:
         self._totals.add(result)
         if self._config.score and result.scores is not None:
             self._totals.scores.add(result.scores)
-        self._report.result(ticket.shown, result)
+        self._printer.result(ticket.shown, result)
 
     def _write_error(self, ticket: Ticket, error: RequestError, sink: Sink) -> None:
         where = f" ({ticket.file_line[0]}, line {ticket.file_line[1]})" if ticket.file_line else ""
@@ -168,13 +168,13 @@ class Job:
         self._totals.add_error(located.code)
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
-        self._report.error(ticket.shown, located)
+        self._printer.error(ticket.shown, located)
 
     def _stopping(self, engine: JobEngine) -> bool:
         """Whether no further request may begin. The first signal drops those that wait."""
         if self._signals.take_news():
             engine.drop_waiting()
-            self._report.note(
+            self._printer.note(
                 f"stopping: {engine.num_unfinished} running requests are finished first; once more stops at once"
             )
         return self._strict_stop or self._signals.exit_code is not None
@@ -188,14 +188,14 @@ class Job:
 
     def _end(self, engine: JobEngine, sink: Sink, exit_code: int) -> int:
         """Make everything durable, then print how it went. The exit code, or EXIT_STOPPED if OUT could not be made."""
-        self._report.end_progress()
+        self._printer.end_progress()
         sink.finish(self._config.ordered)
         engine.flush()
         summary = self._totals.summary(self._config, engine)
         place = self._output.shown
         if isinstance(sink, FileSink) and self._output.is_made_at_the_end:
             place, exit_code = self._make_output(sink, exit_code)
-        self._report.summary(summary, place)
+        self._printer.summary(summary, place)
         if self._config.summary is not None:
             self._write_summary(self._config.summary, orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE))
         return exit_code
@@ -208,7 +208,7 @@ class Job:
         try:
             output.finish(sink)
         except StoppedError as error:
-            self._report.warn(str(error))
+            self._printer.warn(str(error))
             return output.lines if os.path.exists(output.lines) else output.target, EXIT_STOPPED
         return output.shown + f" and {output.target}" * output.is_remote, exit_code
 
@@ -220,7 +220,7 @@ class Job:
             else:
                 write_file(name, [document], Disk())
         except Exception as error:  # an address's package may raise anything; the answers are safe
-            self._report.warn(f"--summary {shown_address(name)} was not written: {reason_of(error, name)}")
+            self._printer.warn(f"--summary {shown_address(name)} was not written: {reason_of(error, name)}")
 
 
 @contextmanager

@@ -36,7 +36,7 @@ NARROW_BAR_FORMAT_WITH_TOTAL = "|{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remai
 NARROW = 100  # columns below which the bar says less
 
 
-class Report:
+class Printer:
     """Prints one run. Use as a context manager, so that the bar is gone before anything else is printed."""
 
     def __init__(self, config: Config, totals: Totals, results_on_stdout: bool) -> None:
@@ -51,7 +51,7 @@ class Report:
         if self._mode == "auto":
             self._mode = "bar" if sys.stderr.isatty() else "plain"
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> Printer:
         return self
 
     def __exit__(self, *_: object) -> None:

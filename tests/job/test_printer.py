@@ -11,8 +11,8 @@ import pytest
 
 from apcbatch.config import Config
 from apcbatch.errors import RequestError
-from apcbatch.job import report as report_module
-from apcbatch.job.report import Report
+from apcbatch.job import printer as printer_module
+from apcbatch.job.printer import Printer
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
 
@@ -26,12 +26,12 @@ def result(prompt, cached, source, out, reason=None, detail=None):
 
 def test_the_lines_have_their_columns(capsys):
     """Fault: a column moves, and scripts that cut columns break."""
-    report = Report(Config(), Totals(), False)
-    report.result("c-9#3", result(1842, 1792, "disk", 128))
+    printer = Printer(Config(), Totals(), False)
+    printer.result("c-9#3", result(1842, 1792, "disk", 128))
     detail = "diverged at token 38 (first boundary 256)"
-    report.result("c-10#1", result(611, 0, "none", 64, "diverged", detail))
+    printer.result("c-10#1", result(611, 0, "none", 64, "diverged", detail))
     sentence = 'messages[2].role is "asistant"; expected system, user, assistant or tool'
-    report.error("c-11#1", RequestError("invalid_request", sentence, 11))
+    printer.error("c-11#1", RequestError("invalid_request", sentence, 11))
     assert capsys.readouterr().out.splitlines() == [
         "c-9#3    ok     prompt  1842   cached  1792 (97.3 %)  disk    new    50   out  128",
         "c-10#1   ok     prompt   611   cached     0 ( 0.0 %)  -       new   611   out   64"
@@ -43,9 +43,9 @@ def test_the_lines_have_their_columns(capsys):
 
 def test_columns_stay_aligned_behind_a_long_id_and_a_nearly_full_hit(capsys):
     """Fault: 99.97 % takes one character more, or the lines after a long id fall back."""
-    report = Report(Config(), Totals(), False)
+    printer = Printer(Config(), Totals(), False)
     for custom_id in ("a", "a-conversation-with-a-long-name#12", "b"):
-        report.result(custom_id, result(9999, 9998, "memory", 1))
+        printer.result(custom_id, result(9999, 9998, "memory", 1))
     first, second, third = capsys.readouterr().out.splitlines()
     assert "(99.9 %)" in first
     assert second.index(" ok ") == third.index(" ok ") > first.index(" ok ")
@@ -53,9 +53,9 @@ def test_columns_stay_aligned_behind_a_long_id_and_a_nearly_full_hit(capsys):
 
 def test_an_id_cannot_write_to_the_terminal(capsys):
     """Fault: a custom_id with a newline or an escape sequence forges lines."""
-    report = Report(Config(), Totals(), False)
-    report.result("x\n\x1b[2Jy", result(5, 0, "none", 1))
-    report.error("z\r", RequestError("internal", "a\nb", 1))
+    printer = Printer(Config(), Totals(), False)
+    printer.result("x\n\x1b[2Jy", result(5, 0, "none", 1))
+    printer.error("z\r", RequestError("internal", "a\nb", 1))
     out = capsys.readouterr().out
     assert out.count("\n") == 2 and "\x1b" not in out and "\r" not in out
 
@@ -63,15 +63,15 @@ def test_an_id_cannot_write_to_the_terminal(capsys):
 def test_a_pipe_gets_a_plain_line_every_ten_seconds(capsys, monkeypatch):
     """Fault: a log file is filled with bars, or hears nothing for hours."""
     now = [1000.0]
-    monkeypatch.setattr(report_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
     totals = Totals()
-    report = Report(Config(), totals, False)
-    report.begin_progress()
+    printer = Printer(Config(), totals, False)
+    printer.begin_progress()
     totals.begin_running(0)
     totals.add(result(100, 80, "memory", 5))
     for _ in range(25):
         now[0] += 1.0
-        report.tick(None if now[0] < 1015 else 4)
+        printer.tick(None if now[0] < 1015 else 4)
     assert capsys.readouterr().err.splitlines() == [
         "1 requests, prompt 10 tok/s, decode 0 tok/s, hit 80.0 %",
         "1 of 4 requests, prompt 5 tok/s, decode 0 tok/s, hit 80.0 %, eta 01:00",
@@ -93,15 +93,15 @@ def test_a_terminal_gets_one_bar(monkeypatch, progress, shown, columns):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     now = [1000.0]
-    monkeypatch.setattr(report_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(printer_module.time, "monotonic", lambda: now[0])
     totals = Totals()
-    with Report(Config(progress=progress), totals, False) as report:
-        report.stage("loading a model with a very long name, longer than the terminal is wide")
-        report.begin_progress()
+    with Printer(Config(progress=progress), totals, False) as printer:
+        printer.stage("loading a model with a very long name, longer than the terminal is wide")
+        printer.begin_progress()
         totals.begin_running(0)
         totals.add(result(100, 80, "memory", 5))
         now[0] += 1.0
-        report.tick(4)
+        printer.tick(4)
     text = terminal.getvalue()
     hit = "hit 80.0 %" if columns >= 100 else "hit 80 %"
     if columns >= 60:
@@ -135,12 +135,12 @@ SUMMARY = {
 def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
     """Fault: the terminal breaks a line in the middle of a word, a number is lost, or NO_COLOR changes nothing."""
     terminal = terminal_of(monkeypatch, columns, **({} if colour else {"NO_COLOR": "1"}))
-    report = Report(Config(verbose=True), Totals(), False)
-    report.result("c-9#3", result(1842, 1792, "disk", 128))
-    report.result("a-conversation-with-a-long-name#12", result(9999, 9998, "memory", 1))
-    report.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
-    report.error("c-11#1", RequestError("invalid_request", 'messages[2].role is "asistant"; expected user', 11))
-    report.summary(SUMMARY, "out.jsonl")
+    printer = Printer(Config(verbose=True), Totals(), False)
+    printer.result("c-9#3", result(1842, 1792, "disk", 128))
+    printer.result("a-conversation-with-a-long-name#12", result(9999, 9998, "memory", 1))
+    printer.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
+    printer.error("c-11#1", RequestError("invalid_request", 'messages[2].role is "asistant"; expected user', 11))
+    printer.summary(SUMMARY, "out.jsonl")
     text = terminal.getvalue()
     assert ("\x1b[32mok\x1b[0m" in text) == ("\x1b[31merror\x1b[0m" in text) == colour
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
@@ -158,8 +158,8 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
 def test_a_wide_terminal_has_the_columns_of_a_pipe(monkeypatch):
     """Fault: what a person learns to read at the terminal is called otherwise in a file."""
     terminal = terminal_of(monkeypatch, 200, TERM="dumb")
-    report = Report(Config(), Totals(), False)
-    report.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
+    printer = Printer(Config(), Totals(), False)
+    printer.result("c-10#1", result(611, 0, "none", 64, "diverged", "diverged at token 38 (first boundary 256)"))
     assert terminal.getvalue() == (
         "c-10#1   ok     prompt   611   cached     0 ( 0.0 %)  -       new   611   out   64"
         "   miss: diverged at token 38 (first boundary 256)\n"
@@ -168,10 +168,10 @@ def test_a_wide_terminal_has_the_columns_of_a_pipe(monkeypatch):
 
 def test_a_pipe_gets_json_last_and_no_stages(capsys):
     """Fault: a script finds lines for people where the JSON was, or a log is filled with stages."""
-    report = Report(Config(), Totals(), False)
-    report.stage("loading")
-    report.begin_progress()
-    report.summary(SUMMARY, "out.jsonl")
+    printer = Printer(Config(), Totals(), False)
+    printer.stage("loading")
+    printer.begin_progress()
+    printer.summary(SUMMARY, "out.jsonl")
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1]) == SUMMARY
     assert captured.err.endswith("results in out.jsonl\n") and "loading" not in captured.err
@@ -179,6 +179,6 @@ def test_a_pipe_gets_json_last_and_no_stages(capsys):
 
 def test_verbose_adds_times(capsys):
     """Fault: -v changes nothing."""
-    report = Report(Config(verbose=True), Totals(), False)
-    report.result("a", result(5, 0, "none", 1))
+    printer = Printer(Config(verbose=True), Totals(), False)
+    printer.result("a", result(5, 0, "none", 1))
     assert capsys.readouterr().out.rstrip().endswith("prefill 0.0 ms, decode 0.0 ms")
