@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from random import Random
 
-from conversations import support
 from examples_text.script import Script
+
+from conversations import support
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (("support", support.conversation, 10),)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from random import Random
 
-from conversations import words
-from conversations.support_errands import ERRANDS as MORE_ERRANDS
-from conversations.words import say
 from examples_text import support as examples
 from examples_text.script import MAX_MESSAGES, Script
 from examples_text.shop import World
 from examples_text.support_orders import Errand
 from examples_text.support_tools import POLICY, TOOLS
+
+from conversations import words
+from conversations.support_errands import ERRANDS as MORE_ERRANDS
+from conversations.words import say
 
 NEW_NAMES = 0.75  # of the customers; the others have names as in the examples, in other pairs
 GREETINGS = (

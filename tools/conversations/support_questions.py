@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from conversations.words import say
 from examples_text.script import Script
 from examples_text.shop import money
 from examples_text.support_orders import Errand
+
+from conversations.words import say
 
 CLOSINGS = ("Is there anything else?", "Anything else?", "Can I help you with anything else?")
 # What is asked, and what the policy says to it.
@@ -44,8 +45,8 @@ RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (
         ("What does a repair cost after the warranty?", "How much is a new zip when the warranty is over?"),
-        "Outside of the warranty a repair is 15 euros for a zip or a buckle, 25 for a pole and 35 for seams, to be paid "
-        "after the work.",
+        "Outside of the warranty a repair is 15 euros for a zip or a buckle, 25 for a pole and 35 for seams, to be "
+        "paid after the work.",
     ),
     (
         ("What does the warranty cover?", "Is a broken zip covered by the warranty?"),
@@ -87,8 +88,8 @@ class TimeLeft(Errand):
         tier = self.world.tier
         days = 60 if tier == "Ridge" else 30
         script.say(
-            f"You are in the {tier} tier, {self.world.first}, so you have {days} days from the delivery, if it is unused "
-            f"and complete. {self.rng.choice(CLOSINGS)}"
+            f"You are in the {tier} tier, {self.world.first}, so you have {days} days from the delivery, if it is "
+            f"unused and complete. {self.rng.choice(CLOSINGS)}"
         )
 
 
@@ -132,8 +133,8 @@ class InStock(Errand):
         if self.gone:
             others = [option for option in product.options if option != self.option]
             script.say(
-                f"The {name} is sold out in {self.option} at the moment. There is still {', '.join(others)}, for {price}. "
-                f"{self.rng.choice(CLOSINGS)}"
+                f"The {name} is sold out in {self.option} at the moment. There is still {', '.join(others)}, for "
+                f"{price}. {self.rng.choice(CLOSINGS)}"
             )
             return
         count = page["stock"][self.option]

@@ -9,66 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date, timedelta
+from pathlib import Path
 from random import Random
 
-GIVEN = tuple(
-    """
-    Abel Ada Adrian Agnes Aisha Albert Alba Aline Amara Amir Anders Anika Anton Aoife Arjun Astrid Aylin Basil
-    Beatriz Bela Bianca Boris Bram Bridget Bruno Callum Camille Carla Cedric Chiara Clara Conrad Cyrus Dalia
-    Damian Daria David Delia Desmond Diego Dmitri Dora Edith Efua Elena Elias Elif Elodie Emil Enzo Erik
-    Esther Ewan Fabian Farah Felix Fergus Fiona Florian Frieda Gareth Gemma Georg Gita Grace Gregor Greta
-    Gustav Hamid Hanna Harriet Hector Heidi Helga Henrik Hugo Ida Idris Ilse Imani Ingrid Irene Isaac Ivana
-    Ivo Jakob Jamila Janek Jasper Joana Jonas Josef Judith Julian Kaito Karim Katya Kenji Kira Klara Kofi
-    Kwame Lara Leila Lena Leon Lidia Lina Linus Livia Lorenz Lotte Lucas Luisa Magda Malik Manuel Mara Marco
-    Maren Marguerite Martin Mateo Matilda Maud Meera Milan Milo Mina Miriam Moritz Nadia Naomi Nestor Nia
-    Nico Nils Nina Noor Odile Olaf Olga Omar Oskar Otto Paloma Pavel Pedro Petra Philip Piotr Priya Quentin
-    Rafael Rashid Renata Rhea Rikke Rita Robin Rosa Rowan Ruben Ruth Sabine Salma Samuel Sandro Selma Sina
-    Simon Sofia Stefan Sunniva Sven Tamara Tariq Tessa Theo Thomas Tilda Tomasz Ulla Uma Valentin Vera
-    Viktor Vivian Walter Wanda Wilma Xenia Yara Yusuf Yvonne Zainab Zoe
-    """.split()
-)
-_FAMILY_HEADS = tuple(
-    """
-    Ald Amber Ash Bar Beck Bell Ber Birk Black Bram Brook Cal Car Chad Clay Cole Crane Dal Dan Del Dorn Drum
-    Dun East Elm Fair Fal Far Fel Fen Find Fors Gal Gar Glen Gran Gren Hal Ham Har Hart Has Haw Hazel Heath
-    Hol Horn Ing Kal Kel Ken Kil Kor Lam Lang Lar Lind Lock Lun Mal Mar Mel Mer Mid Mor Nor Oak Ol Orm
-    Pel Pen Pem Quar Rad Rav Red Ren Rock Ros Row Sal Sand Sel Shel Sol Stan Sten Sund Tal Tarn Thorn Til
-    Tor Tren Ul Val Var Vin Wal War Wen West Whit Wil Win Wood Yar
-    """.split()
-)
-_FAMILY_TAILS = tuple(
-    """
-    ard bach beck berg borg bourne by combe croft dal den don dorf er ero ese evic felt field ford gate
-    grave grove gren ham hurst ia ik ini ino ka kin land ley lin lund man mann mark mere mond more nes ney
-    ock off oni ova ovic quist ridge rup sen ska son sted stone strand strom ton tore vale ven wald ward
-    well wick win wood worth
-    """.split()
-)
-_TOWN_HEADS = tuple(
-    """
-    Alder Amber Apple Ash Barrow Birch Black Bram Bright Broad Bur Carn Cedar Chal Clear Cold Cor Crow Deep
-    Down Drift Eagle East Elder Ever Fair Fal Fern Fin Flint Fox Free Frost Glass Gold Gran Grey Hal Haven
-    Hawk Hazel Heather High Hollow Ivy Kes Kings Lark Lead Lin Long Loch Maple Mill Mist Moon Nettle New
-    North Oak Otter Penny Pine Quarry Raven Red Rook Rose Rush Sal Sand Scar Sedge Silver Sker Snow South
-    Spring Stan Stone Sun Swan Thistle Thorn Tide Upper Wal Weather Well West Wex Whin White Willow Win Wolds
-    """.split()
-)
-_TOWN_TAILS = tuple(
-    """
-    bay beck bridge brook burn bury by chester cliff combe cross dale den don fell field ford gate ham
-    haven head hill holm hurst land leigh ley low marsh mere minster moor mouth ness pool port ridge shaw
-    side stead stoke thorpe ton wall water way well wick wold wood worth
-    """.split()
-)
-_STREETS = tuple(
-    """
-    Orchard Mill Canal Chapel Station Quarry Harbour Larch Weaver North South Bridge Church Garden Park
-    School Castle Market River Spring Tower Linden Poplar Saddler Cooper Baker Fisher Rope Lantern Meadow
-    Abbey Acorn Barley Beacon Beech Bell Cherry Cobbler Copper Dove Falcon Foundry Glebe Granary Heron
-    Juniper Kiln King Laurel Magpie Maltings Nightingale Oxford Paddock Pearl Plum Queen Rectory Sexton
-    Summer Tanner Union Victoria Vine Walnut Wharf Windmill
-    """.split()
-)
+LISTS = Path(__file__).parent / "lists"
+
+
+def word_list(name: str) -> tuple[str, ...]:
+    """The words of one file of lists/."""
+    return tuple((LISTS / f"{name}.txt").read_text(encoding="utf-8").split())
+
+
+GIVEN = word_list("given")
+_FAMILY_HEADS = word_list("family_heads")
+_FAMILY_TAILS = word_list("family_tails")
+_TOWN_HEADS = word_list("town_heads")
+_TOWN_TAILS = word_list("town_tails")
+_STREETS = word_list("streets")
 _STREET_KINDS = ("Lane", "Street", "Walk", "Hill", "Road", "Close", "Avenue", "Yard", "Row", "Parade", "Court")
 _PROVIDERS = (
     "postbox", "fastmail", "inbox", "mailhaven", "letterbox", "northmail", "quickpost", "webpost", "mymail", "openmail",
