@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,13 +21,14 @@ import numpy.typing as npt
 from conversations import conversation
 from transformers import AutoTokenizer
 
-from demo_model.tokenizer import CONTROL, ROLES
+from demo_model.tokenizer import CONTROL, END, ROLES
 
 ROLE_IDS = np.array([CONTROL.index(role) for role in ROLES])
 ASSISTANT_ID = CONTROL.index("<|assistant|>")
 PIECE = 64  # conversations that a worker makes at a time
 POOL = 2048  # conversations that are sorted by length together
 ROUND = 64  # rows are padded to a multiple of it
+SYSTEMS = 256  # beginnings whose ids a worker remembers
 AHEAD = 4  # pieces that wait for each worker
 
 Ids = npt.NDArray[np.uint16]
@@ -46,10 +48,15 @@ class Encoder:
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._system = lru_cache(SYSTEMS)(self._encode)  # many conversations share theirs
 
     def ids(self, record: dict[str, Any]) -> Ids:
         """The ids of a whole conversation (a line of JSONL)."""
         text = self._tokenizer.apply_chat_template(record["messages"], tools=record["tools"] or None, tokenize=False)
+        system, end, rest = text.partition(END)  # control tokens part what is encoded
+        return np.concatenate((self._system(system + end), self._encode(rest)))
+
+    def _encode(self, text: str) -> Ids:
         return np.array(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, np.uint16)
 
 

@@ -32,6 +32,7 @@ class Progress:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    done: bool = False
     losses: list[tuple[int, float, float]] = field(default_factory=list)
 
 
@@ -75,7 +76,7 @@ def train(
     recipe: Recipe,
     batches: Iterator[Batch],
     device: torch.device,
-    report: Callable[[Progress], None],
+    report: Callable[[Network, Progress], None],
 ) -> tuple[Network, Progress]:
     """A network from nothing; report is called every REPORT_STEPS steps and after the last."""
     torch.manual_seed(recipe.seed)
@@ -110,7 +111,8 @@ def train(
             progress.seconds = time.perf_counter() - begin
             progress.losses.append((progress.steps, progress.seconds, mean))
             since.zero_()
-            report(progress)
+            progress.done = done >= 1
+            report(network, progress)
     return network, progress
 
 
