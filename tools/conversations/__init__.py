@@ -12,10 +12,16 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations import support
+from conversations import calendars, files, plain, shops, support
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
-_WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (("support", support.conversation, 10),)
+_WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
+    ("support", support.conversation, 10),
+    ("shops", shops.conversation, 4),
+    ("calendars", calendars.conversation, 3),
+    ("files", files.conversation, 3),
+    ("plain", plain.conversation, 2),
+)
 DOMAINS: dict[str, Callable[[Random, str], Script]] = {name: make for name, make, _ in _WEIGHTED}
 WEIGHTS: dict[str, int] = {name: weight for name, _, weight in _WEIGHTED}
 
