@@ -154,17 +154,23 @@ def expand(script: Script, journey: Journey) -> None:
     )
 
 
+def plural(number: int) -> str:
+    """The end of a noun that is counted."""
+    return "" if number == 1 else "s"
+
+
 def verdict(trip: Trip, journey: Journey) -> str:
     """Whether the wishes are met, and by how much they are not."""
     misses = []
     late, tight = journey[-1].arrival - trip.arrive_by, shortest_change(journey)
     dear = fare_cents(journey) - trip.cents
     if late > 0:
-        misses.append(f"it arrives {late} minutes after {clock(trip.arrive_by)}")
+        misses.append(f"it arrives {late} minute{plural(late)} after {clock(trip.arrive_by)}")
     if dear > 0:
         misses.append(f"it costs {dear / 100:.2f} euros more than you wanted to spend")
     if tight is not None and tight < trip.change:
-        misses.append(f"the shortest change is {trip.change - tight} minutes shorter than you asked for")
+        short = trip.change - tight
+        misses.append(f"the shortest change is {short} minute{plural(short)} shorter than you asked for")
     if not misses:
         return "Every wish is met, so this is the bound for the other branches."
     missed = ", and ".join(misses)
