@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from random import Random
 
-from conversations import rail_questions, words
-from conversations.railways import railway
-from conversations.words import say
 from examples_text.rail_network import Journey, Leg, Network, clock, fare_cents, shortest_change
 from examples_text.script import MAX_MESSAGES, Call, Script, to_json
 from examples_text.search_rail import NUMBERS, SYSTEM, TOOLS, Trip, verdict, wishes
+
+from conversations import rail_questions, words
+from conversations.railways import railway
+from conversations.words import say
 
 SEARCHES = 0.7  # of the conversations; the others are single questions
 LISTED = 4  # branches that are shown at most

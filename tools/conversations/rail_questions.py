@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from random import Random
 
-from conversations import words
-from conversations.railways import railway
-from conversations.words import listed, say
 from examples_text.rail_network import Departure, Leg, Network, clock, fare_cents
 from examples_text.script import Script
 from examples_text.search_rail import SYSTEM, TOOLS
+
+from conversations import words
+from conversations.railways import railway
+from conversations.words import listed, say
 
 SYSTEMS = (
     "You [answer questions about|know the timetable of|help travellers of] a [small|regional|local] railway. [Look "

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from random import Random
 
-from conversations import words
 from examples_text.rail_network import HOLLIN, Network, Service
+
+from conversations import words
 
 _LINE_HEADS = words.word_list("lines")
 _LINE_TAILS = ("Line", "Line", "Line", "Express", "Stopper", "Shuttle", "Link", "Railway", "Branch", "Fast")
