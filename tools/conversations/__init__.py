@@ -12,12 +12,14 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations import calendars, files, plain, shops, support
+from conversations import calendars, files, incidents, plain, rail, shops, support
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("support", support.conversation, 10),
     ("shops", shops.conversation, 4),
+    ("rail", rail.conversation, 4),
+    ("incidents", incidents.conversation, 4),
     ("calendars", calendars.conversation, 3),
     ("files", files.conversation, 3),
     ("plain", plain.conversation, 2),
