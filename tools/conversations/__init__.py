@@ -12,12 +12,13 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations import calendars, incidents, plain, rail, support
+from conversations import calendars, coding, incidents, plain, rail, support
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("support", support.conversation, 10),
     ("rail", rail.conversation, 4),
+    ("coding", coding.conversation, 4),
     ("incidents", incidents.conversation, 4),
     ("calendars", calendars.conversation, 3),
     ("plain", plain.conversation, 2),

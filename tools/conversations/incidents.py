@@ -19,7 +19,7 @@ from conversations.incident_world import World, decisive_line, values
 from conversations.words import say
 
 SEARCHES = 0.7  # of the conversations; the others are single questions
-LONGEST_LIST = 270  # characters of the hypotheses; where they are longer, they are told in fewer words
+LONGEST_LIST = 245  # characters of the hypotheses; where they are longer, they are told in fewer words
 EVERY_FAULT = (*FAULTS, *MORE_FAULTS)
 
 ALERTS = (
