@@ -9,12 +9,14 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations.shop_errands import ERRANDS
-from conversations.shop_talk import ShopTalk
-from conversations.shop_world import Shop
+from conversations.shops.orders import ORDER_ERRANDS
+from conversations.shops.questions import QUESTION_ERRANDS
+from conversations.shops.talk import ShopTalk
+from conversations.shops.world import Shop
 from conversations.toolset import INTEGER, Function, Toolset, may, needs
 from conversations.words import say
 
+ERRANDS = (*ORDER_ERRANDS, *QUESTION_ERRANDS)
 MAX_MESSAGES = 20
 ORDER = needs("order|order_number|order_id|number", "The number of the order.|Which order, by its number.")
 FUNCTIONS = {

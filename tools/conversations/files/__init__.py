@@ -10,9 +10,9 @@ from random import Random
 from examples_text.script import Script
 
 from conversations import words
-from conversations.file_changes import CHANGES
-from conversations.file_looks import LOOKS
-from conversations.file_tree import Tree
+from conversations.files.changes import CHANGES
+from conversations.files.looks import LOOKS
+from conversations.files.tree import Tree
 from conversations.toolset import INTEGER, Function, Talk, Toolset, may, needs
 from conversations.words import say
 

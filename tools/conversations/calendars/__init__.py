@@ -10,11 +10,14 @@ from random import Random
 from examples_text.script import Script
 
 from conversations import words
-from conversations.calendar_book import CLOSES, OPENS, Book, clock
-from conversations.calendar_errands import ERRANDS, Desk
+from conversations.calendars.book import CLOSES, OPENS, Book, clock
+from conversations.calendars.changes import CHANGES
+from conversations.calendars.desk import Desk
+from conversations.calendars.looks import LOOKS
 from conversations.toolset import DAY, INTEGER, STRINGS, Function, Toolset, may, needs
 from conversations.words import say
 
+ERRANDS = (*LOOKS, *CHANGES)
 MAX_MESSAGES = 20
 THE_DAY = needs("day|date|on_day", "The day, as YYYY-MM-DD.|A date such as 2025-04-30.", DAY)
 THE_EVENT = needs("event|event_id|id", "The id of the event.|Which event; list a day to see the ids.")

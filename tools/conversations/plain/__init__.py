@@ -11,7 +11,8 @@ from random import Random
 from examples_text.script import Script
 
 from conversations import words
-from conversations.plain_facts import FACTS
+from conversations.plain.facts import name_and_place, number, shopping
+from conversations.plain.reading import compare, passage, repeat
 from conversations.toolset import Talk, Toolset
 from conversations.words import LISTS, say
 
@@ -196,7 +197,12 @@ KINDS: tuple[tuple[Callable[[Talk], None], int], ...] = (
     (ask, 4),
     (wish, 2),
     (pleasantry, 2),
-    *((fact, 2) for fact in FACTS),
+    (name_and_place, 2),
+    (number, 2),
+    (shopping, 2),
+    (passage, 4),
+    (repeat, 2),
+    (compare, 2),
 )
 
 

@@ -15,7 +15,7 @@ from examples_text.support_orders import Errand
 from examples_text.support_tools import POLICY, TOOLS
 
 from conversations import words
-from conversations.support_errands import ERRANDS as MORE_ERRANDS
+from conversations.support.errands import ERRANDS as MORE_ERRANDS
 from conversations.words import say
 
 NEW_NAMES = 0.75  # of the customers; the others have names as in the examples, in other pairs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conversations import words
-from conversations.file_looks import Errand, look, spoken
-from conversations.file_tree import FOLDERS, File, Tree
+from conversations.files.looks import Errand, look, spoken
+from conversations.files.tree import FOLDERS, File, Tree
 from conversations.toolset import Talk
 from conversations.words import listed, plural
 
