@@ -144,7 +144,7 @@ PLEASANTRIES = (
         ("[Gladly|Of course]. What is it about?", "What can I help you with?"),
     ),
     (
-        ("[asdf|qwerty|???|...|hm|lorem ipsum|foo bar]",),
+        ("[asdf|qwerty|???|hm|lorem ipsum|foo bar]",),
         ("I'm sorry, I didn't understand that. Could you say it in other words?",),
     ),
 )
@@ -217,6 +217,6 @@ def conversation(rng: Random, name: str) -> Script:
     if rng.random() < 0.3:
         greet(talk)
     for kind in rng.choices(kinds, weights, k=rng.choice((1, 1, 2, 2, 3, 4))):
-        if len(script.messages) < 16:
+        if len(script.messages) < 14:
             kind(talk)
     return script
