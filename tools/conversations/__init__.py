@@ -12,7 +12,7 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations import calendars, files, plain, shops, support
+from conversations import calendars, everyday, files, plain, shops, support
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
@@ -20,6 +20,7 @@ _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("shops", shops.conversation, 4),
     ("calendars", calendars.conversation, 3),
     ("files", files.conversation, 3),
+    ("everyday", everyday.conversation, 3),
     ("plain", plain.conversation, 2),
 )
 DOMAINS: dict[str, Callable[[Random, str], Script]] = {name: make for name, make, _ in _WEIGHTED}

@@ -15,7 +15,7 @@ NO = ("No, [leave|keep] {it}.", "[Oh|Hm], no. [Keep|Leave] {it}.")
 
 def fit_one_answer(files: list[File], to: str = "") -> bool:
     """Whether one answer can call a function for each of the files, with the folder that they go to, if any."""
-    return 1 <= len(files) <= 3 and sum(len(file.path) + len(to) for file in files) <= LONGEST_PATHS
+    return 1 <= len(files) <= 2 and sum(len(file.path) + len(to) for file in files) <= LONGEST_PATHS
 
 
 def move(talk: Talk, tree: Tree) -> bool:
