@@ -12,9 +12,9 @@ from examples_text.coding import LOOKS, SYSTEM, TOOLS
 from examples_text.coding_task import Edit, Failure, after, changelog
 from examples_text.script import MAX_MESSAGES, Call, Script
 
-from conversations import coding_questions
-from conversations.coding_projects import Project, draw
-from conversations.incident_world import fill
+from conversations.coding import questions
+from conversations.coding.projects import Project, draw
+from conversations.incidents.world import fill
 from conversations.words import say
 
 REPAIRS = 0.75  # of the conversations; the others are questions about a project
@@ -59,7 +59,7 @@ CURES = (
 RUNS_AGAIN = (None, "All tests again.", "Now all of them again.")
 DONE = (
     "{reason} {fixed}, in {name}() in {path}, and {test} keeps it that way. All {count} tests pass.",
-    "{fixed}: `{wrong}` in {path} is `{right}` now. {call} gives {want}. I did not change anything else.",
+    "{fixed}, in {path}. {call} gives {want}. I did not change anything else.",
     "{call} gives {want} now. {reason} {fixed}. The change is one line in {path}; the new test is in {tests}.",
 )
 FOLLOWS = (
@@ -127,7 +127,7 @@ class Session:
         script.call(rng.choice(LOOKS), ("list_files", {}, project.repository.listing()))
         there = [name for name in (path, tests) if name in project.repository.files]
         others = [name for name in project.repository.files if name not in there]
-        paths = [*there, *(others if rng.random() < 0.15 else [])]
+        paths = [*there, *(others[-2:] if rng.random() < 0.15 else [])]
         read: Call = ("read_files", {"paths": paths}, "\n\n".join(map(project.repository.numbered, paths)))
         remark = self.text(READ if tests in there else UNTESTED)
         calls = [read]
@@ -203,7 +203,7 @@ def conversation(rng: Random, name: str) -> Script:
     """A mistake that is put right, or questions about a project."""
     project = draw(rng)
     if rng.random() > REPAIRS:
-        return coding_questions.conversation(rng, name, project)
+        return questions.conversation(rng, name, project)
     session = Session(rng, name, project)
     session.look_around()
     session.write_test()

@@ -1,4 +1,4 @@
-"""More small functions with one mistake each, in the form of `coding_bugs`.
+"""More small functions with one mistake each, in the form of `bugs`.
 
 Must not know: the other files of a project, or how the work is told.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 
 from conversations import words
-from conversations.coding_bugs import Bug
+from conversations.coding.bugs import Bug
 
 
 def _ints(rng: Random, low: int, high: int, least: int = 2, most: int = 5) -> list[int]:

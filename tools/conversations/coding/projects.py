@@ -13,9 +13,9 @@ from typing import Any
 
 from examples_text.coding_task import Failure, Repository, failure
 
-from conversations.coding_bugs import BUGS, Bug
-from conversations.coding_more_bugs import MORE_BUGS
-from conversations.incident_world import SUBJECTS, fill
+from conversations.coding.bugs import BUGS, Bug
+from conversations.coding.more_bugs import MORE_BUGS
+from conversations.incidents.world import SUBJECTS, fill
 
 _TAILS = ("book", "log", "kit", "desk", "box", "bench", "lane", "yard", "mill", "list", "pad", "note", "hub", "tool")
 _ABOUT = (

@@ -10,7 +10,7 @@ from random import Random
 from examples_text.coding import SYSTEM, TOOLS
 from examples_text.script import Script
 
-from conversations.coding_projects import Function, Project
+from conversations.coding.projects import Function, Project
 from conversations.words import listed, say
 
 RUN = "python -m pytest -q --tb=short"

@@ -1,7 +1,7 @@
 """Small functions with one mistake each: the right code, the wrong piece of it, and what is said about it.
 
-`<noun>` and `<nouns>` are what the project is about, `<name>` is the function. `<call>`, `<got>` and `<want>` belong to a
-call that shows the mistake. Must not know: the other files of a project, or how the work is told.
+`<noun>` and `<nouns>` are what the project is about, `<name>` is the function. Must not know: the other files
+of a project, or how the work is told.
 """
 
 from __future__ import annotations
