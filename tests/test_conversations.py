@@ -25,7 +25,7 @@ from examples_text.script import Script  # noqa: E402
 
 EXAMPLES = ROOT / "examples" / "agents.jsonl"
 DEMO = ROOT / "apcbatch" / "demo"
-EACH = 120  # conversations of each domain
+EACH = 60  # conversations of each domain
 MOST_MESSAGES = 22
 MOST_TOKENS = 6000
 MOST_ANSWER_TOKENS = 120
@@ -157,7 +157,7 @@ def test_lengths_are_bounded(domain, drawn, tokenizer, render):
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_prompts_are_prefixes(domain, drawn, tokenizer, render):
     """A text that the template or the tokenizer changes when more is said after it."""
-    for script in drawn[domain][:20]:
+    for script in drawn[domain][:8]:
         record = script.record()
         whole = render(record, len(script.messages), False)
         ids = tokenizer.encode(whole, add_special_tokens=False).ids

@@ -88,8 +88,8 @@ class Toolset:
             free = [shown for shown in map(spell, parameter.names.split("|")) if shown not in properties]
             shown = rng.choice(free)
             self._parameters[own, key] = shown
-            about = {"description": rng.choice(parameter.about.split("|"))} if described else {}
-            properties[shown] = {**parameter.schema, **about}
+            told = {"description": rng.choice(parameter.about.split("|"))} if described else {}
+            properties[shown] = {**parameter.schema, **told}
             if not parameter.optional:
                 required.append(shown)
         parameters = {"type": "object", "properties": properties, "required": required}

@@ -19,30 +19,29 @@ SAMPLE = 200  # conversations that the digest covers
 
 @dataclass(frozen=True)
 class Recipe:
-    """batch_tokens: a step's, padding included. learning_rate: the highest one. minutes: when training ends, if it has
+    """batch_tokens: a step's, padding included. muon_rate, adam_rate: the highest learning rates. minutes: when training ends, if it has
     not made its steps by then. context_weight: of tokens that the assistant does not write, beside 1 for its own."""
 
     seed: int = 20261122
     conversations: str = "train"
     steps: int = 4000
     minutes: float = 8.0
-    batch_tokens: int = 1 << 17
+    batch_tokens: int = 1 << 16
     longest: int = 6144
-    learning_rate: float = 3e-3
-    last_learning_rate: float = 0.02  # as a share of the highest
+    muon_rate: float = 0.02
+    adam_rate: float = 3e-3
+    last_rate: float = 0.02  # as a share of the highest
     warm_up_steps: int = 100
     betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
     largest_gradient: float = 1.0
     context_weight: float = 0.1
     router_balance: float = 0.01
 
-    def rate(self, step: int, progress: float) -> float:
-        """The learning rate of a step, progress (0 to 1) being how much of the training is done: a linear warm-up, then
-        a cosine."""
+    def rate_share(self, step: int, progress: float) -> float:
+        """The learning rates of a step as a share of the highest ones: a linear warm-up, then a cosine. progress: how much
+        of the training is done, 0 to 1."""
         cosine = 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))
-        share = self.last_learning_rate + (1 - self.last_learning_rate) * cosine
-        return self.learning_rate * min(1.0, (step + 1) / self.warm_up_steps) * share
+        return min(1.0, (step + 1) / self.warm_up_steps) * (self.last_rate + (1 - self.last_rate) * cosine)
 
 
 def digest(recipe: Recipe, shape: Shape) -> str:

@@ -13,18 +13,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 32  # channels of a program: one for each thread of a warp
+BLOCK = 32  # channels of a program, which is one warp
+STAGES = 6  # tokens whose inputs are on their way while one is worked on
 
 
 @triton.jit
-def _forward(x, dt, a, b, c, y, states, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr):
+def _forward(x, dt, a, b, c, y, states, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n = tl.arange(0, N)
     tile = n[:, None] * D + d[None, :]
     decay = tl.load(a + tile)
     h = tl.zeros((N, BLOCK), tl.float32)
-    for t in range(tokens):
+    for t in tl.range(tokens, num_stages=STAGES):
         at = row * tokens + t
         dt_t = tl.load(dt + at * D + d)
         x_t = tl.load(x + at * D + d).to(tl.float32)
@@ -37,7 +38,7 @@ def _forward(x, dt, a, b, c, y, states, tokens, D: tl.constexpr, N: tl.constexpr
 
 @triton.jit
 def _backward(
-    grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr
+    grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -48,7 +49,7 @@ def _backward(
     dh = tl.zeros((N, BLOCK), tl.float32)  # of the state after token t, from the tokens after it
     da_sum = tl.zeros((N, BLOCK), tl.float32)
     h = tl.load(states + (row * tokens + tokens - 1) * N * D + tile)
-    for i in range(tokens):
+    for i in tl.range(tokens, num_stages=STAGES):
         t = tokens - 1 - i
         at = row * tokens + t
         grad_t = tl.load(grad + at * D + d)
@@ -90,7 +91,7 @@ def forward(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Ten
     rows, tokens, d, n = _check(x, dt, a, b, c)
     y = torch.empty((rows, tokens, d), dtype=torch.float32, device=x.device)
     states = torch.empty((rows, tokens, n, d), dtype=torch.float32, device=x.device)
-    _forward[(rows, d // BLOCK)](x, dt, a, b, c, y, states, tokens, D=d, N=n, BLOCK=BLOCK, num_warps=1)
+    _forward[(rows, d // BLOCK)](x, dt, a, b, c, y, states, tokens, D=d, N=n, BLOCK=BLOCK, STAGES=STAGES, num_warps=1)
     return y, states
 
 
@@ -103,5 +104,5 @@ def backward(
     da = torch.empty((rows, n, d), dtype=torch.float32, device=x.device)
     db, dc = (torch.empty((rows, tokens, d // BLOCK, n), dtype=torch.float32, device=x.device) for _ in range(2))
     grid = (rows, d // BLOCK)
-    _backward[grid](grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D=d, N=n, BLOCK=BLOCK, num_warps=1)
+    _backward[grid](grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D=d, N=n, BLOCK=BLOCK, STAGES=STAGES, num_warps=1)
     return dx, ddt, da.sum(0), db.sum(2), dc.sum(2)

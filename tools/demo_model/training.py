@@ -1,4 +1,4 @@
-"""Training: AdamW over batches of conversations, on one device, for a number of steps or of minutes.
+"""Training over batches of conversations, on one device, for a number of steps or of minutes.
 
 Must not know: what conversations are about, files.
 """
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from demo_model.batches import Batch
 from demo_model.network import Network
+from demo_model.optimizers import optimizers
 from demo_model.recipe import Recipe
 from demo_model.shapes import Shape
 
@@ -44,16 +45,6 @@ def weighted_loss(hidden: Tensor, embedding: Tensor, ids: Tensor, weights: Tenso
     weights = weights[:, 1:].flatten()
     answers = (weights == 1).float()
     return (losses * weights).sum() / weights.sum(), (losses * answers).sum() / answers.sum().clamp(min=1)
-
-
-def optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; only matrices decay, not the embedding, norms, biases or what the states decay by."""
-    matrices = [p for name, p in network.named_parameters() if name.endswith("proj.weight") or "router" in name]
-    known = {id(p) for p in matrices}
-    others = [p for p in network.parameters() if id(p) not in known]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    fused = next(network.parameters()).is_cuda
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=recipe.betas, fused=fused)
 
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -86,21 +77,24 @@ def train(
         for layer in network.layers:
             layer.compile(dynamic=True)
         loss_of = torch.compile(weighted_loss, dynamic=True)
-    learner = optimizer(network, recipe)
+    learners = optimizers(network, recipe.muon_rate, recipe.adam_rate, recipe.betas)
     progress, since = Progress(), torch.zeros(2, device=device)
     stream = on_device(batches, device)
     begin = time.perf_counter()
     done = 0.0
     while done < 1:
         ids, weights = next(stream)
-        for group in learner.param_groups:
-            group["lr"] = recipe.rate(progress.steps, done)
+        share = recipe.rate_share(progress.steps, done)
+        for learner, rate in zip(learners, (recipe.muon_rate, recipe.adam_rate), strict=True):
+            for group in learner.param_groups:
+                group["lr"] = rate * share
         hidden, balance = network(ids)
         loss, answers = loss_of(hidden, network.embedding, ids, weights)
         (loss + recipe.router_balance * balance).backward()
         nn.utils.clip_grad_norm_(network.parameters(), recipe.largest_gradient)
-        learner.step()
-        learner.zero_grad(set_to_none=True)
+        for learner in learners:
+            learner.step()
+            learner.zero_grad(set_to_none=True)
         since += torch.stack((answers.detach(), torch.ones((), device=device)))
         progress.steps += 1
         progress.tokens += ids.numel()

@@ -12,7 +12,7 @@ from examples_text.script import Script
 from examples_text.search_rail import SYSTEM, TOOLS
 
 from conversations import words
-from conversations.railways import railway
+from conversations.rail.railways import railway
 from conversations.words import listed, say
 
 SYSTEMS = (

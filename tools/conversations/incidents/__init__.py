@@ -12,14 +12,14 @@ from examples_text.incident_data import Logs
 from examples_text.script import MAX_MESSAGES, Call, Script
 from examples_text.search_incident import SYSTEM, TOOLS
 
-from conversations import incident_questions
-from conversations.incident_faults import FAULTS, Fault
-from conversations.incident_more_faults import MORE_FAULTS
-from conversations.incident_world import World, decisive_line, values
+from conversations.incidents import questions
+from conversations.incidents.faults import FAULTS, Fault
+from conversations.incidents.more_faults import MORE_FAULTS
+from conversations.incidents.world import World, decisive_line, values
 from conversations.words import say
 
 SEARCHES = 0.7  # of the conversations; the others are single questions
-LONGEST_LIST = 270  # characters of the hypotheses; where they are longer, they are told in fewer words
+LONGEST_LIST = 245  # characters of the hypotheses; where they are longer, they are told in fewer words
 EVERY_FAULT = (*FAULTS, *MORE_FAULTS)
 
 ALERTS = (
@@ -191,7 +191,7 @@ class Search:
 def conversation(rng: Random, name: str) -> Script:
     """A search for a cause, or single questions about logs, metrics and deploys."""
     if rng.random() > SEARCHES:
-        return incident_questions.conversation(rng, name)
+        return questions.conversation(rng, name)
     search = Search(rng, name)
     search.begin()
     right = search.causes.index(search.true) + 1

@@ -12,7 +12,7 @@ from examples_text.shop import PRODUCTS, money
 from examples_text.support_faults import Fault
 from examples_text.support_orders import HUBS, SHOPS, Errand
 
-from conversations.support_questions import QUESTIONS
+from conversations.support.questions import QUESTIONS
 from conversations.words import listed, say
 
 CLOSINGS = ("Is there anything else?", "Anything else I can do for you?", "Can I help you with anything else?")

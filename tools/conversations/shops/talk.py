@@ -8,7 +8,7 @@ from typing import Any
 from examples_text.script import Script
 
 from conversations import words
-from conversations.shop_world import Order, Shop
+from conversations.shops.world import Order, Shop
 from conversations.toolset import Talk, Toolset
 
 YES = (

@@ -10,12 +10,14 @@ from random import Random
 from examples_text.script import Script
 
 from conversations import words
-from conversations.file_changes import CHANGES
-from conversations.file_looks import LOOKS
-from conversations.file_tree import Tree
+from conversations.files.changes import CHANGES
+from conversations.files.looks import LOOKS
+from conversations.files.tree import Tree
+from conversations.plain.small_talk import greet
 from conversations.toolset import INTEGER, Function, Talk, Toolset, may, needs
 from conversations.words import say
 
+GREETED = 0.08  # of the conversations begin with hello alone
 MAX_MESSAGES = 20
 FOLDER = needs("folder|directory|dir|path", "A folder, from the top.|The path of a folder.")
 PATH = needs("path|file|file_path|filename", "The path of a file.|Folder and name of the file.")
@@ -104,6 +106,8 @@ def conversation(rng: Random, name: str) -> Script:
     toolset = Toolset(rng, FUNCTIONS, OTHERS)
     script = Script(name, system(rng, tree), toolset.tools)
     talk = Talk(rng, script, toolset)
+    if rng.random() < GREETED:
+        greet(talk)
     errands = [*LOOKS, *CHANGES]
     for errand in rng.sample(errands, rng.choice((1, 1, 2, 2, 3, 4))):
         before = list(script.messages)

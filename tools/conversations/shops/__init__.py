@@ -9,12 +9,16 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations.shop_errands import ERRANDS
-from conversations.shop_talk import ShopTalk
-from conversations.shop_world import Shop
+from conversations.plain.small_talk import greet
+from conversations.shops.orders import ORDER_ERRANDS
+from conversations.shops.questions import QUESTION_ERRANDS
+from conversations.shops.talk import ShopTalk
+from conversations.shops.world import Shop
 from conversations.toolset import INTEGER, Function, Toolset, may, needs
 from conversations.words import say
 
+ERRANDS = (*ORDER_ERRANDS, *QUESTION_ERRANDS)
+GREETED = 0.08  # of the conversations begin with hello alone
 MAX_MESSAGES = 20
 ORDER = needs("order|order_number|order_id|number", "The number of the order.|Which order, by its number.")
 FUNCTIONS = {
@@ -118,6 +122,8 @@ def conversation(rng: Random, name: str) -> Script:
     toolset = Toolset(rng, FUNCTIONS)
     script = Script(name, system(rng, shop), toolset.tools)
     talk = ShopTalk(rng, script, toolset, shop)
+    if rng.random() < GREETED:
+        greet(talk)
     for errand in rng.sample(ERRANDS, rng.choice((1, 1, 2, 2, 3))):
         before = list(script.messages)
         errand(talk)

@@ -11,8 +11,9 @@ from examples_text.rail_network import Journey, Leg, Network, clock, fare_cents,
 from examples_text.script import MAX_MESSAGES, Call, Script, to_json
 from examples_text.search_rail import NUMBERS, SYSTEM, TOOLS, Trip, verdict, wishes
 
-from conversations import rail_questions, words
-from conversations.railways import railway
+from conversations import words
+from conversations.rail import questions
+from conversations.rail.railways import railway
 from conversations.words import say
 
 SEARCHES = 0.7  # of the conversations; the others are single questions
@@ -237,7 +238,7 @@ class Search:
 def conversation(rng: Random, name: str) -> Script:
     """A search, or single questions to a timetable."""
     if rng.random() > SEARCHES:
-        return rail_questions.conversation(rng, name)
+        return questions.conversation(rng, name)
     while True:
         network = railway(rng)
         drawn = _trip(rng, network)

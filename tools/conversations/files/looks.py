@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conversations.file_tree import File, Tree
+from conversations.files.tree import File, Tree
 from conversations.toolset import Talk
 from conversations.words import listed, plural
 

@@ -1,12 +1,12 @@
 """More of what can be wrong: locks, queues, caches, names, clocks and crowds.
 
-The marks are those of `incident_faults`. Must not know: how the search is told.
+The marks are those of `faults`. Must not know: how the search is told.
 """
 
 from __future__ import annotations
 
-from conversations.incident_faults import SLOW, TIMEOUTS, Fault
-from conversations.incident_world import Level
+from conversations.incidents.faults import SLOW, TIMEOUTS, Fault
+from conversations.incidents.world import Level
 
 LOCK = Fault(
     "[A job holds a lock on <table>|<table> is locked]",

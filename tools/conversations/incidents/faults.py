@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conversations.incident_world import Level
+from conversations.incidents.world import Level
 
 
 @dataclass(frozen=True)

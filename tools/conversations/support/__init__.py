@@ -15,7 +15,8 @@ from examples_text.support_orders import Errand
 from examples_text.support_tools import POLICY, TOOLS
 
 from conversations import words
-from conversations.support_errands import ERRANDS as MORE_ERRANDS
+from conversations.support.errands import ERRANDS as MORE_ERRANDS
+from conversations.support.errands import HandOver
 from conversations.words import say
 
 NEW_NAMES = 0.75  # of the customers; the others have names as in the examples, in other pairs
@@ -150,8 +151,14 @@ def conversation(rng: Random, name: str) -> Script:
         return script
     identify(script, world, first)
     first.play(script)
+    errands = [first]
     for errand in rest if rng.random() < 0.7 else ():
-        script.messages = (fits(errand, script, say(rng, LINKS) + errand.opening) or script).messages
+        longer = None if isinstance(errands[-1], HandOver) else fits(errand, script, say(rng, LINKS) + errand.opening)
+        if longer:
+            script.messages = longer.messages
+            errands.append(errand)
+    if isinstance(errands[-1], HandOver):
+        return script
     if len(script.messages) <= MAX_MESSAGES - 2:
         script.user(say(rng, GOODBYES))
         script.say(say(rng, FAREWELLS, first=world.first))

@@ -1,33 +1,15 @@
-"""Short exchanges without functions: greetings, what was said before, and what a very small model cannot know.
+"""Greetings, thanks, questions about the model itself, and what a very small model cannot know.
 
-They are there so that a newcomer who types a question of his own gets a sentence. Must not know: any domain.
+Must not know: functions; where there are some, nothing here needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from random import Random
-
-from examples_text.script import Script
-
 from conversations import words
-from conversations.plain_facts import FACTS
-from conversations.toolset import Talk, Toolset
-from conversations.words import LISTS, say
+from conversations.toolset import Talk
+from conversations.words import LISTS
 
 TOPICS = tuple((LISTS / "topics.txt").read_text(encoding="utf-8").splitlines())
-SYSTEMS = (
-    "You are [a helpful|a friendly|a kind|a careful|an] assistant.",
-    "You are a [helpful|friendly] assistant. [Answer briefly.|Be brief.|Keep your answers short.|Be concise and "
-    "polite.]",
-    "[Answer|Reply] in one [short |]sentence.",
-    "You answer questions [briefly|in plain words|honestly|in a friendly way].",
-    "You are {name}, a [chat|helpful|digital] assistant.",
-    "You are [an AI assistant|a language model|a chatbot]. [Be honest about what you do not know.|Do not make things "
-    "up.|]",
-    "You are a [helpful|polite] assistant for the [guests|customers|members|readers] of {place}.",
-)
-HOUSES = ("Library", "Hotel", "Museum", "Sports Club", "Bakery", "School", "Town Hall")
 GREETINGS = (
     "[Hi|Hello|Hey|Good morning|Good evening|Good afternoon][!|.|]",
     "[Hi|Hello] there[!|]",
@@ -143,7 +125,7 @@ PLEASANTRIES = (
         ("[Gladly|Of course]. What is it about?", "What can I help you with?"),
     ),
     (
-        ("[asdf|qwerty|???|...|hm|lorem ipsum|foo bar]",),
+        ("[asdf|qwerty|???|hm|lorem ipsum|foo bar]",),
         ("I'm sorry, I didn't understand that. Could you say it in other words?",),
     ),
 )
@@ -188,29 +170,3 @@ def pleasantry(talk: Talk) -> None:
     said, answers = talk.rng.choice(PLEASANTRIES)
     talk.user(*said)
     talk.say(*answers)
-
-
-KINDS: tuple[tuple[Callable[[Talk], None], int], ...] = (
-    (greet, 3),
-    (about, 2),
-    (ask, 4),
-    (wish, 2),
-    (pleasantry, 2),
-    *((fact, 2) for fact in FACTS),
-)
-
-
-def conversation(rng: Random, name: str) -> Script:
-    """One to five exchanges, with a system message or without."""
-    place = f"{words.town(rng)} {rng.choice(HOUSES)}"
-    script = Script(name, say(rng, SYSTEMS, name=words.given_name(rng), place=place), [])
-    if rng.random() < 0.35:
-        script.messages.clear()
-    talk = Talk(rng, script, Toolset(rng, {}))
-    kinds, weights = zip(*KINDS, strict=True)
-    if rng.random() < 0.3:
-        greet(talk)
-    for kind in rng.choices(kinds, weights, k=rng.choice((1, 1, 2, 2, 3, 4))):
-        if len(script.messages) < 16:
-            kind(talk)
-    return script

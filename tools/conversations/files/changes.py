@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from conversations import words
-from conversations.file_looks import Errand, look, spoken
-from conversations.file_tree import FOLDERS, File, Tree
+from conversations.files.looks import Errand, look, spoken
+from conversations.files.tree import FOLDERS, File, Tree
 from conversations.toolset import Talk
 from conversations.words import listed, plural
 
 YES = ("Yes[|, please|, delete {it}|, go ahead].", "[OK|Sure], [do it|go ahead].", "[Please|Yes,] do.")
+LONGEST_PATHS = 110  # characters of all paths in the calls of one answer
 NO = ("No, [leave|keep] {it}.", "[Oh|Hm], no. [Keep|Leave] {it}.")
+
+
+def fit_one_answer(files: list[File], to: str = "") -> bool:
+    """Whether one answer can call a function for each of the files, with the folder that they go to, if any."""
+    return 1 <= len(files) <= 2 and sum(len(file.path) + len(to) for file in files) <= LONGEST_PATHS
 
 
 def move(talk: Talk, tree: Tree) -> bool:
@@ -107,7 +113,7 @@ def delete_kind(talk: Talk, tree: Tree) -> bool:
     folder = talk.rng.choice(tree.folders)
     files = tree.inside(folder)
     kinds = {file.ending: [f for f in files if f.ending == file.ending] for file in files}
-    few = {ending: found for ending, found in kinds.items() if 1 <= len(found) <= 3}
+    few = {ending: found for ending, found in kinds.items() if fit_one_answer(found)}
     if not few:
         return False
     ending, found = talk.rng.choice(list(few.items()))
@@ -181,7 +187,7 @@ def move_several(talk: Talk, tree: Tree) -> bool:
     found = [other for other in tree.files if text in other.name]
     to = talk.rng.choice(tree.folders)
     found_elsewhere = [other for other in found if other.folder != to]
-    if not 1 <= len(found_elsewhere) <= 2 or len(found) > 5:
+    if not fit_one_answer(found_elsewhere, to) or len(found) > 5:
         return False
     talk.user(
         "[Move|Put] every file with {text} in its name into {to}.",

@@ -10,11 +10,16 @@ from random import Random
 from examples_text.script import Script
 
 from conversations import words
-from conversations.calendar_book import CLOSES, OPENS, Book, clock
-from conversations.calendar_errands import ERRANDS, Desk
+from conversations.calendars.book import CLOSES, OPENS, Book, clock
+from conversations.calendars.changes import CHANGES
+from conversations.calendars.desk import Desk
+from conversations.calendars.looks import LOOKS
+from conversations.plain.small_talk import greet
 from conversations.toolset import DAY, INTEGER, STRINGS, Function, Toolset, may, needs
 from conversations.words import say
 
+ERRANDS = (*LOOKS, *CHANGES)
+GREETED = 0.08  # of the conversations begin with hello alone
 MAX_MESSAGES = 20
 THE_DAY = needs("day|date|on_day", "The day, as YYYY-MM-DD.|A date such as 2025-04-30.", DAY)
 THE_EVENT = needs("event|event_id|id", "The id of the event.|Which event; list a day to see the ids.")
@@ -126,6 +131,8 @@ def conversation(rng: Random, name: str) -> Script:
     toolset = Toolset(rng, FUNCTIONS, OTHERS)
     script = Script(name, system(rng, book), toolset.tools)
     desk = Desk(rng, script, toolset, book)
+    if rng.random() < GREETED:
+        greet(desk)
     for errand in rng.sample(ERRANDS, rng.choice((1, 1, 2, 2, 3, 4))):
         before = list(script.messages)
         if not errand(desk) or len(script.messages) > MAX_MESSAGES:

@@ -12,9 +12,9 @@ from examples_text.incident_data import Deploy
 from examples_text.script import Script
 from examples_text.search_incident import SYSTEM, TOOLS
 
-from conversations.incident_faults import FAULTS
-from conversations.incident_more_faults import MORE_FAULTS
-from conversations.incident_world import World, decisive_line, values
+from conversations.incidents.faults import FAULTS
+from conversations.incidents.more_faults import MORE_FAULTS
+from conversations.incidents.world import World, decisive_line, values
 from conversations.words import listed, plural, say
 
 SYSTEMS = (
