@@ -119,7 +119,8 @@ def _of_like_length(pool: list[Ids], batch_tokens: int) -> Iterator[list[Ids]]:
             yield rows
             rows = []
         rows.append(ids)
-    yield rows
+    if len(rows) > 1:  # a batch of one row would be compiled for itself
+        yield rows
 
 
 def _padded(tokens: int) -> int:
