@@ -12,7 +12,7 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations import calendars, coding, everyday, files, incidents, plain, rail, shops, support
+from conversations import calendars, coding, everyday, files, incidents, library, plain, rail, shops, support, tables
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
@@ -24,6 +24,8 @@ _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("calendars", calendars.conversation, 3),
     ("files", files.conversation, 3),
     ("everyday", everyday.conversation, 3),
+    ("library", library.conversation, 3),
+    ("tables", tables.conversation, 3),
     ("plain", plain.conversation, 2),
 )
 DOMAINS: dict[str, Callable[[Random, str], Script]] = {name: make for name, make, _ in _WEIGHTED}
