@@ -18,9 +18,9 @@ from conversations import calendars, everyday, files, plain, shops, support
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("support", support.conversation, 10),
     ("shops", shops.conversation, 4),
-    ("calendars", calendars.conversation, 3),
-    ("files", files.conversation, 3),
-    ("everyday", everyday.conversation, 3),
+    ("calendars", calendars.conversation, 2),
+    ("files", files.conversation, 2),
+    ("everyday", everyday.conversation, 2),
     ("plain", plain.conversation, 2),
 )
 DOMAINS: dict[str, Callable[[Random, str], Script]] = {name: make for name, make, _ in _WEIGHTED}
