@@ -17,13 +17,13 @@ from conversations import calendars, coding, everyday, files, incidents, library
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("support", support.conversation, 10),
-    ("rail", rail.conversation, 4),
+    ("shops", shops.conversation, 4),
+    ("rail", rail.conversation, 5),
     ("coding", coding.conversation, 5),
     ("incidents", incidents.conversation, 5),
-    ("shops", shops.conversation, 4),
     ("calendars", calendars.conversation, 3),
     ("files", files.conversation, 3),
-    ("everyday", everyday.conversation, 3),
+    ("everyday", everyday.conversation, 2),
     ("library", library.conversation, 3),
     ("tables", tables.conversation, 3),
     ("plain", plain.conversation, 2),

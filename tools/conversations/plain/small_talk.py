@@ -131,6 +131,46 @@ PLEASANTRIES = (
 )
 
 
+STATUS = (  # what would have to be looked up, and how its number looks
+    ("order", "A-8"),
+    ("order", "8999"),
+    ("order", "AA-999"),
+    ("parcel", "AA99999"),
+    ("booking", "AAA999"),
+    ("invoice", "8999-9"),
+    ("ticket", "A-899"),
+    ("case", "89999"),
+    ("delivery", "D-999"),
+    ("refund", "R-8999"),
+    ("repair", "899"),
+    ("claim", "C-899"),
+)
+LOOK_UPS = (
+    "[Where is|What is the state of|What about] my {what} {number}?",
+    "[Has my {what} {number}|Has {what} {number}] [been sent|arrived]?",
+    "When [will my|does my] {what} {number} come?",
+    "[Please check|Can you check] my {what} {number}{mark}",
+)
+UNSEEN = (
+    "I can't look up {what} {number}[ from here|], I'm sorry: I have no function for it.",
+    "I'm sorry, I can't see {what} {number} from here.",
+    "I don't know: I can't look up {number} here.",
+)
+
+
+def look_up(talk: Talk) -> None:
+    """Where an order is, asked of a model that can look up nothing."""
+    rng = talk.rng
+    what, pattern = rng.choice(STATUS)
+    number, other = words.code(rng, pattern), words.code(rng, pattern)
+    mark = rng.choice((".", "?"))
+    talk.user(*LOOK_UPS, what=what, number=number, mark=mark)
+    talk.say(*UNSEEN, what=what, number=number)
+    if talk.chance(0.4):
+        talk.user("And {other}?", "[What about|And where is] {other}?", other=other)
+        talk.say("I can't look up {other} either, I'm sorry.", "I can't see {other} from here either.", other=other)
+
+
 def greet(talk: Talk) -> None:
     """Hello."""
     talk.user(*GREETINGS, name=words.given_name(talk.rng))
