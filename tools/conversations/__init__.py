@@ -21,11 +21,11 @@ _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("rail", rail.conversation, 5),
     ("coding", coding.conversation, 5),
     ("incidents", incidents.conversation, 5),
-    ("calendars", calendars.conversation, 3),
-    ("files", files.conversation, 3),
+    ("calendars", calendars.conversation, 2),
+    ("files", files.conversation, 2),
     ("everyday", everyday.conversation, 2),
-    ("library", library.conversation, 3),
-    ("tables", tables.conversation, 3),
+    ("library", library.conversation, 2),
+    ("tables", tables.conversation, 2),
     ("plain", plain.conversation, 2),
 )
 DOMAINS: dict[str, Callable[[Random, str], Script]] = {name: make for name, make, _ in _WEIGHTED}

@@ -86,7 +86,7 @@ def _value(rng: Random, key: str) -> str:
         return words.town(rng)
     units = {
         "water pressure": "bar", "service interval": "months", "notice period": "weeks", "length": "km",
-        "highest point": "m", "walking time": "hours", "baking time": "minutes", "oven temperature": "degrees Fahrenheit",
+        "highest point": "m", "walking time": "hours", "baking time": "minutes", "oven temperature": "°F",
         "amount of flour": "g", "resting time": "minutes", "amount of water": "ml", "memory size": "GB",
     }  # fmt: skip
     number = rng.randrange(2, 60) if "amount" not in key and "oven" not in key else 10 * rng.randrange(15, 60)
