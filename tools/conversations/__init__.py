@@ -12,18 +12,20 @@ from random import Random
 
 from examples_text.script import Script
 
-from conversations import calendars, coding, everyday, files, incidents, plain, rail, shops, support
+from conversations import calendars, coding, everyday, files, incidents, library, plain, rail, shops, support, tables
 
 # Each domain with its weight: how many conversations of it there are beside those of the others.
 _WEIGHTED: tuple[tuple[str, Callable[[Random, str], Script], int], ...] = (
     ("support", support.conversation, 10),
-    ("rail", rail.conversation, 4),
+    ("shops", shops.conversation, 4),
+    ("rail", rail.conversation, 5),
     ("coding", coding.conversation, 5),
     ("incidents", incidents.conversation, 5),
-    ("shops", shops.conversation, 4),
-    ("calendars", calendars.conversation, 3),
-    ("files", files.conversation, 3),
-    ("everyday", everyday.conversation, 3),
+    ("calendars", calendars.conversation, 2),
+    ("files", files.conversation, 2),
+    ("everyday", everyday.conversation, 2),
+    ("library", library.conversation, 2),
+    ("tables", tables.conversation, 2),
     ("plain", plain.conversation, 2),
 )
 DOMAINS: dict[str, Callable[[Random, str], Script]] = {name: make for name, make, _ in _WEIGHTED}

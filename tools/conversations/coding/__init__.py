@@ -1,7 +1,7 @@
 """Coding conversations in projects that are drawn: read, a test that fails, the fix, the summary.
 
 The system prompt, the functions and the order of work are those of the examples; their five projects are held out.
-An answer makes one small edit at most, so that it stays short. Must not know: how a conversation becomes tokens.
+An answer makes one small edit at most, so that it stays short.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from examples_text.script import MAX_MESSAGES, Call, Script
 from conversations.coding import questions
 from conversations.coding.projects import Project, draw
 from conversations.incidents.world import fill
+from conversations.lengths import is_short
 from conversations.words import say
 
 REPAIRS = 0.75  # of the conversations; the others are questions about a project
@@ -122,7 +123,7 @@ class Session:
         """The wish, the list of files, the search and the files that matter."""
         rng, project, script = self.rng, self.project, self.script
         path, tests = str(self.known["path"]), str(self.known["tests"])
-        wish = self.text(WISHES)
+        wish = self.text(WISHES).strip()
         script.user(wish[0].upper() + wish[1:] if wish[0].isalpha() and "(" not in wish.split()[0] else wish)
         script.call(rng.choice(LOOKS), ("list_files", {}, project.repository.listing()))
         there = [name for name in (path, tests) if name in project.repository.files]
@@ -199,8 +200,7 @@ class Session:
             script.say(UNUSED.format(path=self.known["path"], tests=self.known["tests"]))
 
 
-def conversation(rng: Random, name: str) -> Script:
-    """A mistake that is put right, or questions about a project."""
+def _draw(rng: Random, name: str) -> Script:
     project = draw(rng)
     if rng.random() > REPAIRS:
         return questions.conversation(rng, name, project)
@@ -211,3 +211,11 @@ def conversation(rng: Random, name: str) -> Script:
     if rng.random() < 0.5 and len(session.script.messages) <= MAX_MESSAGES - 5:
         session.follow()
     return session.script
+
+
+def conversation(rng: Random, name: str) -> Script:
+    """A mistake that is put right, or questions about a project. Drawn again while an answer is too long."""
+    script = _draw(rng, name)
+    while not is_short(script):
+        script = _draw(rng, name)
+    return script

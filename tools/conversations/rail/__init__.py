@@ -1,6 +1,6 @@
 """Branching search for a train journey on a railway that is drawn, in the examples' words and in others.
 
-The examples' own railway and trips are held out. Must not know: how a conversation becomes tokens.
+The examples' own railway and trips are held out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from examples_text.script import MAX_MESSAGES, Call, Script, to_json
 from examples_text.search_rail import NUMBERS, SYSTEM, TOOLS, Trip, verdict, wishes
 
 from conversations import words
+from conversations.lengths import is_short
 from conversations.rail import questions
 from conversations.rail.railways import railway
 from conversations.words import say
@@ -235,8 +236,7 @@ class Search:
             self.expand(way)
 
 
-def conversation(rng: Random, name: str) -> Script:
-    """A search, or single questions to a timetable."""
+def _draw(rng: Random, name: str) -> Script:
     if rng.random() > SEARCHES:
         return questions.conversation(rng, name)
     while True:
@@ -255,3 +255,11 @@ def conversation(rng: Random, name: str) -> Script:
         elif len(search.ways) > 1 and rng.random() < 0.6 and room >= 2 * LONGEST_WAY + 2:
             search.second(way)
         return search.script
+
+
+def conversation(rng: Random, name: str) -> Script:
+    """A search, or single questions to a timetable. Drawn again while an answer is too long."""
+    script = _draw(rng, name)
+    while not is_short(script):
+        script = _draw(rng, name)
+    return script
