@@ -60,9 +60,7 @@ def write_weights(folder: Path, shape: shapes.Shape, chosen: recipe.Recipe, devi
         (folder / "model.safetensors").chmod(0o644)
         write_json(folder.with_name(f"{folder.name}-losses.json"), asdict(progress))
 
-    stream = batches(
-        folder, chosen.conversations, workers, chosen.batch_tokens, chosen.longest, chosen.context_weight
-    )
+    stream = batches(folder, chosen, workers)
     training.train(shape, chosen, stream, torch.device(device_name), save)
 
 

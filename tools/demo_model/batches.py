@@ -21,6 +21,8 @@ import numpy.typing as npt
 from conversations import conversation
 from transformers import AutoTokenizer
 
+from demo_model.recipe import Recipe
+from demo_model.renamed import renamed
 from demo_model.tokenizer import CONTROL, END, ROLES
 
 ROLE_IDS = np.array([CONTROL.index(role) for role in ROLES])
@@ -80,7 +82,7 @@ def _start(folder: Path) -> None:
 
 def _piece(seed: str, index: int) -> list[Ids]:
     assert _encoder is not None
-    return [_encoder.ids(conversation(seed, i).record()) for i in range(index * PIECE, (index + 1) * PIECE)]
+    return [_encoder.ids(renamed(conversation(seed, i).record())) for i in range(index * PIECE, (index + 1) * PIECE)]
 
 
 def encoded(folder: Path, seed: str, workers: int) -> Iterator[list[Ids]]:
@@ -94,21 +96,19 @@ def encoded(folder: Path, seed: str, workers: int) -> Iterator[list[Ids]]:
             index += 1
 
 
-def batches(
-    folder: Path, seed: str, workers: int, batch_tokens: int, longest: int, context_weight: float
-) -> Iterator[Batch]:
-    """Batches of about batch_tokens; conversations over `longest` tokens are left out.
-
-    context_weight: the weight of tokens that the assistant does not write, beside 1 for its own.
-    """
-    rng = Random(seed)
+def batches(folder: Path, recipe: Recipe, workers: int) -> Iterator[Batch]:
+    """The batches of a recipe, without end: at first of short conversations only, as copying is learnt faster there."""
+    rng = Random(recipe.conversations)
     pool: list[Ids] = []
-    for piece in encoded(folder, seed, workers):
+    count = 0
+    for piece in encoded(folder, recipe.conversations, workers):
+        longest = recipe.short if count < recipe.short_steps else recipe.longest
         pool += (ids for ids in piece if len(ids) <= longest)
         if len(pool) >= POOL:
-            made = [_batch(rows, context_weight) for rows in _of_like_length(pool, batch_tokens)]
+            made = [_batch(rows, recipe.context_weight) for rows in _of_like_length(pool, recipe.batch_tokens)]
             rng.shuffle(made)
             yield from made
+            count += len(made)
             pool = []
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from conversations import conversation
 from examples_text.script import to_json
 
+from demo_model.renamed import renamed
 from demo_model.shapes import Shape
 
 SAMPLE = 200  # conversations that the digest covers
@@ -20,14 +21,17 @@ SAMPLE = 200  # conversations that the digest covers
 @dataclass(frozen=True)
 class Recipe:
     """batch_tokens: a step's, padding included. muon_rate, adam_rate: the highest learning rates. minutes: when training ends, if it has
-    not made its steps by then. context_weight: of tokens that the assistant does not write, beside 1 for its own."""
+    not made its steps by then. longest, short: tokens of a conversation at most, in all steps and in the first short_steps.
+    context_weight: of tokens that the assistant does not write, beside 1 for its own."""
 
     seed: int = 20261122
     conversations: str = "train"
-    steps: int = 4000
-    minutes: float = 8.0
+    steps: int = 20_000
+    minutes: float = 8.2
     batch_tokens: int = 1 << 16
     longest: int = 6144
+    short: int = 1536
+    short_steps: int = 600
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     last_rate: float = 0.02  # as a share of the highest
@@ -48,5 +52,5 @@ def digest(recipe: Recipe, shape: Shape) -> str:
     """Hexadecimal digest of the numbers, the shape and a sample of the conversations: another one is another model."""
     hasher = hashlib.sha256(to_json([asdict(recipe), asdict(shape)]).encode())
     for index in range(SAMPLE):
-        hasher.update(to_json(conversation(recipe.conversations, index).record()).encode())
+        hasher.update(to_json(renamed(conversation(recipe.conversations, index).record())).encode())
     return hasher.hexdigest()

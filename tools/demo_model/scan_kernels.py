@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 32  # channels of a program, which is one warp
-STAGES = 6  # tokens whose inputs are on their way while one is worked on
+STAGES = 10  # tokens whose inputs are on their way while one is worked on
 
 
 @triton.jit

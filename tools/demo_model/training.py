@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from demo_model.batches import Batch
-from demo_model.network import Network
+from demo_model.network import MambaMixer, Mlp, Network, Norm
 from demo_model.optimizers import optimizers
 from demo_model.recipe import Recipe
 from demo_model.shapes import Shape
@@ -74,8 +74,9 @@ def train(
     network = Network(shape).to(device)
     loss_of = weighted_loss
     if device.type == "cuda":
-        for layer in network.layers:
-            layer.compile(dynamic=True)
+        for module in network.modules():
+            if isinstance(module, (MambaMixer, Mlp, Norm)):  # each kind is compiled once for all layers
+                module.compile(dynamic=True)
         loss_of = torch.compile(weighted_loss, dynamic=True)
     learners = optimizers(network, recipe.muon_rate, recipe.adam_rate, recipe.betas)
     progress, since = Progress(), torch.zeros(2, device=device)
