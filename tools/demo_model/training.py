@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from demo_model.batches import Batch
-from demo_model.network import MambaMixer, Mlp, Network, Norm
+from demo_model.network import MambaMixer, Mlp, Network
 from demo_model.optimizers import optimizers
 from demo_model.recipe import Recipe
 from demo_model.shapes import Shape
@@ -49,16 +49,22 @@ def weighted_loss(hidden: Tensor, embedding: Tensor, ids: Tensor, weights: Tenso
 
 def on_device(batches: Iterator[Batch], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches as tensors of the device, taken ahead by a thread of its own."""
-    queue: Queue[tuple[Tensor, Tensor]] = Queue(WAITING)
+    queue: Queue[tuple[Tensor, Tensor] | Exception] = Queue(WAITING)
 
     def fill() -> None:
-        for batch in batches:
-            pair = torch.from_numpy(batch.ids.astype("int32")), torch.from_numpy(batch.weights)
-            queue.put(pair if device.type == "cpu" else (pair[0].pin_memory(), pair[1].pin_memory()))
+        try:
+            for batch in batches:
+                pair = torch.from_numpy(batch.ids.astype("int32")), torch.from_numpy(batch.weights)
+                queue.put(pair if device.type == "cpu" else (pair[0].pin_memory(), pair[1].pin_memory()))
+        except Exception as error:  # raised again by who waits for the batch
+            queue.put(error)
 
     Thread(target=fill, daemon=True).start()
     while True:
-        ids, weights = queue.get()
+        taken = queue.get()
+        if isinstance(taken, Exception):
+            raise taken
+        ids, weights = taken
         yield ids.to(device, non_blocking=True).long(), weights.to(device, non_blocking=True)
 
 
@@ -75,7 +81,7 @@ def train(
     loss_of = weighted_loss
     if device.type == "cuda":
         for module in network.modules():
-            if isinstance(module, (MambaMixer, Mlp, Norm)):  # each kind is compiled once for all layers
+            if isinstance(module, (MambaMixer, Mlp)):  # each kind is compiled once for all layers
                 module.compile(dynamic=True)
         loss_of = torch.compile(weighted_loss, dynamic=True)
     learners = optimizers(network, recipe.muon_rate, recipe.adam_rate, recipe.betas)
