@@ -71,7 +71,7 @@ def main() -> None:
     """Write the folder and say how large it is."""
     parser = argparse.ArgumentParser(description="make a bundled model")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="default: %(default)s")
-    parser.add_argument("--shape", choices=sorted(shapes.SHAPES), default="jamba", help="default: %(default)s")
+    parser.add_argument("--shape", choices=sorted(shapes.SHAPES), default="mamba", help="default: %(default)s")
     parser.add_argument("--without-weights", action="store_true", help="write everything but the tensors")
     parser.add_argument("--device", default="cuda", help="default: %(default)s")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that make text")

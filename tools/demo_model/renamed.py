@@ -46,6 +46,20 @@ def renamed(record: dict[str, Any]) -> dict[str, Any]:
         return record
     other = {name: invented(rng) for name in names_of(record)}
     other = {name: word.capitalize() if name[0].isupper() else word for name, word in other.items()}
-    said = json.dumps(record["messages"], ensure_ascii=False)
-    said = WORD.sub(lambda found: other.get(found.group(), found.group()), said)
-    return {**record, "messages": json.loads(said)}
+    return {**record, "messages": [_message(message, other) for message in record["messages"]]}
+
+
+def _message(message: dict[str, Any], other: dict[str, str]) -> dict[str, Any]:
+    """The message, with names replaced in what is said and in arguments; roles, ids and functions keep theirs."""
+
+    def told(text: str) -> str:
+        return WORD.sub(lambda found: other.get(found.group(), found.group()), text)
+
+    made = dict(message)
+    if isinstance(message["content"], str):
+        made["content"] = told(message["content"])
+    if "tool_calls" in message:
+        functions = [call["function"] for call in message["tool_calls"]]
+        changed = [{**function, "arguments": told(function["arguments"])} for function in functions]
+        made["tool_calls"] = [{**call, "function": one} for call, one in zip(message["tool_calls"], changed, strict=True)]
+    return made
