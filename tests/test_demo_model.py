@@ -62,7 +62,13 @@ def test_folder_is_complete_and_small():
 
 def test_the_script_makes_the_committed_folder(tmp_path):
     """A script that was changed without its result, or a result that depends on the machine."""
-    command = [sys.executable, str(ROOT / "tools" / "make_demo_model.py"), "--without-weights", "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "make_demo_model.py"),
+        "--without-weights",
+        "--output",
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     for name in sorted(FILES - {"model.safetensors"}):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), name

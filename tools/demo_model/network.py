@@ -241,4 +241,6 @@ class Network(nn.Module):
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Every tensor by its name on the hub, bfloat16 on the CPU."""
-        return {name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in self.state_dict().items()}
+        return {
+            name: weight.detach().to("cpu", torch.bfloat16).contiguous() for name, weight in self.state_dict().items()
+        }

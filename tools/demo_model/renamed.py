@@ -18,7 +18,9 @@ BEGIN = r"(?:(?<![A-Za-z\\])|(?<=\\n))"  # a name may follow a line's end that i
 NAME = re.compile(rf"{BEGIN}[A-Z][a-z]{{2,}}(?![A-Za-z])")
 PART = re.compile(rf"{BEGIN}[a-z]{{4,}}(?=[/-]|\.py)|(?<=[a-z]-)[a-z]{{4,}}(?![A-Za-z])")
 WORD = re.compile(rf"{BEGIN}[A-Za-z][a-z]{{2,}}(?![A-Za-z])")
-FIRSTS = "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn st str t th tr v w y z".split()
+FIRSTS = (
+    "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn st str t th tr v w y z".split()
+)
 MIDDLES = "a e i o u a e i o u a e i o u ai au ea ee ie oa oo ou".split()
 LASTS = "b ck d f g l ld lf lk ll lm lt m mp n nd ng nk nt p r rd rk rm rn rs rt s sh sk ss st t th tt w x".split()
 
@@ -61,5 +63,7 @@ def _message(message: dict[str, Any], other: dict[str, str]) -> dict[str, Any]:
     if "tool_calls" in message:
         functions = [call["function"] for call in message["tool_calls"]]
         changed = [{**function, "arguments": told(function["arguments"])} for function in functions]
-        made["tool_calls"] = [{**call, "function": one} for call, one in zip(message["tool_calls"], changed, strict=True)]
+        made["tool_calls"] = [
+            {**call, "function": one} for call, one in zip(message["tool_calls"], changed, strict=True)
+        ]
     return made

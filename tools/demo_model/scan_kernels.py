@@ -18,7 +18,9 @@ STAGES = 10  # tokens whose inputs are on their way while one is worked on
 
 
 @triton.jit
-def _forward(x, dt, a, b, c, y, states, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+def _forward(
+    x, dt, a, b, c, y, states, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n = tl.arange(0, N)
@@ -38,7 +40,23 @@ def _forward(x, dt, a, b, c, y, states, tokens, D: tl.constexpr, N: tl.constexpr
 
 @triton.jit
 def _backward(
-    grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
+    grad,
+    x,
+    dt,
+    a,
+    b,
+    c,
+    states,
+    dx,
+    ddt,
+    da,
+    db,
+    dc,
+    tokens,
+    D: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -104,5 +122,7 @@ def backward(
     da = torch.empty((rows, n, d), dtype=torch.float32, device=x.device)
     db, dc = (torch.empty((rows, tokens, d // BLOCK, n), dtype=torch.float32, device=x.device) for _ in range(2))
     grid = (rows, d // BLOCK)
-    _backward[grid](grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D=d, N=n, BLOCK=BLOCK, STAGES=STAGES, num_warps=1)
+    _backward[grid](
+        grad, x, dt, a, b, c, states, dx, ddt, da, db, dc, tokens, D=d, N=n, BLOCK=BLOCK, STAGES=STAGES, num_warps=1
+    )
     return dx, ddt, da.sum(0), db.sum(2), dc.sum(2)
