@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How good answers are: python tools/evaluate_demo_model.py INPUT OUT, the file that was answered and its answers.
 
-OUT is what `apcbatch run INPUT --turns all --max-tokens 128` has written. Each answer is compared with the turn that the
-conversation has at its place. With --make INPUT the script writes held-out conversations for such a run instead.
+OUT is what `apcbatch run INPUT` has written. Each answer is compared with the turn that the conversation has at its
+place. With --make INPUT the script writes held-out conversations for such a run instead.
 """
 
 from __future__ import annotations

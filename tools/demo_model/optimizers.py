@@ -56,7 +56,7 @@ class Muon(torch.optim.Optimizer):
 def optimizers(
     network: nn.Module, muon_rate: float, rate: float, betas: tuple[float, float]
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the projections of MUON, AdamW for embeddings, norms, biases, routers and what makes the state's steps."""
+    """Muon for the projections of MUON, AdamW for embeddings, norms, biases, routers and the steps of the state."""
     matrices, others = [], []
     for name, param in network.named_parameters():
         (matrices if name.split(".")[-2] in MUON else others).append(param)

@@ -1,6 +1,6 @@
 """Other names for what a conversation is about: names that nobody has seen, so that a model must copy them.
 
-The names are the capitalised words in the arguments of calls, and the parts of paths and of hyphened names in them. Each
+The names are the capitalised words in the arguments of calls, and the parts of paths and of hyphened names there. Each
 is replaced by the same invented word in the whole conversation, unless its system prompt or its tools have it too.
 Must not know: what conversations are about, tokens.
 """
@@ -18,11 +18,10 @@ BEGIN = r"(?:(?<![A-Za-z\\])|(?<=\\n))"  # a name may follow a line's end that i
 NAME = re.compile(rf"{BEGIN}[A-Z][a-z]{{2,}}(?![A-Za-z])")
 PART = re.compile(rf"{BEGIN}[a-z]{{4,}}(?=[/-]|\.py)|(?<=[a-z]-)[a-z]{{4,}}(?![A-Za-z])")
 WORD = re.compile(rf"{BEGIN}[A-Za-z][a-z]{{2,}}(?![A-Za-z])")
-FIRSTS = (
-    "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn st str t th tr v w y z".split()
-)
-MIDDLES = "a e i o u a e i o u a e i o u ai au ea ee ie oa oo ou".split()
-LASTS = "b ck d f g l ld lf lk ll lm lt m mp n nd ng nk nt p r rd rk rm rn rs rt s sh sk ss st t th tt w x".split()
+FIRST = "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl l m n p pl pr qu r s sh sk sl sn st str t th tr v w y z"
+MIDDLE = "a e i o u a e i o u a e i o u ai au ea ee ie oa oo ou"
+LAST = "b ck d f g l ld lf lk ll lm lt m mp n nd ng nk nt p r rd rk rm rn rs rt s sh sk ss st t th tt w x"
+FIRSTS, MIDDLES, LASTS = FIRST.split(), MIDDLE.split(), LAST.split()
 
 
 def invented(rng: Random) -> str:
