@@ -20,9 +20,9 @@ SAMPLE = 200  # conversations that the digest covers
 
 @dataclass(frozen=True)
 class Recipe:
-    """batch_tokens: a step's, padding included. muon_rate, adam_rate: the highest learning rates. minutes: when training
-    ends, if it has not made its steps by then. longest, short: tokens of a conversation at most, in all steps and in the
-    first short_steps. context_weight: of tokens that the assistant does not write, beside 1 for its own."""
+    """batch_tokens: a step's, padding included. muon_rate, adam_rate: the highest learning rates. minutes: when
+    training ends, if it has not made its steps by then. longest, short: tokens of a conversation at most, in all steps
+    and in the first short_steps. context_weight: of tokens that the assistant does not write, beside 1 for its own."""
 
     seed: int = 20261122
     conversations: str = "train"
@@ -42,8 +42,8 @@ class Recipe:
     router_balance: float = 0.01
 
     def rate_share(self, step: int, progress: float) -> float:
-        """The learning rates of a step as a share of the highest: a linear warm-up, then a cosine. progress: how much of
-        the training is done, 0 to 1."""
+        """The learning rates of a step as a share of the highest: a linear warm-up, then a cosine. progress: how much
+        of the training is done, 0 to 1."""
         cosine = 0.5 + 0.5 * math.cos(math.pi * min(progress, 1.0))
         return min(1.0, (step + 1) / self.warm_up_steps) * (self.last_rate + (1 - self.last_rate) * cosine)
 
