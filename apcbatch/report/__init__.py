@@ -1,1 +1,1 @@
-"""The report: what a run did, as one page for the browser. It reads files; it runs nothing."""
+"""One or more runs as a page for the browser. Must not know: torch, click, how tokens are computed."""
