@@ -84,5 +84,5 @@ def _assets() -> tuple[str, str, str]:
     """(template, style, script), as they are in the package."""
     folder = files(__package__) / "assets"
     # A scope of their own, so that no name of theirs is the window's.
-    script = "\n".join(["{", '"use strict";', *((folder / name).read_text("utf-8") for name in SCRIPTS), "}", ""])
+    script = "\n".join(['"use strict";', "{", *((folder / name).read_text("utf-8") for name in SCRIPTS), "}", ""])
     return (folder / "page.html").read_text("utf-8"), (folder / "style.css").read_text("utf-8"), script

@@ -4,20 +4,20 @@ const SOURCES = ["", "memory", "disk"];
 
 /** The columns of the table: key, heading, what it means, whether a number, and its width in pixels. */
 const HEADS = [
-  { key: "line", words: "Line", means: "line of the input", number: true, width: 70 },
-  { key: "id", words: "Request", means: "custom_id of the request", width: 190 },
+  { key: "id", words: "Request", means: "custom_id of the request", width: 170 },
+  { key: "answer", words: "Answer", means: "the answer's first words, its calls, or its error", width: 300 },
   { key: "turn", words: "Turn", means: "turn of the conversation", number: true, width: 66 },
   { key: "prompt", words: "Prompt", means: "tokens of the prompt", number: true, width: 84 },
   { key: "cached", words: "Restored", means: "prompt tokens whose state was restored", number: true, width: 92 },
   { key: "ideal", words: "Ideal", means: "prompt tokens that an earlier request had covered", number: true, width: 80 },
   { key: "computed", words: "Computed", means: "prompt tokens that were computed", number: true, width: 100 },
-  { key: "from", words: "From", means: "where the state came from", width: 84 },
-  { key: "reason", words: "Reason", means: "why it got less than the ideal", width: 130 },
+  { key: "reason", words: "Reason", means: "why it got less than the ideal", width: 144 },
+  { key: "from", words: "From", means: "where the state came from", width: 78 },
   { key: "out", words: "Out", means: "tokens of the answer", number: true, width: 64 },
   { key: "prefill_ms", words: "Prefill", means: "time for the prompt, ms", number: true, width: 92 },
   { key: "decode_ms", words: "Decode", means: "time for the answer, ms", number: true, width: 92 },
   { key: "finish", words: "Finish", means: "what ended the answer", width: 100 },
-  { key: "answer", words: "Answer", means: "the answer's first words, its calls, or its error", width: 360 },
+  { key: "line", words: "Line", means: "line of the input", number: true, width: 70 },
 ];
 
 /** The columns over the document's: `numbers` by key, `texts` by key as functions of a row, and `searched`, all of a
@@ -48,7 +48,15 @@ function columnsOf(requests) {
     requests.id[row], columns.texts.reason(row), columns.texts.error(row), requests.answer[row], calls(row),
     requests.prompt_text === null ? "" : requests.prompt_text[row],
   ].join("\n").toLowerCase());
+  setTimeout(() => prepareSearch(columns, 0), 200);
   return columns;
+}
+
+/** Gets the text of all rows ready, some at a time, so that the first filter need not. */
+function prepareSearch(columns, first) {
+  const last = Math.min(columns.size, first + 2000);
+  for (let row = first; row < last; row += 1) columns.searched(row);
+  if (last < columns.size) setTimeout(() => prepareSearch(columns, last), 20);
 }
 
 /** What the answer's column says: the answer, its calls if it has no words, the error if it failed. */
@@ -61,18 +69,16 @@ function compact(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-/** The rows by one column. Equal ones stay in OUT's order, whichever way it goes. */
+/** The rows by one column. Equal ones stay in OUT's order, whichever way it goes. Value and row go into one number each,
+ *  for numbers are sorted without a call a pair: 50,000 rows in a few ms. */
 function sortedRows(columns, rows, key, isDown) {
   if (key === null) return rows;
-  const numbers = columns.numbers[key];
+  const values = columns.numbers[key] ?? ranksOf(columns, key);
   const sign = isDown ? -1 : 1;
-  if (numbers !== undefined) {
-    const values = Float64Array.from(numbers);
-    return rows.slice().sort((one, two) => sign * (values[one] - values[two]) || one - two);
-  }
-  const ranks = ranksOf(columns, key);
-  return rows.slice().sort((one, two) => sign * (ranks[one] - ranks[two]) || one - two);
+  const keys = Float64Array.from(rows, (row) => sign * Math.round(values[row] * 10) * MOST_ROWS + row).sort();
+  return Uint32Array.from(keys, (one) => ((one % MOST_ROWS) + MOST_ROWS) % MOST_ROWS);
 }
+const MOST_ROWS = 2 ** 20;
 
 /** The place of each row's text among all, kept: texts are compared once, sorting compares numbers. */
 function ranksOf(columns, key) {

@@ -15,15 +15,22 @@ function comparisonArticle(runs, comparison) {
     comparison.other_requests > 0 ? element("p", {}, `${counted(comparison.other_requests, "request")} of these had another `
       + "prompt or other settings, so another answer is no fault.") : null,
     comparison.different.length ? differences(comparison) : null,
-    comparison.rows.length ? plainTable(`Measures of ${base} and ${other}`, ["", base, other, "Change"],
-      comparison.rows.map((row) => [row.name, inUnit(row.base, row.unit), inUnit(row.other, row.unit), change(row.base, row.other)]), [1, 2, 3]) : null,
-    comparison.misses.length ? [element("h4", {}, "Misses by reason"),
-      plainTable(`Misses of ${base} and ${other}`, ["Reason", base, other], comparison.misses
-        .map((miss) => [visible(miss.reason), counted(miss.base, "request"), counted(miss.other, "request")]), [1, 2])] : null,
-    element("h4", {}, "Options that changed"),
-    comparison.changed_options.length ? plainTable(`Options of ${base} and ${other}`, ["Option", base, other],
-      comparison.changed_options.map((option) => [visible(option.name), plain(option.base), plain(option.other)]))
-      : element("p", {}, "None."));
+    element("div", { class: "sides" }, ...sides(comparison, base, other)));
+}
+
+/** Tables with both runs: measures, misses, options. */
+function sides(comparison, base, other) {
+  const block = (name, table) => element("div", {}, element("h4", {}, name), table);
+  return [
+    comparison.rows.length ? block("Measures", plainTable(`Measures of ${base} and ${other}`, ["", base, other, "Change"],
+      comparison.rows.map((row) => [row.name, inUnit(row.base, row.unit), inUnit(row.other, row.unit), change(row.base, row.other)]), [1, 2, 3])) : null,
+    comparison.misses.length ? block("Misses by reason", plainTable(`Misses of ${base} and ${other}`, ["Reason", base, other], comparison.misses
+      .map((miss) => [visible(miss.reason), counted(miss.base, "request"), counted(miss.other, "request")]), [1, 2])) : null,
+    block("Options that changed", comparison.changed_options.length
+      ? plainTable(`Options of ${base} and ${other}`, ["Option", base, other],
+        comparison.changed_options.map((option) => [visible(option.name), plain(option.base), plain(option.other)]))
+      : element("p", {}, "None.")),
+  ].filter((one) => one !== null);
 }
 
 function sameness({ both, same_answers: same, different_count: different }) {

@@ -50,7 +50,7 @@ function smallCurve(candidates, name, words, form, best) {
   });
   const ends = [candidates[0], candidates.at(-1)].map((one) => element("span", {}, grouped(one.block_size)));
   return element("figure", { class: "curve" },
-    element("figcaption", {}, capital(words), element("span", { class: "quiet" }, ` at most ${form(most)}`)),
+    element("figcaption", {}, capital(words), element("span", { class: "quiet" }, ` from 0 to ${form(most)}`)),
     element("div", { class: "drawing", role: "img", "aria-label": points.map((point) => `${point.size}: ${form(point.value)}`).join(", ") },
       drawn("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" }, line), dots),
     element("div", { class: "ends", "aria-hidden": "true" }, ends[0], element("span", {}, "block size"), ends[1]));

@@ -17,7 +17,7 @@ function showTree(section, run, open) {
   const axis = element("div", { class: "axis", "aria-hidden": "true" });
   const path = element("ol", { class: "path", "aria-label": "Stems from the root to the one shown" });
   const details = element("aside", { id: "stem", "aria-live": "polite", "aria-label": "Stem" });
-  const state = { tree, picture, axis, path, details, open, top: 0, measure: "saved", boxes: [], nodes: new Map() };
+  const state = { tree, picture, axis, path, details, open, top: 0, measure: "saved", boxes: [], nodes: new Map(), pointer: [-1, -1] };
   if (tree.weights.saved[0] === 0) state.measure = "passed";
   const reset = element("button", { type: "button", id: "tree-reset", click: () => open(0) }, "Whole tree");
   fill(section,
@@ -30,7 +30,13 @@ function showTree(section, run, open) {
       + "Escape shows the whole tree."));
   furnish(picture, {
     click: (event) => chooseBox(state, event.target.closest(".box")),
-    pointerover: (event) => hoverBox(state, event.target.closest("[data-node]")),
+    pointermove: (event) => {
+      // A box that comes to lie under a resting pointer is not pointed at.
+      const [x, y] = state.pointer;
+      state.pointer = [event.clientX, event.clientY];
+      if (x !== event.clientX || y !== event.clientY) hoverBox(state, event.target.closest("[data-node]"));
+    },
+    pointerdown: (event) => { state.pointer = [event.clientX, event.clientY]; },
     pointerleave: () => showStem(details, tree, state.top),
     focusin: (event) => hoverBox(state, event.target.closest("[data-node]")),
     keydown: (event) => moveInTree(state, event),
@@ -92,7 +98,7 @@ function drawIcicle(state) {
     node.style.width = `${box.width * 100}%`;
     node.style.top = `${y}px`;
     node.style.height = `${tall}px`;
-    if (tall < 15 || box.width * width < 34) node.classList.add("mute");
+    if (tall < 15 || box.width * width < 56) node.classList.add("mute");
     box.element = node;
     return node;
   }));
@@ -106,7 +112,7 @@ function stemBox(state, { node }) {
   const known = fate.restored + fate.again;
   const kind = node === 0 ? "root" : known === 0 ? "once" : "mixed";
   const box = element("div", {
-    class: `box ${kind}${stems.dropped[node] > 0 ? " dropped" : ""}`, role: "treeitem", "data-node": node,
+    class: `box ${kind}${node > 0 && stems.dropped[node] > 0 ? " dropped" : ""}`, role: "treeitem", "data-node": node,
     tabindex: node === top ? "0" : "-1", "aria-level": tree.level[node] + 1, "aria-selected": node === top ? "true" : "false",
     "aria-label": stemWords(tree, node),
   }, element("span", {}, node === 0 ? rootWords(tree, state.measure) : visible(stems.text[node])));

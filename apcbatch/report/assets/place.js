@@ -22,11 +22,21 @@ function addressOf(place) {
 
 /** The reader goes elsewhere: `change` is laid over where they are. A step back leads here again, unless `quietly`. */
 function go(change, quietly = false) {
-  const address = addressOf({ ...placeOf(location.hash), ...change });
+  clearTimeout(later.timer);
+  const address = addressOf({ ...placeOf(location.hash), ...later.change, ...change });
+  later.change = {};
   if (address === (location.hash || "#")) return;
   history[quietly ? "replaceState" : "pushState"](null, "", address);
   dispatchEvent(new Event("hashchange"));
 }
+
+/** As `go`, in a moment and without a step for the back button: for what changes with each key. */
+function goSoon(change) {
+  clearTimeout(later.timer);
+  Object.assign(later.change, change);
+  later.timer = setTimeout(() => go({}, true), 300);
+}
+const later = { change: {}, timer: 0 };
 
 function escaped(text) {
   return encodeURIComponent(text.toWellFormed ? text.toWellFormed() : text).replace(/%(2F|3A|2C|3E|3C)/g, decodeURIComponent);

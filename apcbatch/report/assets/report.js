@@ -4,14 +4,14 @@
 async function showReport() {
   const report = await readDocument();
   const shown = { run: -1 };
-  document.getElementById("made").replaceChildren("apcbatch report",
-    element("span", { class: "quiet" }, ` ${plain(report.made.version)}, made ${instant(report.made.at)}`));
+  document.getElementById("made").textContent = `apcbatch ${plain(report.made.version)}, ${instant(report.made.at)}`;
   const selector = runSelector(report.runs);
   const section = (name) => document.getElementById(name);
   function drawRun(number) {
     const run = report.runs[number];
     shown.run = number;
     selector.value = String(number);
+    document.getElementById("name").replaceChildren("Report of ", foreign(run.name));
     showVerdict(section("verdict"), run);
     showTokens(section("tokens"), run);
     shown.stem = showTree(section("tree"), run, (node) => go({ tree: node || null, request: null }));
@@ -62,7 +62,7 @@ function runSelector(runs) {
 /** Links to the sections that there are. They leave the address alone, which says where in the run the reader is. */
 function drawSections() {
   const links = [...document.querySelectorAll("main > section:not([hidden])")].map((section) => (
-    element("a", { href: `#${section.id}` }, section.querySelector("h2").textContent)));
+    element("a", { href: `#${section.id}` }, section.dataset.short ?? section.querySelector("h2").textContent)));
   document.getElementById("sections").replaceChildren(...links);
 }
 

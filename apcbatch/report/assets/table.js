@@ -43,14 +43,12 @@ function showTable(section, run) {
 }
 
 function filterInput(state) {
-  let timer = 0;
   const input = element("input", {
     id: "requests-filter", type: "search", placeholder: "id, reason, error or words of the answer", autocomplete: "off",
     spellcheck: "false", "aria-describedby": "requests-count filter-help",
     input: () => {
       chooseRows(state, input.value);
-      clearTimeout(timer);
-      timer = setTimeout(() => go({ filter: input.value }, true), 300);
+      goSoon({ filter: input.value });
     },
   });
   return element("label", { class: "filter" }, element("span", {}, "Filter"), input);

@@ -16,7 +16,8 @@ function showTimelines(section, run) {
     return;
   }
   fill(section, element("ul", { class: "legend" },
-    WORK.map((name) => legendEntry(name, name)), legendEntry("idle", "idle, or none of these"), legendEntry("failure", "failed requests")),
+    element("li", { class: "quiet" }, "Time, from below:"), WORK.map((name) => legendEntry(name, name)),
+    legendEntry("idle", "idle, or none of these"), legendEntry("failure", "failed requests")),
   run.timelines.map((timeline, at) => workerFigure(timeline, at, run.timelines.length)));
 }
 
@@ -28,7 +29,7 @@ function workerFigure(timeline, at, of) {
   if (passes.begin_s.length === 0) return element("figure", {}, caption, element("p", {}, "No pass ran."));
   const bins = binned(passes, timeline.seconds);
   const plots = element("div", { class: "lanes" },
-    lane("Time", "100 %", workDrawing(bins), "work"),
+    lane("Time", sharesOf(bins), workDrawing(bins), "work"),
     LANES.map(([name, words, form]) => {
       const most = Math.max(...bins.map((bin) => bin[name]));
       return lane(words, `at most ${form(most)}`, lineDrawing(bins.map((bin) => bin[name]), most), name);
@@ -37,6 +38,12 @@ function workerFigure(timeline, at, of) {
   const line = withCursor(cursorPlace, bins.length, `Timeline of ${timeline.worker}`, (column) => binWords(bins[column]));
   return element("figure", { class: "timeline", "data-timeline": at }, caption, line,
     element("div", { class: "scrubbed" }, plots, cursorPlace), timeAxis(bins.length ? bins.at(-1).end : 0));
+}
+
+/** The shares of all the time: "prefill 34 %, decode 40 %, store 2 %". */
+function sharesOf(bins) {
+  const whole = bins.at(-1).end;
+  return WORK.map((work) => `${work} ${percent(Math.min(1, bins.reduce((sum, bin) => sum + bin[work], 0) / whole))}`).join(", ");
 }
 
 function lane(name, most, drawing, kind) {

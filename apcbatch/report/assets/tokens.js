@@ -23,7 +23,9 @@ function tokenBar(tokens, total) {
     const part = element("div", { class: `part ${name}`, "data-part": name, "data-value": tokens[name] });
     part.style.width = share(tokens[name]);
     part.title = `${counted(tokens[name], "token")} ${words}`;
-    if (tokens[name] / total > 0.12) part.append(element("span", {}, `${percent(tokens[name] / total)} ${words}`));
+    const label = fittingWords(percent(tokens[name] / total), words);
+    if (name === "computed" && tokens.lost > 0) label.style.marginLeft = `${(tokens.lost / tokens.computed) * 100}%`;
+    part.append(label);
     return part;
   });
   const bar = element("div", { class: "bar" }, parts);
@@ -48,15 +50,21 @@ function tokenBar(tokens, total) {
   return figure;
 }
 
+/** Words of which those that do not fit are not seen: they wrap to a line that is hidden. */
+function fittingWords(...words) {
+  return element("span", { class: "fitting" }, element("i"), words.map((word) => element("span", {}, word)));
+}
+
 /** [[part, value, sentence]] of what there is. */
 function tokenWords(tokens, total) {
-  const words = (name, what) => [name, tokens[name], `${counted(tokens[name], "token")} ${what} (${percent(tokens[name] / total)})`];
+  const words = (name, what, why = "") => (
+    [name, tokens[name], `${what}: ${counted(tokens[name], "token")} (${percent(tokens[name] / total)})${why}`]);
   return [
     words("memory", "restored from memory"),
     words("disk", "restored from disk"),
     words("computed", "computed"),
-    ...(tokens.lost === null ? [] : [words("lost", "of these lost: an earlier request had computed them already")]),
-    ...(tokens.ideal === null ? [] : [words("ideal", "the ideal: what earlier requests had covered, token by token")]),
+    ...(tokens.lost === null ? [] : [words("lost", "of these lost", ", an earlier request had computed them")]),
+    ...(tokens.ideal === null ? [] : [words("ideal", "ideal", ", what earlier requests had covered")]),
   ];
 }
 
@@ -78,6 +86,7 @@ function missTable(tokens) {
     ];
   });
   const table = plainTable("Why requests got less than the ideal", ["Reason", "Requests", "Lost", "What to do"], rows, [1, 2]);
+  table.classList.add("misses");
   table.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("data-miss", tokens.misses[at].reason));
   return [element("h3", {}, "Why requests got less than the ideal"), table];
 }

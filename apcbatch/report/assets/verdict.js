@@ -59,8 +59,8 @@ function tiles(verdict, tokens) {
     .map((name) => line(`${name} `, quantity(`seconds.${name}`, parts[name], seconds)));
   const restored = verdict.hit_rate === null ? null : quantity("hit_rate", verdict.hit_rate, percent);
   return [
-    tile("Prompt tokens restored", restored ?? count("cached_tokens"),
-      line(count("cached_tokens"), " of ", quantity("prompt_tokens", verdict.prompt_tokens)),
+    tile("Prompt tokens restored", restored ?? element("span", {}, NOT_KNOWN),
+      line(quantity("cached_tokens", verdict.cached_tokens), " of ", count("prompt_tokens")),
       verdict.ideal_hit_rate === null ? null
         : line("ideal ", quantity("ideal_hit_rate", verdict.ideal_hit_rate, percent),
           verdict.ideal_tokens === null ? "" : ", ",
@@ -79,7 +79,11 @@ function tiles(verdict, tokens) {
   ].filter((one) => one !== null);
 }
 
+/** One chief number; its unit is set smaller. */
 function tile(name, value, ...details) {
+  const words = value.textContent;
+  const at = words.search(/ [^\d]+$/);
+  if (at > 0) value.replaceChildren(words.slice(0, at), element("small", {}, words.slice(at)));
   return element("div", { class: "tile" }, element("dt", {}, name), element("dd", { class: "chief" }, value),
     element("dd", { class: "details" }, ...details));
 }
