@@ -16,10 +16,11 @@ from tools import chromium
 if reason := chromium.why_not():
     pytest.skip(reason, allow_module_level=True)
 
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, Route, expect
 
 __all__ = ["Locator", "Opened", "Page", "expect"]
 
+DRAWN = "#verdict [data-name='requests']"
 # A violation of the page's policy, and a promise that nobody waits for, are said where the listener hears them.
 LISTEN = """
 document.addEventListener("securitypolicyviolation",
@@ -46,7 +47,7 @@ class Opened:
 
     def wait(self) -> None:
         """Until the document was decoded and drawn."""
-        expect(self.page.locator("#verdict h2")).to_be_visible(timeout=20_000)
+        expect(self.page.locator(DRAWN).first).to_be_visible(timeout=20_000)
 
     def value(self, name: str, within: str = "#verdict") -> Any:
         """The raw number that stands behind a shown one, or None for none."""
@@ -66,8 +67,13 @@ class Opened:
     def _watch(self, page: Page) -> None:
         if len(self.context.pages) > 1:
             self.noted.append(f"another page was opened: {page.url}")
-        for event in ("console", "pageerror", "crash", "dialog", "download", "worker", "websocket", "filechooser"):
+        for event in ("console", "pageerror", "crash", "download", "worker", "websocket", "filechooser"):
             page.on(event, self._note(event))  # type: ignore[call-overload]
+        page.on("dialog", self._dismiss)  # the page waits for it
+
+    def _dismiss(self, dialog: Dialog) -> None:
+        self.noted.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def _let_files_through(self, route: Route) -> None:
         if route.request.url == self.path.as_uri() and route.request.is_navigation_request():
