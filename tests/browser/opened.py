@@ -20,7 +20,6 @@ from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, 
 
 __all__ = ["Locator", "Opened", "Page", "expect"]
 
-DRAWN = "#verdict [data-name='requests']"
 # A violation of the page's policy, and a promise that nobody waits for, are said where the listener hears them.
 LISTEN = """
 document.addEventListener("securitypolicyviolation",
@@ -47,7 +46,7 @@ class Opened:
 
     def wait(self) -> None:
         """Until the document was decoded and drawn."""
-        expect(self.page.locator(DRAWN).first).to_be_visible(timeout=20_000)
+        self.page.locator("html[data-ready]").wait_for(timeout=20_000)
 
     def value(self, name: str, within: str = "#verdict") -> Any:
         """The raw number that stands behind a shown one, or None for none."""

@@ -9,9 +9,9 @@ import pytest
 
 from tests.browser.opened import Opened
 
-DRAWN = '<section id="verdict"><b data-name="requests">1</b></section>'
-HEAD = f"""<!doctype html><meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-eval'
-'nonce-a'">{DRAWN}"""
+READY = "<html data-ready=true>"
+HEAD = f"""<!doctype html>{READY}<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-eval'
+'nonce-a'">"""
 MISDEEDS = {
     "a word on the console": ("console.log('x')", "console: x"),
     "an error": ("throw new Error('broken')", "pageerror: broken"),
@@ -42,7 +42,7 @@ def test_what_a_report_must_not_do_is_noted(script: str, said: str, browser: Any
 def test_a_request_that_no_policy_forbids_is_noted(browser: Any, tmp_path: Path) -> None:
     """Fault: the page's policy goes, and what it held back reaches the network unseen."""
     path = tmp_path / "open.html"
-    path.write_text(f'{DRAWN}<link rel=stylesheet href="https://example.org/z.css">')
+    path.write_text(f'{READY}<link rel=stylesheet href="https://example.org/z.css">')
     page = Opened(browser, path)
     with pytest.raises(AssertionError, match=r"a request to https://example.org/z.css"):
         page.close()
