@@ -34,10 +34,11 @@ FLOORS = {
     "llm": 7,
     "tuning": 7,
     "bench": 7,
+    "report": 7,
     "cli": 8,
 }
 # On the same floor they are strangers to each other.
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "cli"}
+PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "report", "cli"}
 NO_TORCH = {
     "errors",
     "answer",
@@ -57,6 +58,7 @@ NO_TORCH = {
     "plan",
     "store",
     "data",
+    "report",
     "cli",
 }
 ONLY_KERNELS_MAY = {"_C", "_CUDA"}
