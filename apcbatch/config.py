@@ -263,6 +263,9 @@ class Config:
     ordered: bool = option(False, "Output", "Put the lines into input order when the run ends.")
     strict: bool = option(False, "Output", "Stop at the first error record.")
     summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
+    report: str | None = option(
+        None, "Output", "Write a page for the browser to FILE when the run ends; see `apcbatch report`.", metavar="FILE"
+    )
     progress: str = option(
         "auto",
         "Output",
