@@ -60,6 +60,7 @@ NO_TORCH = {
     "data",
     "report",
     "cli",
+    "report",
 }
 ONLY_KERNELS_MAY = {"_C", "_CUDA"}
 LIGHT_TESTS = (

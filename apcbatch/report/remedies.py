@@ -9,8 +9,8 @@ from apcbatch.types import MissReason
 
 REMEDIES: dict[MissReason, str] = {
     "cold": (
-        "Nothing before these requests begins as they do, so nothing helps in this run; with --store the next run finds "
-        "what this one kept."
+        "Nothing before these requests begins as they do, so nothing helps in this run; with --store the next run "
+        "finds what this one kept."
     ),
     "below_grid": (
         "Everything was restored but the tokens after the last boundary; a smaller --block-size leaves fewer of them, "
