@@ -95,9 +95,10 @@ class TraceFile:
 
     def keep_earlier(self, warn: Callable[[str], None]) -> None:
         """Keep the segments that are there, as they are. warn: is told of what is no segment and is dropped."""
-        if not os.path.lexists(self.path):
-            return
-        lines = _lines(self.path)
+        try:
+            lines = _lines(self.path)
+        except OSError:
+            return  # there is none
         self._earlier = [line for line in lines if is_segment(line)]
         if len(self._earlier) < len(lines):
             warn(f"{len(lines) - len(self._earlier)} lines of {self.path} are no segments of a trace; they are dropped")
@@ -114,10 +115,14 @@ class TraceFile:
         )
 
     def remove(self) -> None:
-        """Remove a trace of an OUT that is no more; another file of its name stays. Raises OSError."""
-        if self.is_ours():
+        """Remove the trace of an OUT that is no more; another file of its name stays."""
+        if not self.is_ours():
+            return
+        try:
             self._disk.unlink(str(self.path))
-            self._disk.sync_folder(str(self.path.parent))
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be removed: {error.strerror}; choose another -o") from None
+        self._disk.sync_folder(str(self.path.parent))
 
 
 def _lines(path: str | Path) -> list[bytes]:
