@@ -58,6 +58,7 @@ NO_TORCH = {
     "plan",
     "store",
     "data",
+    "report",
     "cli",
     "report",
 }
