@@ -73,7 +73,7 @@ def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
 def _packed_bytes(parts: Iterable[Any], room: int) -> int | None:
     """The bytes of the parts' JSON, compressed as in the page; None as soon as they are more than there is room for."""
     packer = zlib.compressobj(9)
-    size = 0
+    size: int = 0
     for part in parts:
         data = orjson.dumps(part)
         for at in range(0, len(data), 1 << 20):
@@ -81,7 +81,7 @@ def _packed_bytes(parts: Iterable[Any], room: int) -> int | None:
             if size > room:
                 return None
     size += len(packer.flush())
-    return size if size <= room else None
+    return None if size > room else size
 
 
 def _cut(document: dict[str, Any], limit: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _rounded_times(table: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def _two_digits(value: int) -> int:
-    unit = 10 ** max(0, len(str(value)) - 2)
+    unit = int("1" + "0" * max(0, len(str(value)) - 2))
     return (value + unit // 2) // unit * unit
 
 
