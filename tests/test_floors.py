@@ -58,7 +58,6 @@ NO_TORCH = {
     "plan",
     "store",
     "data",
-    "report",
     "cli",
     "report",
 }

@@ -15,8 +15,9 @@ from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.paths import STDOUT, without_suffixes
 from apcbatch.regular_files import open_regular_file
-from apcbatch.report.page import FIRST_BYTES, page
+from apcbatch.report.page import page
 
+FIRST_BYTES = b"<!doctype html>\n<!-- apcbatch report"
 SUFFIX = ".report.html"
 
 

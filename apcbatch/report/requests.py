@@ -169,10 +169,8 @@ def token_lists(record: dict[str, Any]) -> list[list[Any]]:
 
 def answer_digest(record: dict[str, Any]) -> bytes:
     """16 bytes: equal for equal answers, and for equal errors."""
-    if record["error"] is not None:
-        said = ("error", record["error"]["code"], record["error"]["message"])
-    else:
-        said = ("answer", token_lists(record))
+    error = record["error"]
+    said = token_lists(record) if error is None else (error["code"], error["message"])
     return xxhash.xxh3_128_digest(repr(said).encode("utf-8", "surrogatepass"))
 
 
