@@ -41,20 +41,23 @@ class Picture:
     height: int | None = None  # at most, in CSS pixels
 
 
-def zoom_in(page: Page) -> None:
-    """Opens the stem that saved most below the root."""
-    page.locator("#tree [data-node]").nth(1).click()
+def point_at_a_stem(page: Page) -> None:
+    """Rests the pointer on the stem with the largest box, so that its details are shown."""
+    boxes = page.locator("#tree [data-node]:not([data-node='0'])")
+    sizes = boxes.evaluate_all("(all) => all.map((one) => one.offsetWidth * one.offsetHeight)")
+    boxes.nth(sizes.index(max(sizes))).hover()
 
 
 def open_a_request(page: Page) -> None:
-    """Opens the first request whose answer is a tool call, or else the first one."""
-    page.locator("#requests [data-row]").first.click()
+    """Sorts by prompt, the longest first, and opens the third row."""
+    page.locator('#requests [data-sort="prompt"]').click()
+    page.locator("#requests [data-row]").nth(2).locator("td").first.click()
 
 
 PICTURES = (
     Picture("report", "verdict", "tree", height=1300),
     Picture("report-verdict", "verdict", "tokens"),
-    Picture("report-tree", "tree", "tree", before=zoom_in),
+    Picture("report-tree", "tree", "tree", before=point_at_a_stem),
     Picture("report-timeline", "timeline", "timeline"),
     Picture("report-requests", "requests", "requests", before=open_a_request),
     Picture("report-comparison", "comparison", "comparison"),
@@ -89,10 +92,13 @@ def main() -> None:
     with chromium.opened() as browser:
         for picture in PICTURES:
             page = browser.new_page(
-                viewport={"width": picture.width, "height": 900}, color_scheme=picture.scheme, device_scale_factor=SCALE
+                viewport={"width": picture.width, "height": 900},
+                color_scheme=picture.scheme,
+                reduced_motion="reduce",
+                device_scale_factor=SCALE,
             )
             page.goto(report.resolve().as_uri())
-            page.locator("#verdict h2").wait_for()
+            page.locator("html[data-ready]").wait_for()
             picture.before(page)
             data = photograph(page, picture)
             page.close()
