@@ -58,8 +58,8 @@ NO_TORCH = {
     "plan",
     "store",
     "data",
-    "report",
     "cli",
+    "report",
 }
 ONLY_KERNELS_MAY = {"_C", "_CUDA"}
 LIGHT_TESTS = (

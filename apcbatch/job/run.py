@@ -82,6 +82,11 @@ class Job:
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)
 
+    @property
+    def output(self) -> str:
+        """OUT as it is named, or as its name was made."""
+        return self._output.name
+
     def continue_command(self) -> str:
         """The shell command that goes on from here."""
         config = self._config

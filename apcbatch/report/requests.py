@@ -13,6 +13,7 @@ from typing import Any
 
 import xxhash
 
+from apcbatch.errors import UsageError
 from apcbatch.job.record import read_record
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.texts import Calls, Texts
@@ -89,6 +90,16 @@ class Requests:
             "answer_characters": texts.characters,
         }
 
+    def notes(self, path: str) -> Iterator[str]:
+        """A sentence for each kind of line that is left out."""
+        if self.num_torn:
+            yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
+        if self.num_foreign:
+            yield (
+                f"{self.num_foreign} lines of {path} are not records of this program, the first one is line "
+                f"{self.first_foreign}; they are left out"
+            )
+
     def answer_digest(self, row: int) -> bytes:
         """What tells two answers apart, of one row."""
         return bytes(self.answers[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
@@ -106,7 +117,7 @@ class Requests:
 
 
 def read_requests(out: OutFile) -> Requests:
-    """All requests of an OUT; UsageError where the file cannot be read further."""
+    """All requests of an OUT; UsageError where the file cannot be read further, or holds other things alone."""
     requests = Requests()
     number, torn = 0, False
     for number, line in out.read():
@@ -119,6 +130,8 @@ def read_requests(out: OutFile) -> Requests:
                 requests.num_foreign += 1
                 requests.first_foreign = requests.first_foreign or number
     requests.num_torn += torn
+    if requests.num_foreign and not len(requests):
+        raise UsageError(f"{out.lines} has no record of this program; give the OUT of `apcbatch run`")
     return requests
 
 
@@ -156,10 +169,8 @@ def token_lists(record: dict[str, Any]) -> list[list[Any]]:
 
 def answer_digest(record: dict[str, Any]) -> bytes:
     """16 bytes: equal for equal answers, and for equal errors."""
-    if record["error"] is not None:
-        said = ("error", record["error"]["code"], record["error"]["message"])
-    else:
-        said = ("answer", token_lists(record))
+    error = record["error"]
+    said = token_lists(record) if error is None else (error["code"], error["message"])
     return xxhash.xxh3_128_digest(repr(said).encode("utf-8", "surrogatepass"))
 
 

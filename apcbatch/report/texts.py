@@ -5,7 +5,6 @@ Must not know: what the texts say. Invariant: every text is cut to the same leng
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 ELLIPSIS = "\u2026"
@@ -19,6 +18,16 @@ Calls = list[dict[str, str]]
 def shortened(text: str, limit: int) -> str:
     """The text, or its beginning with an ellipsis if it has more characters than the limit."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + ELLIPSIS * (limit > 0)
+
+
+def shortened_middle(text: str, limit: int) -> str:
+    """The text, or its first quarter and its end with an ellipsis between: in a prompt, what was said last tells more
+    than what every prompt begins with."""
+    if len(text) <= limit:
+        return text
+    head = limit // 4
+    tail = limit - head - 1
+    return text[:head] + ELLIPSIS + text[len(text) - tail :] if tail > 0 else shortened(text, limit)
 
 
 def shortened_calls(calls: Calls | None, limit: int) -> Calls | None:
@@ -92,13 +101,14 @@ def _length(calls: Calls | None) -> int:
 
 def cut_columns(requests: dict[str, Any], limit: int) -> dict[str, Any]:
     """The columns of a document's requests with every text cut to a length; the other columns are the same objects."""
-    cut: Callable[[str | None], str | None] = lambda text: None if text is None else shortened(text, limit)  # noqa: E731
     prompts = requests["prompt_text"]
+    if prompts is not None:
+        prompts = [None if text is None else shortened_middle(text, limit) for text in prompts]
     earlier = requests["answer_characters"]
     return requests | {
-        "answer": list(map(cut, requests["answer"])),
+        "answer": [shortened(text, limit) for text in requests["answer"]],
         "calls": [shortened_calls(calls, limit) for calls in requests["calls"]],
-        "errors": list(map(cut, requests["errors"])),
-        "prompt_text": None if prompts is None else list(map(cut, prompts)),
+        "errors": [shortened(text, limit) for text in requests["errors"]],
+        "prompt_text": prompts,
         "answer_characters": limit if earlier is None else min(limit, earlier),
     }

@@ -7,38 +7,40 @@ then what two processes did there is added up. A stem that a later process cut a
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import Any
 
+from apcbatch.job.segment import MOST_STEMS, Segment
+
 ADDED = ("requests", "restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes", "dropped", "hidden")
 COLUMNS = ("parent", "begin", "end", *ADDED, "dropped_s", "text")
-MOST_STEMS = 4096
 
 
-def merge_stems(segments: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The stems of all segments as columns, with a `note`; None if no segment has any. dropped_s: since the begin of
-    the first segment."""
-    with_stems = [segment for segment in segments if segment["stems"]["parent"]]
-    if not with_stems:
+def merge_stems(segments: Sequence[Segment]) -> dict[str, Any] | None:
+    """The stems of all segments as columns, with a `note`; None without a segment. dropped_s: since the begin of the
+    first segment."""
+    if not segments:
         return None
     rows: list[dict[str, Any]] = []
     places: dict[tuple[Any, ...], int] = {}
-    for number, segment in enumerate(with_stems):
-        _add(rows, places, segment, number, segment["begin"] - with_stems[0]["begin"])
+    for number, segment in enumerate(segments):
+        _add(rows, places, segment, number, max(0.0, segment.begin - segments[0].begin))
     num_hidden = _fold(rows)
     note = None
     if num_hidden:
         note = f"{num_hidden:,} stems that save least are counted in the stems above them"
-    return {**{name: [row[name] for row in rows if row["parent"] is not None] for name in COLUMNS}, "note": note}
+    return {**{name: [row[name] for row in rows] for name in COLUMNS}, "note": note}
 
 
 def _add(
-    rows: list[dict[str, Any]], places: dict[tuple[Any, ...], int], segment: dict[str, Any], number: int, later_s: float
+    rows: list[dict[str, Any]], places: dict[tuple[Any, ...], int], segment: Segment, number: int, later_s: float
 ) -> None:
     """Enter the stems of a segment, which began so many seconds later than the first one."""
-    stems, new_of = segment["stems"], list[int]()
-    for old in range(len(stems["parent"])):
-        given = {name: stems[name][old] for name in COLUMNS}
+    new_of: list[int] = []
+    columns = [getattr(segment.stems, name) for name in COLUMNS]
+    for old, values in enumerate(zip(*columns, strict=True)):
+        given = dict(zip(COLUMNS, values, strict=True))
         parent = -1 if old == 0 else new_of[given["parent"]]
         dropped_s = None if given["dropped_s"] is None else given["dropped_s"] + later_s
         # Stems without words cannot be told apart: those of one segment stay by themselves.
@@ -67,8 +69,6 @@ def _fold(rows: list[dict[str, Any]]) -> int:
         num_children[row["parent"]] += 1
     saved = [row["restored"] for row in rows]
     gone: set[int] = set()
-    import heapq
-
     leaves = [(saved[n], n) for n in range(1, len(rows)) if not num_children[n]]
     heapq.heapify(leaves)
     while len(rows) - len(gone) > MOST_STEMS:
@@ -83,10 +83,7 @@ def _fold(rows: list[dict[str, Any]]) -> int:
         num_children[row["parent"]] -= 1
         if not num_children[row["parent"]] and row["parent"]:
             heapq.heappush(leaves, (saved[row["parent"]], row["parent"]))
-    new = {}
-    for old in range(len(rows)):
-        if old not in gone:
-            new[old] = len(new)
-    kept = [row | {"parent": -1 if row["parent"] < 0 else new[row["parent"]]} for n, row in enumerate(rows) if n in new]
-    rows[:] = kept
+    left = [old for old in range(len(rows)) if old not in gone]
+    new_of = {old: new for new, old in enumerate(left)} | {-1: -1}
+    rows[:] = [rows[old] | {"parent": new_of[rows[old]["parent"]]} for old in left]
     return len(gone)

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from apcbatch.job.segment import Segment
 from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
-def verdict(requests: Requests, segments: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def verdict(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any]:
     """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace.
 
     What the records do not say is None without a trace: seconds, rates, bytes, exit code. Seconds are sums over the
@@ -24,16 +25,15 @@ def verdict(requests: Requests, segments: Sequence[dict[str, Any]]) -> dict[str,
     errors = requests.codes.total()
     prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
     ideal = ideal_tokens(requests)
-    ended = [segment["end"] for segment in segments if segment["end"] is not None]
-    summaries = [end["summary"] for end in ended]
-    last = segments[-1]["end"] if segments else None
+    summaries = [segment.end.summary for segment in segments if segment.end is not None]
+    last = segments[-1].end if segments else None
     return {
         "requests": len(requests),
         "ok": len(requests) - errors,
         "errors": errors,
         "errors_by_code": dict(sorted(requests.codes.items())),
-        "exit_code": None if last is None else last["exit_code"],
-        "continue": None if last is None else last["continue"],
+        "exit_code": None if last is None else last.exit_code,
+        "continue": None if last is None else last.continue_command,
         "unfinished": bool(segments) and last is None,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
@@ -47,7 +47,7 @@ def verdict(requests: Requests, segments: Sequence[dict[str, Any]]) -> dict[str,
         "seconds": _seconds(summaries),
         "peak_rss_bytes": _most(summaries, "peak_rss_bytes"),
         "peak_device_bytes": _most(summaries, "peak_device_bytes"),
-        "warnings": list(dict.fromkeys(warning for one in summaries for warning in one.get("warnings", ()))),
+        "warnings": _warnings(summaries),
         "segments": len(segments),
     }
 
@@ -55,19 +55,35 @@ def verdict(requests: Requests, segments: Sequence[dict[str, Any]]) -> dict[str,
 def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
     if not summaries:
         return None
-    return {stage: sum(one["seconds"].get(stage, 0.0) for one in summaries) for stage in STAGES}
+    return {stage: sum(_stage(one, stage) for one in summaries) for stage in STAGES}
 
 
 def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
     """Tokens per second of a stage over all processes; a process's tokens are its rate times its seconds."""
-    parts = [(one.get(f"{stage}_tokens_per_s"), one["seconds"].get(stage, 0.0)) for one in summaries]
+    parts = [(_number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
     timed = [(rate, seconds) for rate, seconds in parts if rate is not None and seconds > 0]
     if len(timed) == 1:
-        return float(timed[0][0])
-    seconds = sum(seconds for _, seconds in timed)
-    return sum(rate * part for rate, part in timed) / seconds if seconds > 0 else None
+        return timed[0][0]
+    total_s = sum(seconds for _, seconds in timed)
+    return sum(rate * seconds for rate, seconds in timed) / total_s if timed else None
 
 
 def _most(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
     """The most bytes of any process; None where no process says it."""
-    return max((one[name] for one in summaries if one.get(name)), default=None)
+    values = [one.get(name) for one in summaries]
+    return max((value for value in values if type(value) is int and value > 0), default=None)
+
+
+def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """Every warning once."""
+    lists = [one.get("warnings") for one in summaries]
+    return list(dict.fromkeys(str(one) for given in lists if isinstance(given, list) for one in given))
+
+
+def _stage(summary: dict[str, Any], stage: str) -> float:
+    seconds = summary.get("seconds")
+    return _number(seconds.get(stage)) or 0.0 if isinstance(seconds, dict) else 0.0
+
+
+def _number(value: object) -> float | None:
+    return value if type(value) in (int, float) and value >= 0 else None  # type: ignore[operator, return-value]

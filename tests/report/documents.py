@@ -104,8 +104,8 @@ def text(draw: random.Random, words: int, hostile: bool = True) -> str:
 
 
 class _Run:
-    """One run: its requests as columns, and the tree that they make. Runs of one seed have the same requests and answers;
-    what is restored, and the times, differ by number."""
+    """One run: its requests as columns, and the tree that they make. Runs of one seed have the same requests and
+    answers; what is restored, and the times, differ by number."""
 
     def __init__(
         self,
