@@ -49,7 +49,7 @@ function showRequest(place, columns, row, close) {
     element("dl", { class: "facts", "data-request": requests.id[row] }, facts.filter((fact) => fact !== null)
       .map(([term, value]) => element("div", {}, element("dt", {}, term), element("dd", {}, ...[value].flat())))),
     ...(error === "" ? [] : textBlock("Error", error, "error", null)),
-    ...(requests.prompt_text === null ? [] : textBlock("Prompt", requests.prompt_text[row], "prompt", requests.answer_characters)),
+    ...textBlock("Prompt", requests.prompt_text?.[row] ?? "", "prompt", requests.answer_characters),
     ...textBlock("Answer", requests.answer[row], "answer", requests.answer_characters),
     ...callBlocks(requests.calls[row]));
   place.onkeydown = (event) => {
@@ -59,7 +59,7 @@ function showRequest(place, columns, row, close) {
 
 /** A heading and a text as it is; if it was cut, it says so. */
 function textBlock(name, text, kind, most) {
-  if (text === "" && kind !== "prompt") return [];
+  if (text === "") return [];
   const isCut = most !== null && text.length >= most;
   return [
     element("h4", {}, name, isCut ? element("span", { class: "quiet" }, ` cut to ${counted(most, "character")}, so that the page stays small`) : null),

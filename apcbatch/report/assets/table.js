@@ -133,9 +133,12 @@ function tableRow(state, row, at) {
     if (key === "id") {
       return element("th", { scope: "row" }, element("a", { href: addressOfRow(state, row) }, foreign(requests.id[row])));
     }
-    if (number) return element("td", { class: "number", "data-value": numbers[key][row] }, cellNumber(key, numbers[key][row]));
-    if (key === "answer") return element("td", { class: requests.error[row] ? "failed" : null }, foreign(gist(columns, row)));
-    return element("td", {}, visible(texts[key](row)));
+    if (number) {
+      const value = numbers[key][row];
+      return element("td", { class: "number", "data-name": key, "data-value": value }, cellNumber(key, value));
+    }
+    if (key === "answer") return element("td", { "data-name": key, class: requests.error[row] ? "failed" : null }, foreign(gist(columns, row)));
+    return element("td", { "data-name": key }, visible(texts[key](row)));
   });
   return element("tr", {
     "data-row": row, "aria-rowindex": at + 2, class: row === chosen ? "chosen" : null, "aria-current": row === chosen ? "true" : null,

@@ -138,10 +138,11 @@ function down(height) {
 
 function binWords(bin) {
   const span = bin.end - bin.begin;
+  const digits = Math.max(0, Math.ceil(-Math.log10(span)));
   const shares = WORK.map((work) => `${work} ${percent(Math.min(1, bin[work] / span))}`);
   const idle = Math.max(0, 1 - WORK.reduce((sum, work) => sum + bin[work], 0) / span);
   const words = [
-    `${seconds(bin.begin)} to ${seconds(bin.end)}: ${shares.join(", ")}, idle ${percent(idle)}`,
+    `${trimmed(bin.begin, digits)} to ${trimmed(bin.end, digits)} s: ${shares.join(", ")}, idle ${percent(idle)}`,
     `${grouped(bin.running)} running, ${grouped(bin.waiting)} waiting`,
     `pool ${bytes(bin.pool_bytes)}, written to the store ${bytes(bin.store_bytes)}`,
   ];
