@@ -80,7 +80,7 @@ def photograph(page: Page, picture: Picture) -> bytes:
 
 
 def main() -> None:
-    """Writes every picture. Raises SystemExit with a sentence if there is no report, no browser, or one is too large."""
+    """Writes every picture. Raises SystemExit with a sentence without a report or a browser, or if one is too large."""
     report = Path(sys.argv[1]) if len(sys.argv) > 1 else REPORT
     if not report.is_file():
         raise SystemExit(f"there is no {report}: run `make demo`, or give the path of a report")

@@ -84,5 +84,11 @@ def _assets() -> tuple[str, str, str]:
     """(template, style, script), as they are in the package."""
     folder = files(__package__) / "assets"
     # A scope of their own, so that no name of theirs is the window's.
-    script = "\n".join(['"use strict";', "{", *((folder / name).read_text("utf-8") for name in SCRIPTS), "}", ""])
-    return (folder / "page.html").read_text("utf-8"), (folder / "style.css").read_text("utf-8"), script
+    template, style, *scripts = ((folder / name).read_text("utf-8") for name in ("page.html", "style.css", *SCRIPTS))
+    script = "\n".join(['"use strict";', "{", *map(_code, scripts), "}", ""])
+    return template, style, script
+
+
+def _code(script: str) -> str:
+    """The script without comments that stand alone and without indentation, which every report would carry."""
+    return re.sub(r"^(?:/\*\*.*?\*/\n|\s*//[^\n]*\n|\s+)", "", script, flags=re.MULTILINE | re.DOTALL)

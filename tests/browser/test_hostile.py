@@ -1,5 +1,7 @@
-"""Texts that try to break out of the page are shown, and not run. The watch fails a test whose page says or asks anything;
-here each text is also looked for where it must be seen."""
+"""Texts that try to break out of the page are shown, and not run.
+
+The watch fails a test whose page says or asks anything; here each text is also looked for where it must be seen.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,6 @@ TEXTS = (
     "%3Cscript%3E",
     "\x00\x01\x02\x7f\x9f",
 )
-FIELDS = ("id", "answer", "stem", "option", "warning", "error", "call", "prompt", "name", "program", "reason", "continue",
-          "remedy", "machine", "changed option", "note")  # fmt: skip
 
 
 def hostile(text: str) -> dict[str, Any]:

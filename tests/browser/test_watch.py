@@ -10,8 +10,9 @@ import pytest
 from tests.browser.opened import Opened
 
 READY = "<html data-ready=true>"
-HEAD = f"""<!doctype html>{READY}<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-eval'
-'nonce-a'">"""
+POLICY = "default-src 'none'; script-src 'nonce-a'"
+HEAD = f'<!doctype html>{READY}<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+
 MISDEEDS = {
     "a word on the console": ("console.log('x')", "console: x"),
     "an error": ("throw new Error('broken')", "pageerror: broken"),

@@ -12,8 +12,8 @@ function comparisonArticle(runs, comparison) {
     element("h3", {}, base, element("span", { class: "quiet" }, " with "), other),
     sameness(comparison),
     onlyIn(comparison, base, other),
-    comparison.other_requests > 0 ? element("p", {}, `${counted(comparison.other_requests, "request")} of these had another `
-      + "prompt or other settings, so another answer is no fault.") : null,
+    comparison.other_requests > 0 ? element("p", {}, `${counted(comparison.other_requests, "request")} of these had `
+      + "another prompt or other settings, so another answer is no fault.") : null,
     comparison.different.length ? differences(comparison) : null,
     element("div", { class: "sides" }, ...sides(comparison, base, other)));
 }
@@ -21,15 +21,20 @@ function comparisonArticle(runs, comparison) {
 /** Tables with both runs: measures, misses, options. */
 function sides(comparison, base, other) {
   const block = (name, table) => element("div", {}, element("h4", {}, name), table);
+  const both = `of ${base} and ${other}`;
+  const measures = comparison.rows.map((row) => (
+    [row.name, inUnit(row.base, row.unit), inUnit(row.other, row.unit), change(row.base, row.other)]));
+  const misses = comparison.misses.map((miss) => (
+    [visible(miss.reason), counted(miss.base, "request"), counted(miss.other, "request")]));
+  const options = comparison.changed_options.map((option) => (
+    [visible(option.name), plain(option.base), plain(option.other)]));
   return [
-    comparison.rows.length ? block("Measures", plainTable(`Measures of ${base} and ${other}`, ["", base, other, "Change"],
-      comparison.rows.map((row) => [row.name, inUnit(row.base, row.unit), inUnit(row.other, row.unit), change(row.base, row.other)]), [1, 2, 3])) : null,
-    comparison.misses.length ? block("Misses by reason", plainTable(`Misses of ${base} and ${other}`, ["Reason", base, other], comparison.misses
-      .map((miss) => [visible(miss.reason), counted(miss.base, "request"), counted(miss.other, "request")]), [1, 2])) : null,
-    block("Options that changed", comparison.changed_options.length
-      ? plainTable(`Options of ${base} and ${other}`, ["Option", base, other],
-        comparison.changed_options.map((option) => [visible(option.name), plain(option.base), plain(option.other)]))
-      : element("p", {}, "None.")),
+    measures.length ? block("Measures",
+      plainTable(`Measures ${both}`, ["Measure", base, other, "Change"], measures, [1, 2, 3])) : null,
+    misses.length
+      ? block("Misses by reason", plainTable(`Misses ${both}`, ["Reason", base, other], misses, [1, 2])) : null,
+    block("Options that changed", options.length
+      ? plainTable(`Options ${both}`, ["Option", base, other], options) : element("p", {}, "None.")),
   ].filter((one) => one !== null);
 }
 
@@ -40,7 +45,7 @@ function sameness({ both, same_answers: same, different_count: different }) {
   return element("p", { class: `ending ${isSame ? "good" : "bad"}`, "data-same": isSame ? "yes" : "no" },
     element("span", { class: "sign", "aria-hidden": "true" }, isSame ? "✓" : "✕"),
     element("strong", {}, isSame ? "Same answers: yes, bit for bit, " : "Same answers: no, "), ...numbers,
-    isSame ? "." : [" are equal, ", quantity("different_count", different), " ", different === 1 ? "differs." : "differ."].flat());
+    isSame ? "." : [" are equal, ", quantity("different_count", different), ` differ${different === 1 ? "s" : ""}.`]);
 }
 
 function onlyIn(comparison, base, other) {
@@ -50,17 +55,20 @@ function onlyIn(comparison, base, other) {
 }
 
 function differences({ base, other, different, different_count: count }) {
-  const link = (run, id, row) => element("a", { href: addressOf({ run: run || null, request: id === "" ? `row:${row}` : id }) },
-    `answer in run ${run + 1}`);
+  const link = (run, id, row) => element("a", {
+    href: addressOf({ run: run || null, request: id === "" ? `row:${row}` : id }),
+  }, `answer in run ${run + 1}`);
   const rows = different.map((one) => [
     foreign(one.id),
     one.at < 0 ? "one of them is an error"
       : `from token ${grouped(one.at)} on${one.choice > 0 ? ` of answer ${one.choice + 1}` : ""}`,
     element("span", {}, link(base, one.id, one.base_row), ", ", link(other, one.id, one.other_row)),
   ]);
-  return element("details", { open: count <= 20 }, element("summary", {}, count > different.length
-    ? `The first ${grouped(different.length)} of ${grouped(count)} answers that differ` : `The ${counted(count, "answer")} that differ${count === 1 ? "s" : ""}`),
-  element("div", { class: "differences" }, plainTable("Answers that differ", ["Request", "Differs", "Look"], rows)));
+  const words = count > different.length
+    ? `The first ${grouped(different.length)} of ${grouped(count)} answers that differ`
+    : `The ${counted(count, "answer")} that differ${count === 1 ? "s" : ""}`;
+  return element("details", { open: count <= 20 }, element("summary", {}, words),
+    element("div", { class: "differences" }, plainTable("Answers that differ", ["Request", "Differs", "Look"], rows)));
 }
 
 /** How the second differs from the first: "+3.2 %", or how many times as much. */
@@ -69,7 +77,8 @@ function change(base, other) {
   if (base === other) return "equal";
   if (base === 0) return "";
   const ratio = other / base;
-  if (ratio >= 2 || (ratio > 0 && ratio <= 0.5)) return `× ${ratio.toLocaleString("en-US", { maximumSignificantDigits: 3 })}`;
-  const words = percent(Math.abs(ratio - 1));
-  return `${ratio > 1 ? "+" : "−"}${words}`;
+  if (ratio >= 2 || (ratio > 0 && ratio <= 0.5)) {
+    return `× ${ratio.toLocaleString("en-US", { maximumSignificantDigits: 3 })}`;
+  }
+  return `${ratio > 1 ? "+" : "−"}${percent(Math.abs(ratio - 1))}`;
 }

@@ -1,7 +1,7 @@
 // Cursor: a place on a drawing with columns, moved by the pointer or the arrow keys, and read out in words.
 // Must not know what the columns are.
 
-/** The drawing becomes a slider over its columns. `describe(at)` says what is there; it appears in the returned line. */
+/** The drawing becomes a slider over its columns. `describe(at)` says what is there, in the line that is returned. */
 function withCursor(drawing, columns, label, describe) {
   const mark = element("span", { class: "cursor", "aria-hidden": "true", hidden: true });
   const line = element("p", { class: "readout" }, HOW_TO_READ);

@@ -21,7 +21,7 @@ function furnish(node, attributes, children) {
     if (typeof value === "function") node.addEventListener(name, value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return node;
 }
 
@@ -52,6 +52,13 @@ function plainTable(caption, heads, rows, numeric = []) {
       element("tbody", {}, body)));
 }
 
+/** Names with their values, each a node, a text or a list of them; what is null is left out. */
+function factList(facts, attributes = {}) {
+  const known = facts.filter((fact) => fact !== null);
+  return element("dl", { class: "facts", ...attributes }, known.map(([name, ...value]) => (
+    element("div", {}, element("dt", {}, name), element("dd", {}, value)))));
+}
+
 /** A coloured square and its words: one entry of a legend. */
 function legendEntry(kind, ...words) {
   return element("li", {}, element("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), ...words);
@@ -59,6 +66,6 @@ function legendEntry(kind, ...words) {
 
 /** What stands in a section below its heading gives way to these nodes, and the section is shown. */
 function fill(section, ...nodes) {
-  section.replaceChildren(section.querySelector("h2"), ...nodes.flat().filter((node) => node !== null));
+  section.replaceChildren(section.querySelector("h2"), ...nodes.flat(Infinity).filter((node) => node !== null));
   section.hidden = false;
 }

@@ -50,7 +50,7 @@ function testOf(columns, { key, text, not }) {
   return not ? (row) => !test(row) : test;
 }
 
-/** value -> whether it is in what the text says: 3, >3, >=3, <3, <=3 or 3..5. A text that is no number holds nothing. */
+/** value -> whether it is in what the text says: 3, >3, >=3, <3, <=3 or 3..5. What is no number holds nothing. */
 function rangeOf(text) {
   const found = /^(>=|<=|>|<|=)?(-?[\d.,_]+?)(?:\.\.(-?[\d.,_]+))?$/.exec(text);
   if (found === null) return text === "" ? (value) => value > 0 : () => false;

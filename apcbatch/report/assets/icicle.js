@@ -1,5 +1,5 @@
-// Icicle: the picture of the prefix tree. The width of a stem is what it saved over all requests (or what passed through
-// it), its height is where it lies in the prompt, its colour what became of its tokens. Chosen with pointer or keys.
+// Icicle: the picture of the prefix tree. The width of a stem is what it saved over all requests (or what passed
+// through it), its height is where it lies in the prompt, its colour what became of its tokens.
 // Must not know what a stem's details look like (stem.js), or who reads the address.
 
 const LEAST_PIXELS = 2;
@@ -17,7 +17,9 @@ function showTree(section, run, open) {
   const axis = element("div", { class: "axis", "aria-hidden": "true" });
   const path = element("ol", { class: "path", "aria-label": "Stems from the root to the one shown" });
   const details = element("aside", { id: "stem", "aria-live": "polite", "aria-label": "Stem" });
-  const state = { tree, picture, axis, path, details, open, top: 0, measure: "saved", boxes: [], nodes: new Map(), pointer: [-1, -1] };
+  const state = {
+    tree, picture, axis, path, details, open, top: 0, measure: "saved", boxes: [], nodes: new Map(), pointer: [-1, -1],
+  };
   if (tree.weights.saved[0] === 0) state.measure = "passed";
   const reset = element("button", { type: "button", id: "tree-reset", click: () => open(0) }, "Whole tree");
   fill(section,
@@ -52,7 +54,8 @@ function showTree(section, run, open) {
     if (held) focusBox(state, state.top);
   };
 }
-const NO_TRACE = "No trace lies beside this output, so there is no picture of it. A run writes one unless --no-trace is given.";
+const NO_TRACE = "No trace lies beside this output, so there is no picture of it. "
+  + "A run writes one unless --no-trace is given.";
 
 /** The two measures of width. */
 function measureChoice(state) {
@@ -113,7 +116,7 @@ function stemBox(state, { node }) {
   const kind = node === 0 ? "root" : known === 0 ? "once" : "mixed";
   const box = element("div", {
     class: `box ${kind}${node > 0 && stems.dropped[node] > 0 ? " dropped" : ""}`, role: "treeitem", "data-node": node,
-    tabindex: node === top ? "0" : "-1", "aria-level": tree.level[node] + 1, "aria-selected": node === top ? "true" : "false",
+    tabindex: node === top ? "0" : "-1", "aria-level": tree.level[node] + 1, "aria-selected": String(node === top),
     "aria-label": stemWords(tree, node),
   }, element("span", {}, node === 0 ? rootWords(tree, state.measure) : visible(stems.text[node])));
   if (known > 0) box.style.setProperty("--restored-share", `${(fate.restored / known) * 100}%`);
@@ -122,7 +125,8 @@ function stemBox(state, { node }) {
 
 /** The box of those that are too narrow to be seen. */
 function fewBox(box) {
-  return element("div", { class: "box few", "aria-hidden": "true", title: `${counted(box.count, "narrow stem")}: zoom in to see` });
+  const title = `${counted(box.count, "narrow stem")}: zoom in to see`;
+  return element("div", { class: "box few", "aria-hidden": "true", title });
 }
 
 function rootWords(tree, measure) {
@@ -158,9 +162,11 @@ function niceStep(value) {
 
 function drawPath({ tree, top, path, open }) {
   path.replaceChildren(...pathTo(tree, top).map((node) => {
-    const words = node === 0 ? "all requests" : visible(tree.stems.text[node]).trim() || `tokens from ${grouped(tree.stems.begin[node])}`;
+    const { text, begin } = tree.stems;
+    const words = node === 0 ? "all requests" : visible(text[node]).trim() || `tokens from ${grouped(begin[node])}`;
     if (node === top) return element("li", { "aria-current": "true" }, words);
-    return element("li", {}, element("button", { type: "button", class: "link", "data-path": node, click: () => open(node) }, words));
+    const choose = { type: "button", class: "link", "data-path": node, click: () => open(node) };
+    return element("li", {}, element("button", choose, words));
   }));
 }
 
@@ -211,13 +217,16 @@ function moveInTree(state, event) {
 }
 
 function childrenInSight({ tree, nodes }, node) {
-  return tree.children[node].filter((child) => nodes.has(child)).sort((one, two) => nodes.get(one).x - nodes.get(two).x);
+  return fromTheLeft(nodes, tree.children[node].filter((child) => nodes.has(child)));
+}
+
+function fromTheLeft(nodes, some) {
+  return some.sort((one, two) => nodes.get(one).x - nodes.get(two).x);
 }
 
 /** The box to the left or right at the same depth of the tree. */
 function neighbour(state, node, step) {
   const { tree, nodes } = state;
-  const row = [...nodes.keys()].filter((other) => tree.level[other] === tree.level[node]);
-  row.sort((one, two) => nodes.get(one).x - nodes.get(two).x);
+  const row = fromTheLeft(nodes, [...nodes.keys()].filter((other) => tree.level[other] === tree.level[node]));
   return row[row.indexOf(node) + step];
 }

@@ -39,7 +39,12 @@ function goSoon(change) {
 const later = { change: {}, timer: 0 };
 
 function escaped(text) {
-  return encodeURIComponent(text.toWellFormed ? text.toWellFormed() : text).replace(/%(2F|3A|2C|3E|3C)/g, decodeURIComponent);
+  return encodeURIComponent(wellFormed(text)).replace(/%(2F|3A|2C|3E|3C)/g, decodeURIComponent);
+}
+
+/** The text without half characters, which no address can hold. */
+function wellFormed(text) {
+  return text.replace(/\p{Surrogate}/gu, "\ufffd");
 }
 
 function unescaped(text) {

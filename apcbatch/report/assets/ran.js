@@ -21,8 +21,8 @@ function segmentDetails(segment, at, of) {
     ["Model", foreign(segment.model)],
     ["Fingerprint", element("code", { "data-name": "fingerprint" }, plain(segment.fingerprint))],
     ["Numbers", `${plain(segment.dtype)} on ${plain(segment.device)}`],
-    ...Object.entries(machine ?? {}).filter(([, value]) => value !== null).map(([name, value]) => (
-      [MACHINE_WORDS[name] ?? capital(name.replaceAll("_", " ")), name.endsWith("_bytes") ? bytes(value) : plain(value)])),
+    ...Object.entries(machine ?? {}).map(([name, value]) => (value === null ? null
+      : [MACHINE_WORDS[name] ?? capital(name), inUnit(value, name.endsWith("_bytes") ? "bytes" : "")])),
   ];
   const isChanged = ([, , origin]) => origin !== "default";
   const [changed, rest] = [segment.options.filter(isChanged), segment.options.filter((option) => !isChanged(option))];
@@ -30,13 +30,14 @@ function segmentDetails(segment, at, of) {
     options.map(([name, value, origin]) => [visible(name), plain(value), plain(origin)]));
   return element("article", { "data-segment": at },
     of > 1 ? element("h3", {}, `Segment ${at + 1} of ${of}`) : null,
-    element("dl", { class: "facts wideFacts" }, facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)))),
+    factList(facts, { class: "facts wideFacts" }),
     changed.length ? [element("h4", {}, "Options that were set"), table("Options that were set", changed)] : null,
-    rest.length ? element("details", {}, element("summary", {}, `${counted(rest.length, "option")} at the default`), table("Options at the default", rest)) : null);
+    rest.length ? element("details", {}, element("summary", {}, `${counted(rest.length, "option")} at the default`),
+      table("Options at the default", rest)) : null);
 }
 
 const MACHINE_WORDS = {
-  cpu: "Processor", gpu: "GPU", memory_bytes: "Memory", python: "Python", torch: "PyTorch", instructions: "Instruction set",
+  cpu: "Processor", gpu: "GPU", memory_bytes: "Memory", torch: "PyTorch", instructions: "Instruction set",
 };
 
 function inputWords(input) {

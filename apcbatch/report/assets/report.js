@@ -51,7 +51,8 @@ function bringToView(isNew, place) {
 /** The choice among the runs, if there are several. */
 function runSelector(runs) {
   const selector = document.getElementById("run");
-  selector.replaceChildren(...runs.map((run, at) => element("option", { value: at }, `${at + 1}: ${visible(run.name)}`)));
+  const words = (run, at) => `${at + 1}: ${visible(run.name)}`;
+  selector.replaceChildren(...runs.map((run, at) => element("option", { value: at }, words(run, at))));
   selector.addEventListener("change", () => {
     go({ run: selector.value === "0" ? null : selector.value, tree: null, request: null });
   });

@@ -10,17 +10,14 @@ function requestName(columns, row) {
 /** The row of the request with this name; -1 if there is none. */
 function rowOf(columns, name) {
   if (columns.rowsById === undefined) {
+    const { id } = columns.requests;
     columns.rowsById = new Map();
-    for (let row = columns.size - 1; row >= 0; row -= 1) columns.rowsById.set(wellFormed(columns.requests.id[row]), row);
+    for (let row = columns.size - 1; row >= 0; row -= 1) columns.rowsById.set(wellFormed(id[row]), row);
   }
   const found = columns.rowsById.get(wellFormed(name));
   if (found !== undefined) return found;
   const row = /^row:(\d+)$/.exec(name);
   return row !== null && Number(row[1]) < columns.size ? Number(row[1]) : -1;
-}
-
-function wellFormed(text) {
-  return text.toWellFormed ? text.toWellFormed() : text;
 }
 
 function showRequest(place, columns, row, close) {
@@ -31,25 +28,24 @@ function showRequest(place, columns, row, close) {
     ["Line", quantity("line", requests.line[row])],
     requests.turn[row] === 0 ? null : ["Turn", quantity("turn", requests.turn[row])],
     ["Prompt", tokens("prompt", "prompt")],
-    ["Restored", [tokens("cached", "cached"), texts.from(row) ? ` from ${texts.from(row)}` : ""]],
+    ["Restored", tokens("cached", "cached"), texts.from(row) ? ` from ${texts.from(row)}` : ""],
     ["Computed", tokens("computed", "computed")],
     ["Ideal", requests.ideal[row] < 0 ? NOT_KNOWN : tokens("ideal", "ideal")],
     texts.reason(row) === "" ? null
       : ["Less than the ideal", filterLink(`reason:${quotedTerm(texts.reason(row))}`, visible(texts.reason(row)))],
-    ["Answer", [tokens("out", "out"), `, ended by ${visible(texts.finish(row))}`]],
-    ["Time", ["prefill ", quantity("prefill_ms", numbers.prefill_ms[row], (value) => seconds(value / 1000)),
-      ", decode ", quantity("decode_ms", numbers.decode_ms[row], (value) => seconds(value / 1000))]],
+    ["Answer", tokens("out", "out"), `, ended by ${visible(texts.finish(row))}`],
+    ["Time", "prefill ", quantity("prefill_ms", numbers.prefill_ms[row], IN_UNITS.ms),
+      ", decode ", quantity("decode_ms", numbers.decode_ms[row], IN_UNITS.ms)],
   ];
-  const name = requestName(columns, row);
+  const itself = { ...placeOf(location.hash), request: requestName(columns, row), tree: null, filter: null };
   place.replaceChildren(
     element("div", { class: "detailHead" },
       element("h3", {}, foreign(requests.id[row] || `row ${row}`)),
-      element("a", { class: "self", href: addressOf({ ...placeOf(location.hash), request: name, tree: null, filter: null }) }, "Link"),
+      element("a", { class: "self", href: addressOf(itself) }, "Link"),
       element("button", { type: "button", class: "close", "aria-label": "Close the request", click: close }, "✕")),
-    element("dl", { class: "facts", "data-request": requests.id[row] }, facts.filter((fact) => fact !== null)
-      .map(([term, value]) => element("div", {}, element("dt", {}, term), element("dd", {}, ...[value].flat())))),
+    factList(facts, { "data-request": requests.id[row] }),
     ...(error === "" ? [] : textBlock("Error", error, "error", null)),
-    ...(requests.prompt_text === null ? [] : textBlock("Prompt", requests.prompt_text[row], "prompt", requests.answer_characters)),
+    ...textBlock("Prompt", requests.prompt_text?.[row] ?? "", "prompt", requests.answer_characters),
     ...textBlock("Answer", requests.answer[row], "answer", requests.answer_characters),
     ...callBlocks(requests.calls[row]));
   place.onkeydown = (event) => {
@@ -59,10 +55,11 @@ function showRequest(place, columns, row, close) {
 
 /** A heading and a text as it is; if it was cut, it says so. */
 function textBlock(name, text, kind, most) {
-  if (text === "" && kind !== "prompt") return [];
+  if (text === "") return [];
   const isCut = most !== null && text.length >= most;
+  const words = isCut ? ` cut to ${counted(most, "character")}, so that the page stays small` : "";
   return [
-    element("h4", {}, name, isCut ? element("span", { class: "quiet" }, ` cut to ${counted(most, "character")}, so that the page stays small`) : null),
+    element("h4", {}, name, element("span", { class: "quiet" }, words)),
     foreign(text, "pre", { class: kind, "data-name": kind, tabindex: "0" }),
   ];
 }

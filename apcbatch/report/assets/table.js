@@ -8,21 +8,23 @@ const ROWS_IN_PRINT = 200;
 /** The section of the requests. Returns {filter(words), choose(name), print(isPrinting)}. */
 function showTable(section, run) {
   const columns = columnsOf(run.requests);
-  const state = { columns, run, rows: new Uint32Array(0), words: null, sort: null, isDown: false, chosen: -1, isPrinting: false };
+  const state = { columns, rows: [], words: null, sort: null, isDown: false, chosen: -1, isPrinting: false };
   state.count = element("p", { id: "requests-count", role: "status" });
   state.body = element("tbody");
-  state.view = element("div", { class: "rows", tabindex: "0", role: "region", "aria-label": "Requests, rows", scroll: () => drawRows(state) });
+  state.view = element("div", {
+    class: "rows", tabindex: "0", role: "region", "aria-label": "Requests, rows", scroll: () => drawRows(state),
+  });
   state.detail = element("aside", { id: "request-detail", "aria-label": "Request", tabindex: "-1", hidden: true });
   state.input = filterInput(state);
   state.heads = HEADS.map((head) => headCell(state, head));
   state.table = element("table", { "aria-rowcount": columns.size + 1 },
     element("colgroup", {}, HEADS.map((head) => {
       const column = element("col");
-      column.style.width = `${head.width}px`;
+      column.style.width = `${widthOf(columns, head)}px`;
       return column;
     })),
     element("thead", {}, element("tr", { "aria-rowindex": "1" }, state.heads)), state.body);
-  state.table.style.minWidth = `${HEADS.reduce((sum, head) => sum + head.width, 0)}px`;
+  state.table.style.minWidth = `${HEADS.reduce((sum, head) => sum + widthOf(columns, head), 0)}px`;
   state.view.append(state.table);
   state.cut = element("p", { class: "printed" });
   fill(section, element("div", { class: "controls" }, state.input, state.count), filterHelp(),
@@ -55,14 +57,13 @@ function filterInput(state) {
 }
 
 function filterHelp() {
-  const example = (words) => element("code", {}, words);
+  const example = (...words) => words.map((one) => [element("code", {}, one), " "]);
   return element("details", { class: "quiet", id: "filter-help" }, element("summary", {}, "How to filter"),
     element("p", {}, "Words are searched for in ids, reasons, errors, answers, calls and prompts; all must be there. ",
-      example("id:support-0"), " ", example("reason:diverged"), " ", example("answer:refund"), " ", example("calls:read_file"), " ",
-      example("finish:length"), " ", example("from:disk"), " look in one column. ", example("error:"),
-      " has an error. ", example("turn:3"), " ", example("prompt:>10000"), " ", example("out:5..20"),
-      " compare numbers: line, turn, prompt, cached, ideal, computed, out, prefill_ms, decode_ms. ",
-      example("-reason:"), " turns a term round. ", example('"two words"'), " are searched for as they stand."));
+      example("id:support-0", "reason:diverged", "answer:refund", "calls:read_file", "finish:length", "from:disk"),
+      "look in one column. ", example("error:"), "has an error. ", example("turn:3", "prompt:>10000", "out:5..20"),
+      `compare numbers: ${NUMBER_KEYS.join(", ")}. `, example("-reason:"), "turns a term round. ",
+      example('"two words"'), "are searched for as they stand."));
 }
 
 function headCell(state, head) {
@@ -113,11 +114,28 @@ function drawRows(state) {
   const made = [spacer(first * ROW_PIXELS)];
   for (let at = first; at < last; at += 1) made.push(tableRow(state, rows[at], at));
   if (!isPrinting) made.push(spacer((rows.length - last) * ROW_PIXELS));
-  const held = state.body.contains(document.activeElement) ? document.activeElement.closest("[data-row]")?.dataset.row : undefined;
+  const held = heldRow(state);
   state.body.replaceChildren(...made);
-  if (held !== undefined) state.body.querySelector(`[data-row="${held}"] a`)?.focus({ preventScroll: true });
+  if (held !== null) holdRow(state, held);
   state.cut.textContent = rows.length > ROWS_IN_PRINT
     ? `The first ${grouped(ROWS_IN_PRINT)} of ${counted(rows.length, "row")}; the file has them all.` : "";
+}
+
+/** The row whose link has the focus; null if none has. */
+function heldRow(state) {
+  const { activeElement: held } = document;
+  return state.body.contains(held) ? Number(held.closest("[data-row]").dataset.row) : null;
+}
+
+function holdRow(state, row) {
+  state.body.querySelector(`[data-row="${row}"] a`)?.focus({ preventScroll: true });
+}
+
+/** Ids differ at their end, so their column is as wide as most of them need. */
+function widthOf(columns, { key, width }) {
+  if (key !== "id") return width;
+  const longest = columns.requests.id.reduce((most, id) => Math.max(most, id.length), 0);
+  return Math.min(Math.max(width, 16 + longest * 7.4), 330);
 }
 
 function spacer(height) {
@@ -131,14 +149,19 @@ function tableRow(state, row, at) {
   const { numbers, texts, requests } = columns;
   const cells = HEADS.map(({ key, number }) => {
     if (key === "id") {
-      return element("th", { scope: "row" }, element("a", { href: addressOfRow(state, row) }, foreign(requests.id[row])));
+      const href = addressOf({ ...placeOf(location.hash), request: requestName(columns, row), tree: null });
+      return element("th", { scope: "row" }, element("a", { href }, foreign(requests.id[row])));
     }
-    if (number) return element("td", { class: "number", "data-value": numbers[key][row] }, cellNumber(key, numbers[key][row]));
-    if (key === "answer") return element("td", { class: requests.error[row] ? "failed" : null }, foreign(gist(columns, row)));
-    return element("td", {}, visible(texts[key](row)));
+    if (number) {
+      const value = numbers[key][row];
+      return element("td", { class: "number", "data-name": key, "data-value": value }, cellNumber(key, value));
+    }
+    if (key !== "answer") return element("td", { "data-name": key }, visible(texts[key](row)));
+    const kind = requests.error[row] ? "failed" : null;
+    return element("td", { "data-name": key, class: kind }, foreign(gist(columns, row)));
   });
   return element("tr", {
-    "data-row": row, "aria-rowindex": at + 2, class: row === chosen ? "chosen" : null, "aria-current": row === chosen ? "true" : null,
+    "data-row": row, "aria-rowindex": at + 2, ...(row === chosen ? { class: "chosen", "aria-current": "true" } : {}),
   }, cells);
 }
 
@@ -146,11 +169,6 @@ function cellNumber(key, value) {
   if (key === "prefill_ms" || key === "decode_ms") return seconds(value / 1000);
   if ((key === "ideal" && value < 0) || (key === "turn" && value === 0)) return NOT_KNOWN;
   return grouped(value);
-}
-
-/** The address of a request: its id, or with the row's number where an earlier request has the same id. */
-function addressOfRow(state, row) {
-  return addressOf({ ...placeOf(location.hash), request: requestName(state.columns, row), tree: null });
 }
 
 function openRow(row, event, state) {
@@ -181,13 +199,13 @@ function bringToSight(state, at) {
 /** Up and down go from row to row; an open request follows. */
 function moveInRows(state, event) {
   if (event.key === "Escape") go({ request: null });
-  const held = document.activeElement.closest?.("[data-row]");
-  const from = held ? state.rows.indexOf(Number(held.dataset.row)) : -1;
+  const held = heldRow(state);
+  const from = held === null ? -1 : state.rows.indexOf(held);
   const to = { ArrowDown: from + 1, ArrowUp: from - 1, Home: 0, End: state.rows.length - 1 }[event.key];
   if (from < 0 || to === undefined || to < 0 || to >= state.rows.length) return;
   event.preventDefault();
   bringToSight(state, to);
   const row = state.rows[to];
-  state.body.querySelector(`[data-row="${row}"] a`)?.focus({ preventScroll: true });
+  holdRow(state, row);
   if (state.chosen >= 0) go({ request: requestName(state.columns, row) }, true);
 }

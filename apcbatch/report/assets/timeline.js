@@ -1,4 +1,4 @@
-// Timeline: what each worker did when: shares of time in prefill, decode and store, the sequences that ran, the bytes held.
+// Timeline: what each worker did when: shares of time in prefill, decode and store, sequences that ran, bytes held.
 // Must not know requests. One drawing a segment of a worker; all lanes of it have one time axis and one cursor.
 
 const COLUMNS = 400;
@@ -35,7 +35,8 @@ function workerFigure(timeline, at, of) {
       return lane(words, `at most ${form(most)}`, lineDrawing(bins.map((bin) => bin[name]), most), name);
     }));
   const cursorPlace = element("div", { class: "scrub" });
-  const line = withCursor(cursorPlace, bins.length, `Timeline of ${timeline.worker}`, (column) => binWords(bins[column]));
+  const describe = (column) => binWords(bins[column]);
+  const line = withCursor(cursorPlace, bins.length, `Timeline of ${visible(timeline.worker)}`, describe);
   return element("figure", { class: "timeline", "data-timeline": at }, caption, line,
     element("div", { class: "scrubbed" }, plots, cursorPlace), timeAxis(bins.length ? bins.at(-1).end : 0));
 }
@@ -43,12 +44,14 @@ function workerFigure(timeline, at, of) {
 /** The shares of all the time: "prefill 34 %, decode 40 %, store 2 %". */
 function sharesOf(bins) {
   const whole = bins.at(-1).end;
-  return WORK.map((work) => `${work} ${percent(Math.min(1, bins.reduce((sum, bin) => sum + bin[work], 0) / whole))}`).join(", ");
+  const share = (work) => Math.min(1, bins.reduce((sum, bin) => sum + bin[work], 0) / whole);
+  return WORK.map((work) => `${work} ${percent(share(work))}`).join(", ");
 }
 
 function lane(name, most, drawing, kind) {
   return element("div", { class: `lane ${kind}` },
-    element("div", { class: "laneName" }, element("span", {}, name), element("span", { class: "quiet" }, most)), drawing);
+    element("div", { class: "laneName" }, element("span", {}, name), element("span", { class: "quiet" }, most)),
+    drawing);
 }
 
 /** The passes in columns of equal time: seconds of each work, the most that ran, the bytes at the column's end. */
@@ -138,10 +141,11 @@ function down(height) {
 
 function binWords(bin) {
   const span = bin.end - bin.begin;
+  const digits = Math.max(0, Math.ceil(-Math.log10(span)));
   const shares = WORK.map((work) => `${work} ${percent(Math.min(1, bin[work] / span))}`);
   const idle = Math.max(0, 1 - WORK.reduce((sum, work) => sum + bin[work], 0) / span);
   const words = [
-    `${seconds(bin.begin)} to ${seconds(bin.end)}: ${shares.join(", ")}, idle ${percent(idle)}`,
+    `${trimmed(bin.begin, digits)} to ${trimmed(bin.end, digits)} s: ${shares.join(", ")}, idle ${percent(idle)}`,
     `${grouped(bin.running)} running, ${grouped(bin.waiting)} waiting`,
     `pool ${bytes(bin.pool_bytes)}, written to the store ${bytes(bin.store_bytes)}`,
   ];

@@ -15,8 +15,8 @@ function showTokens(section, run) {
   fill(section, tokenBar(tokens, total), tokenLegend(tokens, total), ...missTable(tokens));
 }
 
-/** Restored tokens from the left, then the computed ones. What was lost was computed again: it lies over the beginning of
- *  those, so that it ends where the ideal is. */
+/** Restored tokens from the left, then the computed ones. What was lost was computed again: it lies over the beginning
+ *  of those, so that it ends where the ideal is. */
 function tokenBar(tokens, total) {
   const share = (value) => `${(value / total) * 100}%`;
   const parts = PARTS.map(([name, words]) => {
@@ -36,10 +36,9 @@ function tokenBar(tokens, total) {
     lost.title = `${counted(tokens.lost, "token")} lost`;
     bar.append(lost);
   }
-  const figure = element("div", {
-    class: "tokenbar", role: "img",
-    "aria-label": `Of ${counted(total, "prompt token")}: ` + tokenWords(tokens, total).map(([, , words]) => words).join("; "),
-  }, bar);
+  const words = tokenWords(tokens, total).map(([, said]) => said);
+  const label = `Of ${counted(total, "prompt token")}: ${words.join("; ")}`;
+  const figure = element("div", { class: "tokenbar", role: "img", "aria-label": label }, bar);
   if (tokens.ideal !== null) {
     const mark = element("div", { class: "ideal", "data-part": "ideal", "data-value": tokens.ideal },
       element("span", {}, `ideal ${percent(tokens.ideal / total)}`));
@@ -55,10 +54,10 @@ function fittingWords(...words) {
   return element("span", { class: "fitting" }, element("i"), words.map((word) => element("span", {}, word)));
 }
 
-/** [[part, value, sentence]] of what there is. */
+/** [[part, words]] of what there is. */
 function tokenWords(tokens, total) {
   const words = (name, what, why = "") => (
-    [name, tokens[name], `${what}: ${counted(tokens[name], "token")} (${percent(tokens[name] / total)})${why}`]);
+    [name, `${what}: ${counted(tokens[name], "token")} (${percent(tokens[name] / total)})${why}`]);
   return [
     words("memory", "restored from memory"),
     words("disk", "restored from disk"),
@@ -69,7 +68,7 @@ function tokenWords(tokens, total) {
 }
 
 function tokenLegend(tokens, total) {
-  return element("ul", { class: "legend" }, tokenWords(tokens, total).map(([name, , words]) => legendEntry(name, words)));
+  return element("ul", { class: "legend" }, tokenWords(tokens, total).map((entry) => legendEntry(...entry)));
 }
 
 function missTable(tokens) {
@@ -85,8 +84,9 @@ function missTable(tokens) {
       visible(miss.remedy),
     ];
   });
-  const table = plainTable("Why requests got less than the ideal", ["Reason", "Requests", "Lost", "What to do"], rows, [1, 2]);
+  const title = "Why requests got less than the ideal";
+  const table = plainTable(title, ["Reason", "Requests", "Lost", "What to do"], rows, [1, 2]);
   table.classList.add("misses");
   table.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("data-miss", tokens.misses[at].reason));
-  return [element("h3", {}, "Why requests got less than the ideal"), table];
+  return [element("h3", {}, title), table];
 }

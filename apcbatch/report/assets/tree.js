@@ -34,9 +34,9 @@ function fateOf(stems, node) {
   return { restored: stems.restored[node], once, again: stems.computed[node] - once };
 }
 
-/** The boxes of the subtree of `top`: [{node, x, width, begin, end, count}], x and width as shares of the picture, begin
- *  and end in tokens. Children lie below their parent, the widest first; those narrower than `least` are one box with the
- *  node -1 and their count. */
+/** The boxes of the subtree of `top`: [{node, x, width, begin, end, count}], x and width as shares of the picture,
+ *  begin and end in tokens. Children lie below their parent, the widest first; those narrower than `least` are one box
+ *  with the node -1 and their count. */
 function boxesOf(tree, top, measure, least) {
   const weight = tree.weights[measure];
   const { begin, end } = tree.stems;

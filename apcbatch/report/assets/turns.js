@@ -13,8 +13,9 @@ function showTurns(section, run) {
       return part;
     });
     const label = turn.length <= 24 || name % 10 === 0 || at === 0 ? String(name) : "";
-    return element("div", { class: "turn", "data-turn": name, "data-cached": cached[at], "data-computed": computed[at] },
-      element("div", { class: "stack" }, parts), element("span", { class: "label" }, label));
+    const values = { "data-turn": name, "data-cached": cached[at], "data-computed": computed[at] };
+    return element("div", { class: "turn", ...values }, element("div", { class: "stack" }, parts),
+      element("span", { class: "label" }, label));
   }));
   const words = (at) => `turn ${turn[at]}${turn[at] === 100 && at === turn.length - 1 ? " and later" : ""}: `
     + `${counted(requests[at], "request")}, ${counted(cached[at], "token")} restored, ${grouped(computed[at])} computed`

@@ -45,9 +45,9 @@ function commandLine(command) {
 function errorCodes(verdict) {
   const codes = Object.entries(verdict.errors_by_code);
   if (codes.length === 0) return null;
-  return element("ul", { class: "codes", "aria-label": "Errors by code" }, codes.map(([code, number]) => element("li", {},
-    filterLink(`error:${quotedTerm(code)}`, visible(code)), " ",
-    element("span", { class: "quiet" }, counted(number, "request")))));
+  return element("ul", { class: "codes", "aria-label": "Errors by code" }, codes.map(([code, number]) => (
+    element("li", {}, filterLink(`error:${quotedTerm(code)}`, visible(code)), " ",
+      element("span", { class: "quiet" }, counted(number, "request"))))));
 }
 
 function tiles(verdict, tokens) {
