@@ -64,7 +64,7 @@ def test_the_sums_are_the_summary_s(run, tmp_path, options):
         assert abs(sum(segment.passes.prefill_s) - spent["prefill"]) < 0.01
         assert all(end <= spent["total"] for end in segment.passes.begin_s)
         assert stems.text[1].startswith("<|bos|>") if len(stems.text) == 2 else any(stems.text)
-    run("plain.jsonl", *options[:2], *options[2:], "--no-trace", "--ordered")
+    run("plain.jsonl", *options, "--no-trace", "--ordered")
     assert not (tmp_path / "plain.jsonl.trace.jsonl").exists()
     run("traced.jsonl", *options, "--ordered")
     plain, traced = (answers_of(tmp_path / f"{name}.jsonl") for name in ("plain", "traced"))
