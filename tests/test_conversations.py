@@ -26,6 +26,7 @@ from examples_text.script import Script  # noqa: E402
 EXAMPLES = ROOT / "examples" / "agents.jsonl"
 DEMO = ROOT / "apcbatch" / "demo"
 EACH = 60  # conversations of each domain
+QUOTES_CODE = {"coding", "data"}  # what is said there may hold braces, bars and ellipses
 MOST_MESSAGES = 22
 MOST_TOKENS = 6000
 MOST_ANSWER_TOKENS = 120
@@ -128,15 +129,14 @@ def test_messages_follow_each_other(domain, drawn):
         assert 2 <= len(script.messages) <= MOST_MESSAGES, script.name
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", sorted(set(DOMAINS) - QUOTES_CODE))
 def test_no_field_is_left_in_a_text(domain, drawn):
     """A {name} that was not filled in, an [alternative|of a phrase], two spaces, a None that is said."""
     for script in drawn[domain]:
         for message in script.messages:
-            if message["role"] in ("user", "assistant") and "\n" not in (message["content"] or ""):
+            if message["role"] in ("user", "assistant"):
                 text = message["content"] or "-"
-                assert not any(mark in text for mark in ("  ", " .", "..", " None", "{}")), (script.name, text)
-                assert domain == "coding" or not set("{}|") & set(text), (script.name, text)
+                assert not any(mark in text for mark in ("  ", " .", "..", " None", "{", "}", "|")), (script.name, text)
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
