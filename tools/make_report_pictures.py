@@ -30,7 +30,7 @@ MARGIN = 12  # CSS pixels
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: the sections from `first` to `last`, at a width, after something was done to the page."""
+    """One picture: what lies from one element to another (by id, or by tag), at a width, after something was done."""
 
     name: str
     first: str
@@ -38,28 +38,30 @@ class Picture:
     width: int = 1100
     scheme: str = "light"
     before: Callable[[Page], None] = lambda page: None
-    height: int | None = None  # at most, in CSS pixels
 
 
-def zoom_in(page: Page) -> None:
-    """Opens the stem that saved most below the root."""
-    page.locator("#tree [data-node]").nth(1).click()
+def point_at_a_stem(page: Page) -> None:
+    """Rests the pointer on the stem with the largest box, so that its details are shown."""
+    boxes = page.locator("#tree [data-node]:not([data-node='0'])")
+    sizes = boxes.evaluate_all("(all) => all.map((one) => one.offsetWidth * one.offsetHeight)")
+    boxes.nth(sizes.index(max(sizes))).hover()
 
 
 def open_a_request(page: Page) -> None:
-    """Opens the first request whose answer is a tool call, or else the first one."""
-    page.locator("#requests [data-row]").first.click()
+    """Sorts by prompt, the longest first, and opens the third row."""
+    page.locator('#requests [data-sort="prompt"]').click()
+    page.locator("#requests [data-row]").nth(2).locator("td").first.click()
 
 
 PICTURES = (
-    Picture("report", "verdict", "tree", height=1300),
-    Picture("report-verdict", "verdict", "tokens"),
-    Picture("report-tree", "tree", "tree", before=zoom_in),
-    Picture("report-timeline", "timeline", "timeline"),
-    Picture("report-requests", "requests", "requests", before=open_a_request),
-    Picture("report-comparison", "comparison", "comparison"),
-    Picture("report-dark", "verdict", "tree", scheme="dark", height=1300),
-    Picture("report-narrow", "verdict", "tokens", width=400),
+    Picture("report", "header", "#tree"),
+    Picture("report-verdict", "#verdict", "#tokens"),
+    Picture("report-tree", "#tree", "#tree", before=point_at_a_stem),
+    Picture("report-timeline", "#timeline", "#timeline"),
+    Picture("report-requests", "#requests", "#requests", before=open_a_request),
+    Picture("report-comparison", "#comparison", "#comparison"),
+    Picture("report-dark", "#tokens", "#tree", scheme="dark"),
+    Picture("report-narrow", "#verdict", "#tokens", width=400),
 )
 
 
@@ -67,12 +69,14 @@ def photograph(page: Page, picture: Picture) -> bytes:
     """The PNG of a picture, of few colours."""
     from PIL import Image
 
-    boxes = [page.locator(f"#{name}").bounding_box() for name in (picture.first, picture.last)]
-    if None in boxes:
-        raise SystemExit(f"{picture.name}: the report shows no {picture.first} or no {picture.last}; run `make demo`")
-    top = max(0, boxes[0]["y"] - MARGIN)
-    height = boxes[1]["y"] + boxes[1]["height"] + MARGIN - top
-    clip = {"x": 0, "y": top, "width": picture.width, "height": min(height, picture.height or height)}
+    first, last = (page.locator(one).first for one in (picture.first, picture.last))
+    if not (first.is_visible() and last.is_visible()):
+        raise SystemExit(
+            f"{picture.name}: the report does not show {picture.first} and {picture.last}; run `make demo`"
+        )
+    top = max(0, first.evaluate("(one) => one.getBoundingClientRect().top + scrollY") - MARGIN)
+    bottom = last.evaluate("(one) => one.getBoundingClientRect().bottom + scrollY") + MARGIN
+    clip = {"x": 0, "y": top, "width": picture.width, "height": bottom - top}
     taken = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
     few = taken.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     few.save(written := io.BytesIO(), "PNG", optimize=True)
@@ -89,10 +93,13 @@ def main() -> None:
     with chromium.opened() as browser:
         for picture in PICTURES:
             page = browser.new_page(
-                viewport={"width": picture.width, "height": 900}, color_scheme=picture.scheme, device_scale_factor=SCALE
+                viewport={"width": picture.width, "height": 900},
+                color_scheme=picture.scheme,
+                reduced_motion="reduce",
+                device_scale_factor=SCALE,
             )
             page.goto(report.resolve().as_uri())
-            page.locator("#verdict h2").wait_for()
+            page.locator("html[data-ready]").wait_for()
             picture.before(page)
             data = photograph(page, picture)
             page.close()

@@ -7,11 +7,10 @@ left out or changed; a page says what was shortened (`answer_characters`, and a 
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable
 from typing import Any
-
-import orjson
 
 from apcbatch.report.texts import ELLIPSIS, MOST_CHARACTERS, cut_columns
 
@@ -75,7 +74,7 @@ def _packed_bytes(parts: Iterable[Any], room: int) -> int | None:
     packer = zlib.compressobj(9)
     size: int = 0
     for part in parts:
-        data = orjson.dumps(part)
+        data = json.dumps(part, separators=(",", ":")).encode()
         for at in range(0, len(data), 1 << 20):
             size += len(packer.compress(data[at : at + (1 << 20)]))
             if size > room:

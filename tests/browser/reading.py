@@ -50,8 +50,10 @@ def chosen(requests: dict[str, Any], words: str) -> list[int]:
     rows = list(range(len(requests["id"])))
     for found in TERM.finditer(words):
         if found[0]:
-            wanted = found["phrase"] if found["phrase"] is not None else found["word"]
-            rows = [row for row in rows if _holds(requests, row, found["key"], wanted.lower()) != bool(found["no"])]
+            key, wanted = found["key"], found["phrase"] if found["phrase"] is not None else found["word"]
+            if key is not None and key not in (*NUMBERS, *TEXTS):  # http://x
+                key, wanted = None, f"{key}:{wanted}"
+            rows = [row for row in rows if _holds(requests, row, key, wanted.lower()) != bool(found["no"])]
     return rows
 
 

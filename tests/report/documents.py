@@ -175,7 +175,8 @@ class _Run:
         if draw.random() < 0.3:
             calls = [{"name": draw.choice(TOOLS), "arguments": f'{{"id": "A-{draw.randint(1, 99)}"}}'}]
         if failed:
-            length = cached = ideal = source = reason = 0
+            length = cached = source = reason = 0
+            ideal = -1
             calls = None
         is_odd = self.hostile and not self.is_long and draw.random() < 0.05
         words = 3 if self.is_long else draw.choice((1, 10, 60))
@@ -275,7 +276,10 @@ class _Run:
         rows = self.rows
         ok = [n for n, error in enumerate(rows["error"]) if not error]
         codes = Counter(ERRORS[error - 1].partition(":")[0] for error in rows["error"] if error)
-        total = {name: sum(rows[name]) for name in ("prompt", "cached", "computed", "ideal", "out")}
+        total = {
+            name: sum(max(0, value) for value in rows[name])
+            for name in ("prompt", "cached", "computed", "ideal", "out")
+        }
         sources = {name: sum(c for c, f in zip(rows["cached"], rows["from"], strict=True) if SOURCES[f] == name)
                    for name in ("memory", "disk")}  # fmt: skip
         return {
@@ -294,7 +298,7 @@ class _Run:
     def as_document(self) -> dict[str, Any]:
         """The run as the page gets it."""
         summary, rows, done = self.summary(), self.rows, not self.unfinished
-        ideal = sum(rows["ideal"])
+        ideal = sum(max(0, value) for value in rows["ideal"])
         timed = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "peak_device_bytes")
         copied = (
             "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
@@ -321,6 +325,7 @@ class _Run:
         count = self.segments_count if self.trace else 0
         return {
             "name": f"demo-out/run-{self.number}.jsonl",
+            "notes": [] if self.trace else ["there is no prefix tree, no timeline and no time: the trace is missing"],
             "verdict": {
                 **{name: summary[name] for name in copied},
                 **{name: summary[name] if done and self.trace else None for name in timed},
@@ -365,7 +370,7 @@ def _comparison(base: _Run, other: _Run, number: int) -> dict[str, Any]:
     rows = {name: n for n, name in enumerate(base.rows["id"])}
     shared = [(name, rows[name], n) for n, name in enumerate(other.rows["id"]) if name in rows]
     different = [
-        {"id": name, "base_row": one, "other_row": two, "at": -1 if one % 3 == 0 else one % 128}
+        {"id": name, "base_row": one, "other_row": two, "choice": 0, "at": -1 if one % 3 == 0 else one % 128}
         for name, one, two in (shared[:: max(1, len(shared) // 7)] if number != 1 else [])
     ]
     sums = base.summary(), other.summary()
@@ -381,6 +386,7 @@ def _comparison(base: _Run, other: _Run, number: int) -> dict[str, Any]:
         "both": len(shared),
         "only_base": len(base.rows["id"]) - len(shared),
         "only_other": len(other.rows["id"]) - len(shared),
+        "other_requests": 0,
         "same_answers": len(shared) - len(different),
         "different": different[:1000],
         "different_count": len(different),
