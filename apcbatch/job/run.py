@@ -84,8 +84,8 @@ class Job:
 
     @property
     def output(self) -> str:
-        """OUT as it is named, or as its name was made."""
-        return self._output.name
+        """The path of OUT on this machine, which an OUT with an address has too."""
+        return self._output.target
 
     def continue_command(self) -> str:
         """The shell command that goes on from here."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from apcbatch.data.address import is_address, shown_address
+from apcbatch.data.address import is_address, last_part, shown_address
 from apcbatch.data.files import BROKEN, STDIN, Stream, reason
 from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, split_lines
 from apcbatch.errors import UsageError
@@ -49,17 +49,16 @@ def find_out(name: str) -> OutFile:
     """The OUT of that name; UsageError if it is not here, or not a file."""
     if name == STDIN:
         raise UsageError("a report is made of an OUT that is a file, and - is a stream; give the file's name")
-    output = output_for(name)
-    if is_address(name) and not os.path.exists(output.target) and not os.path.exists(output.lines):
+    if is_address(name):
+        local = last_part(name) or "OUT"
         raise UsageError(
-            f"{shown_address(name)} is not read from its address; copy it here, with {output.target}.run.json and "
-            f"{output.target}.trace.jsonl if they are there, and give the copy's name"
+            f"{shown_address(name)} is not read from its address; its run has left {local} in the folder where it ran, "
+            f"with {local}.run.json and {local}.trace.jsonl: give that file, or a copy"
         )
+    output = output_for(name)
     place = output.lines if os.path.exists(output.lines) else output.target
     try:
         open_regular_file(place).close()
     except OSError as error:
-        raise UsageError(
-            f"output {shown_address(name)} cannot be read: {reason(error)}; give the OUT of `apcbatch run`"
-        ) from None
-    return OutFile(name if not is_address(name) else output.target, output.target, place)
+        raise UsageError(f"output {name} cannot be read: {reason(error)}; give the OUT of `apcbatch run`") from None
+    return OutFile(name, output.target, place)

@@ -90,7 +90,7 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("folder",): "folder",
         ("pipe",): "named pipe",
         ("-",): "give the file's name",
-        ("s3://bucket/out.jsonl",): "copy it here",
+        ("s3://bucket/out.jsonl",): "give that file, or a copy",
         ("notes.txt",): "has no record of this program",
         ("out.jsonl.run.json",): "has no record of this program",
         ("out.jsonl", "./out.jsonl"): "is given twice",
@@ -155,7 +155,7 @@ def test_a_report_needs_no_torch(out: Path, tmp_path: Path) -> None:
     """Fault: a page that takes a second to make takes five, or is not made where torch is missing."""
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
-        "from apcbatch.cli import main\n"
+        "from apcbatch.cli.program import main\n"
         "sys.exit(main(['report', 'out.jsonl', '--prompts', 'in.jsonl']))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
