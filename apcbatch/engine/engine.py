@@ -185,7 +185,8 @@ class Engine:
         self._scheduler.submit(sequence)
 
     def observe(self, observer: Observer) -> None:
-        """Tell somebody from now on what is done."""
+        """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
+        each snapshot that is kept or let go; one at a time. Without one, nothing of it is worked out."""
         self._observer = self._snapshots.observer = observer
         self._pool.on_drop = observer.let_go
 

@@ -1,7 +1,7 @@
 """The page's own scripts and style, for which there is no linter without node: nothing in them is dead.
 
-The browser compiles the scripts in strict mode and counts the calls of each function while a reader uses the whole page;
-a class that the style knows must be one that the page has.
+The browser compiles the scripts in strict mode, and counts the calls of each function while a reader uses the whole
+page; a class that the style knows must be one that the page has.
 """
 
 from __future__ import annotations
