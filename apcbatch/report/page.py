@@ -43,7 +43,7 @@ SCRIPTS = (
     "ran.js",
     "report.js",
 )
-"""In the order in which the page has them: a file uses those before it when it is read, all others when it is called."""
+"""In the order of the page: a file uses those before it when it is read, and all the others when it is called."""
 
 
 def page(document: dict[str, Any], title: str) -> bytes:

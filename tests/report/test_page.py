@@ -63,7 +63,7 @@ def made() -> bytes:
 
 
 def test_the_document_comes_out_as_it_went_in() -> None:
-    """Fault: a number or a text changes on its way into the page (a lone surrogate ends the report with a traceback)."""
+    """Fault: a number or a text changes on its way into the page (a lone surrogate ends in a traceback)."""
     given = document(requests=60, seed=random.randrange(10**9))
     given["runs"][0]["requests"]["answer"][0] = "a lone surrogate \ud800, \x00, \u2028 and </script>"
     assert embedded(page(given, "title")) == given

@@ -164,7 +164,7 @@ function drawPath({ tree, top, path, open }) {
   path.replaceChildren(...pathTo(tree, top).map((node) => {
     const { text, begin } = tree.stems;
     const words = node === 0 ? "all requests" : visible(text[node]).trim() || `tokens from ${grouped(begin[node])}`;
-    if (node === top) return element("li", { "aria-current": "true" }, words);
+    if (node === top) return element("li", { "aria-current": "true" }, element("span", {}, words));
     const choose = { type: "button", class: "link", "data-path": node, click: () => open(node) };
     return element("li", {}, element("button", choose, words));
   }));

@@ -79,15 +79,16 @@ function goToSection(event) {
 
 /** On paper everything that is folded is open, and the table shows its first rows. */
 function followPrint(table) {
-  const paper = matchMedia("print");
-  let opened = [];
-  paper.addEventListener("change", () => {
-    if (paper.matches) {
-      opened = [...document.querySelectorAll("details:not([open])")];
-      for (const one of opened) one.open = true;
-    } else for (const one of opened) one.open = false;
-    table().print(paper.matches);
-  });
+  const opened = [];
+  const print = (isPrinting) => {
+    if (isPrinting) opened.push(...document.querySelectorAll("details:not([open])"));
+    for (const one of opened) one.open = isPrinting;
+    if (!isPrinting) opened.length = 0;
+    table().print(isPrinting);
+  };
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+  matchMedia("print").addEventListener("change", (event) => print(event.matches));
 }
 
 document.addEventListener("click", goToSection);

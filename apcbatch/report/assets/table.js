@@ -107,7 +107,8 @@ function orderRows(state) {
 
 /** The rows in sight, between two rows as high as those that are not there. */
 function drawRows(state) {
-  const { rows, view, isPrinting } = state;
+  const { rows, view } = state;
+  const isPrinting = state.isPrinting || getComputedStyle(state.cut).display !== "none";
   const first = isPrinting ? 0 : Math.max(0, Math.floor(view.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
   const sight = isPrinting ? ROWS_IN_PRINT : Math.ceil(view.clientHeight / ROW_PIXELS) + 2 * ROWS_BEYOND;
   const last = Math.min(rows.length, first + sight);

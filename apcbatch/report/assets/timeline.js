@@ -156,7 +156,7 @@ function binWords(bin) {
 function timeAxis(whole) {
   const step = niceTime(whole / 6);
   const axis = element("div", { class: "timeAxis", "aria-hidden": "true" });
-  for (let at = 0; at <= whole * 0.97; at += step) {
+  for (let at = 0; at <= whole * 0.93; at += step) {
     const tick = element("span", {}, at === 0 ? "0 s" : seconds(at));
     tick.style.left = `${(at / whole) * 100}%`;
     axis.append(tick);

@@ -63,8 +63,7 @@ function tiles(verdict, tokens) {
       line(quantity("cached_tokens", verdict.cached_tokens), " of ", count("prompt_tokens")),
       verdict.ideal_hit_rate === null ? null
         : line("ideal ", quantity("ideal_hit_rate", verdict.ideal_hit_rate, percent),
-          verdict.ideal_tokens === null ? "" : ", ",
-          verdict.ideal_tokens === null ? "" : count("ideal_tokens"))),
+          verdict.ideal_tokens === null ? null : [", ", count("ideal_tokens")])),
     tile("Prompt tokens computed", count("computed_tokens"),
       verdict.prefill_tokens_per_s === null ? null
         : line("prefill ", quantity("prefill_tokens_per_s", verdict.prefill_tokens_per_s, rate))),
