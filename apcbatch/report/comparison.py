@@ -19,7 +19,9 @@ from apcbatch.report.run import Run
 MOST_LISTED = 1000
 ONE_FAILED = -1
 NOT_TOLD = bytes(DIGEST_BYTES)
-NOT_COMPARED = frozenset(("resume", "overwrite", "retry_errors", "report", "summary", "progress", "quiet", "verbose"))
+NOT_COMPARED = frozenset(
+    ("resume", "overwrite", "retry_errors", "report", "summary", "trace", "progress", "quiet", "verbose")
+)
 MEASURES = (
     ("requests", "requests", "requests"),
     ("errors", "requests", "errors"),
@@ -138,17 +140,15 @@ def _misses(base: Run, other: Run) -> list[dict[str, Any]]:
 
 
 def _changed_options(base: Run, other: Run) -> list[dict[str, Any]]:
-    """Options that differ, and the model's fingerprint and version; none where a run does not say its options."""
+    """Options that differ, as far as both versions have them, and the version and the model's fingerprint."""
     one, two = base.options, other.options
-    if not one or not two:
-        return []
     facts = [
         {name: (run.run_file or {}).get(name) for name in ("version", "model_fingerprint")} for run in (base, other)
     ]
     rows = [
-        {"name": name, "base": one.get(name), "other": two.get(name)}
-        for name in dict.fromkeys((*one, *two))
-        if name not in NOT_COMPARED and one.get(name) != two.get(name)
+        {"name": name, "base": one[name], "other": two[name]}
+        for name in one
+        if name in two and name not in NOT_COMPARED and one[name] != two[name]
     ]
     rows += [
         {"name": name, "base": facts[0][name], "other": facts[1][name]}
