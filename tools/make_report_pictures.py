@@ -41,10 +41,10 @@ class Picture:
 
 
 def point_at_a_stem(page: Page) -> None:
-    """Rests the pointer on the stem with the largest box, so that its details are shown."""
+    """Goes to the stem with the largest box by keys, so that its details are shown."""
     boxes = page.locator("#tree [data-node]:not([data-node='0'])")
     sizes = boxes.evaluate_all("(all) => all.map((one) => one.offsetWidth * one.offsetHeight)")
-    boxes.nth(sizes.index(max(sizes))).hover()
+    boxes.nth(sizes.index(max(sizes))).focus()
 
 
 def open_a_request(page: Page) -> None:
