@@ -88,7 +88,7 @@ function followPrint(table) {
   };
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
-  matchMedia("print").addEventListener("change", (event) => print(event.matches));
+  matchMedia("print").addEventListener("change", (event) => requestAnimationFrame(() => print(event.matches)));
 }
 
 document.addEventListener("click", goToSection);
