@@ -268,6 +268,9 @@ class Config:
         "Keep what `apcbatch report` draws in OUT.trace.jsonl: passes, shared prefixes and their first words.",
     )
     summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
+    report: str | None = option(
+        None, "Output", "Write a page for the browser to FILE when the run ends; see `apcbatch report`.", metavar="FILE"
+    )
     progress: str = option(
         "auto",
         "Output",

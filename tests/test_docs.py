@@ -13,6 +13,7 @@ import pytest
 
 from apcbatch.cli.program import cli
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, OPTIONS, env_name
+from tools import chromium
 from tools.make_cli_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +82,13 @@ def test_the_flags_that_a_page_names_are_there(page: str) -> None:
 def test_the_variables_that_a_page_names_are_read(page: Path) -> None:
     """Fault: a variable that nothing reads; apcbatch refuses it."""
     of_the_build = VARIABLE.findall((ROOT / "setup.py").read_text())
-    known = {ENV_CONFIG, ENV_DEBUG, *of_the_build, *(env_name(name) for name in (*OPTIONS, "no_store"))}
+    known = {
+        ENV_CONFIG,
+        ENV_DEBUG,
+        chromium.ENV_BROWSER,
+        *of_the_build,
+        *(env_name(name) for name in (*OPTIONS, "no_store")),
+    }
     assert set(VARIABLE.findall(page.read_text())) - known == set()
 
 

@@ -48,7 +48,7 @@ def check(task: Task, repository: Repository, expected: tuple[Failure, ...], ste
 
 def check_task(task: Task) -> None:
     """Follow one task through all of its steps."""
-    repository = Repository(task.project)
+    repository = Repository.read(task.project)
     check(task, repository, (), "as it is")
     repository.apply(task.test)
     check(task, repository, task.failures, "with the new test")

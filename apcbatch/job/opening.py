@@ -51,15 +51,17 @@ class OpenRun:
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
     """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.score and config.turns == "rollout":
         raise UsageError(
             f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
             "ones in their place; give --turns each or last"
         )
+    if config.report is not None and not is_file:
+        raise UsageError(f"{config.origins['report']} reads OUT when the run ends; give -o a file")
     if config.summary == STDOUT:
         raise UsageError("--summary needs a file; the summary is the last line on standard output already")
-    is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
-    outputs = {"OUT": output.target, "--summary": config.summary}
+    outputs = {"OUT": output.target, "--summary": config.summary, "--report": config.report}
     if is_file:
         outputs["OUT.run.json"] = run_file_path(output.target)
         if config.trace:

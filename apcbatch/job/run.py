@@ -82,6 +82,11 @@ class Job:
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)
 
+    @property
+    def output(self) -> str:
+        """The path of OUT on this machine, which an OUT with an address has too."""
+        return self._output.target
+
     def continue_command(self) -> str:
         """The shell command that goes on from here."""
         config = self._config

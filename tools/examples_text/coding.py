@@ -68,7 +68,7 @@ class Session:
         self.task = task
         self.name = f"coding-{task.project}-{task.name}"
         self.rng = Random(self.name)
-        self.repository = Repository(task.project)
+        self.repository = Repository.read(task.project)
         self.script = Script(self.name, SYSTEM, TOOLS)
 
     def look_around(self, thoroughly: bool) -> None:

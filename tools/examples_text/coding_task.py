@@ -95,10 +95,15 @@ def shortened(start: str, message: str) -> str:
 class Repository:
     """The files of a project in memory."""
 
-    def __init__(self, project: str) -> None:
+    def __init__(self, files: dict[str, str]) -> None:
+        self.files = files
+
+    @classmethod
+    def read(cls, project: str) -> Repository:
+        """A project of projects/."""
         root = PROJECTS / project
         paths = (path for path in root.rglob("*") if path.suffix in (".py", ".md"))
-        self.files = {p.relative_to(root).as_posix(): p.read_text(encoding="utf-8") for p in sorted(paths)}
+        return cls({p.relative_to(root).as_posix(): p.read_text(encoding="utf-8") for p in sorted(paths)})
 
     def listing(self) -> str:
         """What list_files shows."""

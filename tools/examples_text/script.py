@@ -62,7 +62,8 @@ class Script:
 
     def call(self, text: str | None, *calls: Call) -> None:
         """The assistant calls functions, with a remark or without, and each of them answers."""
-        requests, results = [], []
+        requests: list[Message] = []
+        results: list[Message] = []
         for name, arguments, returned in calls:
             called = {"name": name, "arguments": to_json(arguments)}
             call_id = self.call_id(called, len(requests))

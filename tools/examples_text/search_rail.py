@@ -10,17 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from examples_text.rail_network import (
-    ONE_WAY,
-    Journey,
-    Leg,
-    board,
-    change_minutes,
-    clock,
-    fare_cents,
-    journeys,
-    shortest_change,
-)
+from examples_text.rail_network import NETWORK, Journey, Leg, clock, fare_cents, shortest_change
 from examples_text.script import MAX_MESSAGES, Script, function
 
 SYSTEM = (Path(__file__).parent / "prompts" / "rail.txt").read_text(encoding="utf-8").strip()
@@ -119,27 +109,17 @@ def wishes(trip: Trip) -> str:
     )
 
 
-def station(name: str) -> dict[str, object]:
-    """What the function `station` returns."""
-    lines = [
-        {"line": service.line, "ends": [service.stops[0], service.stops[-1]], "every_minutes": service.every}
-        for service in ONE_WAY
-        if name in service.stops
-    ]
-    return {"name": name, "lines": lines, "least_change_minutes": change_minutes(name)}
-
-
 def root(trip: Trip, branches: list[Leg], name: str) -> Script:
     """Everything before a branch is chosen."""
     script = Script(name, SYSTEM, TOOLS)
     script.user(wishes(trip))
     script.call(
         f"I'll see first which lines {trip.start} and {trip.end} are on.",
-        ("station", {"name": trip.start}, station(trip.start)),
-        ("station", {"name": trip.end}, station(trip.end)),
+        ("station", {"name": trip.start}, NETWORK.station(trip.start)),
+        ("station", {"name": trip.end}, NETWORK.station(trip.end)),
     )
     arguments = {"station": trip.start, "after": clock(trip.after), "rows": 10}
-    first_board = board(trip.start, trip.after, 10)
+    first_board = NETWORK.board(trip.start, trip.after, 10)
     script.call("Now the board of the first station.", ("board", arguments, first_board))
     listed = "\n".join(
         f"{number}. {leg.line} at {clock(leg.train.time)}, change at {leg.end} ({clock(leg.arrival)})"
@@ -156,16 +136,16 @@ def root(trip: Trip, branches: list[Leg], name: str) -> Script:
 def expand(script: Script, journey: Journey) -> None:
     """Follow one journey from board to board."""
     for here in journey[:-1]:
-        ready = here.arrival + change_minutes(here.end)
+        ready = here.arrival + NETWORK.change_minutes(here.end)
         arguments = {"station": here.end, "after": clock(ready)}
         text = (
             f"The {clock(here.train.time)} {here.line} from {here.start} is at {here.end} at "
-            f"{clock(here.arrival)}. With {change_minutes(here.end)} minutes for the change I need the "
+            f"{clock(here.arrival)}. With {NETWORK.change_minutes(here.end)} minutes for the change I need the "
             f"board of {here.end} from {clock(ready)}."
         )
         if here is not journey[0]:
             text = f"From here I take the {here.line} to {here.end}. {text}"
-        script.call(text, ("board", arguments, board(here.end, ready)))
+        script.call(text, ("board", arguments, NETWORK.board(here.end, ready)))
     last = journey[-1]
     script.call(
         f"The {clock(last.train.time)} {last.line} from {last.start} reaches {last.end} at "
@@ -174,17 +154,23 @@ def expand(script: Script, journey: Journey) -> None:
     )
 
 
+def plural(number: int) -> str:
+    """The end of a noun that is counted."""
+    return "" if number == 1 else "s"
+
+
 def verdict(trip: Trip, journey: Journey) -> str:
     """Whether the wishes are met, and by how much they are not."""
     misses = []
     late, tight = journey[-1].arrival - trip.arrive_by, shortest_change(journey)
     dear = fare_cents(journey) - trip.cents
     if late > 0:
-        misses.append(f"it arrives {late} minutes after {clock(trip.arrive_by)}")
+        misses.append(f"it arrives {late} minute{plural(late)} after {clock(trip.arrive_by)}")
     if dear > 0:
         misses.append(f"it costs {dear / 100:.2f} euros more than you wanted to spend")
     if tight is not None and tight < trip.change:
-        misses.append(f"the shortest change is {trip.change - tight} minutes shorter than you asked for")
+        short = trip.change - tight
+        misses.append(f"the shortest change is {short} minute{plural(short)} shorter than you asked for")
     if not misses:
         return "Every wish is met, so this is the bound for the other branches."
     missed = ", and ".join(misses)
@@ -206,8 +192,8 @@ def missed_change(script: Script, trip: Trip, journey: Journey) -> None:
     after = last.train.time + 1
     script.user(f"And if I miss the {clock(last.train.time)} at {last.start}?")
     arguments = {"station": last.start, "after": clock(after)}
-    script.call(None, ("board", arguments, board(last.start, after)))
-    others = journeys(last.start, trip.end, after, changes=1)
+    script.call(None, ("board", arguments, NETWORK.board(last.start, after)))
+    others = NETWORK.journeys(last.start, trip.end, after, changes=1)
     best = min(others, key=lambda way: way[-1].arrival, default=None)
     if best is None:
         script.say(f"Then there is no way to {trip.end} any more that day. I would not risk it.")
@@ -223,7 +209,7 @@ def missed_change(script: Script, trip: Trip, journey: Journey) -> None:
 
 def choose(trip: Trip) -> tuple[list[Leg], list[Journey]]:
     """The branches of a trip, and four journeys to look at: two on each of two branches."""
-    found = sorted(journeys(trip.start, trip.end, trip.after), key=lambda way: way[-1].arrival)
+    found = sorted(NETWORK.journeys(trip.start, trip.end, trip.after), key=lambda way: way[-1].arrival)
     found = [way for way in found if len(way) > 1]
     branches = sorted({way[0] for way in found}, key=lambda leg: (leg.arrival, leg.line, leg.end))
     by_branch = sorted(found, key=lambda way: branches.index(way[0]))

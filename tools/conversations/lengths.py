@@ -1,0 +1,36 @@
+"""Whether the answers of a conversation are short enough: the one place that asks the bundled tokenizer.
+
+Must not know: what a conversation is about.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from examples_text.script import Message, Script
+from tokenizers import Tokenizer
+
+TOKENIZER = Path(__file__).parents[2] / "apcbatch" / "demo" / "tokenizer.json"
+MOST_ANSWER_TOKENS = 118
+SURELY_SHORT = 200  # characters; such an answer is not counted
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TOKENIZER))
+
+
+def _text(answer: Message) -> str:
+    """The answer as the chat template writes it."""
+    called = [call["function"] for call in answer.get("tool_calls", [])]
+    calls = [f'<tool_call>{{"name": "{one["name"]}", "arguments": {one["arguments"]}}}</tool_call>' for one in called]
+    return "\n".join(filter(None, [answer["content"], *calls]))
+
+
+def is_short(script: Script) -> bool:
+    """Whether every answer has at most MOST_ANSWER_TOKENS tokens."""
+    texts = [_text(message) for message in script.messages if message["role"] == "assistant"]
+    long = [text for text in texts if len(text) > SURELY_SHORT]
+    encode = _tokenizer().encode
+    return all(len(encode(text, add_special_tokens=False).ids) < MOST_ANSWER_TOKENS for text in long)
