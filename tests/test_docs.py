@@ -71,7 +71,8 @@ def test_the_paths_that_a_page_names_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/operating.md", "docs/caching.md"])
 def test_the_flags_that_a_page_names_are_there(page: str) -> None:
     """Fault: an option is renamed, and a page tells its reader to give the old one."""
-    flags = {flag for _, command in commands(cli, "apcbatch") for one in command.params for flag in one.opts}
+    options = [one for _, command in commands(cli, "apcbatch") for one in command.params]
+    flags = {flag for one in options for flag in (*one.opts, *one.secondary_opts)}
     lines = (ROOT / page).read_text().splitlines()
     named = {flag for line in lines if not line.startswith("split ") for flag in FLAG.findall(line)}
     assert named - flags == set()

@@ -17,7 +17,7 @@ from apcbatch.job.segment import MOST_STEMS, ROOT_PARENT, Stems
 from apcbatch.job.stems import Place, Stem, stems_of
 
 MOST_CHARACTERS = 80
-_HEAD_BYTES = 4 * 64  # the tokens that are decoded for it
+_HEAD_BYTES = 4 * 32  # the tokens that are decoded for it
 _DECIMALS = 3
 
 Decode = Callable[[Sequence[int]], str]

@@ -26,9 +26,9 @@ from apcbatch.types import CachedFrom
 from apcbatch.version import VERSION
 
 WORKER = "main"
-FIRST_WRITE_S = 1.0
+FIRST_WRITE_S = 2.0
 WRITE_EVERY_S = 30.0
-TIMES_ITS_COST = 400  # the least time between two writes, in times of what the last one took
+TIMES_ITS_COST = 400  # the least processor time between two writes, in times of what the last one took
 MOST_WORDS = 256
 MOST_CHARACTERS = 4_096
 
@@ -58,6 +58,7 @@ class RunTrace:
         self._file, self._decode, self._elapsed_s, self._warn = file, decode, elapsed_s, warn
         self._timeline, self._tree = Timeline(), StemTree()
         self._next_write_s, self._write_every_s = elapsed_s() + FIRST_WRITE_S, FIRST_WRITE_S
+        self._written_at_s = self._cost_s = 0.0  # of this thread's processor time
         self._has_warned = False
         config = setting.config
         self._facts: dict[str, Any] = {
@@ -96,13 +97,14 @@ class RunTrace:
 
     def keep_safe(self) -> None:
         """Write what there is if that was last done a while ago."""
-        now = self._elapsed_s()
-        if now < self._next_write_s:
+        begin = time.thread_time()
+        if self._elapsed_s() < self._next_write_s or begin - self._written_at_s < TIMES_ITS_COST * self._cost_s:
             return
         self._write(None)
-        after = self._elapsed_s()
+        self._written_at_s = time.thread_time()
+        self._cost_s = self._written_at_s - begin
         self._write_every_s = min(2 * self._write_every_s, WRITE_EVERY_S)
-        self._next_write_s = after + max(self._write_every_s, TIMES_ITS_COST * (after - now))
+        self._next_write_s = self._elapsed_s() + self._write_every_s
 
     def end(self, exit_code: int, continue_command: str | None, summary: dict[str, Any]) -> None:
         """The run is over. continue_command: None if nothing is left to do."""

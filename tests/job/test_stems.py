@@ -181,8 +181,8 @@ def test_a_text_is_asked_for_once_and_follows_its_stem():
     assert sorted(rows.text) == ["", "1 2", "3 4", "9"]
     stem_rows(tree.root, decode)
     assert len(asked) == 4 == len(set(asked))
-    tree.answered(array([5] * 500), 0, "none")
-    assert max(map(len, stem_rows(tree.root, decode).text)) == 80 and len(asked[-1]) == 64
+    tree.answered(array([555] * 500), 0, "none")
+    assert max(map(len, stem_rows(tree.root, decode).text)) == 80 and len(asked[-1]) == 32
 
 
 def test_rows_are_whole_columns():

@@ -18,16 +18,17 @@ def test_sums_stay_however_many_passes_come():
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     for count in (0, 1, 7, 8, 9, 100, 1000):
-        timeline, clock, told = Timeline(most_rows=8), 0.0, []
+        timeline, clock, told, failures = Timeline(most_rows=8), 0.0, [], 0
         for _ in range(count):
             told.append(facts(draw))
             clock += told[-1].seconds + draw.random()
             timeline.add(told[-1], clock)
             if draw.random() < 0.1:
                 timeline.add_failure()
+                failures += 1
         rows = timeline.passes()
         assert len(rows.seconds) <= 8 and (count < 8 or len(rows.seconds) >= 4), (seed, count)
-        assert sum(rows.passes) == count
+        assert sum(rows.passes) == count and sum(rows.failures) == failures
         for name in ("prefill_tokens", "decode_tokens"):
             assert sum(getattr(rows, name)) == sum(getattr(one, name) for one in told), (seed, count)
         for name in ("seconds", "prefill_s", "decode_s", "store_s"):
