@@ -68,7 +68,9 @@ def test_the_read_out_by_keyboard(open_document: Callable[..., Opened]) -> None:
     assert place.get_attribute("aria-valuenow") == place.get_attribute("aria-valuemax")
     assert place.get_attribute("aria-valuetext") == read_out(page, "#timeline")
     page.page.keyboard.press("Home")
-    page.page.keyboard.press("ArrowLeft")
+    for key, at in (("ArrowLeft", "0"), ("ArrowRight", "1"), ("ArrowLeft", "0")):
+        page.page.keyboard.press(key)
+        assert place.get_attribute("aria-valuenow") == at
     assert place.get_attribute("aria-valuenow") == "0" and "1 running" in read_out(page, "#timeline")
 
 
