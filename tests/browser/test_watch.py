@@ -34,7 +34,10 @@ def test_what_a_report_must_not_do_is_noted(script: str, said: str, browser: Any
     path = tmp_path / "bad.html"
     path.write_text(f"{HEAD}<script nonce=a>{script}</script>")
     page = Opened(browser, path)
-    page.page.wait_for_timeout(200)
+    for _ in range(100):  # until all of it has come, on a busy machine too
+        if any(said in one for one in page.noted):
+            break
+        page.page.wait_for_timeout(50)
     with pytest.raises(AssertionError) as caught:
         page.close()
     assert said in str(caught.value)
