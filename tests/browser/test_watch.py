@@ -21,7 +21,7 @@ MISDEEDS = {
     "a picture": ("new Image().src = 'http://example.org/y.png'", "policy: img-src http://example.org/y.png"),
     "a file beside it": ("new Image().src = 'beside.png'", "beside.png"),
     "a handler in the markup": (
-        "document.body.insertAdjacentHTML('beforeend', '<img src onerror=alert(1)>')",
+        "document.documentElement.insertAdjacentHTML('beforeend', '<img src onerror=alert(1)>')",
         "policy: script-src-attr",
     ),
     "a dialog": ("setTimeout(() => alert(1))", "dialog"),
