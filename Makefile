@@ -7,7 +7,7 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-light test-cuda lint bench soak sanitize portability mutants clean
+.PHONY: demo test test-light test-browser test-cuda lint bench soak sanitize portability mutants clean
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,6 +19,7 @@ demo: $(VENV)/.installed
 	mkdir $(DEMO)
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/cold.jsonl --store $(DEMO)/store --policy all -q
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store --policy all
+	$(BIN)/apcbatch report $(DEMO)/warm.jsonl $(DEMO)/cold.jsonl -o $(DEMO)/report.html
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
@@ -31,6 +32,12 @@ test-light: $(VENV)/.installed
 	$(PYTHON) -m venv $(LIGHT)
 	$(LIGHT)/bin/pip install --quiet pytest hypothesis jsonschema `$(BIN)/python -c '$(WITHOUT_TORCH)'`
 	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/test_prefix.py tests/test_layout.py tests/test_floors.py
+
+# The report in a real browser: the distribution's Chromium, which Playwright drives and never downloads.
+test-browser: $(VENV)/.installed
+	$(BIN)/python -m tools.chromium
+	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,browser)'`
+	$(BIN)/python -m pytest -q tests/browser
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run

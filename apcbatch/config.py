@@ -262,7 +262,15 @@ class Config:
     retry_errors: bool = option(False, "Output", "Resume, and run again what failed for a reason that may have passed.")
     ordered: bool = option(False, "Output", "Put the lines into input order when the run ends.")
     strict: bool = option(False, "Output", "Stop at the first error record.")
+    trace: bool = option(
+        True,
+        "Output",
+        "Keep what `apcbatch report` draws in OUT.trace.jsonl: passes, shared prefixes and their first words.",
+    )
     summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
+    report: str | None = option(
+        None, "Output", "Write a page for the browser to FILE when the run ends; see `apcbatch report`.", metavar="FILE"
+    )
     progress: str = option(
         "auto",
         "Output",

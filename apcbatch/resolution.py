@@ -16,7 +16,8 @@ from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
 from apcbatch.values import SHOWN_CHARACTERS, nearest, parse_switch, parse_value
 
-ENV_OF_THE_BUILD = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS")  # read by setup.py; an environment may keep them
+# Read by setup.py and by tools/chromium.py; an environment may keep them.
+ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
 EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
 
 
@@ -26,7 +27,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
     Raises UsageError for an unknown key (naming the nearest), a bad value or options that exclude each other.
     """
     given = {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX)}
-    for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_THE_BUILD):
+    for key in (ENV_CONFIG, ENV_DEBUG, *ENV_OF_CONTRIBUTORS):
         given.pop(key, None)
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:

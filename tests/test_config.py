@@ -45,10 +45,11 @@ def test_a_switch_can_be_turned_off_by_a_stronger_source():
     assert resolve({}, {"APCBATCH_LOGPROBS": "false"}, {"logprobs": True}).logprobs is False
 
 
-def test_what_setup_reads_is_not_an_option_of_a_run():
-    """Fault: an environment that sets APCBATCH_CUDA_ARCHS for `pip install` ends every later command in a usage
-    error."""
-    assert resolve({}, {"APCBATCH_CUDA": "0", "APCBATCH_CUDA_ARCHS": "90"}) == resolve()
+def test_what_contributors_set_is_not_an_option_of_a_run():
+    """Fault: an environment that sets APCBATCH_CUDA_ARCHS for `pip install`, or APCBATCH_BROWSER for the browser tests,
+    ends every later command in a usage error."""
+    environment = {"APCBATCH_CUDA": "0", "APCBATCH_CUDA_ARCHS": "90", "APCBATCH_BROWSER": "/usr/bin/chromium"}
+    assert resolve({}, environment) == resolve()
 
 
 def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():

@@ -13,6 +13,7 @@ import pytest
 
 from apcbatch.cli.program import cli
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, OPTIONS, env_name
+from tools import chromium
 from tools.make_cli_docs import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +71,8 @@ def test_the_paths_that_a_page_names_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/operating.md", "docs/caching.md"])
 def test_the_flags_that_a_page_names_are_there(page: str) -> None:
     """Fault: an option is renamed, and a page tells its reader to give the old one."""
-    flags = {flag for _, command in commands(cli, "apcbatch") for one in command.params for flag in one.opts}
+    options = [one for _, command in commands(cli, "apcbatch") for one in command.params]
+    flags = {flag for one in options for flag in (*one.opts, *one.secondary_opts)}
     lines = (ROOT / page).read_text().splitlines()
     named = {flag for line in lines if not line.startswith("split ") for flag in FLAG.findall(line)}
     assert named - flags == set()
@@ -80,7 +82,13 @@ def test_the_flags_that_a_page_names_are_there(page: str) -> None:
 def test_the_variables_that_a_page_names_are_read(page: Path) -> None:
     """Fault: a variable that nothing reads; apcbatch refuses it."""
     of_the_build = VARIABLE.findall((ROOT / "setup.py").read_text())
-    known = {ENV_CONFIG, ENV_DEBUG, *of_the_build, *(env_name(name) for name in (*OPTIONS, "no_store"))}
+    known = {
+        ENV_CONFIG,
+        ENV_DEBUG,
+        chromium.ENV_BROWSER,
+        *of_the_build,
+        *(env_name(name) for name in (*OPTIONS, "no_store")),
+    }
     assert set(VARIABLE.findall(page.read_text())) - known == set()
 
 

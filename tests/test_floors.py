@@ -34,10 +34,11 @@ FLOORS = {
     "llm": 7,
     "tuning": 7,
     "bench": 7,
+    "report": 7,
     "cli": 8,
 }
 # On the same floor they are strangers to each other.
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "cli"}
+PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "report", "cli"}
 NO_TORCH = {
     "errors",
     "answer",
@@ -58,6 +59,7 @@ NO_TORCH = {
     "store",
     "data",
     "cli",
+    "report",
 }
 ONLY_KERNELS_MAY = {"_C", "_CUDA"}
 LIGHT_TESTS = (

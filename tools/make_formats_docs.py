@@ -1,5 +1,5 @@
 """Writes docs/formats.md from the tables of fields and of output keys; run it after every change of
-apcbatch/data/fields.py or tools/output_keys.py.
+apcbatch/data/fields.py, tools/output_keys.py or tools/trace_keys.py.
 
 A test compares the file with what this script would write, so that no field stays undocumented.
 """
@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script finds the files beside it alone
 
 from tools import output_keys  # noqa: E402
+from tools.trace_keys import TRACE  # noqa: E402
 
 TARGET = ROOT / "docs" / "formats.md"
 HEAD = Path(__file__).with_name("formats_docs_head.md")
@@ -36,6 +37,13 @@ OUTPUTS = (
         "The summary",
         "`--summary FILE` writes one JSON object about what this process did.",
         output_keys.SUMMARY,
+    ),
+    (
+        "The trace",
+        "`OUT.trace.jsonl` has one JSON line for each process that worked on `OUT`: the first run, each `--resume`. "
+        "The restored tokens of all stems are the summary's `cached_tokens`, and the computed ones its "
+        "`computed_tokens`, whatever was left out to bound the file. `--no-trace` writes none.",
+        TRACE,
     ),
 )
 GROUPS = {REQUESTS: "everywhere", CHATS: "chats"}

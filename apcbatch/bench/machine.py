@@ -7,12 +7,12 @@ product of this package on matrices that fit the cache, and reading and copying 
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from apcbatch.bench.figures import timed
+from apcbatch.job.machine import processor
 from apcbatch.kernels.cpu.linear import linear, pack_linear
 from apcbatch.kernels.isa import isa
 
@@ -24,7 +24,7 @@ BANDWIDTH_FLOATS = 1 << 26
 def describe() -> dict[str, Any]:
     """Names and numbers of this machine, without timing anything."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "isa": isa(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
@@ -50,12 +50,3 @@ def limits(dtype: torch.dtype) -> dict[str, float]:
 def _product_rate(dtype: torch.dtype) -> float:
     x, packed = torch.randn(SIDE, SIDE).to(dtype), pack_linear(torch.randn(SIDE, SIDE).to(dtype))
     return 2 * SIDE**3 / min(timed(lambda: linear(x, packed)) for _ in range(4 * TRIES))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -104,5 +104,8 @@ def _option(name: str, spec: Spec) -> Callable[[Any], Any]:
 
 
 def _switch(name: str, group: str, help: str, short: str | None = None) -> Callable[[Any], Any]:
-    flags = [short, flag_name(name)] if short else [flag_name(name)]
+    flag = flag_name(name)
+    if name in OPTIONS and getattr(Config, name):
+        flag += f"/--no-{flag.removeprefix('--')}"
+    flags = [short, flag] if short else [flag]
     return click.option(*flags, name, is_flag=True, help=help, cls=GroupedOption, group=group)

@@ -14,6 +14,7 @@ from apcbatch.cli.doctor import doctor
 from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
+from apcbatch.cli.report import report
 from apcbatch.cli.run import run
 from apcbatch.cli.show import show
 from apcbatch.cli.store import store
@@ -28,6 +29,7 @@ EPILOG = """\b
 Examples:
   apcbatch run chats.jsonl
   apcbatch run chats.jsonl -o answers.jsonl --store ~/states --model ./my-mamba
+  apcbatch report answers.jsonl
   apcbatch store stat ~/states
   apcbatch doctor
 
@@ -49,7 +51,7 @@ def cli() -> None:
     """
 
 
-for command in (run, show, plan, tune_block_size, store, doctor, bench):
+for command in (run, show, plan, tune_block_size, report, store, doctor, bench):
     cli.add_command(command)
 
 

@@ -24,6 +24,7 @@ Examples:
   apcbatch run chats.jsonl --resume
   apcbatch run chats.jsonl -o answers.jsonl
   apcbatch run chats.jsonl -o answers.jsonl --resume
+  apcbatch run chats.jsonl -o answers.jsonl --report report.html
   apcbatch run a.jsonl b.jsonl.gz 'shards/*.parquet' -o answers.jsonl.gz
   apcbatch run s3://bucket/shards/ -o s3://bucket/answers.jsonl
   apcbatch run chats.jsonl.gz -o answers.jsonl --store ~/states --max-tokens 256
@@ -76,7 +77,11 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     invocation: Invocation = ctx.obj
     job = Job(resolved, inputs, output, invocation.program, options["config_file"])
     invocation.last_line = job.last_line
-    return job.run()
+    if resolved.report is None:
+        return job.run()
+    from apcbatch.cli.report_of_run import run_with_report
+
+    return run_with_report(job, resolved.report, resolved.origins["report"])
 
 
 def _with_model_defaults(resolved: config.Config) -> config.Config:

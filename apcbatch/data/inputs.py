@@ -24,6 +24,7 @@ from apcbatch.regular_files import read_regular_file
 KINDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 PACKINGS = (".gz", ".zst", ".bz2", ".xz")
 RUN_FILE_SUFFIX = ".run.json"
+TRACE_SUFFIX = ".trace.jsonl"
 _SHARD = re.compile(rf"[^.].*({'|'.join(map(re.escape, KINDS))})({'|'.join(map(re.escape, PACKINGS))})?", re.I | re.S)
 _PATTERN = re.compile(r"[*?\[]")
 _REMOTE_PATTERN = re.compile(r"[*\[]")  # a `?` begins a query
@@ -102,10 +103,11 @@ def _in_folder(folder: str, warn: Callable[[str], None]) -> list[str]:
 
 
 def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> list[str]:
-    """The names in a folder that are inputs, sorted: no hidden ones, and no OUT with the run file beside it."""
+    """The names in a folder that are inputs, sorted: no hidden ones, and no OUT with the files beside it."""
     visible = sorted(name for name in names if not name.startswith("."))
     run_files = {name for name in visible if name.endswith(RUN_FILE_SUFFIX)}
-    own = {name for run_file in run_files for name in (run_file, run_file.removesuffix(RUN_FILE_SUFFIX))}
+    outputs = {run_file.removesuffix(RUN_FILE_SUFFIX) for run_file in run_files}
+    own = {output + suffix for output in outputs for suffix in ("", RUN_FILE_SUFFIX, TRACE_SUFFIX)}
     shards = [name for name in visible if _SHARD.fullmatch(name) and name not in own]
     others = [name for name in visible if name not in shards]
     if not shards:

@@ -52,6 +52,9 @@ class NoTokenizer(Tokenizer):
     def begins_with_bos(self) -> bool:
         return False
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        return ""
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
 

@@ -111,6 +111,10 @@ class Tokenizer:
         """Whether a token is special, so that it has no part in an answer's text."""
         return token_id in self._dropped_ids
 
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones as they are written."""
+        return str(self.source.decode(token_ids, skip_special_tokens=False))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens that nobody keeps. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from apcbatch.engine.observer import StepFacts
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.store import Store
@@ -16,7 +17,8 @@ from apcbatch.store import Store
 
 @dataclass
 class Counters:
-    """snapshots_read counts distinct ones that were resumed from. seconds: by phase."""
+    """snapshots_read counts distinct ones that were resumed from. prefill_tokens, decode_tokens: computed in passes, of
+    requests that failed later too; chunks: of sequences in them. seconds: by phase."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -28,10 +30,21 @@ class Counters:
     store_bytes_read: int = 0
     store_skipped: int = 0
     peak_device_bytes: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    chunks: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
 
+    def add_pass(self, chunks: int, prefill_tokens: int, decode_tokens: int, seconds_per_token: float) -> None:
+        """Count a pass; its time is shared by its tokens."""
+        self.chunks += chunks
+        self.prefill_tokens += prefill_tokens
+        self.decode_tokens += decode_tokens
+        self.seconds["prefill"] += seconds_per_token * prefill_tokens
+        self.seconds["decode"] += seconds_per_token * decode_tokens
+
     def update(self, snapshots: Snapshots, pool: SnapshotPool, store: Store | None, device: str) -> None:
-        """Read off everything but the seconds. After the store is closed its numbers stay as they were."""
+        """Read off everything but what the passes add up. After the store is closed its numbers stay as they were."""
         self.snapshots_written = snapshots.num_written
         self.snapshots_read = snapshots.num_read
         self.snapshots_for_later = snapshots.num_for_later
@@ -44,3 +57,21 @@ class Counters:
             self.store_bytes_written = store.counters.bytes_written
             self.store_bytes_read = store.counters.bytes_read
             self.store_skipped = store.counters.skipped
+
+
+def facts_between(
+    before: Counters, now: Counters, seconds: float, waiting: int, pool_bytes: int, store_bytes: int
+) -> StepFacts:
+    """What a step did that took so many seconds. before: the counters when it began. The rest: as StepFacts has it."""
+    return StepFacts(
+        seconds,
+        now.seconds["prefill"] - before.seconds["prefill"],
+        now.seconds["decode"] - before.seconds["decode"],
+        now.seconds["store"] - before.seconds["store"],
+        now.prefill_tokens - before.prefill_tokens,
+        now.decode_tokens - before.decode_tokens,
+        now.chunks - before.chunks,
+        waiting,
+        pool_bytes,
+        store_bytes,
+    )

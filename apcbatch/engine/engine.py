@@ -8,14 +8,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
-from apcbatch.engine.counters import Counters
+from apcbatch.engine.counters import Counters, facts_between
 from apcbatch.engine.failures import failed_pass, no_room
+from apcbatch.engine.observer import Observer
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
@@ -137,6 +139,7 @@ class Engine:
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
+        self._observer: Observer | None = None
         self.footprint = Footprint.of(layout)
         self.context_length = config.context_length
         self.vocab_size = config.vocab_size
@@ -181,8 +184,24 @@ class Engine:
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
 
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
+        each snapshot that is kept or let go; one at a time. Without one, nothing of it is worked out."""
+        self._observer = self._snapshots.observer = observer
+        self._pool.on_drop = observer.let_go
+
     def step(self) -> list[Result]:
         """Run one pass and return the requests that ended with it."""
+        if self._observer is None:
+            return self._step()
+        begin, before = time.perf_counter(), replace(self._counters, seconds=dict(self._counters.seconds))
+        results = self._step()
+        written = self._store.counters.bytes_written if self._store else 0
+        queues = len(self._scheduler.waiting), self._pool.held_bytes, written
+        self._observer.stepped(facts_between(before, self._counters, time.perf_counter() - begin, *queues))
+        return results
+
+    def _step(self) -> list[Result]:
         begin = time.perf_counter()
         if self._persistence:
             self._persistence.drain()
@@ -274,15 +293,15 @@ class Engine:
 
     def _account(self, chunks: list[Chunk], seconds: float) -> None:
         """Share a pass's time among its sequences and between prefill and decode, by tokens."""
-        per_token = seconds / sum(chunk.count for chunk in chunks)
+        num_tokens = sum(chunk.count for chunk in chunks)
+        per_token, prefill_tokens = seconds / num_tokens, 0
         for chunk in chunks:
-            spent = per_token * chunk.count
             if chunk.sequence.in_prefill:
-                chunk.sequence.prefill_s += spent
-                self._counters.seconds["prefill"] += spent
+                chunk.sequence.prefill_s += per_token * chunk.count
+                prefill_tokens += chunk.count
             else:
-                chunk.sequence.decode_s += spent
-                self._counters.seconds["decode"] += spent
+                chunk.sequence.decode_s += per_token * chunk.count
+        self._counters.add_pass(len(chunks), prefill_tokens, num_tokens - prefill_tokens, per_token)
 
     def _finish(self, sequence: Sequence) -> list[Result]:
         """End a sequence that has its last token; the result of its request, if that was the last answer to come."""
@@ -291,11 +310,18 @@ class Engine:
             self._end(sequence)
         forks = sequence.forks
         if forks is None:
-            return [sequence.result()] if sequence.finish_reason else []
+            return [self._result(sequence)] if sequence.finish_reason else []
         if forks.delivered or not forks.finished:
             return []
         forks.delivered = True
-        return [sequence.result()]
+        return [self._result(sequence)]
+
+    def _result(self, sequence: Sequence) -> Result:
+        """The result of the request that a sequence was the last of to end."""
+        if self._observer is not None:
+            first = sequence.siblings[0]
+            self._observer.answered(first.tokens[: first.num_prompt], first.cached_tokens, first.cached_from)
+        return sequence.result()
 
     def _end(self, sequence: Sequence) -> None:
         """Free what a sequence holds, if it runs; a pass that was begun goes on without it."""

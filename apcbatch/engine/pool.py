@@ -67,6 +67,9 @@ class SnapshotPool:
         self._idle_slots: set[int] = set()  # reserved for what no plan waits for
         self.peak_held = 0
         self.evicted = 0
+        self.on_drop: Callable[[bytes, bool], None] | None = (
+            None  # told each key that goes, and whether for lack of room
+        )
 
     def __len__(self) -> int:
         return len(self._held)
@@ -164,8 +167,15 @@ class SnapshotPool:
             self._evict(victim)
         return victim is not None
 
-    def drop(self, snapshot: Snapshot) -> None:
-        """Let go of one snapshot."""
+    def own_bytes(self, snapshot: Snapshot) -> int:
+        """Bytes of the slot of a held snapshot, and of the pages that no other one refers to."""
+        pages = sum(self._page_holders[page] == 1 for page in snapshot.pages.tolist())
+        return self._slot_bytes + pages * self._page_bytes
+
+    def drop(self, snapshot: Snapshot, evicted: bool = False) -> None:
+        """Let go of one snapshot. evicted: for lack of room."""
+        if self.on_drop is not None:
+            self.on_drop(snapshot.key, evicted)
         del self._held[snapshot.key]
         self._free_slots.append(snapshot.slot)
         for page in snapshot.pages.tolist():
@@ -179,7 +189,7 @@ class SnapshotPool:
         return next((one for one in self._held.values() if not one.pins and not one.reads_left), None)
 
     def _evict(self, snapshot: Snapshot) -> None:
-        self.drop(snapshot)
+        self.drop(snapshot, evicted=True)
         self._forget(snapshot.key)
         self.evicted += 1
 

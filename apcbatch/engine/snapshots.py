@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from apcbatch.engine.coverage import CoverageTree, Match
 from apcbatch.engine.miss import explain_miss
+from apcbatch.engine.observer import KeptSnapshot, Observer
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
@@ -38,6 +39,7 @@ class Snapshots:
         self.num_written = 0
         self.num_read = 0
         self.num_for_later = 0
+        self.observer: Observer | None = None
         self._policy, self._block_size = policy, block_size
         self._fingerprint = fingerprint
         self._pool, self._pages, self._page_tables = pool, pages, page_tables
@@ -107,6 +109,7 @@ class Snapshots:
     def publish(self, chunk: Chunk) -> None:
         """Make the snapshots that a pass has written visible: in RAM at once, on disk in the background."""
         sequence, retention = chunk.sequence, chunk.sequence.retention
+        new: list[tuple[Snapshot, int]] = []
         for keep in chunk.keep:
             covering = self._page_tables.covering(sequence, keep.position)
             reads = retention.reads(keep.position)
@@ -123,6 +126,11 @@ class Snapshots:
                 self._roll(sequence, snapshot)
             elif retention.is_stored(keep.position):
                 self._persist(sequence, snapshot)
+            if is_new and self.observer is not None:
+                new.append((snapshot, self._pool.own_bytes(snapshot)))
+        if new and self.observer is not None:
+            told = [KeptSnapshot(one.key, one.position, size, self._pool.holds(one)) for one, size in new]
+            self.observer.kept(sequence.tokens[: told[-1].position], told)
 
     def cover(self, chunk: Chunk) -> None:
         """Note the tokens of a kept answer once it has ended; those of a prompt are noted when it begins."""

@@ -30,6 +30,18 @@ def command_line(
 
     What is secret in an address is left out of it, for the user to put back.
     """
+    return " ".join(map(_quoted, command_words(program, inputs, output, config_file, config, added)))
+
+
+def command_words(
+    program: Sequence[str],
+    inputs: Sequence[str],
+    output: str,
+    config_file: str | None,
+    config: Config,
+    added: Sequence[str],
+) -> list[str]:
+    """The same command as words, as they are before the shell quotes them."""
     sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
     words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:
@@ -37,7 +49,7 @@ def command_line(
     for name in OPTIONS:
         if name not in REPLACED and config.origins.get(name, "").startswith(("--", ENV_PREFIX)):
             words += _flag(name, config)
-    return " ".join(map(_quoted, [*words, *added]))
+    return [*words, *added]
 
 
 def _quoted(word: str) -> str:
@@ -58,6 +70,8 @@ def _flag(name: str, config: Config) -> Iterator[str]:
     flag = "--" + name.replace("_", "-")
     if name == "store" and value is None:
         yield "--no-store"
+    elif value is False and getattr(Config, name) is True:
+        yield f"--no-{flag.removeprefix('--')}"
     elif spec.flag is None or value is None or value is False:
         return
     elif value is True:

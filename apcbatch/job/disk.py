@@ -53,15 +53,16 @@ class Disk:
 
 
 @contextmanager
-def replacing(path: str, disk: Disk) -> Iterator[int]:
+def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None) -> Iterator[int]:
     """The descriptor of a new file, which replaces `path` at the end of the block. A block that fails leaves nothing
-    behind."""
+    behind. like: the file whose permissions it gets, if that is not the one that it replaces."""
     folder = os.path.dirname(path) or "."
     temporary = os.path.join(folder, f".apcbatch-{secrets.token_hex(8)}.tmp")
     fd = disk.open(temporary, os.O_EXCL)
     try:
-        if os.path.exists(path):
-            os.fchmod(fd, stat.S_IMODE(os.stat(path).st_mode))
+        model = path if like is None else like
+        if os.path.exists(model):
+            os.fchmod(fd, stat.S_IMODE(os.stat(model).st_mode))
         yield fd
         disk.sync(fd)
         disk.rename(temporary, path)
@@ -74,13 +75,14 @@ def replacing(path: str, disk: Disk) -> Iterator[int]:
     disk.sync_folder(folder)
 
 
-def write_file(path: str, chunks: Iterable[bytes], disk: Disk) -> None:
-    """Write a file completely or not at all. A link is followed. A pipe or a device is written to directly."""
+def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.PathLike[str] | None = None) -> None:
+    """Write a file completely or not at all. A link is followed. A pipe or a device is written to directly. like: as in
+    `replacing`."""
     if path.startswith(STREAMS) or (os.path.exists(path) and not os.path.isfile(path)):
         with open(path, "ab", buffering=0) as stream:
             for chunk in chunks:
                 disk.write(stream.fileno(), chunk)
         return
-    with replacing(os.path.realpath(path), disk) as fd:
+    with replacing(os.path.realpath(path), disk, like) as fd:
         for chunk in chunks:
             disk.write(fd, chunk)

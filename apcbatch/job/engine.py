@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from apcbatch.engine.observer import Observer
 from apcbatch.engine.serving import Steppable
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, Result
@@ -30,6 +31,9 @@ class JobEngine(Steppable, Protocol):
     @property
     def counters(self) -> Counters:
         """What it has done so far."""
+
+    def observe(self, observer: Observer) -> None:
+        """Tell somebody from now on what it does."""
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Answer requests, pulled one by one; results come as they finish."""

@@ -30,6 +30,7 @@ from apcbatch.job.paths import STDOUT, check_outputs
 from apcbatch.job.runfile import RunFile, input_identity, model_files_digest, run_file_path
 from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import FileSink, Sink
+from apcbatch.job.trace_file import TraceFile, trace_path
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
@@ -37,28 +38,34 @@ from apcbatch.types import Request
 
 @dataclass
 class OpenRun:
-    """What a run works with, all of it open. config: with the model's defaults, if they are wanted."""
+    """What a run works with, all of it open. config: with the model's defaults, if they are wanted. trace: where the
+    run's trace goes, None for nowhere."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
     answers: Answers
+    trace: TraceFile | None = None
 
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
     """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.score and config.turns == "rollout":
         raise UsageError(
             f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
             "ones in their place; give --turns each or last"
         )
+    if config.report is not None and not is_file:
+        raise UsageError(f"{config.origins['report']} reads OUT when the run ends; give -o a file")
     if config.summary == STDOUT:
         raise UsageError("--summary needs a file; the summary is the last line on standard output already")
-    is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
-    outputs = {"OUT": output.target, "--summary": config.summary}
+    outputs = {"OUT": output.target, "--summary": config.summary, "--report": config.report}
     if is_file:
         outputs["OUT.run.json"] = run_file_path(output.target)
+        if config.trace:
+            outputs["OUT.trace.jsonl"] = trace_path(output.target)
     if output.packing:
         outputs["OUT.part"] = output.lines
     if output.is_remote:
@@ -105,6 +112,9 @@ def open_run(
         return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
+    trace = TraceFile(target, sink.path, sink.disk)
+    if config.trace:
+        trace.check_replaceable()
     answers = None
     if config.resume:
         output.unpack(sink)
@@ -125,14 +135,17 @@ def open_run(
         if answers is not None:
             run_file.check()
             answers = drop_unusable(sink, answers, config.retry_errors)
+            if config.trace:
+                trace.keep_earlier(warn)
         else:
+            trace.remove()  # of answers that go
             sink.truncate()
         run_file.write()
         sink.remove_if_unused = False
         if output.is_remote:
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
         stack.pop_all()
-    return OpenRun(config, records, renderer, engine, answers or Answers())
+    return OpenRun(config, records, renderer, engine, answers or Answers(), trace if config.trace else None)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: Answers) -> None:

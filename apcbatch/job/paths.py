@@ -40,9 +40,14 @@ def default_output(given: Sequence[str]) -> str:
         name = last_part(input if is_address(input) else os.path.abspath(input))
     if not name or (set(name) & set("*?[") and not os.path.exists(input)):
         raise UsageError(f"{shown_address(input)} has no one name to make OUT's name from; {ways}")
+    return f"{without_suffixes(name)}.answers.jsonl"
+
+
+def without_suffixes(name: str) -> str:
+    """The name of an input or an output without the suffixes that say what is in it."""
     while os.path.splitext(name)[1].lower() in (*KINDS, *PACKINGS):
         name = os.path.splitext(name)[0]
-    return f"{name}.answers.jsonl"
+    return name
 
 
 def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:

@@ -13,12 +13,12 @@ from contextlib import closing, contextmanager
 
 import orjson
 
-from apcbatch.config import Config
+from apcbatch.config import Config, flag_name
 from apcbatch.data.address import is_address, open_filesystem, reason_of, shown_address
-from apcbatch.data.inputs import find_inputs
+from apcbatch.data.inputs import Inputs, find_inputs
 from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
-from apcbatch.job.continuation import command_line, nothing_left
+from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
@@ -31,6 +31,7 @@ from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
+from apcbatch.job.trace import RunTrace, Setting
 from apcbatch.job.work import Failure, Work, WorkSource
 from apcbatch.model.locate import DEMO, DEMO_NOTE
 from apcbatch.types import Request, Result
@@ -55,6 +56,7 @@ class Job:
         self._config, self._inputs, self._output = config, tuple(inputs), output_for(name)
         self._program, self._config_file = program, config_file
         self._totals = Totals()
+        self._trace: RunTrace | None = None
         self._printer = Printer(config, self._totals, name == STDOUT)
         self._signals = Signals(self.continue_command)
         self._out_is_ours = False
@@ -76,8 +78,14 @@ class Job:
             opened = open_run(self._config, inputs, output, sink, printer.warn, printer.note, printer.stage)
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
+            self._trace = self._observe(opened, inputs)
             with _closing_engine(opened.engine):
                 return self._answer(opened, sink)
+
+    @property
+    def output(self) -> str:
+        """The path of OUT on this machine, which an OUT with an address has too."""
+        return self._output.target
 
     def continue_command(self) -> str:
         """The shell command that goes on from here."""
@@ -96,6 +104,20 @@ class Job:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
 
+    def _observe(self, opened: OpenRun, inputs: Inputs) -> RunTrace | None:
+        """Begin the trace of this run, if there is to be one."""
+        if opened.trace is None:
+            return None
+        config = self._config
+        added = [flag_name(name) for name in REPLACED if config.origins[name] == flag_name(name)]
+        output = self._output.name
+        words = command_words(self._program, self._inputs, output, self._config_file, config, added)
+        decode = opened.renderer.tokenizer.decode_all
+        clock, warn = self._totals.elapsed_s, self._printer.warn
+        trace = RunTrace(opened.trace, Setting(words, inputs.shown, config), opened.engine, decode, clock, warn)
+        opened.engine.observe(trace)
+        return trace
+
     def _answer(self, opened: OpenRun, sink: Sink) -> int:
         """Answer everything, then end the run; its exit code."""
         engine, answers = opened.engine, opened.answers
@@ -110,6 +132,8 @@ class Job:
                         self._submit(work, engine, sink)
             self._printer.tick(source.total)
             sink.keep_safe()
+            if self._trace is not None:
+                self._trace.keep_safe()
         exit_code = self._exit_code(answers.num_errors)
         self._totals.plan_s = source.plan_s
         exit_code = self._end(engine, sink, exit_code)
@@ -166,6 +190,8 @@ class Job:
         located = RequestError(error.code, error.message + where, ticket.line)
         sink.append(error_line(ticket, located))
         self._totals.add_error(located.code)
+        if self._trace is not None:
+            self._trace.failed()
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
         self._printer.error(ticket.shown, located)
@@ -195,6 +221,9 @@ class Job:
         place = self._output.shown
         if isinstance(sink, FileSink) and self._output.is_made_at_the_end:
             place, exit_code = self._make_output(sink, exit_code)
+        if self._trace is not None:
+            is_done = exit_code == EXIT_OK or (exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors)
+            self._trace.end(exit_code, None if is_done else self.continue_command(), summary)
         self._printer.summary(summary, place)
         if self._config.summary is not None:
             self._write_summary(self._config.summary, orjson.dumps(summary, option=orjson.OPT_APPEND_NEWLINE))

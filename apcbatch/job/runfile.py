@@ -112,7 +112,7 @@ class RunFile:
 
     def check_replaceable(self) -> None:
         """Refuse to replace a file that is not a run file."""
-        if os.path.lexists(self.path) and self._read()[0] is None:
+        if os.path.lexists(self.path) and read_run_file(self.path)[0] is None:
             raise UsageError(
                 f"{self.path} is not a run file of this program, and this run would replace it; "
                 "move it away, or choose another -o (--overwrite replaces OUT alone)"
@@ -123,7 +123,7 @@ class RunFile:
 
         Returns whether the earlier run was of this same version.
         """
-        earlier, reason = self._read()
+        earlier, reason = read_run_file(self.path)
         if earlier is None:
             ways = "--overwrite" if reason == MISSING else "move it away and --overwrite"
             raise UsageError(
@@ -148,18 +148,19 @@ class RunFile:
         except OSError as error:
             raise UsageError(f"{self.path} cannot be written: {error.strerror}; choose another -o") from None
 
-    def _read(self) -> tuple[Mapping[str, Any] | None, str]:
-        """The facts of the earlier run, or None and the reason why there are none."""
-        try:
-            if not self.path.is_file():
-                return None, "is not a file" if os.path.lexists(self.path) else MISSING
-            with open(self.path, "rb") as file:
-                facts = orjson.loads(file.read(MAX_BYTES))
-        except (OSError, orjson.JSONDecodeError) as error:
-            return None, f"cannot be read ({error})"
-        parts = ("config", "input") if isinstance(facts, dict) else ()
-        known = parts and all(isinstance(facts.get(part), dict) for part in parts)
-        return (facts, "") if known and "version" in facts else (None, "is not a run file")
+
+def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
+    """The facts of an earlier run, or None and the reason why there are none."""
+    try:
+        if not os.path.isfile(path):
+            return None, "is not a file" if os.path.lexists(path) else MISSING
+        with open(path, "rb") as file:
+            facts = orjson.loads(file.read(MAX_BYTES))
+    except (OSError, orjson.JSONDecodeError) as error:
+        return None, f"cannot be read ({error})"
+    parts = ("config", "input") if isinstance(facts, dict) else ()
+    known = parts and all(isinstance(facts.get(part), dict) for part in parts)
+    return (facts, "") if known and "version" in facts else (None, "is not a run file")
 
 
 def run_file_path(output: str) -> str:

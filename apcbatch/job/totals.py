@@ -97,6 +97,10 @@ class Totals:
         """Seconds since loading ended."""
         return time.monotonic() - self._loaded
 
+    def elapsed_s(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._begin
+
     def begin_running(self, already_done: int) -> None:
         """Loading is over. already_done: the requests that were answered before."""
         self._loaded = time.monotonic()
@@ -132,7 +136,7 @@ class Totals:
         """How it went, for a person."""
         before = f" ({self.already_done} more were answered before)" if self.already_done else ""
         return (
-            f"{self.requests} requests{before} in {time.monotonic() - self._begin:.1f} s: "
+            f"{self.requests} requests{before} in {self.elapsed_s():.1f} s: "
             f"{self.ok} ok, {self.errors} errors; {100 * self.hit_rate:.1f} % of {self.prompt_tokens} prompt "
             f"tokens restored; results in {'standard output' if output == '-' else output}"
         )
@@ -163,7 +167,7 @@ class Totals:
                 "load": self._loaded - self._begin,
                 "plan": self.plan_s,
                 **{name: spent[name] for name in ("prefill", "decode", "store")},
-                "total": time.monotonic() - self._begin,
+                "total": self.elapsed_s(),
             },
             "prefill_tokens_per_s": _rate(self.computed_tokens, spent["prefill"]),
             "decode_tokens_per_s": _rate(self._decoded_tokens, spent["decode"]),

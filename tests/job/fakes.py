@@ -15,7 +15,9 @@ from types import SimpleNamespace
 
 import xxhash
 
+from apcbatch.engine.observer import StepFacts
 from apcbatch.errors import RequestError
+from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 CONTEXT_LENGTH = 4000
@@ -35,6 +37,7 @@ class FakeEngine:
         self.waiting, self.running, self.seen = deque(), [], set()
         self.max_running, self.block_size = config.max_running, config.block_size
         self.most_waiting = 0
+        self.observer = None
         self.closed = False
         if load_s := float(os.environ.get("FAKE_LOAD_S", "0")):
             warn("loading")
@@ -57,7 +60,20 @@ class FakeEngine:
         self.waiting.append((request, []))
         self.most_waiting = max(self.most_waiting, len(self.waiting))
 
+    def observe(self, observer) -> None:
+        self.observer = observer
+
     def step(self) -> list[Result]:
+        begin = time.perf_counter()
+        finished = self._step()
+        if self.observer is not None:
+            seconds = time.perf_counter() - begin
+            tokens = sum(result.computed_tokens for result in finished)
+            counts = (tokens, 1 + len(self.running), len(self.running), len(self.waiting), 0, 0)
+            self.observer.stepped(StepFacts(seconds, seconds / 2, seconds / 2, 0.0, *counts))
+        return finished
+
+    def _step(self) -> list[Result]:
         time.sleep(self.step_s)
         while self.waiting and len(self.running) < self.max_running:
             self.running.append(self.waiting.popleft())
@@ -91,6 +107,8 @@ class FakeEngine:
         if not stopped and len(tokens) < request.max_tokens:
             return None
         cached = self._cached(prompt)
+        if self.observer is not None:
+            self.observer.answered(as_token_array(prompt), cached, "memory" if cached else "none")
         return Result(
             request.id,
             len(prompt),

@@ -61,8 +61,10 @@ def test_out_is_packed_and_uploaded(apcbatch, tmp_path, memory, whole):
     assert apcbatch(*RUN, "-o", f"{OUT}.gz").code == 0
     assert lines_of(gzip.decompress(memory.cat_file("/bucket/out.jsonl.gz"))) == whole
     assert sorted(os.listdir(tmp_path)) == [
-        "in.jsonl", "out.jsonl.gz", "out.jsonl.gz.run.json", "plain.jsonl", "plain.jsonl.run.json"
+        "in.jsonl", "out.jsonl.gz", "out.jsonl.gz.run.json", "out.jsonl.gz.trace.jsonl",
+        "plain.jsonl", "plain.jsonl.run.json", "plain.jsonl.trace.jsonl",
     ]  # fmt: skip
+    assert not memory.exists("/bucket/out.jsonl.gz.trace.jsonl"), "the first words of prompts stay here"
 
 
 def test_what_is_there_is_not_replaced_unasked(apcbatch, tmp_path, memory, whole):

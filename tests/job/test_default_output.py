@@ -100,7 +100,9 @@ def test_the_command_that_continues_finds_the_answers(apcbatch, start, tmp_path,
     words = shlex.split(stopped.last_words)
     assert apcbatch(*words[words.index("run") :]).code == 0
     assert len(answers(read_records(output))) == 8
-    assert sorted(os.listdir(tmp_path)) == sorted([name, output.name, f"{output.name}.run.json"])
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        [name, output.name, f"{output.name}.run.json", f"{output.name}.trace.jsonl"]
+    )
 
 
 def test_on_a_terminal_the_name_is_the_first_and_the_last_word(tmp_path):

@@ -15,6 +15,7 @@ from tests.job import test_openai_types
 from tests.job.test_openai_types import batch_line, varied_lines
 from tools.make_formats_docs import TARGET, document
 from tools.output_keys import RECORD, SUMMARY, Key
+from tools.trace_keys import TRACE
 
 scripted = test_openai_types.scripted
 PLAIN = {"string": str, "boolean": bool, "null": type(None), "object": dict, "list": list}
@@ -24,6 +25,7 @@ ITEMS = {
     "strings": "string",
     "objects": "object",
     "entries": "object or null",
+    "times": "number or null",
 }
 
 
@@ -83,8 +85,14 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     summaries = [
         json.loads((tmp_path / name).read_text()) for name in ("real.summary", "score.summary", "calls.summary")
     ]
+    names = ("real", "two", "score", "calls")
+    traces = [one for name in names for one in read_records(tmp_path / f"{name}.out.trace.jsonl")]
+    for trace in traces:
+        trace["segment"]["end"]["summary"] = {}  # which has a table of its own
+    traces[0]["missing"] = 1  # only a file that was full has it
     for listed, found in (
-        (RECORD, [one for name in ("real", "two", "score", "calls") for one in read_records(tmp_path / f"{name}.out")]),
+        (TRACE, traces),
+        (RECORD, [one for name in names for one in read_records(tmp_path / f"{name}.out")]),
         (SUMMARY, summaries),
     ):
         keys = {key.path: key for key in listed}
@@ -97,5 +105,5 @@ def test_the_page_has_the_tables() -> None:
     """Fault: the list changes and docs/formats.md does not (run tools/make_formats_docs.py)."""
     page = TARGET.read_text(encoding="utf-8")
     assert page == document()
-    for key in (*RECORD, *SUMMARY):
+    for key in (*RECORD, *SUMMARY, *TRACE):
         assert f"\n| `{key.path}` | {key.type} | {key.meaning} |\n" in page

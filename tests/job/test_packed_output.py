@@ -20,6 +20,7 @@ from tests.chats import conversation, write_lines
 from tests.job.conftest import answers
 from tests.job.test_power_cut import CutDisk, PowerCut, cut  # noqa: F401
 
+BESIDE = (".run.json", ".trace.jsonl")
 RUN = ("run", "in.jsonl", "--max-tokens", 2, "--max-running", 2, "--progress", "none", "-q")
 
 
@@ -52,9 +53,10 @@ def test_out_is_packed_as_it_is_named(apcbatch, tmp_path, whole, name):
     if name == "OUT.GZ":
         assert path.read_bytes().startswith(b"\x1f\x8b")
         path = path.rename(tmp_path / "out.gz")
-        (tmp_path / "OUT.GZ.run.json").rename(tmp_path / "out.gz.run.json")
+        for suffix in BESIDE:
+            (tmp_path / f"OUT.GZ{suffix}").rename(tmp_path / f"out.gz{suffix}")
     assert answers(unpacked(path)) == whole and list(answers(unpacked(path))) == sorted(whole)
-    assert set(os.listdir(tmp_path)) - before == {path.name, f"{path.name}.run.json"}
+    assert set(os.listdir(tmp_path)) - before == {path.name, *(path.name + suffix for suffix in BESIDE)}
     assert f"results go to {tmp_path}/{name}.part here, and to {name} when the run ends" in done.stderr
     assert f"results in {name}" in done.stderr
 
@@ -151,7 +153,8 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(apcbatch, tmp_path, whole,
     stopped = apcbatch(*RUN, "-o", "out.gz")
     assert stopped.code == 1 and "out.gz cannot be written: No space left on device; the answers are" in stopped.stderr
     assert sorted(os.listdir(tmp_path)) == [
-        "in.jsonl", "out.gz.part", "out.gz.run.json", "plain.jsonl", "plain.jsonl.run.json"
+        "in.jsonl", "out.gz.part", "out.gz.run.json", "out.gz.trace.jsonl",
+        "plain.jsonl", "plain.jsonl.run.json", "plain.jsonl.trace.jsonl",
     ]  # fmt: skip
     monkeypatch.setattr(output_module, "_packed", packed)
     words = shlex.split(stopped.last_words)
@@ -183,7 +186,7 @@ def test_a_run_goes_on_after_power_cuts(apcbatch, tmp_path, cut, seed):  # noqa:
     CutDisk.begin(folder)
     assert apcbatch(*run, "--resume").code == 0
     assert len(answers(unpacked(folder / "out.gz"))) == 8
-    assert sorted(os.listdir(folder)) == ["out.gz", "out.gz.run.json"]
+    assert sorted(os.listdir(folder)) == ["out.gz", "out.gz.run.json", "out.gz.trace.jsonl"]
 
 
 def test_the_packed_file_is_synced_before_the_lines_go(apcbatch, tmp_path, cut, monkeypatch):  # noqa: F811

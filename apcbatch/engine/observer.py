@@ -1,0 +1,62 @@
+"""Observer: whom an engine tells what it does, while it does it. An engine without one spends nothing on it.
+
+Must not know: who listens, tensors, text, files. Invariants: what is told changes no answer; tokens that are handed
+over are views that the engine goes on using, so an observer copies what it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from apcbatch.prefix import TokenArray
+from apcbatch.types import CachedFrom
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """One step. seconds: of all of it; prefill_s, decode_s, store_s: parts of that, as the summary counts them.
+    prefill_tokens, decode_tokens: computed in the pass, 0 for a step without one. running: sequences in the pass.
+    waiting: requests that have not begun. pool_bytes: of the snapshots in memory. store_bytes: written to the store so
+    far."""
+
+    seconds: float
+    prefill_s: float
+    decode_s: float
+    store_s: float
+    prefill_tokens: int
+    decode_tokens: int
+    running: int
+    waiting: int
+    pool_bytes: int
+    store_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSnapshot:
+    """A snapshot that a pass has written. size_bytes: its slot, and the pages that no other one refers to. is_held: it
+    was not dropped again within the same pass."""
+
+    key: bytes
+    position: int
+    size_bytes: int
+    is_held: bool
+
+
+class Observer(Protocol):
+    """What an engine tells. Nothing may be raised."""
+
+    def stepped(self, facts: StepFacts) -> None:
+        """A step has ended; what it led to was told before."""
+
+    def answered(self, tokens: TokenArray, cached_tokens: int, source: CachedFrom) -> None:
+        """A request succeeded. tokens: its prompt, (tokens,) int32, of which the first cached_tokens were restored from
+        `source` and the others computed."""
+
+    def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot]) -> None:
+        """A pass has kept snapshots of these tokens, (tokens,) int32, which go as far as the last position; ascending,
+        at least one."""
+
+    def let_go(self, key: bytes, evicted: bool) -> None:
+        """A snapshot has left the memory: evicted for lack of room, or because nobody waits for it any more."""

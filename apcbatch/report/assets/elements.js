@@ -1,0 +1,71 @@
+// Elements: how everything on the page is made.
+// Must not know what is shown. Text goes in as text alone, never as markup, so no answer can become a tag or a script.
+
+/** An element with attributes and children. A function as attribute listens to the event of that name; null and false
+ *  are left out; a child is a node or a text. */
+function element(tag, attributes = {}, ...children) {
+  return furnish(document.createElement(tag), attributes, children);
+}
+
+/** An element of a drawing. */
+function drawn(tag, attributes = {}, ...children) {
+  return furnish(document.createElementNS(SVG, tag), attributes, children);
+}
+
+// The name of SVG, put together because it looks like an address and is none.
+const SVG = ["http", "//www.w3.org/2000/svg"].join(":");
+
+function furnish(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name, value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** A text of the user, kept apart from the direction of the words around it. */
+function foreign(text, tag = "bdi", attributes = {}) {
+  return element(tag, { dir: tag === "bdi" ? null : "auto", ...attributes }, visible(text));
+}
+
+/** The text with an escape for each control character and each mark that would reorder what stands around it. */
+function visible(text) {
+  return String(text).replace(UNSEEN, (letter) => {
+    const code = letter.charCodeAt(0);
+    return code < 0x100 ? "\\x" + code.toString(16).padStart(2, "0") : "\\u" + code.toString(16).padStart(4, "0");
+  });
+}
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+
+/** A table whose cells are nodes or texts; a column in `numeric` is set to the right. */
+function plainTable(caption, heads, rows, numeric = []) {
+  const side = (at) => (numeric.includes(at) ? "number" : null);
+  const head = heads.map((name, at) => element("th", { scope: "col", class: side(at) }, name));
+  const body = rows.map((cells) => element("tr", {}, cells.map((cell, at) => (
+    at === 0 ? element("th", { scope: "row" }, cell) : element("td", { class: side(at) }, cell)))));
+  return element("div", { class: "wide", tabindex: "0", role: "group", "aria-label": caption },
+    element("table", { class: "plain" },
+      element("caption", { class: "unseen" }, caption),
+      element("thead", {}, element("tr", {}, head)),
+      element("tbody", {}, body)));
+}
+
+/** Names with their values, each a node, a text or a list of them; what is null is left out. */
+function factList(facts, attributes = {}) {
+  const known = facts.filter((fact) => fact !== null);
+  return element("dl", { class: "facts", ...attributes }, known.map(([name, ...value]) => (
+    element("div", {}, element("dt", {}, name), element("dd", {}, value)))));
+}
+
+/** A coloured square and its words: one entry of a legend. */
+function legendEntry(kind, ...words) {
+  return element("li", {}, element("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), ...words);
+}
+
+/** What stands in a section below its heading gives way to these nodes, and the section is shown. */
+function fill(section, ...nodes) {
+  section.replaceChildren(section.querySelector("h2"), ...nodes.flat(Infinity).filter((node) => node !== null));
+  section.hidden = false;
+}

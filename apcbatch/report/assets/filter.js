@@ -1,0 +1,76 @@
+// Filter: a small language that chooses requests, and the rows that it leaves.
+// Must not know how rows are drawn. Every term must hold: `reason:diverged turn:>3 -error: "two words"`.
+
+const NUMBER_KEYS = ["line", "turn", "prompt", "cached", "ideal", "computed", "out", "prefill_ms", "decode_ms"];
+const TEXT_KEYS = ["id", "reason", "error", "from", "finish", "answer", "calls"];
+
+/** [{key, text, not}] of what the reader wrote. A term without a known key is searched for everywhere. */
+function termsOf(words) {
+  const terms = [];
+  for (const [, not, key, phrase, word] of words.matchAll(/(-?)(?:([a-z_]+):)?(?:"([^"]*)"?|(\S*))(?:\s+|$)/g)) {
+    let text = phrase ?? word ?? "";
+    let name = key ?? null;
+    if (name !== null && !NUMBER_KEYS.includes(name) && !TEXT_KEYS.includes(name)) {
+      text = `${name}:${text}`;
+      name = null;
+    }
+    if (name !== null || text !== "") terms.push({ key: name, text: text.toLowerCase(), not: not === "-" });
+  }
+  return terms;
+}
+
+/** The value of a term, as it must be written so that it is one word. */
+function quotedTerm(value) {
+  return /[\s"]/.test(value) || value === "" ? `"${value.replaceAll('"', "")}"` : value;
+}
+
+/** The rows, in OUT's order, of which all terms hold. */
+function matchingRows(columns, words) {
+  const tests = termsOf(words).map((term) => testOf(columns, term));
+  const rows = new Uint32Array(columns.size);
+  let found = 0;
+  for (let row = 0; row < columns.size; row += 1) {
+    if (tests.every((test) => test(row))) rows[found++] = row;
+  }
+  return rows.subarray(0, found);
+}
+
+/** row -> whether the term holds. A key alone asks whether there is anything at all. */
+function testOf(columns, { key, text, not }) {
+  let test;
+  if (key === null) test = (row) => columns.searched(row).includes(text);
+  else if (NUMBER_KEYS.includes(key)) {
+    const within = rangeOf(text);
+    const values = columns.numbers[key];
+    test = (row) => within(values[row]);
+  } else {
+    const textAt = columns.texts[key];
+    test = text === "" ? (row) => textAt(row) !== "" : (row) => textAt(row).toLowerCase().includes(text);
+  }
+  return not ? (row) => !test(row) : test;
+}
+
+/** value -> whether it is in what the text says: 3, >3, >=3, <3, <=3 or 3..5. What is no number holds nothing. */
+function rangeOf(text) {
+  const found = /^(>=|<=|>|<|=)?(-?[\d.,_]+?)(?:\.\.(-?[\d.,_]+))?$/.exec(text);
+  if (found === null) return text === "" ? (value) => value > 0 : () => false;
+  const [first, last] = [found[2], found[3]].map((part) => Number((part ?? "").replace(/[,_]/g, "")));
+  if (found[3] !== undefined) return (value) => value >= first && value <= last;
+  return {
+    ">": (value) => value > first, ">=": (value) => value >= first, "<": (value) => value < first,
+    "<=": (value) => value <= first,
+  }[found[1]] ?? ((value) => value === first);
+}
+
+/** A link that shows the requests which a filter chooses. */
+function filterLink(words, text) {
+  return element("a", {
+    href: addressOf({ ...placeOf(location.hash), filter: words, request: null }), class: "filterLink",
+    click: (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      go({ filter: words, request: null });
+      document.getElementById("requests").scrollIntoView();
+    },
+  }, text);
+}

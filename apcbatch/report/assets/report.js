@@ -1,0 +1,100 @@
+// Report: reads the document, draws every section of the run that is shown, and follows the address.
+// Must not know what a section draws.
+
+async function showReport() {
+  const report = await readDocument();
+  const shown = { run: -1 };
+  document.getElementById("made").textContent = `apcbatch ${plain(report.made.version)}, ${instant(report.made.at)}`;
+  const selector = runSelector(report.runs);
+  const section = (name) => document.getElementById(name);
+  function drawRun(number) {
+    const run = report.runs[number];
+    shown.run = number;
+    selector.value = String(number);
+    document.getElementById("name").replaceChildren("Report of ", foreign(run.name));
+    showVerdict(section("verdict"), run);
+    showTokens(section("tokens"), run);
+    shown.stem = showTree(section("tree"), run, (node) => go({ tree: node || null, request: null }));
+    showTimelines(section("timeline"), run);
+    showTurns(section("turns"), run);
+    showCurve(section("curve"), report.curve);
+    shown.table = showTable(section("requests"), run);
+    showComparisons(section("comparison"), report);
+    showRan(section("ran"), run);
+    drawSections();
+  }
+  function follow() {
+    const place = placeOf(location.hash);
+    const run = Number(place.run ?? 0);
+    const isNew = shown.run !== (report.runs[run] ? run : 0);
+    if (isNew) drawRun(report.runs[run] ? run : 0);
+    const columns = report.runs[shown.run].requests;
+    shown.stem(place.tree === null ? 0 : Number(place.tree));
+    shown.table.filter(place.filter ?? "");
+    shown.table.choose(place.request);
+    bringToView(isNew, place);
+  }
+  addEventListener("hashchange", follow);
+  follow();
+  followPrint(() => shown.table);
+  document.documentElement.dataset.ready = "true";
+}
+
+/** Opened through a link, the page shows what the link names. */
+function bringToView(isNew, place) {
+  const detail = document.getElementById("request-detail");
+  if (place.request !== null && !detail.hidden) detail.scrollIntoView({ block: "nearest" });
+  else if (isNew && place.tree !== null) document.getElementById("tree").scrollIntoView();
+  else if (isNew && place.filter !== null) document.getElementById("requests").scrollIntoView();
+}
+
+/** The choice among the runs, if there are several. */
+function runSelector(runs) {
+  const selector = document.getElementById("run");
+  const words = (run, at) => `${at + 1}: ${visible(run.name)}`;
+  selector.replaceChildren(...runs.map((run, at) => element("option", { value: at }, words(run, at))));
+  selector.addEventListener("change", () => {
+    go({ run: selector.value === "0" ? null : selector.value, tree: null, request: null });
+  });
+  selector.closest("label").hidden = runs.length < 2;
+  return selector;
+}
+
+/** Links to the sections that there are. They leave the address alone, which says where in the run the reader is. */
+function drawSections() {
+  const links = [...document.querySelectorAll("main > section:not([hidden])")].map((section) => (
+    element("a", { href: `#${section.id}` }, section.dataset.short ?? section.querySelector("h2").textContent)));
+  document.getElementById("sections").replaceChildren(...links);
+}
+
+function goToSection(event) {
+  const link = event.target.closest('a[href^="#"]');
+  if (link === null || link.hash.includes("=")) return;
+  event.preventDefault();
+  const heading = document.querySelector(`${link.hash} h2`);
+  heading.tabIndex = -1;
+  heading.focus({ preventScroll: true });
+  heading.closest("section").scrollIntoView();
+}
+
+/** On paper everything that is folded is open, and the table shows its first rows. */
+function followPrint(table) {
+  const opened = [];
+  const print = (isPrinting) => {
+    if (isPrinting) opened.push(...document.querySelectorAll("details:not([open])"));
+    for (const one of opened) one.open = isPrinting;
+    if (!isPrinting) opened.length = 0;
+    table().print(isPrinting);
+  };
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+  matchMedia("print").addEventListener("change", (event) => requestAnimationFrame(() => print(event.matches)));
+}
+
+document.addEventListener("click", goToSection);
+showReport().catch((fault) => {
+  const trouble = document.getElementById("trouble");
+  trouble.hidden = false;
+  trouble.textContent = `This report cannot be shown: ${fault.message}. It needs a browser of the last two years `
+    + "(DecompressionStream); if the file was cut on its way, copy it again.";
+});

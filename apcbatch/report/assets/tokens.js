@@ -1,0 +1,92 @@
+// Tokens: one bar of all prompt tokens, restored, lost and computed, and why what was lost was lost.
+// Must not know single requests.
+
+const PARTS = [
+  ["memory", "restored from memory"], ["disk", "restored from disk"], ["computed", "computed"],
+];
+
+function showTokens(section, run) {
+  const tokens = run.tokens;
+  const total = tokens.computed + tokens.memory + tokens.disk;
+  if (total === 0) {
+    section.hidden = true;
+    return;
+  }
+  fill(section, tokenBar(tokens, total), tokenLegend(tokens, total), ...missTable(tokens));
+}
+
+/** Restored tokens from the left, then the computed ones. What was lost was computed again: it lies over the beginning
+ *  of those, so that it ends where the ideal is. */
+function tokenBar(tokens, total) {
+  const share = (value) => `${(value / total) * 100}%`;
+  const parts = PARTS.map(([name, words]) => {
+    const part = element("div", { class: `part ${name}`, "data-part": name, "data-value": tokens[name] });
+    part.style.width = share(tokens[name]);
+    part.title = `${counted(tokens[name], "token")} ${words}`;
+    const label = fittingWords(percent(tokens[name] / total), words);
+    if (name === "computed" && tokens.lost > 0) label.style.marginLeft = `${(tokens.lost / tokens.computed) * 100}%`;
+    part.append(label);
+    return part;
+  });
+  const bar = element("div", { class: "bar" }, parts);
+  if (tokens.lost !== null && tokens.lost > 0) {
+    const lost = element("div", { class: "part lost", "data-part": "lost", "data-value": tokens.lost });
+    lost.style.left = share(tokens.memory + tokens.disk);
+    lost.style.width = share(tokens.lost);
+    lost.title = `${counted(tokens.lost, "token")} lost`;
+    bar.append(lost);
+  }
+  const words = tokenWords(tokens, total).map(([, said]) => said);
+  const label = `Of ${counted(total, "prompt token")}: ${words.join("; ")}`;
+  const figure = element("div", { class: "tokenbar", role: "img", "aria-label": label }, bar);
+  if (tokens.ideal !== null) {
+    const mark = element("div", { class: "ideal", "data-part": "ideal", "data-value": tokens.ideal },
+      element("span", {}, `ideal ${percent(tokens.ideal / total)}`));
+    mark.style.left = share(tokens.ideal);
+    mark.classList.toggle("late", tokens.ideal / total > 0.8);
+    figure.append(mark);
+  }
+  return figure;
+}
+
+/** Words of which those that do not fit are not seen: they wrap to a line that is hidden. */
+function fittingWords(...words) {
+  return element("span", { class: "fitting" }, element("i"), words.map((word) => element("span", {}, word)));
+}
+
+/** [[part, words]] of what there is. */
+function tokenWords(tokens, total) {
+  const words = (name, what, why = "") => (
+    [name, `${what}: ${counted(tokens[name], "token")} (${percent(tokens[name] / total)})${why}`]);
+  return [
+    words("memory", "restored from memory"),
+    words("disk", "restored from disk"),
+    words("computed", "computed"),
+    ...(tokens.lost === null ? [] : [words("lost", "of these lost", ", an earlier request had computed them")]),
+    ...(tokens.ideal === null ? [] : [words("ideal", "ideal", ", what earlier requests had covered")]),
+  ];
+}
+
+function tokenLegend(tokens, total) {
+  return element("ul", { class: "legend" }, tokenWords(tokens, total).map((entry) => legendEntry(...entry)));
+}
+
+function missTable(tokens) {
+  if (tokens.misses.length === 0) return [element("p", {}, "No request got less than the ideal.")];
+  const most = Math.max(1, ...tokens.misses.map((miss) => miss.tokens));
+  const rows = tokens.misses.map((miss) => {
+    const meter = element("span", { class: "meter", "aria-hidden": "true" });
+    meter.style.width = `${(miss.tokens / most) * 100}%`;
+    return [
+      filterLink(`reason:${quotedTerm(miss.reason)}`, visible(miss.reason)),
+      grouped(miss.requests),
+      element("span", { class: "metered" }, meter, element("span", {}, counted(miss.tokens, "token"))),
+      visible(miss.remedy),
+    ];
+  });
+  const title = "Why requests got less than the ideal";
+  const table = plainTable(title, ["Reason", "Requests", "Lost", "What to do"], rows, [1, 2]);
+  table.classList.add("misses");
+  table.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("data-miss", tokens.misses[at].reason));
+  return [element("h3", {}, title), table];
+}

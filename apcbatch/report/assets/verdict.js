@@ -1,0 +1,93 @@
+// Verdict: how the run ended, what to do now, and its chief numbers. Must not know files or requests one by one.
+
+function showVerdict(section, run) {
+  const verdict = run.verdict;
+  const [mood, words] = ending(verdict);
+  fill(section,
+    element("p", { class: `ending ${mood}` },
+      element("span", { class: "sign", "aria-hidden": "true" }, { good: "✓", fair: "!", bad: "✕" }[mood]), words),
+    verdict.continue === null ? null : commandLine(verdict.continue),
+    errorCodes(verdict),
+    ...(run.notes ?? []).map((note) => foreign(note, "p", { class: "quiet note" })),
+    element("dl", { class: "tiles" }, ...tiles(verdict, run.tokens)),
+    verdict.warnings.length ? warnings(verdict.warnings) : null);
+}
+
+/** [mood, a sentence]: what the exit status means is in words, for nobody knows statuses by heart. */
+function ending(verdict) {
+  const { requests, ok, errors, exit_code: code } = verdict;
+  const of = (value, name) => quantity(name, value);
+  const all = [of(requests, "requests"), requests === 1 ? " request, " : " requests, ", of(ok, "ok"), " answered, ",
+    of(errors, "errors"), errors === 1 ? " error." : " errors."];
+  const exit = code === null ? [] : [" Exit status ", quantity("exit_code", code), "."];
+  const say = (mood, words) => [mood, [element("strong", {}, words), " ", ...all, ...exit]];
+  if (verdict.unfinished) return say("bad", "The run did not end: it was killed, or it is still at work.");
+  if (code === 130 || code === 143) return say("fair", "The run was interrupted; what ran was finished.");
+  if (code === 1) return say("bad", "The run stopped early.");
+  if (code === 2) return say("bad", "The run could not begin.");
+  if (errors > 0) return say(ok === 0 ? "bad" : "fair", ok === 0 ? "Every request failed." : "Some requests failed.");
+  return say("good", "Every request is answered.");
+}
+
+/** The command that continues, to be copied. */
+function commandLine(command) {
+  const code = foreign(command, "code", { "data-name": "continue" });
+  const button = element("button", {
+    type: "button",
+    click: () => {
+      getSelection().selectAllChildren(code);
+      navigator.clipboard?.writeText(command).then(() => { button.textContent = "Copied"; }, () => {});
+    },
+  }, "Copy");
+  return element("div", { class: "command" }, element("p", {}, "To continue:"), code, button);
+}
+
+function errorCodes(verdict) {
+  const codes = Object.entries(verdict.errors_by_code);
+  if (codes.length === 0) return null;
+  return element("ul", { class: "codes", "aria-label": "Errors by code" }, codes.map(([code, number]) => (
+    element("li", {}, filterLink(`error:${quotedTerm(code)}`, visible(code)), " ",
+      element("span", { class: "quiet" }, counted(number, "request"))))));
+}
+
+function tiles(verdict, tokens) {
+  const { seconds: parts } = verdict;
+  const line = (...words) => element("span", {}, ...words);
+  const count = (name, noun = "token") => quantity(name, verdict[name], (value) => counted(value, noun));
+  const spent = parts === null ? [] : ["load", "plan", "prefill", "decode", "store"]
+    .filter((name) => parts[name] !== undefined && parts[name] !== null)
+    .map((name) => line(`${name} `, quantity(`seconds.${name}`, parts[name], seconds)));
+  const restored = verdict.hit_rate === null ? null : quantity("hit_rate", verdict.hit_rate, percent);
+  return [
+    tile("Prompt tokens restored", restored ?? element("span", {}, NOT_KNOWN),
+      line(quantity("cached_tokens", verdict.cached_tokens), " of ", count("prompt_tokens")),
+      verdict.ideal_hit_rate === null ? null
+        : line("ideal ", quantity("ideal_hit_rate", verdict.ideal_hit_rate, percent),
+          verdict.ideal_tokens === null ? null : [", ", count("ideal_tokens")])),
+    tile("Prompt tokens computed", count("computed_tokens"),
+      verdict.prefill_tokens_per_s === null ? null
+        : line("prefill ", quantity("prefill_tokens_per_s", verdict.prefill_tokens_per_s, rate))),
+    tile("Tokens generated", count("completion_tokens"),
+      verdict.decode_tokens_per_s === null ? null
+        : line("decode ", quantity("decode_tokens_per_s", verdict.decode_tokens_per_s, rate))),
+    parts === null ? null : tile("Time", quantity("seconds.total", parts.total, seconds), ...spent),
+    verdict.peak_rss_bytes === null ? null : tile("Peak memory",
+      quantity("peak_rss_bytes", verdict.peak_rss_bytes, bytes),
+      verdict.peak_device_bytes === null ? null
+        : line("device ", quantity("peak_device_bytes", verdict.peak_device_bytes, bytes))),
+  ].filter((one) => one !== null);
+}
+
+/** One chief number; its unit is set smaller. */
+function tile(name, value, ...details) {
+  const words = value.textContent;
+  const at = words.search(/ [^\d]+$/);
+  if (at > 0) value.replaceChildren(words.slice(0, at), element("small", {}, words.slice(at)));
+  return element("div", { class: "tile" }, element("dt", {}, name), element("dd", { class: "chief" }, value),
+    element("dd", { class: "details" }, ...details));
+}
+
+function warnings(texts) {
+  return element("div", { class: "warnings" }, element("h3", {}, counted(texts.length, "warning")),
+    element("ul", {}, texts.map((text) => foreign(text, "li"))));
+}

@@ -1,0 +1,158 @@
+"""Two runs of the same requests side by side: which answers differ and where, tokens, seconds, misses, options.
+
+Must not know: the page. Invariant: two answers are called the same only if every token id of every choice is, or both
+are the same error. Requests are the same if they have the same id, or line and turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from apcbatch.job.record import read_record
+from apcbatch.report.out_file import OutFile
+from apcbatch.report.requests import DIGEST_BYTES, Requests, token_lists
+from apcbatch.report.run import Run
+
+MOST_LISTED = 1000
+ONE_FAILED = -1
+NOT_TOLD = bytes(DIGEST_BYTES)
+NOT_COMPARED = frozenset(
+    ("resume", "overwrite", "retry_errors", "report", "summary", "trace", "progress", "quiet", "verbose")
+)
+MEASURES = (
+    ("requests", "requests", "requests"),
+    ("errors", "requests", "errors"),
+    ("prompt tokens", "tokens", "prompt_tokens"),
+    ("prompt tokens restored", "tokens", "cached_tokens"),
+    ("prompt tokens computed", "tokens", "computed_tokens"),
+    ("restored share", "share", "hit_rate"),
+    ("tokens generated", "tokens", "completion_tokens"),
+    ("prefill rate", "tokens/s", "prefill_tokens_per_s"),
+    ("decode rate", "tokens/s", "decode_tokens_per_s"),
+    ("peak memory", "bytes", "peak_rss_bytes"),
+    ("peak GPU memory", "bytes", "peak_device_bytes"),
+)
+
+Key = tuple[str, int, int]
+
+
+def compare(base: Run, other: Run, base_document: dict[str, Any], other_document: dict[str, Any]) -> dict[str, Any]:
+    """The comparison of two runs, whose documents are made, without their places among all runs."""
+    base_rows, other_rows = _rows(base.requests), _rows(other.requests)
+    both = [(row, other_rows[key]) for key, row in base_rows.items() if key in other_rows]
+    one, two = base.requests, other.requests
+    unequal = [pair for pair in both if one.answer_digest(pair[0]) != two.answer_digest(pair[1])]
+    listed = unequal[:MOST_LISTED]
+    return {
+        "both": len(both),
+        "only_base": len(base_rows) - len(both),
+        "only_other": len(other_rows) - len(both),
+        "other_requests": sum(_is_other_request(one.prompt_digest(a), two.prompt_digest(b)) for a, b in both),
+        "same_answers": len(both) - len(unequal),
+        "different": _different(base, other, listed),
+        "different_count": len(unequal),
+        "rows": list(_measures(base_document["verdict"], other_document["verdict"])),
+        "misses": _misses(base, other),
+        "changed_options": _changed_options(base, other),
+    }
+
+
+def _rows(requests: Requests) -> dict[Key, int]:
+    """The row of each request. An id that is there again, as with the error `duplicate_id`, counts its times."""
+    rows: dict[Key, int] = {}
+    times: Counter[tuple[str, int]] = Counter()
+    for row, (name, turn) in enumerate(zip(requests.ids, requests.numbers["turn"], strict=True)):
+        times[name, turn] += 1
+        rows[name, turn, times[name, turn]] = row
+    return rows
+
+
+def _is_other_request(one: bytes, two: bytes) -> bool:
+    """Whether prompt or settings differ, as far as both records say."""
+    return one != two and NOT_TOLD not in (one, two)
+
+
+def _different(base: Run, other: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """A row for each pair of unequal answers: the choice and the token of it at which they part, or -1 if one of them
+    is an error. Both files are read once more for it."""
+    if not pairs:
+        return []
+    records = [
+        _tokens_of(run.out, {run.requests.record_ids[pair[side]] for pair in pairs})
+        for side, run in enumerate((base, other))
+    ]
+    rows = []
+    for pair in pairs:
+        one, two = (records[side].get(run.requests.record_ids[pair[side]]) for side, run in enumerate((base, other)))
+        choice, at = (0, ONE_FAILED) if one is None or two is None else first_difference(one, two)
+        rows.append(
+            {"id": base.requests.ids[pair[0]], "base_row": pair[0], "other_row": pair[1], "choice": choice, "at": at}
+        )
+    return rows
+
+
+def first_difference(one: list[list[Any]], two: list[list[Any]]) -> tuple[int, int]:
+    """(choice, token) from 0 of the first token that is not in both; where one answer ends, that is the difference."""
+    for choice in range(max(len(one), len(two))):
+        mine, theirs = (answers[choice] if choice < len(answers) else [] for answers in (one, two))
+        shared = min(len(mine), len(theirs))
+        at = next((n for n in range(shared) if mine[n] != theirs[n]), shared)
+        if at < max(len(mine), len(theirs)) or (choice < len(one)) != (choice < len(two)):
+            return choice, at
+    return 0, 0
+
+
+def _tokens_of(out: OutFile, ids: set[str]) -> dict[str, list[list[Any]]]:
+    """The tokens of the answers with these record ids; errors are left out."""
+    heads = {f'{{"id":"{name}"'.encode() for name in ids}
+    found = {}
+    for _, line in out.read():
+        if line is not None and line[: line.find(b",")] in heads:
+            record = read_record(line)
+            if record is not None and record["error"] is None:
+                found[record["id"]] = token_lists(record)
+    return found
+
+
+def _measures(base: dict[str, Any], other: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What both runs were measured by; a row with a number on neither side is left out."""
+    seconds = (
+        (f"{name} seconds", "s", *((one["seconds"] or {}).get(name) for one in (base, other)))
+        for name in ("load", "plan", "prefill", "decode", "store", "total")
+    )
+    counts = ((name, unit, base[key], other[key]) for name, unit, key in MEASURES)
+    for name, unit, mine, theirs in chain(counts, seconds):
+        if mine is not None or theirs is not None:
+            yield {"name": name, "unit": unit, "base": mine, "other": theirs}
+
+
+def _misses(base: Run, other: Run) -> list[dict[str, Any]]:
+    counts = []
+    for requests in (base.requests, other.requests):
+        numbers = Counter(requests.numbers["reason"])
+        counts.append({requests.reasons[number]: count for number, count in numbers.items() if number})
+    one, two = counts
+    reasons = sorted(one.keys() | two.keys(), key=lambda reason: (-one.get(reason, 0) - two.get(reason, 0), reason))
+    return [{"reason": reason, "base": one.get(reason, 0), "other": two.get(reason, 0)} for reason in reasons]
+
+
+def _changed_options(base: Run, other: Run) -> list[dict[str, Any]]:
+    """Options that differ, as far as both versions have them, and the version and the model's fingerprint."""
+    one, two = base.options, other.options
+    facts = [
+        {name: (run.run_file or {}).get(name) for name in ("version", "model_fingerprint")} for run in (base, other)
+    ]
+    rows = [
+        {"name": name, "base": one[name], "other": two[name]}
+        for name in one
+        if name in two and name not in NOT_COMPARED and one[name] != two[name]
+    ]
+    rows += [
+        {"name": name, "base": facts[0][name], "other": facts[1][name]}
+        for name in facts[0]
+        if facts[0][name] != facts[1][name]
+    ]
+    return rows

@@ -1,0 +1,37 @@
+"""The document of a report: runs, their comparison, the block-size curve. The page shows it and nothing else.
+
+Must not know: the page, the command line. Its form is on docs/report.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from apcbatch.report.comparison import compare
+from apcbatch.report.fit import fit
+from apcbatch.report.out_file import OutFile
+from apcbatch.report.run import Run, read_run
+from apcbatch.version import VERSION
+
+FORMAT = 1
+Prompts = Callable[[Run], list[str | None]]
+
+
+def make_document(
+    outs: Sequence[OutFile], curve: dict[str, Any] | None = None, prompts: Prompts | None = None
+) -> dict[str, Any]:
+    """Read the OUTs and put the document together, with texts so short that it fits a page. curve: of
+    `curve.read_curve`. prompts: gives each row of a run its prompt. UsageError for an OUT that cannot be used."""
+    runs = [read_run(out) for out in outs]
+    documents = [run.as_document() for run in runs]
+    if prompts is not None:
+        for run, document in zip(runs, documents, strict=True):
+            document["requests"]["prompt_text"] = prompts(run)
+    comparisons = [
+        {"base": 0, "other": place, **compare(runs[0], runs[place], documents[0], documents[place])}
+        for place in range(1, len(runs))
+    ]
+    made = {"version": VERSION, "at": time.time()}
+    return fit({"format": FORMAT, "made": made, "runs": documents, "comparisons": comparisons, "curve": curve})

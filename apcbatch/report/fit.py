@@ -1,0 +1,113 @@
+"""A document that fits its page: what weighs most and tells least is shortened until the page is small enough.
+
+First texts are cut, all to one length; if the page is too large without any text, times are rounded to two digits and
+long ids are cut as far as they stay different. Must not know: what is shown where. Invariants: no row and no count is
+left out or changed; a page says what was shortened (`answer_characters`, and a note).
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from apcbatch.report.texts import ELLIPSIS, MOST_CHARACTERS, cut_columns
+
+PAGE_BYTES = 2_000_000
+REQUESTS_OF_A_PAGE = 50_000  # more of them may take more room
+FRAME_BYTES = 110_000  # of the page without a document
+LENGTHS = (0, 4, 8, 16, 24, 40, 60, 100, 160, 250, 400, 600, 1_000, 2_000, 4_000, 8_000, MOST_CHARACTERS)
+ID_LENGTHS = (24, 16, 12)
+PIECE_ROWS = 2_000
+TEXTS = ("answer", "calls", "errors", "prompt_text")
+
+
+def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any]:
+    """The document, shortened so that its page has at most page_bytes, for each 50,000 requests; more only if ids alone
+    are more."""
+    requests = sum(len(run["requests"]["id"]) for run in document["runs"])
+    pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
+    room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # in base64, 3 bytes are 4
+    without = _with_tables(document, [_without_texts(run["requests"]) for run in document["runs"]])
+    left = room - (_packed_bytes([without], room) or room)
+    if left <= 0:
+        return _shorten_all(document, room)
+    if _texts_fit(document, left):
+        return document
+    first, last = 0, len(LENGTHS) - 1
+    while first < last:  # the greatest length that fits
+        middle = (first + last + 1) // 2
+        if _texts_fit(_cut(document, LENGTHS[middle]), left):
+            first = middle
+        else:
+            last = middle - 1
+    return _cut(document, LENGTHS[first])
+
+
+def _texts_fit(document: dict[str, Any], room: int) -> bool:
+    columns = (run["requests"][name] or [] for run in document["runs"] for name in TEXTS)
+    pieces = (column[at : at + PIECE_ROWS] for column in columns for at in range(0, len(column), PIECE_ROWS))
+    return _packed_bytes(pieces, room) is not None
+
+
+def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
+    """No texts, rounded times, and then ids as long as there is room for."""
+    short = _cut(document, 0)
+    tables = [run["requests"] | _rounded_times(run["requests"]) for run in short["runs"]]
+    short = _noted(_with_tables(short, tables), "times of requests are rounded to two digits, for the page to be small")
+    if _packed_bytes([short], room) is not None:
+        return short
+    for length in ID_LENGTHS:
+        ids = [[_short_id(name, length) for name in run["requests"]["id"]] for run in short["runs"]]
+        if any(len(set(new)) < len(set(run["requests"]["id"])) for new, run in zip(ids, short["runs"], strict=True)):
+            break
+        tables = [run["requests"] | {"id": new} for run, new in zip(short["runs"], ids, strict=True)]
+        cut = _noted(_with_tables(short, tables), f"ids are cut to {length} characters, for the page to be small")
+        if _packed_bytes([cut], room) is not None or length == ID_LENGTHS[-1]:
+            return cut
+    return short
+
+
+def _packed_bytes(parts: Iterable[Any], room: int) -> int | None:
+    """The bytes of the parts' JSON, compressed as in the page; None as soon as they are more than there is room for."""
+    packer = zlib.compressobj(9)
+    size: int = 0
+    for part in parts:
+        data = json.dumps(part, separators=(",", ":")).encode()
+        for at in range(0, len(data), 1 << 20):
+            size += len(packer.compress(data[at : at + (1 << 20)]))
+            if size > room:
+                return None
+    size += len(packer.flush())
+    return None if size > room else size
+
+
+def _cut(document: dict[str, Any], limit: int) -> dict[str, Any]:
+    return _with_tables(document, [cut_columns(run["requests"], limit) for run in document["runs"]])
+
+
+def _with_tables(document: dict[str, Any], tables: list[dict[str, Any]]) -> dict[str, Any]:
+    runs = [run | {"requests": table} for run, table in zip(document["runs"], tables, strict=True)]
+    return document | {"runs": runs}
+
+
+def _noted(document: dict[str, Any], sentence: str) -> dict[str, Any]:
+    return document | {"runs": [run | {"notes": [*run["notes"], sentence]} for run in document["runs"]]}
+
+
+def _without_texts(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: column for name, column in table.items() if name not in TEXTS}
+
+
+def _rounded_times(table: dict[str, Any]) -> dict[str, list[int]]:
+    return {name: [_two_digits(value) for value in table[name]] for name in ("prefill_ms", "decode_ms")}
+
+
+def _two_digits(value: int) -> int:
+    unit = int("1" + "0" * max(0, len(str(value)) - 2))
+    return (value + unit // 2) // unit * unit
+
+
+def _short_id(name: str, length: int) -> str:
+    return name if len(name) <= length else name[: length - 1] + ELLIPSIS

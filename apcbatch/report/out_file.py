@@ -1,0 +1,64 @@
+"""An OUT that a run has left, finished or not: where its lines are, and what lies beside it.
+
+Must not know: what a record says. Nothing is written here. Invariant: memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from apcbatch.data.address import is_address, last_part, shown_address
+from apcbatch.data.files import BROKEN, STDIN, Stream, reason
+from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, split_lines
+from apcbatch.errors import UsageError
+from apcbatch.job.output import output_for
+from apcbatch.regular_files import open_regular_file
+
+
+@dataclass(frozen=True)
+class OutFile:
+    """name: as it was given. target: the path of OUT itself, beside which its run file and its trace lie. lines: the
+    file that is read; `OUT.part` where a packed OUT is not made yet."""
+
+    name: str
+    target: str
+    lines: str
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the lines wait for a run that makes OUT of them."""
+        return self.lines != self.target
+
+    def read(self) -> Iterator[tuple[int, bytes | None]]:
+        """(number, line) of each line that is not blank, unpacked; None for one that is too long to be a record.
+        UsageError where the file cannot be read further."""
+        number = 0
+        try:
+            with open_regular_file(self.lines) as raw:
+                for number, line in split_lines(Stream(raw).chunks(), DEFAULT_MAX_LINE_BYTES):
+                    if line != b"":
+                        yield number, None if isinstance(line, int) else line
+        except BROKEN as error:
+            place = f"after line {number}" if number else "before its first line"
+            raise UsageError(f"output {self.lines} cannot be read further {place}: {reason(error)}") from None
+
+
+def find_out(name: str) -> OutFile:
+    """The OUT of that name; UsageError if it is not here, or not a file."""
+    if name == STDIN:
+        raise UsageError("a report is made of an OUT that is a file, and - is a stream; give the file's name")
+    if is_address(name):
+        local = last_part(name) or "OUT"
+        raise UsageError(
+            f"{shown_address(name)} is not read from its address; its run has left {local} in the folder where it ran, "
+            f"with {local}.run.json and {local}.trace.jsonl: give that file, or a copy"
+        )
+    output = output_for(name)
+    place = output.lines if os.path.exists(output.lines) else output.target
+    try:
+        open_regular_file(place).close()
+    except OSError as error:
+        raise UsageError(f"output {name} cannot be read: {reason(error)}; give the OUT of `apcbatch run`") from None
+    return OutFile(name, output.target, place)

@@ -1,0 +1,118 @@
+"""The prompts of a run's requests: INPUT is read again, as the run read it, and rendered with the same tokenizer.
+
+Must not know: the page, weights. Invariants: no file is opened because data names it; a prompt is shown only beside the
+record of the very request that it makes (its digest says so); nothing but the ends of a long prompt is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from apcbatch.config import OPTIONS, Config
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.inputs import Inputs
+from apcbatch.data.render import Renderer
+from apcbatch.data.source import open_source
+from apcbatch.errors import UsageError
+from apcbatch.job.answers import Answers
+from apcbatch.job.feed import Feeder
+from apcbatch.job.runfile import input_identity, model_files_digest, run_file_path
+from apcbatch.model.locate import locate_model
+from apcbatch.report.requests import DIGEST_BYTES
+from apcbatch.report.run import Run
+from apcbatch.report.texts import MOST_HELD, shortened_middle
+from apcbatch.resolution import resolve
+from apcbatch.types import Request
+
+MOST_PROMPT_CHARACTERS = 8_000
+GROUPS = ("Input", "Generation", "Chat")  # of the options on which prompts and digests depend
+
+
+class PromptReader:
+    """Gives the requests of a run their prompts. inputs: the run's INPUT. model: the run's model, of which only the
+    tokenizer and the chat template are read. warn: gets each warning."""
+
+    def __init__(self, inputs: Inputs, model: str, warn: Callable[[str], None]) -> None:
+        self._inputs, self._model, self._warn = inputs, model, warn
+
+    def __call__(self, run: Run) -> list[str | None]:
+        """A text for each row, shortened in the middle; None where there is no prompt: the request was refused.
+
+        UsageError if INPUT, tokenizer or template are not the run's, or if the prompts were built on its answers."""
+        config = self._config(run)
+        renderer = Renderer.load(locate_model(self._model), warn=self._warn, options=ChatOptions.of(config))
+        rows = {name: row for row, name in enumerate(run.requests.record_ids)}
+        limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(rows))))
+        texts: list[str | None] = [None] * len(rows)
+        others = 0
+        feeder = Feeder(config, open_source(self._inputs, config.format), renderer, Answers())
+        while not feeder.exhausted:
+            work = feeder.next()
+            row = rows.get(work.tag.ticket.request_id) if isinstance(work, Request) else None
+            if row is None or not isinstance(work, Request):
+                continue
+            if run.requests.prompt_digest(row) in (_digest(work), bytes(DIGEST_BYTES)):
+                texts[row] = _text(work, renderer, limit)
+            else:
+                others += 1
+        if others:
+            self._warn(f"{others} requests of {run.out.name} were made from other prompts; theirs are not shown")
+        return texts
+
+    def _config(self, run: Run) -> Config:
+        """The run's options, once INPUT and the model's files are known to be the run's."""
+        facts, name = run.run_file, run.out.name
+        if facts is None:
+            raise UsageError(
+                f"--prompts cannot tell whether {self._inputs.shown} is the input of {name}: "
+                f"{run_file_path(run.out.target)} is not there or not a run file; leave --prompts out"
+            )
+        then, now = facts["input"], input_identity(self._inputs)
+        compared = ("size_bytes", "xxh3_of_ends") + ("name",) * (now["size_bytes"] is None)
+        if any(then.get(key) != now[key] for key in compared):
+            raise UsageError(
+                f"--prompts {self._inputs.shown} is not the input of {name}, which had {_size(then)} (it has "
+                f"{_size(now)}), or it was changed since; give the INPUT of that run, each file of it in the same order"
+            )
+        folder = locate_model(self._model)
+        if facts.get("model_files") != model_files_digest(folder):
+            raise UsageError(
+                f"the tokenizer and the chat template of {self._model} are not those that made {name}, which ran with "
+                f"{facts['config'].get('model')}; give that one as --model"
+            )
+        origin = run_file_path(run.out.target)
+        values = {
+            option: value
+            for option, value in facts["config"].items()
+            if option in OPTIONS and OPTIONS[option].group in GROUPS and value is not None
+        }
+        config = resolve({}, {}, values | {"model": self._model}, origin)
+        if config.turns == "rollout":
+            raise UsageError(
+                f"the prompts of {name} were built on the answers of the run itself (--turns rollout), and INPUT does "
+                "not have those; leave --prompts out"
+            )
+        return with_model_defaults(config, folder)
+
+
+def _digest(request: Request) -> bytes:
+    return bytes.fromhex(request.tag.ticket.request_digest or "")
+
+
+def _size(identity: dict[str, Any]) -> str:
+    size = identity.get("size_bytes")
+    return f"{size:,} bytes" if isinstance(size, int) else "no size"
+
+
+def _text(request: Request, renderer: Renderer, limit: int) -> str:
+    """The beginning and the end of a prompt. A token has a character at least, so no more tokens are decoded than there
+    may be characters."""
+    ids = [int(number) for number in request.token_ids]
+    if not renderer.tokenizer.reads_text:
+        return shortened_middle(" ".join(map(str, ids)), limit)
+    if len(ids) > 2 * limit:
+        ids = ids[:limit] + ids[-limit:]
+    text = str(renderer.tokenizer.source.decode(ids, skip_special_tokens=False))
+    return shortened_middle(text, limit)

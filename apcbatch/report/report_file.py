@@ -1,0 +1,66 @@
+"""The file of a report: its name, what it may replace, its writing.
+
+Must not know: what a report shows. Invariant: no file is replaced that is not a report of this program, unless that is
+asked for; a report is written as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from apcbatch.data.address import is_address, shown_address
+from apcbatch.errors import UsageError
+from apcbatch.job.disk import Disk, write_file
+from apcbatch.job.paths import STDOUT, without_suffixes
+from apcbatch.regular_files import open_regular_file
+from apcbatch.report.page import page
+
+FIRST_BYTES = b"<!doctype html>\n<!-- apcbatch report"
+SUFFIX = ".report.html"
+
+
+def default_report(outs: Sequence[str]) -> str:
+    """The report's name where none is given, in the current folder: `chats.answers.report.html` for
+    `data/chats.answers.jsonl.gz`; the first OUT names it."""
+    return without_suffixes(os.path.basename(outs[0])) + SUFFIX
+
+
+def check_report(flag: str, path: str, overwrite: bool = False) -> None:
+    """Refuse a path to which no report is written: a stream, an address, a file that is no report of ours."""
+    if path == STDOUT:
+        raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
+    if is_address(path):
+        raise UsageError(f"{flag} {shown_address(path)} cannot be written to; give a file on this machine")
+    if os.path.isfile(path) and not overwrite and not _is_replaceable(path):
+        raise UsageError(
+            f"{flag} {path} exists and is not a report of this program; give another file, or move that one away"
+            + " or give --overwrite" * (flag == "-o")
+        )
+
+
+def write_report(path: str, document: dict[str, Any]) -> int:
+    """Write the page of a document; its bytes. UsageError if the file cannot be written."""
+    names = [os.path.basename(run["name"]) for run in document["runs"]]
+    data = page(document, f"{', '.join(names)} - apcbatch report")
+    try:
+        write_file(path, [data], Disk())
+    except OSError as error:
+        raise UsageError(f"the report {path} cannot be written: {error.strerror}") from None
+    return len(data)
+
+
+def shown_bytes(size: int) -> str:
+    """`482 kB`, `1.9 MB`."""
+    return f"{size / 1e6:.1f} MB" if size >= 1_000_000 else f"{max(1, round(size / 1e3))} kB"
+
+
+def _is_replaceable(path: str) -> bool:
+    """Whether a file is empty or begins as a report does."""
+    try:
+        with open_regular_file(path) as file:
+            head = file.read(len(FIRST_BYTES))
+    except OSError:
+        return False
+    return head in (b"", FIRST_BYTES)

@@ -1,0 +1,223 @@
+"""The records of OUT as columns, one row a request: what the report's table shows and every sum is made of.
+
+Must not know: files, the page. Invariants: rows are in OUT's order; a line that is no record of this program is counted
+and left out, never guessed at; memory is about 150 bytes a request beside its bounded texts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+
+from apcbatch.errors import UsageError
+from apcbatch.job.record import read_record
+from apcbatch.report.out_file import OutFile
+from apcbatch.report.texts import Calls, Texts
+
+SOURCES = ("none", "memory", "disk")
+UNKNOWN = -1
+MOST_MS = 1 << 52  # of 0.1 ms; JSON's readers keep such a number exact
+MOST_ID_CHARACTERS = 512
+NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
+           "finish", "error")  # fmt: skip
+DIGEST_BYTES = 16
+
+
+class Requests:
+    """The requests of one OUT.
+
+    Columns of integers by name: counts are tokens, times 0.1 ms; `turn` is 0 where a line is answered as a whole,
+    `ideal` is -1 where it is not known, `from` is an index into SOURCES, `reason`, `finish` and `error` are indices
+    into reasons, finishes and texts.errors, 0 for none. keys: what names a row in every run of the same input.
+    answers, prompts: digests, a row each, of what was answered and of what was asked (all zeros where the record does
+    not say). codes: error records by their code. num_foreign, num_torn: lines that are no records.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.numbers = {name: array("q") for name in NUMBERS}
+        self.reasons, self.finishes = [""], ["error"]
+        self.texts = Texts()
+        self.answers, self.prompts = bytearray(), bytearray()
+        self.codes: Counter[str] = Counter()
+        self.record_ids: list[str] = []
+        self.num_foreign = self.num_torn = self.first_foreign = 0
+        self._places = {"reasons": {"": 0}, "finishes": {"error": 0}}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, record: dict[str, Any]) -> bool:
+        """Enter a record that `read_record` accepted; False if its numbers are not those of a record."""
+        row = _failed(record) if record["error"] is not None else _answered(record)
+        if row is None:
+            return False
+        numbers, reason, finish = row
+        numbers["line"], numbers["turn"] = record["line"], record["turn"] or 0
+        numbers["reason"], numbers["finish"] = self._index("reasons", reason), self._index("finishes", finish)
+        error = record["error"]
+        if error is None:
+            numbers["error"] = 0
+            self.texts.add(*answer_of(record))
+        else:
+            numbers["error"] = self.texts.error(f"{error['code']}: {error['message']}")
+            self.codes[error["code"]] += 1
+            self.texts.add("", None)
+        for name in NUMBERS:
+            self.numbers[name].append(numbers[name])
+        self.ids.append((record["custom_id"] or f"line-{record['line']}")[:MOST_ID_CHARACTERS])
+        self.record_ids.append(record["id"])
+        self.answers += answer_digest(record)
+        self.prompts += _prompt_digest(record)
+        return True
+
+    def rows(self) -> dict[str, Any]:
+        """The columns as a document has them."""
+        texts = self.texts
+        return {
+            "id": self.ids,
+            **{name: column.tolist() for name, column in self.numbers.items()},
+            "reasons": self.reasons,
+            "finishes": self.finishes,
+            "errors": texts.errors,
+            "answer": texts.answers,
+            "calls": texts.calls,
+            "prompt_text": None,
+            "answer_characters": texts.characters,
+        }
+
+    def notes(self, path: str) -> Iterator[str]:
+        """A sentence for each kind of line that is left out."""
+        if self.num_torn:
+            yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
+        if self.num_foreign:
+            yield (
+                f"{self.num_foreign} lines of {path} are not records of this program, the first one is line "
+                f"{self.first_foreign}; they are left out"
+            )
+
+    def answer_digest(self, row: int) -> bytes:
+        """What tells two answers apart, of one row."""
+        return bytes(self.answers[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+
+    def prompt_digest(self, row: int) -> bytes:
+        """What tells two requests apart, of one row."""
+        return bytes(self.prompts[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
+
+    def _index(self, column: str, name: str) -> int:
+        names: list[str] = getattr(self, column)
+        number = self._places[column].setdefault(name, len(names))
+        if number == len(names):
+            names.append(name)
+        return number
+
+
+def read_requests(out: OutFile) -> Requests:
+    """All requests of an OUT; UsageError where the file cannot be read further, or holds other things alone."""
+    requests = Requests()
+    number, torn = 0, False
+    for number, line in out.read():
+        requests.num_torn += torn
+        record = None if line is None else read_record(line)
+        torn = False
+        if record is None or not requests.add(record):
+            torn = line is not None and (b"\0" in line or line.startswith(b'{"id":"apc-') and record is None)
+            if not torn:
+                requests.num_foreign += 1
+                requests.first_foreign = requests.first_foreign or number
+    requests.num_torn += torn
+    if requests.num_foreign and not len(requests):
+        raise UsageError(f"{out.lines} has no record of this program; give the OUT of `apcbatch run`")
+    return requests
+
+
+def answer_of(record: dict[str, Any]) -> tuple[str, Calls | None]:
+    """The text of all answers of a record, with their reasoning, and their tool calls."""
+    parts: list[str] = []
+    calls: Calls = []
+    choices = record["response"]["body"]["choices"]
+    for number, choice in enumerate(choices, start=1):
+        message = choice.get("message") if isinstance(choice, dict) else None
+        message = message if isinstance(message, dict) else {}
+        text = message.get("content") or (choice.get("text") if isinstance(choice, dict) else None)
+        if len(choices) > 1:
+            parts.append(f"[answer {number} of {len(choices)}]")
+        if isinstance(message.get("reasoning_content"), str):
+            parts += ["[reasoning]", message["reasoning_content"], "[answer]"]
+        if isinstance(text, str):
+            parts.append(text)
+        calls += _calls(message.get("tool_calls"))
+    return "\n".join(parts), calls or None
+
+
+def token_lists(record: dict[str, Any]) -> list[list[Any]]:
+    """What makes up an answer, bit for bit: the token ids of each choice; of one that was scored, the
+    log-probabilities."""
+    own = record["apcbatch"]
+    choices = own.get("choices")
+    several = isinstance(choices, list) and all(isinstance(one, dict) for one in choices)
+    lists = [one.get("completion_token_ids") for one in choices] if several else [own["completion_token_ids"]]
+    score = own.get("score")
+    if isinstance(score, dict):
+        lists += [score.get("token_logprobs")]
+    return [one if isinstance(one, list) else [] for one in lists]
+
+
+def answer_digest(record: dict[str, Any]) -> bytes:
+    """16 bytes: equal for equal answers, and for equal errors."""
+    error = record["error"]
+    said = token_lists(record) if error is None else (error["code"], error["message"])
+    return xxhash.xxh3_128_digest(repr(said).encode("utf-8", "surrogatepass"))
+
+
+def _prompt_digest(record: dict[str, Any]) -> bytes:
+    digest = record["apcbatch"].get("request_digest")
+    try:
+        data = bytes.fromhex(digest) if isinstance(digest, str) else b""
+    except ValueError:
+        data = b""
+    return data if len(data) == DIGEST_BYTES else bytes(DIGEST_BYTES)
+
+
+def _calls(calls: Any) -> Iterator[dict[str, str]]:
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            name, arguments = function.get("name"), function.get("arguments")
+            if isinstance(name, str) and isinstance(arguments, str):
+                yield {"name": name, "arguments": arguments}
+
+
+def _failed(record: dict[str, Any]) -> tuple[dict[str, int], str, str]:
+    """Of an error record nothing is known but where it stands."""
+    return {**dict.fromkeys(NUMBERS, 0), "ideal": UNKNOWN}, "", "error"
+
+
+def _answered(record: dict[str, Any]) -> tuple[dict[str, int], str, str] | None:
+    """(numbers, miss reason, finish reason) of a record that succeeded; None if one of them is not what it must be."""
+    own, body = record["apcbatch"], record["response"]["body"]
+    usage, ideal, reason = body.get("usage"), own.get("ideal_cached_tokens"), own.get("miss_reason")
+    usage = usage if isinstance(usage, dict) else {}
+    numbers = {
+        "prompt": usage.get("prompt_tokens"),
+        "cached": own.get("cached_tokens"),
+        "computed": own.get("computed_tokens"),
+        "ideal": UNKNOWN if ideal is None else ideal,
+        "out": usage.get("completion_tokens"),
+        "prefill_ms": _tenths(own.get("prefill_ms")),
+        "decode_ms": _tenths(own.get("decode_ms")),
+        "from": SOURCES.index(own["cached_from"]) if own.get("cached_from") in SOURCES else None,
+    }
+    known = all(type(value) is int and UNKNOWN <= value < 1 << 52 for value in numbers.values())
+    if not known or not isinstance(reason, str | None) or numbers["prompt"] != numbers["cached"] + numbers["computed"]:
+        return None
+    return numbers, (reason or "")[:MOST_ID_CHARACTERS], body["choices"][0]["finish_reason"]
+
+
+def _tenths(milliseconds: Any) -> int | None:
+    is_number = isinstance(milliseconds, int | float) and 0 <= milliseconds < MOST_MS
+    return round(10 * milliseconds) if is_number else None

@@ -1,0 +1,114 @@
+"""Texts of many requests, shortened so that all of them together stay within a bound.
+
+Must not know: what the texts say. Invariant: every text is cut to the same length, and the cut ones show it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ELLIPSIS = "\u2026"
+MOST_CHARACTERS = 20_000  # of one text
+MOST_HELD = 48 << 20  # characters of all texts
+CALL_CHARACTERS = 16  # that the frame of a call counts beside its texts
+
+Calls = list[dict[str, str]]
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its beginning with an ellipsis if it has more characters than the limit."""
+    return text if len(text) <= limit else text[: max(0, limit - 1)] + ELLIPSIS * (limit > 0)
+
+
+def shortened_middle(text: str, limit: int) -> str:
+    """The text, or its first quarter and its end with an ellipsis between: in a prompt, what was said last tells more
+    than what every prompt begins with."""
+    if len(text) <= limit:
+        return text
+    head = limit // 4
+    tail = limit - head - 1
+    return text[:head] + ELLIPSIS + text[len(text) - tail :] if tail > 0 else shortened(text, limit)
+
+
+def shortened_calls(calls: Calls | None, limit: int) -> Calls | None:
+    """Tool calls whose names and arguments together have about so many characters; later ones are left out."""
+    if calls is None:
+        return None
+    kept, left = Calls(), limit
+    for call in calls:
+        if left <= 0:
+            break
+        kept.append({"name": shortened(call["name"], left), "arguments": shortened(call["arguments"], left)})
+        left -= len(call["name"]) + len(call["arguments"]) + CALL_CHARACTERS
+    return kept
+
+
+class Texts:
+    """The answers of one run as they come. characters: the length to which they are cut, None while none was."""
+
+    def __init__(self, most_held: int = MOST_HELD) -> None:
+        self.answers: list[str] = []
+        self.calls: list[Calls | None] = []
+        self.errors: list[str] = [""]
+        self._numbers = {"": 0}
+        self._limit, self._held, self._most_held = MOST_CHARACTERS, 0, most_held
+        self._was_cut = False
+
+    @property
+    def characters(self) -> int | None:
+        """The length to which texts were cut; None if all of them are whole."""
+        return self._limit if self._was_cut else None
+
+    def add(self, answer: str, calls: Calls | None) -> None:
+        """The next request's answer."""
+        self.answers.append(self._cut(answer))
+        self.calls.append(self._cut_calls(calls))
+        self._held += len(self.answers[-1]) + _length(self.calls[-1])
+        self._make_room()
+
+    def error(self, sentence: str) -> int:
+        """The number of an error's sentence; each sentence is held once."""
+        sentence = self._cut(sentence)
+        number = self._numbers.setdefault(sentence, len(self.errors))
+        if number == len(self.errors):
+            self.errors.append(sentence)
+            self._held += len(sentence)
+            self._make_room()
+        return number
+
+    def _make_room(self) -> None:
+        """Halve the length while all texts together are too long."""
+        while self._held > self._most_held and self._limit > 1:
+            self._limit //= 2
+            self.answers = [self._cut(text) for text in self.answers]
+            self.calls = [self._cut_calls(calls) for calls in self.calls]
+            self.errors = [self._cut(text) for text in self.errors]
+            self._held = sum(map(len, self.answers)) + sum(map(_length, self.calls)) + sum(map(len, self.errors))
+
+    def _cut(self, text: str) -> str:
+        self._was_cut |= len(text) > self._limit
+        return shortened(text, self._limit)
+
+    def _cut_calls(self, calls: Calls | None) -> Calls | None:
+        kept = shortened_calls(calls, self._limit)
+        self._was_cut |= kept != calls
+        return kept
+
+
+def _length(calls: Calls | None) -> int:
+    return sum(len(call["name"]) + len(call["arguments"]) + CALL_CHARACTERS for call in calls or ())
+
+
+def cut_columns(requests: dict[str, Any], limit: int) -> dict[str, Any]:
+    """The columns of a document's requests with every text cut to a length; the other columns are the same objects."""
+    prompts = requests["prompt_text"]
+    if prompts is not None:
+        prompts = [None if text is None else shortened_middle(text, limit) for text in prompts]
+    earlier = requests["answer_characters"]
+    return requests | {
+        "answer": [shortened(text, limit) for text in requests["answer"]],
+        "calls": [shortened_calls(calls, limit) for calls in requests["calls"]],
+        "errors": [shortened(text, limit) for text in requests["errors"]],
+        "prompt_text": prompts,
+        "answer_characters": limit if earlier is None else min(limit, earlier),
+    }

@@ -1,0 +1,89 @@
+"""How a run went: the sums of OUT's records, and the times that its trace has.
+
+Must not know: the page, files. Invariant: of a run that was not resumed every number is the one of its summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from apcbatch.job.segment import Segment
+from apcbatch.report.requests import Requests
+from apcbatch.report.tokens import ideal_tokens
+
+STAGES = ("load", "plan", "prefill", "decode", "store", "total")
+
+
+def verdict(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any]:
+    """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace.
+
+    What the records do not say is None without a trace: seconds, rates, bytes, exit code. Seconds are sums over the
+    processes that ran to their end, rates are tokens over these seconds, bytes are the most of any process.
+    """
+    numbers = requests.numbers
+    errors = requests.codes.total()
+    prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
+    ideal = ideal_tokens(requests)
+    summaries = [segment.end.summary for segment in segments if segment.end is not None]
+    last = segments[-1].end if segments else None
+    return {
+        "requests": len(requests),
+        "ok": len(requests) - errors,
+        "errors": errors,
+        "errors_by_code": dict(sorted(requests.codes.items())),
+        "exit_code": None if last is None else last.exit_code,
+        "continue": None if last is None else last.continue_command,
+        "unfinished": bool(segments) and last is None,
+        "prompt_tokens": prompt,
+        "cached_tokens": cached,
+        "computed_tokens": sum(numbers["computed"]),
+        "ideal_tokens": ideal,
+        "completion_tokens": sum(numbers["out"]),
+        "hit_rate": cached / prompt if prompt else 0.0,
+        "ideal_hit_rate": None if ideal is None else ideal / prompt if prompt else 0.0,
+        "prefill_tokens_per_s": _rate(summaries, "prefill"),
+        "decode_tokens_per_s": _rate(summaries, "decode"),
+        "seconds": _seconds(summaries),
+        "peak_rss_bytes": _most(summaries, "peak_rss_bytes"),
+        "peak_device_bytes": _most(summaries, "peak_device_bytes"),
+        "warnings": _warnings(summaries),
+        "segments": len(segments),
+    }
+
+
+def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
+    if not summaries:
+        return None
+    return {stage: sum(_stage(one, stage) for one in summaries) for stage in STAGES}
+
+
+def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
+    """Tokens per second of a stage over all processes; a process's tokens are its rate times its seconds."""
+    parts = [(_number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
+    timed = [(rate, seconds) for rate, seconds in parts if rate is not None and seconds > 0]
+    if len(timed) == 1:
+        return timed[0][0]
+    total_s = sum(seconds for _, seconds in timed)
+    return sum(rate * seconds for rate, seconds in timed) / total_s if timed else None
+
+
+def _most(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
+    """The most bytes of any process; None where no process says it."""
+    values = [one.get(name) for one in summaries]
+    return max((value for value in values if type(value) is int and value > 0), default=None)
+
+
+def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """Every warning once."""
+    lists = [one.get("warnings") for one in summaries]
+    return list(dict.fromkeys(str(one) for given in lists if isinstance(given, list) for one in given))
+
+
+def _stage(summary: dict[str, Any], stage: str) -> float:
+    seconds = summary.get("seconds")
+    return _number(seconds.get(stage)) or 0.0 if isinstance(seconds, dict) else 0.0
+
+
+def _number(value: object) -> float | None:
+    return value if type(value) in (int, float) and value >= 0 else None  # type: ignore[operator, return-value]

@@ -1,0 +1,195 @@
+"""Stems and their rows, against sums over every token of every prompt."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from apcbatch.engine.observer import KeptSnapshot
+from apcbatch.job.segment import Stems
+from apcbatch.job.stem_rows import stem_rows
+from apcbatch.job.stems import StemTree
+from tests.plan.plan_oracle import random_dataset
+
+
+def array(tokens):
+    return np.array(tokens, np.int32)
+
+
+def shown(token_ids):
+    return " ".join(map(str, token_ids))
+
+
+def requests_of(seed):
+    """(prompt, cached tokens, source) of random requests: what is restored is a prefix that came before."""
+    draw, before = random.Random(seed), [()]
+    for prompt in random_dataset(seed).prompts:
+        longest = max(sum(1 for _ in common(prompt, other)) for other in before)
+        cached = draw.randint(0, min(longest, len(prompt) - 1)) if draw.random() < 0.8 else 0
+        yield prompt, cached, draw.choice(["memory", "disk"]) if cached else "none"
+        before.append(prompt)
+
+
+def common(one, other):
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            return
+        yield a
+
+
+def paths(stems: Stems, prompts) -> list[tuple[int, ...]]:
+    """The prefix at each row's end, found by its text, which tells the first tokens of the row."""
+    found: list[tuple[int, ...]] = [()]
+    for parent, begin, end, text in list(zip(stems.parent, stems.begin, stems.end, stems.text, strict=True))[1:]:
+        head = tuple(map(int, text.split()[:-1] if len(text) == 80 else text.split()))
+        whole = found[parent] + head
+        found.append(next(prompt[:end] for prompt in prompts if prompt[: begin + len(head)] == whole))
+    return found
+
+
+def test_each_row_counts_the_tokens_of_its_requests():
+    """Fault: a stem that is split, cut where a request was resumed, or put together again counts tokens twice, in the
+    wrong row, or not at all."""
+    seed = random.randrange(10**6)
+    for number in range(60):
+        requests = list(requests_of(seed + number))
+        tree = StemTree()
+        for prompt, cached, source in requests:
+            tree.answered(array(prompt), cached, source)
+        stems = stem_rows(tree.root, shown)
+        expected = {name: Counter() for name in ("memory", "disk", "computed", "requests")}
+        for prompt, cached, source in requests:
+            for position in range(len(prompt)):
+                expected[source if position < cached else "computed"][prompt[: position + 1]] += 1
+                expected["requests"][prompt[: position + 1]] += 1
+        ends = {prompt for prompt, _, _ in requests}
+        prefixes = paths(stems, [prompt for prompt, _, _ in requests])
+        where = f"seed {seed + number}"
+        assert len(set(prefixes)) == len(prefixes), where
+        for row, prefix in enumerate(prefixes):
+            edge = [prefix[:p] for p in range(stems.begin[row] + 1, stems.end[row] + 1)]
+            for name in ("memory", "disk", "computed"):
+                assert getattr(stems, name)[row] == sum(expected[name][p] for p in edge), (where, row, name)
+            assert stems.restored[row] == stems.memory[row] + stems.disk[row]
+            assert stems.requests[row] == (expected["requests"][prefix] if prefix else len(requests)), where
+            assert not row or len({expected["requests"][p] for p in edge}) == 1, where
+        forks = {p[:-1] for p in expected["requests"]} - {()}
+        branches = Counter(p[:-1] for p in expected["requests"])
+        assert set(prefixes) == {()} | ends | {p for p in forks if branches[p] > 1}, where
+
+
+@pytest.mark.parametrize("bounds", [(10**6, 7), (40, 10**6), (25, 5), (1, 1)])
+def test_what_is_folded_goes_on_counting(bounds):
+    """Fault: tokens or requests of a branch that was folded to stay within the bounds are lost or counted twice; the
+    bounds do not hold."""
+    seed = random.randrange(10**6)
+    folded = 0
+    for number in range(60):
+        requests = list(requests_of(seed + number))
+        tree = StemTree(*bounds)
+        for prompt, cached, source in requests:
+            tree.answered(array(prompt), cached, source)
+            assert tree.num_tokens <= bounds[0] and tree.num_stems <= bounds[1], seed + number
+        most = random.Random(seed + number).randint(1, 9)
+        stems = stem_rows(tree.root, shown, most)
+        assert len(stems.parent) <= most
+        for name in ("memory", "disk"):
+            total = sum(cached for _, cached, source in requests if source == name)
+            assert sum(getattr(stems, name)) == total, seed + number
+        assert sum(stems.computed) == sum(len(prompt) - cached for prompt, cached, _ in requests), seed + number
+        assert stems.requests[0] == len(requests)
+        assert all(hidden <= number for hidden, number in zip(stems.hidden, stems.requests, strict=True))
+        folded += stems.hidden[0]
+    assert folded, f"nothing was folded into the root from seed {seed} on"
+
+
+def test_the_branch_that_saves_most_stays():
+    """Fault: the rows that are folded are those that the picture is about."""
+    tree = StemTree(max_stems=40)
+    saver = array(range(1000, 1100))
+    for _ in range(3):
+        tree.answered(saver, 99, "memory")
+    for number in range(200):
+        tree.answered(array([number, number + 1, number + 2]), 0, "none")
+    for most in (4_096, 5, 2):
+        stems = stem_rows(tree.root, shown, most)
+        assert (0, 99, 3, 297) in zip(stems.begin, stems.end, stems.requests, stems.restored, strict=True)
+        assert stems.hidden[0] > 0 and len(stems.parent) <= most
+
+
+def test_snapshots_are_counted_on_their_stem():
+    """Fault: a snapshot that was dropped is counted on the wrong stem, or not any more once its stem was split or
+    folded; one that was let go because nobody waits for it counts as dropped."""
+    tree = StemTree()
+    tokens = array(range(100))
+    told = [KeptSnapshot(bytes([position]), position, 10 * position, True) for position in (16, 32, 48)]
+    tree.kept(tokens[:48], told, 1.0)
+    tree.answered(tokens, 0, "none")
+    tree.answered(array([*range(40), 7, 7]), 32, "memory")
+    tree.let_go(bytes([32]), True, 2.5)
+    tree.let_go(bytes([48]), False, 3.0)
+    tree.let_go(b"unknown", True, 3.0)
+    tree.kept(array([*range(40), 7, 7, 7]), [KeptSnapshot(b"x", 43, 5, False)], 4.0)
+    stems = stem_rows(tree.root, shown)
+    columns = (stems.begin, stems.end, stems.snapshots, stems.snapshot_bytes, stems.dropped, stems.dropped_s)
+    assert sorted(zip(*columns, strict=True)) == [
+        (0, 0, 0, 0, 0, None),
+        (0, 40, 2, 480, 1, 2.5),
+        (40, 42, 1, 5, 1, 4.0),
+        (40, 100, 1, 480, 0, None),
+    ]
+    small = StemTree(max_stems=1)
+    small.kept(tokens[:48], told, 1.0)
+    small.answered(tokens, 0, "none")
+    small.answered(array([*range(40), 7, 7]), 32, "memory")
+    small.let_go(bytes([16]), True, 5.0)
+    stems = stem_rows(small.root, shown)
+    assert (sum(stems.snapshots), sum(stems.snapshot_bytes), sum(stems.dropped)) == (3, 960, 1)
+    assert max(at_s for at_s in stems.dropped_s if at_s is not None) == 5.0
+
+
+def test_the_places_of_snapshots_are_bounded():
+    """Fault: --policy all with a small block keeps one object for every token of the run."""
+    tree = StemTree(max_places=10)
+    for number in range(20):
+        positions = range(1, 101)
+        told = [KeptSnapshot(f"{number}/{position}".encode(), position, 1, True) for position in positions]
+        tree.kept(array([number] * 100), told, 0.0)
+        tree.answered(array([number] * 100), 0, "none")
+    stems = stem_rows(tree.root, shown)
+    assert sum(stems.snapshots) == 2000
+    assert sum(len(stem.places) for stem in tree.root.children.values()) <= 10 + 20
+
+
+def test_a_text_is_asked_for_once_and_follows_its_stem():
+    """Fault: each write decodes every stem again, or a stem that was split or grew goes on with its old text."""
+    asked = []
+
+    def decode(token_ids):
+        asked.append(tuple(token_ids))
+        return "\ufffd" + shown(token_ids)
+
+    tree = StemTree()
+    tree.answered(array([1, 2, 3, 4]), 0, "none")
+    assert stem_rows(tree.root, decode).text == ["", "1 2 3 4"]
+    tree.answered(array([1, 2, 9]), 1, "memory")
+    rows = stem_rows(tree.root, decode)
+    assert sorted(rows.text) == ["", "1 2", "3 4", "9"]
+    stem_rows(tree.root, decode)
+    assert len(asked) == 4 == len(set(asked))
+    tree.answered(array([555] * 500), 0, "none")
+    assert max(map(len, stem_rows(tree.root, decode).text)) == 80 and len(asked[-1]) == 32
+
+
+def test_rows_are_whole_columns():
+    """Fault: a column is shorter than the others, or a child comes before its parent."""
+    tree = StemTree()
+    for prompt, cached, source in requests_of(random.randrange(10**6)):
+        tree.answered(array(prompt), cached, source)
+    stems = stem_rows(tree.root, shown)
+    assert len({len(getattr(stems, field.name)) for field in fields(Stems)}) == 1
+    assert stems.parent[0] == -1 and all(0 <= parent < row for row, parent in enumerate(stems.parent) if row)

@@ -1,0 +1,53 @@
+"""The timeline: sums stay, rows are bounded."""
+
+from __future__ import annotations
+
+import random
+
+from apcbatch.engine.observer import StepFacts
+from apcbatch.job.timeline import Timeline
+
+
+def facts(draw: random.Random) -> StepFacts:
+    seconds = draw.random()
+    return StepFacts(seconds, seconds / 4, seconds / 2, seconds / 8, *(draw.randint(1, 99) for _ in range(6)))
+
+
+def test_sums_stay_however_many_passes_come():
+    """Fault: a pass is lost where rows are put together, or the rows go on growing with the run."""
+    seed = random.randrange(10**6)
+    draw = random.Random(seed)
+    for count in (0, 1, 7, 8, 9, 100, 1000):
+        timeline, clock, told, failures = Timeline(most_rows=8), 0.0, [], 0
+        for _ in range(count):
+            told.append(facts(draw))
+            clock += told[-1].seconds + draw.random()
+            timeline.add(told[-1], clock)
+            if draw.random() < 0.1:
+                timeline.add_failure()
+                failures += 1
+        rows = timeline.passes()
+        assert len(rows.seconds) <= 8 and (count < 8 or len(rows.seconds) >= 4), (seed, count)
+        assert sum(rows.passes) == count and sum(rows.failures) == failures
+        for name in ("prefill_tokens", "decode_tokens"):
+            assert sum(getattr(rows, name)) == sum(getattr(one, name) for one in told), (seed, count)
+        for name in ("seconds", "prefill_s", "decode_s", "store_s"):
+            assert abs(sum(getattr(rows, name)) - sum(getattr(one, name) for one in told)) < 1e-4
+        assert rows.begin_s == sorted(rows.begin_s)
+        assert max(rows.running, default=0) == max((one.running for one in told), default=0)
+        assert max(rows.waiting, default=0) == max((one.waiting for one in told), default=0)
+        assert rows.pool_bytes[-1:] == [one.pool_bytes for one in told[-1:]], "at the row's end"
+
+
+def test_failures_are_in_the_pass_that_they_came_with():
+    """Fault: the error record of a line that never came to the engine is lost, or the first pass is."""
+    timeline = Timeline()
+    timeline.add_failure()
+    assert timeline.passes().failures == [1] and timeline.passes().passes == [0]
+    timeline.add(StepFacts(0.5, 0.1, 0.1, 0.1, 0, 0, 0, 0, 0, 0), 1.0)
+    assert timeline.passes().passes == [0], "a step without a pass is idle"
+    timeline.add(StepFacts(0.5, 0.1, 0.1, 0.1, 3, 0, 1, 0, 0, 0), 2.0)
+    timeline.add(StepFacts(0.5, 0.1, 0.1, 0.1, 3, 0, 1, 0, 0, 0), 4.0)
+    timeline.add_failure()
+    rows = timeline.passes()
+    assert (rows.failures, rows.passes, rows.begin_s) == ([1, 1], [1, 1], [1.5, 3.5])

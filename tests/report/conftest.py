@@ -1,0 +1,41 @@
+"""The command line with the fake engine, as the tests of the job have it, and a maker of real runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.report.document import make_document
+from apcbatch.report.out_file import find_out
+from tests.job.conftest import Outcome, apcbatch, engines, start  # noqa: F401
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "agents.jsonl"
+
+
+@pytest.fixture
+def real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
+    """Runs a command line in tmp_path with the bundled model."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+def document_of(*outs: Path | str) -> dict[str, Any]:
+    """The document of some OUTs, as the page gets it."""
+    return json.loads(json.dumps(make_document([find_out(str(out)) for out in outs]), allow_nan=False))
+
+
+def run_of(out: Path | str) -> dict[str, Any]:
+    """The one run of a document."""
+    return document_of(out)["runs"][0]

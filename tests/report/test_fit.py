@@ -1,0 +1,109 @@
+"""The page of many requests stays small, and says what it left out."""
+
+from __future__ import annotations
+
+import copy
+import random
+import uuid
+from typing import Any
+
+import pytest
+
+from apcbatch.report.fit import LENGTHS, PAGE_BYTES, fit
+from apcbatch.report.page import page
+from apcbatch.report.texts import Texts, shortened, shortened_calls, shortened_middle
+from tests.report.documents import HOSTILE, document, text
+
+COUNTS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "finish", "error")
+
+
+def long_document(requests: int, seed: int) -> dict[str, Any]:
+    """A document of one run with answers of some hundred random words."""
+    draw = random.Random(seed)
+    made = document(requests, seed, runs=1, prompts=False, hostile=False)
+    table = made["runs"][0]["requests"]
+    table["answer"] = [text(draw, 60, False) + f" {draw.random()}" for _ in table["id"]]
+    table["answer_characters"] = None
+    return made
+
+
+@pytest.mark.parametrize("ids", ["short", "uuid"])
+def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
+    """Fault: a page too large to be opened or sent. Random ids weigh more than all other columns."""
+    made = long_document(50_000, random.randrange(1 << 30))
+    table = made["runs"][0]["requests"]
+    draw = random.Random()
+    if ids == "uuid":
+        table["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in table["id"]]
+    before = copy.deepcopy({name: table[name] for name in COUNTS})
+    fitted = fit(made)
+    assert len(page(fitted, "large")) < PAGE_BYTES
+    new, notes = fitted["runs"][0]["requests"], fitted["runs"][0]["notes"]
+    assert {name: new[name] for name in COUNTS} == before
+    limit = new["answer_characters"]
+    assert limit is not None and new["answer"] == [shortened(answer, limit) for answer in table["answer"]]
+    if ids == "short":
+        assert limit > 0 and new["id"] == table["id"] and not notes
+        longer = LENGTHS[LENGTHS.index(limit) + 1]
+        grown = new | {"answer": [shortened(answer, longer) for answer in table["answer"]]}
+        larger = made | {"runs": [made["runs"][0] | {"requests": grown}]}
+        assert len(page(larger, "larger")) > 0.9 * PAGE_BYTES, "there was room for more"
+    else:
+        assert len(set(new["id"])) == 50_000 and len(notes) >= 1
+        assert all(old.startswith(short.rstrip("\u2026")) for old, short in zip(table["id"], new["id"], strict=True))
+
+
+def test_what_fits_is_not_touched() -> None:
+    """Fault: answers are cut though there is room for them."""
+    made = document(60, random.randrange(1 << 30))
+    before = copy.deepcopy(made)
+    assert fit(made) == before
+
+
+@pytest.mark.parametrize("page_bytes", [190_000, 260_000, 500_000])
+def test_any_bound_holds(page_bytes: int) -> None:
+    """Fault: prompts, calls or errors are not cut where answers are, so that the page is still too large."""
+    made = document(300, random.randrange(1 << 30), runs=3, trace=False)
+    draw = random.Random()
+    for run in made["runs"]:
+        table = run["requests"]
+        table["answer"] = ["".join(map(chr, draw.choices(range(33, 0x3000), k=400))) for _ in table["id"]]
+        table["calls"] = [[{"name": "tool", "arguments": f"{draw.getrandbits(4000):x}"}] for _ in table["id"]]
+        table["errors"] = ["", *(f"internal: {draw.getrandbits(4000):x}" for _ in range(30))]
+    fitted = fit(made, page_bytes)
+    assert len(page(fitted, "")) < page_bytes
+    lengths = {run["requests"]["answer_characters"] for run in fitted["runs"]}
+    assert len(lengths) == 1 and lengths < {*LENGTHS}
+
+
+def test_texts_are_held_within_a_bound() -> None:
+    """Fault: a run of long answers fills the memory before anything is cut."""
+    draw, texts, whole = random.Random(), Texts(most_held=10_000), []
+    for _ in range(2_000):
+        answer = draw.choice(HOSTILE) + "x" * draw.randrange(400)
+        calls = [{"name": "f", "arguments": "y" * draw.randrange(200)}] if draw.random() < 0.3 else None
+        whole.append((answer, calls))
+        texts.add(answer, calls)
+        if draw.random() < 0.1:
+            number = texts.error(f"internal: {answer}")
+            assert texts.errors[number][:3] in ("", "int"[: len(texts.errors[number])], "i\u2026", "in\u2026", "\u2026")
+    limit = texts.characters
+    assert limit is not None and 1 <= limit < 400
+    assert sum(map(len, texts.answers)) <= 10_000 or limit == 1
+    for (answer, calls), kept, kept_calls in zip(whole, texts.answers, texts.calls, strict=True):
+        assert len(kept) <= limit and (kept == answer or answer.startswith(kept[:-1]))
+        assert (kept_calls is None) == (calls is None)
+
+
+def test_shortening_shows_itself() -> None:
+    """Fault: a text that was cut looks whole, or a whole one looks cut."""
+    assert shortened("abcdef", 6) == "abcdef" and shortened("abcdef", 4) == "abc\u2026" and shortened("abc", 0) == ""
+    assert shortened_middle("0123456789" * 10, 20) == "01234" + "\u2026" + "67890123456789"[-14:]
+    for limit in range(12):
+        cut = shortened_middle("abcdefghijkl", limit)
+        assert len(cut) == limit
+    calls = [{"name": "find", "arguments": "x" * 30}, {"name": "more", "arguments": "{}"}]
+    assert (
+        shortened_calls(calls, 1000) == calls and shortened_calls(calls, 0) == [] and shortened_calls(None, 0) is None
+    )
+    assert shortened_calls(calls, 10) == [{"name": "find", "arguments": "x" * 9 + "\u2026"}]

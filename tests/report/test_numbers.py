@@ -1,0 +1,218 @@
+"""The numbers of a report are those of the run: its summary, its records, its trace."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.chats import conversation, read_records, write_lines
+from tests.conftest import SHARED_DATA
+from tests.job.conftest import Outcome
+from tests.report.conftest import EXAMPLES, run_of
+
+COUNTS = (
+    "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
+    "completion_tokens", "hit_rate", "ideal_hit_rate",
+)  # fmt: skip
+MEASURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "warnings")
+RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
+
+
+def check_sums(run: dict[str, Any], records: list[dict[str, Any]]) -> None:
+    """Every sum of a run, worked out once more from OUT and between its own parts."""
+    answered = [record for record in records if record["error"] is None]
+    own = [record["apcbatch"] for record in answered]
+    table, tokens, verdict = run["requests"], run["tokens"], run["verdict"]
+    assert verdict["requests"] == len(records) == len(table["id"])
+    assert table["id"] == [record["custom_id"] or f"line-{record['line']}" for record in records]
+    assert verdict["errors_by_code"] == Counter(r["error"]["code"] for r in records if r["error"] is not None)
+    assert verdict["cached_tokens"] == sum(one["cached_tokens"] for one in own) == sum(table["cached"])
+    assert tokens["memory"] + tokens["disk"] == verdict["cached_tokens"]
+    assert tokens["computed"] == verdict["computed_tokens"] == sum(one["computed_tokens"] for one in own)
+    ideals = [one["ideal_cached_tokens"] for one in own]
+    assert tokens["ideal"] == verdict["ideal_tokens"] == sum(ideals)
+    lost = [max(0, i - one["cached_tokens"]) for i, one in zip(ideals, own, strict=True)]
+    assert tokens["lost"] == sum(lost) == sum(miss["tokens"] for miss in tokens["misses"])
+    reasons = Counter(one["miss_reason"] for one in own if one["miss_reason"])
+    assert {miss["reason"]: miss["requests"] for miss in tokens["misses"]} == reasons
+    by_turn = Counter({turn: 0 for turn in run["turns"]["turn"]})
+    for record in answered:
+        if record["turn"] is not None:
+            by_turn[record["turn"]] += record["apcbatch"]["computed_tokens"]
+    assert dict(zip(run["turns"]["turn"], run["turns"]["computed"], strict=True)) == by_turn
+    if run["tree"] is not None and verdict["segments"] and not verdict["unfinished"]:
+        assert sum(run["tree"]["restored"]) == verdict["cached_tokens"]
+        assert sum(run["tree"]["computed"]) == verdict["computed_tokens"]
+
+
+def check_equals_summary(run: dict[str, Any], summary: dict[str, Any], exit_code: int) -> None:
+    verdict = run["verdict"]
+    for name in (*COUNTS, *MEASURES):
+        assert verdict[name] == summary[name], name
+    assert verdict["exit_code"] == exit_code and not verdict["unfinished"] and verdict["segments"] == 1
+    assert {name: run["tokens"][name] for name in ("memory", "disk")} == summary["cached_by_source"]
+    assert {miss["reason"]: miss["requests"] for miss in run["tokens"]["misses"]} == summary["miss_reasons"]
+
+
+def batch(number: int, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"The same beginning, then number {number}"}]
+    body = {"messages": messages, "max_tokens": 3, **body}
+    return {"custom_id": f"b-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--turns", "each", "--policy", "all", "--store", "store"),
+        ("--turns", "rollout", "--limit", 3),
+        ("--turns", "last", "--score"),
+        ("--policy", "none"),
+    ],
+    ids=lambda options: options[-1] if isinstance(options[-1], str) else "rollout",
+)
+def test_of_a_real_run_every_number_is_the_summarys(
+    options: tuple[object, ...], real: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    """Fault: the page counts something else than the run, which prints its summary."""
+    common = ("--max-tokens", 3, "--block-size", 16, "-q", "-o", "out.jsonl")
+    done = real("run", EXAMPLES, "--limit", 6, *common, *options)
+    assert done.code == 0, done.stderr
+    run = run_of(tmp_path / "out.jsonl")
+    check_equals_summary(run, done.summary, 0)
+    check_sums(run, read_records(tmp_path / "out.jsonl"))
+    assert run["tree"]["parent"][0] == -1 and not run["notes"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["taskmaster4", "toolbench_dfs", "tau_bench"])
+def test_of_real_conversations_too(name: str, real: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: real histories have what the examples have not, such as trees that fork in the middle."""
+    limit = {"taskmaster4": 40, "toolbench_dfs": 2, "tau_bench": 1}[name]
+    done = real("run", SHARED_DATA / f"{name}.jsonl", "-o", "out.jsonl", "--limit", limit, "--max-tokens", 2, "-q")
+    run = run_of(tmp_path / "out.jsonl")
+    check_equals_summary(run, done.summary, done.code)
+    check_sums(run, read_records(tmp_path / "out.jsonl"))
+
+
+def test_errors_several_inputs_and_several_answers(real: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: a record of another form, an error or one with n answers, falls out of the sums."""
+    write_lines(tmp_path / "a.jsonl", [batch(1, n=3, temperature=1.0), "nonsense", batch(2, max_tokens=-1), batch(3)])
+    lines = [batch(4), batch(1), {"messages": []}]
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"".join(orjson.dumps(line) + b"\n" for line in lines)))
+    done = real("run", "a.jsonl", "b.gz", "-o", "out.jsonl", "-q")
+    assert done.code == 3 and done.summary["errors"] == 4, done.stderr
+    run = run_of(tmp_path / "out.jsonl")
+    check_equals_summary(run, done.summary, 3)
+    records = read_records(tmp_path / "out.jsonl")
+    check_sums(run, records)
+    table = run["requests"]
+    for row, record in enumerate(records):
+        if record["error"] is None:
+            contents = [choice["message"]["content"] or "" for choice in record["response"]["body"]["choices"]]
+            assert all(text in table["answer"][row] for text in contents)
+            assert table["out"][row] == record["response"]["body"]["usage"]["completion_tokens"]
+            assert table["prefill_ms"][row] == round(10 * record["apcbatch"]["prefill_ms"])
+        else:
+            said = table["errors"][table["error"][row]]
+            assert said == f"{record['error']['code']}: {record['error']['message']}"
+            assert (table["ideal"][row], table["prompt"][row], table["finish"][row]) == (-1, 0, 0)
+    assert sum("[answer 3 of 3]" in answer for answer in table["answer"]) == 1
+
+
+def test_after_a_kill_the_lines_that_are_there(start: Callable[..., Any], tmp_path: Path) -> None:
+    """Fault: without the end of its last process a run has no report, or one that says it ended."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
+    out = tmp_path / "out.jsonl"
+    process = start(*RUN, FAKE_STEP_S=0.02, APCBATCH_POLICY="all")
+    process.wait_for_lines(out, 7)
+    process.send(signal.SIGKILL)
+    process.end()
+    whole = [line for line in out.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    run = run_of(out)
+    assert run["verdict"]["requests"] == len(whole) > 0 and run["verdict"]["exit_code"] is None
+    done = start(*RUN, "--resume", APCBATCH_POLICY="all").end()
+    run = run_of(out)
+    check_sums(run | {"tree": None}, read_records(out))
+    assert run["verdict"]["requests"] == 40 and run["verdict"]["exit_code"] == 0 == done.code
+    assert run["verdict"]["segments"] == len(run["timelines"]) == len(run["ran"]["segments"]) >= 1
+
+
+def test_a_resumed_run_adds_up(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: the report of a resumed run shows its last process alone, or counts one twice."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
+    first = apcbatch(*RUN, "--limit", 5, "--policy", "all").summary
+    second = apcbatch(*RUN, "--resume", "--policy", "all").summary
+    run = run_of(tmp_path / "out.jsonl")
+    check_sums(run, read_records(tmp_path / "out.jsonl"))
+    verdict = run["verdict"]
+    assert verdict["segments"] == len(run["timelines"]) == 2
+    for name in ("requests", "ok", "prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens"):
+        assert verdict[name] == first[name] + second[name], name
+    for stage, seconds in verdict["seconds"].items():
+        assert seconds == pytest.approx(first["seconds"][stage] + second["seconds"][stage])
+
+
+def test_without_a_trace_the_records_are_enough(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: a run with --no-trace has no report, or one that makes up times, or does not say what is missing."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
+    done = apcbatch(*RUN, "--no-trace", "--policy", "all")
+    run = run_of(tmp_path / "out.jsonl")
+    check_sums(run, read_records(tmp_path / "out.jsonl"))
+    assert all(run["verdict"][name] == done.summary[name] for name in COUNTS)
+    assert run["verdict"]["seconds"] is run["verdict"]["exit_code"] is run["tree"] is None and not run["timelines"]
+    [note] = run["notes"]
+    assert "--no-trace" in note and "out.jsonl.trace.jsonl is missing" in note
+    assert run["ran"]["run_file"]["config"]["policy"] == "all"
+
+
+def test_lines_that_are_no_records_are_counted(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: a torn last line, zeros of a power cut or a stranger's line is an error, or is passed over in silence."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(6)])
+    apcbatch(*RUN, "--policy", "all")
+    out = tmp_path / "out.jsonl"
+    lines = out.read_bytes().splitlines(keepends=True)
+    record = json.loads(lines[3])
+    record["apcbatch"]["cached_tokens"] = random.choice((-1, 10**18, "5", None, 2.5, True))
+    wrong = orjson.dumps(record) + b"\n"
+    strange = [b'{"a": 1}\n', b"[]\n", b"nonsense\n", wrong]
+    out.write_bytes(b"".join([*lines[:5], *strange, b"\0\0\0\n", b"\n", *lines[5:], lines[0][: len(lines[0]) // 2]]))
+    run = run_of(out)
+    assert run["verdict"]["requests"] == len(lines)
+    torn, foreign = (next(note for note in run["notes"] if word in note) for word in ("torn", "not records"))
+    assert torn.startswith("2 lines of ") and foreign.startswith("4 lines of ") and "the first one is line 6" in foreign
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_packed_out_finished_or_not(suffix: str, apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: a packed OUT is read as it is, or one that waits for its run is not found."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(6)])
+    out = tmp_path / f"out.jsonl{suffix}"
+    done = apcbatch("run", "in.jsonl", "-o", out.name, "--policy", "all", "--max-tokens", 3)
+    run = run_of(out)
+    check_equals_summary(run, done.summary, 0)
+    plain = tmp_path / "plain.jsonl"
+    apcbatch("run", "in.jsonl", "-o", plain.name, "--policy", "all", "--max-tokens", 3)
+    (tmp_path / f"out.jsonl{suffix}.part").write_bytes(plain.read_bytes())
+    out.unlink()
+    run = run_of(out)
+    assert run["verdict"]["requests"] == done.summary["requests"]
+    assert any("not complete" in note for note in run["notes"])
+
+
+def test_a_damaged_packed_out_is_refused(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: the report of half an archive looks like that of half a run."""
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(6)])
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl.gz", "--policy", "all")
+    data = (tmp_path / "out.jsonl.gz").read_bytes()
+    (tmp_path / "out.jsonl.gz").write_bytes(data[: len(data) // 2])
+    done = apcbatch("report", "out.jsonl.gz")
+    assert done.code == 2 and "cannot be read further" in done.stderr

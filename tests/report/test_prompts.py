@@ -1,0 +1,101 @@
+"""Prompts in a report: those that the run had, of the input that it had, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.data.inputs import find_inputs
+from apcbatch.job.inspection import inspect
+from apcbatch.report.document import make_document
+from apcbatch.report.out_file import find_out
+from apcbatch.report.prompts import MOST_PROMPT_CHARACTERS, PromptReader
+from apcbatch.report.texts import shortened_middle
+from apcbatch.resolution import resolve
+from tests.chats import read_records, write_lines
+from tests.conftest import SHARED_DATA
+from tests.job.conftest import Outcome
+from tests.report.conftest import EXAMPLES
+
+Command = Callable[..., Outcome]
+
+
+def rows_with_prompts(out: Path, *inputs: Path, warned: list[str] | None = None) -> dict[str, Any]:
+    reader = PromptReader(find_inputs([str(one) for one in inputs]), "demo", (warned or []).append)
+    return make_document([find_out(str(out))], prompts=reader)["runs"][0]["requests"]
+
+
+@pytest.mark.parametrize("source", ["examples", pytest.param("taskmaster4", marks=pytest.mark.data)])
+def test_they_are_those_that_show_prints(source: str, apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: the prompt beside an answer is of another turn, another line, or rendered in another way."""
+    data = EXAMPLES if source == "examples" else SHARED_DATA / f"{source}.jsonl"
+    done = apcbatch("run", data, "-o", "out.jsonl", "--limit", 5, "--max-tokens", 2, "--policy", "all", "-q")
+    assert done.code in (0, 3)
+    table = rows_with_prompts(tmp_path / "out.jsonl", data)
+    config = resolve({}, {}, {}, "")
+    rows = [row for row, error in enumerate(table["error"]) if not error]
+    for row in random.sample(rows, 4):
+        shown = inspect(config, find_inputs([str(data)]), table["line"][row], table["turn"][row], print)
+        assert shown.text is not None
+        assert table["prompt_text"][row] == shortened_middle(shown.text, MOST_PROMPT_CHARACTERS)
+
+
+def test_another_input_is_refused(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: prompts of a file that was changed stand beside answers to what it said before."""
+    lines = EXAMPLES.read_text().splitlines()[:4]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
+    assert apcbatch("report", "out.jsonl", "--prompts", "in.jsonl", "-o", "r.html").code == 0
+    (tmp_path / "in.jsonl").write_text("\n".join(lines).replace("the", "teh") + "\n")
+    done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl", "-o", "other.html")
+    assert done.code == 2 and "is not the input of out.jsonl" in done.stderr
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_several_inputs_in_their_order(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: a run over two files cannot be shown with its prompts, or the wrong way round."""
+    lines = [json.loads(line) for line in EXAMPLES.read_text().splitlines()[:4]]
+    write_lines(tmp_path / "a.jsonl", lines[:2])
+    write_lines(tmp_path / "b.jsonl", lines[2:])
+    apcbatch("run", "a.jsonl", "b.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
+    table = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert all(table["prompt_text"])
+    done = apcbatch("report", "out.jsonl", "--prompts", "b.jsonl", "--prompts", "a.jsonl")
+    assert done.code == 2 and "in the same order" in done.stderr
+
+
+def test_what_cannot_be_known_is_refused(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: prompts are guessed: without a run file, of a rollout, or with another model's template."""
+    (tmp_path / "in.jsonl").write_text("\n".join(EXAMPLES.read_text().splitlines()[:2]) + "\n")
+    run = ("run", "in.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
+    apcbatch(*run, "-o", "rollout.jsonl", "--turns", "rollout")
+    done = apcbatch("report", "rollout.jsonl", "--prompts", "in.jsonl")
+    assert done.code == 2 and "--turns rollout" in done.stderr
+    apcbatch(*run, "-o", "out.jsonl")
+    run_file = tmp_path / "out.jsonl.run.json"
+    facts = json.loads(run_file.read_text())
+    run_file.write_text(json.dumps(facts | {"model_files": "0" * 32}))
+    done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl")
+    assert done.code == 2 and "--model" in done.stderr
+    run_file.unlink()
+    done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl")
+    assert done.code == 2 and "leave --prompts out" in done.stderr
+
+
+def test_a_record_of_another_prompt_shows_none(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: a prompt beside an answer that was not made from it."""
+    (tmp_path / "in.jsonl").write_text("\n".join(EXAMPLES.read_text().splitlines()[:3]) + "\n")
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
+    records = read_records(tmp_path / "out.jsonl")
+    chosen = random.randrange(len(records))
+    records[chosen]["apcbatch"]["request_digest"] = "ab" * 16
+    write_lines(tmp_path / "out.jsonl", records)
+    warned: list[str] = ["the first"]
+    table = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl", warned=warned)
+    assert [row for row, text in enumerate(table["prompt_text"]) if text is None] == [chosen]
+    assert any("1 requests of" in sentence and "not shown" in sentence for sentence in warned)

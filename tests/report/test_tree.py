@@ -1,0 +1,81 @@
+"""The trees of several processes, put together: sums, places, bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import orjson
+
+from apcbatch.job.segment import MOST_STEMS, Segment, Stems, parsed, segment_of
+from apcbatch.report.tree import ADDED, merge_stems
+from tests.report.documents import trace_lines
+
+SUMS = ("restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes", "dropped")
+
+
+def segments(requests: int, seed: int, count: int = 1) -> list[Segment]:
+    return [segment_of(parsed(line)["segment"]) for line in trace_lines(requests, seed, count)]
+
+
+def sums(columns: dict[str, Any]) -> dict[str, int]:
+    return {name: sum(columns[name]) for name in SUMS}
+
+
+def check_is_a_tree(tree: dict[str, Any]) -> None:
+    columns = {field.name: tree[field.name] for field in dataclasses.fields(Stems)}
+    line = trace_lines(20, 0, 1)[0]
+    segment = parsed(line)["segment"] | {"stems": columns}
+    segment_of(orjson.loads(orjson.dumps(segment)))  # which refuses what is no tree
+
+
+def test_sums_stay_whatever_is_put_together() -> None:
+    """Fault: what a process restored is lost or counted twice where its stems meet another's."""
+    for _ in range(5):
+        draw = random.randrange(1 << 30)
+        parts = [*segments(150, draw), *segments(90, draw + 1), *segments(150, draw)]
+        tree = merge_stems(parts)
+        assert tree is not None and tree["note"] is None
+        check_is_a_tree(tree)
+        assert sums(tree) == {name: sum(sum(getattr(one.stems, name)) for one in parts) for name in SUMS}
+        assert tree["requests"][0] == sum(one.stems.requests[0] for one in parts)
+
+
+def test_the_same_stems_are_one() -> None:
+    """Fault: a resumed run shows its shared prefix once for each process."""
+    [one] = segments(150, random.randrange(1 << 30))
+    words = [text or f"stem {row}" for row, text in enumerate(one.stems.text)]
+    one = dataclasses.replace(one, stems=dataclasses.replace(one.stems, text=[f"{w} {n}" for n, w in enumerate(words)]))
+    tree = merge_stems([one, one])
+    assert tree is not None and tree["parent"] == one.stems.parent
+    for name in ADDED:
+        assert tree[name] == [2 * value for value in getattr(one.stems, name)]
+
+
+def test_a_late_drop_is_later() -> None:
+    """Fault: times of a resumed process count from its own begin, as if they were before."""
+    [one] = segments(60, random.randrange(1 << 30))
+    later = dataclasses.replace(one, begin=one.begin + 100)
+    tree = merge_stems([one, later])
+    assert tree is not None
+    dropped = [s for s in tree["dropped_s"] if s is not None]
+    last = max((s for s in one.stems.dropped_s if s is not None), default=None)
+    assert (max(dropped) if dropped else None) == (None if last is None else last + 100)
+
+
+def test_no_more_stems_than_a_page_shows() -> None:
+    """Fault: many resumed processes make a tree of any size; or what is left out is lost from the sums."""
+    draw = random.randrange(1 << 30)
+    parts = [one for n in range(4) for one in segments(3000, draw + n)]
+    assert sum(len(one.stems.parent) for one in parts) > MOST_STEMS
+    tree = merge_stems(parts)
+    assert tree is not None and len(tree["parent"]) == MOST_STEMS and "stems that save least" in tree["note"]
+    check_is_a_tree(tree)
+    assert sums(tree) == {name: sum(sum(getattr(one.stems, name)) for one in parts) for name in SUMS}
+    assert sum(tree["hidden"]) > 0
+
+
+def test_without_a_trace_there_is_no_tree() -> None:
+    """Fault: an empty picture in place of a sentence."""
+    assert merge_stems([]) is None
