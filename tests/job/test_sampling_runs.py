@@ -129,7 +129,7 @@ def test_random_bodies_are_answered_as_transformers_answers_them(here, capsys):
 def test_the_likeliest_tokens_of_a_chat_have_openais_shape(here, capsys):
     """Fault: entries beyond the text, none for the chosen token, counts that nobody asked for."""
     line = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions"}
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6, "logprobs": True, "top_logprobs": 3}
     write_lines(here / "in.jsonl", [
         {**line, "body": body}, {**line, "custom_id": "cut", "body": body | {"stop": [" "], "min_tokens": 3}},
         {**line, "custom_id": "alone", "body": {**body, "logprobs": None}},
