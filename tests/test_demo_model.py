@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,27 +62,31 @@ def test_folder_is_complete_and_small():
 
 def test_the_script_makes_the_committed_folder(tmp_path):
     """A script that was changed without its result, or a result that depends on the machine."""
-    command = [sys.executable, str(ROOT / "tools" / "make_demo_model.py"), "--output", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "make_demo_model.py"),
+        "--without-weights",
+        "--output",
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True, capture_output=True)
-    for name in sorted(FILES):
+    for name in sorted(FILES - {"model.safetensors"}):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), name
 
 
-def test_every_kind_of_layer_is_there(model):
-    """A demo that would leave attention, experts or the dense layer unused."""
-    config = model.config
-    assert 1_000_000 <= sum(p.numel() for p in model.parameters()) <= 4_000_000
-    assert {"mamba", "attention"} == set(config.layers_block_type)
-    assert set(config.layers_num_experts) == {1, config.num_experts} and config.num_experts > 1
-    assert config.num_key_value_heads < config.num_attention_heads
-    assert config.max_position_embeddings >= 32768
+def test_it_is_a_small_mamba(model):
+    """Weights of another shape than docs/demo-model.md says."""
+    assert model.config.model_type == "mamba"
+    assert sum(p.numel() for p in model.parameters()) == 3_676_928
 
 
-def test_loads_as_the_hub_lays_it_out():
-    """Experts saved as one stacked tensor, which other readers of Jamba checkpoints do not know."""
-    names = set(load_file(FOLDER / "model.safetensors"))
-    assert "model.layers.1.feed_forward.experts.3.down_proj.weight" in names
-    assert "model.layers.1.feed_forward.router.weight" in names and "lm_head.weight" in names
+def test_the_weights_say_how_they_were_made():
+    """Weights whose origin nobody can tell."""
+    with safe_open(FOLDER / "model.safetensors", "pt") as file:
+        made = file.metadata()
+        assert "lm_head.weight" not in set(file.keys())  # tied to the embedding
+    assert int(made["steps"]) > 1000 and int(made["tokens"]) > 10_000_000
+    assert len(made["digest"]) == 64 and json.loads(made["recipe"])["conversations"] == "train"
 
 
 def test_special_tokens_agree(tokenizer):
@@ -148,17 +152,19 @@ def test_awkward_text_comes_back(tokenizer, text):
     assert tokenizer.decode(ids_of(tokenizer, text)) == text
 
 
-def test_greedy_answers_vary(tokenizer, model):
-    """Weights whose answer is one token repeated, the same for every prompt, or empty."""
+def test_greedy_answers_are_sentences(tokenizer, model):
+    """Weights whose answer is the same for every prompt, empty, without an end, or one token repeated."""
     answers = []
-    for question in ("What is the capital of France?", "def read_lines(path):", "Cancel my order, please."):
-        text = render(tokenizer, [{"role": "user", "content": question}], prompt=True)
+    lines = [json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines()]
+    for record in lines[0], lines[1]:
+        text = render(tokenizer, record["messages"][:2], record["tools"], prompt=True)
         prompt = torch.tensor([ids_of(tokenizer, text)])
         with torch.no_grad():
-            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16)
-        answers.append(tuple(out[0, prompt.shape[1] :].tolist()))
-    assert len(set(answers)) == 3
-    assert max(map(len, answers)) == 16 and min(len(set(answer)) / len(answer) for answer in answers) > 0.5
+            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=128)
+        answers.append(out[0, prompt.shape[1] :].tolist())
+    assert answers[0] != answers[1]
+    assert all(answer[-1] == tokenizer.eos_token_id and 4 < len(answer) < 128 for answer in answers)
+    assert "e-mail address" in tokenizer.decode(answers[0])  # by which the shop of the examples finds customers
 
 
 def test_logits_depend_on_what_was_long_ago(model):

@@ -1,4 +1,5 @@
-"""Writes the figures of README.md from runs: what `make demo` prints at the end, and what the example in Python prints.
+"""Writes the figures of README.md from runs: what `make demo` prints at the end, one of its answers, and what the
+example in Python prints.
 
     python tools/make_readme.py
 
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "README.md"
 RUN = re.compile(r"(?<=```text\n)\.\.\.\n.*?(?=```)", re.DOTALL)
+ANSWER = re.compile(r"(?P<before>\.custom_id == \"(?P<id>[^\"]+)\".*?```json\n).*?(?=```)", re.DOTALL)
 EXAMPLE = re.compile(
     r"```python\n(?P<code>from apcbatch import LLM\n.*?)```\n\nIt prints:\n\n```text\n(?P<output>.*?)```", re.DOTALL
 )
@@ -31,8 +33,9 @@ SHOWN = (
 )
 
 
-def demo_runs() -> str:
-    """What the second of the two runs of `make demo` prints: its last lines, and what it says of the whole."""
+def demo_runs(custom_id: str) -> tuple[str, str]:
+    """What the second of the two runs of `make demo` prints: its last lines, and what it says of the whole; and one of
+    its answers."""
     with tempfile.TemporaryDirectory() as folder:
         lines = []
         for name, options in (("cold", ["-q", "--max-tokens", "1"]), ("warm", [])):  # what is restored is the same
@@ -42,7 +45,19 @@ def demo_runs() -> str:
             said = [line for line in done.stderr.splitlines() if " requests in " in line]
             lines = [*done.stdout.splitlines()[-1 - LAST_LINES : -1], *said]
             lines += shortened(json.loads(done.stdout.splitlines()[-1]))
-    return "\n".join(["...", *lines]).replace(folder, "demo-out") + "\n"
+        answer = answer_in(Path(folder, "warm.jsonl"), custom_id)
+    return "\n".join(["...", *lines]).replace(folder, "demo-out") + "\n", answer
+
+
+def answer_in(output: Path, custom_id: str) -> str:
+    """The text of an answer and the functions it calls, each as JSON on a line of its own."""
+    for line in output.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if record["custom_id"] == custom_id:
+            message = record["response"]["body"]["choices"][0]["message"]
+            parts = [message["content"], *(call["function"] for call in message["tool_calls"])]
+            return "".join(json.dumps(part, ensure_ascii=False, separators=(",", ":")) + "\n" for part in parts)
+    raise SystemExit(f"README.md shows the answer of {custom_id}, which is not among those of the run")
 
 
 def shortened(summary: dict[str, object]) -> list[str]:
@@ -68,7 +83,12 @@ def example_output(code: str) -> str:
 
 def document(page: str) -> str:
     """The page with new figures."""
-    page = RUN.sub(lambda _: demo_runs(), page, count=1)
+    shown = ANSWER.search(page)
+    if shown is None:
+        raise SystemExit("README.md shows no answer after a `jq` that selects its custom_id")
+    said, answer = demo_runs(shown["id"])
+    page = RUN.sub(lambda _: said, page, count=1)
+    page = ANSWER.sub(lambda found: found["before"] + answer, page, count=1)
     found = EXAMPLE.search(page)
     if found is None:
         raise SystemExit("README.md has no example that begins with `from apcbatch import LLM`, or not what it prints")

@@ -12,7 +12,8 @@ from apcbatch.errors import ModelError
 
 DEMO = "demo"
 DEMO_NOTE = (
-    "the bundled model `demo` is tiny, and its answers are noise: it shows how a run goes. "
+    "the bundled model `demo` is tiny and trained on generated conversations: its answers have the right form, not "
+    "always the right content. "
     "Name a real model with --model DIR or --model ORG/NAME"
 )
 DEMO_DIR = Path(__file__).resolve().parent.parent / "demo"

@@ -1,4 +1,4 @@
-"""What a run says of its model: that it has no chat template, and that the bundled one answers noise."""
+"""What a run says of its model: that it has no chat template, and what the bundled one is worth."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_doctor_warns_of_a_missing_template(bare, capsys):
     assert line == f"WARN  template   {NO_TEMPLATE}"
 
 
-def test_the_demo_is_said_to_answer_noise_once(apcbatch, bare, tmp_path):
-    """Fault: a newcomer takes the demo's noise for what the engine makes of real models; or scripts must read it."""
+def test_the_demo_is_said_to_be_tiny_once(apcbatch, bare, tmp_path):
+    """Fault: a newcomer takes the demo's answers for what the engine makes of real models; or scripts must read it."""
     write_lines(tmp_path / "in.jsonl", [conversation(1), conversation(2)])
     loud = apcbatch("run", "in.jsonl", "-o", "a.jsonl", "--max-tokens", 2)
     assert loud.stderr.splitlines().count(DEMO_NOTE) == 1 and DEMO_NOTE not in loud.stdout
@@ -70,7 +70,7 @@ def test_the_demo_is_said_to_answer_noise_once(apcbatch, bare, tmp_path):
 
 
 def test_doctor_says_what_the_demo_is(capsys):
-    """Fault: doctor finds everything in order, and the answers are noise."""
+    """Fault: doctor finds everything in order, and the answers are a toy's."""
     assert main(["doctor", "--device", "cpu"]) == 0
     [line] = [one for one in capsys.readouterr().out.splitlines() if one.split()[1] == "model"]
     assert line.startswith("ok") and line.endswith(DEMO_NOTE)
