@@ -101,15 +101,20 @@ def test_a_models_fingerprint_covers_its_layout(name: str, tiny_checkpoint: Call
     engine.close()
 
 
-def test_the_stored_tensors_of_the_bundled_model_stay() -> None:
-    """Catches snapshots under other names, shapes or dtypes: every store of the bundled model would be refused."""
-    config = load_model_config(locate_model("demo"))
+def test_stored_tensors_stay(tmp_path: Path) -> None:
+    """Catches snapshots under other names, shapes or dtypes: every store of these models would be refused."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "vocab_size": 97, **CONFIGS["jamba"]}))
+    config = load_model_config(tmp_path)
     assert state_layout(config, "bfloat16").stored() == {
-        "ssm": TensorLayout("F32", (5, 16, 256)),
-        "conv": TensorLayout("BF16", (5, 3, 256)),
-        "kv": TensorLayout("BF16", (1, 2, None, 2, 32)),
+        "ssm": TensorLayout("F32", (3, 8, 80)),
+        "conv": TensorLayout("BF16", (3, 3, 80)),
+        "kv": TensorLayout("BF16", (1, 2, None, 2, 10)),
     }
-    assert state_layout(config, "float32").stored()["kv"] == TensorLayout("F32", (1, 2, None, 2, 32))
+    assert state_layout(config, "float32").stored()["kv"] == TensorLayout("F32", (1, 2, None, 2, 10))
+    assert state_layout(load_model_config(locate_model("demo")), "bfloat16").stored() == {
+        "ssm": TensorLayout("F32", (6, 16, 512)),
+        "conv": TensorLayout("BF16", (6, 3, 512)),
+    }
 
 
 def test_every_module_of_the_folder_is_a_family() -> None:

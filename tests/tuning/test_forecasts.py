@@ -77,13 +77,13 @@ def test_what_is_planned_is_what_run_reports(
 
 
 def test_what_cannot_be_answered_is_counted_and_left_out(tmp_path: Path) -> None:
-    """Fault: a bad line, a second use of an id or a prompt beyond the context is planned as a request."""
+    """Fault: a bad line, a second use of an id or a prompt that is too long is planned as a request."""
     long = conversation(3)
     long["messages"][1]["content"] = "far too long " * 20_000
     path = write_lines(
         tmp_path / "in.jsonl", [conversation(1), "not an object", conversation(1), {"messages": 3}, long]
     )
-    lines, document = report(path)
+    lines, document = report(path, max_request_tokens="32768")
     assert document["dataset"]["requests"] == 2
     assert lines[1] == (
         "5 requests cannot be answered and not planned: 2 context_length_exceeded, 1 duplicate_id, "
