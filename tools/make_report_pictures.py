@@ -55,7 +55,6 @@ def open_a_request(page: Page) -> None:
 
 PICTURES = (
     Picture("report", "header", "#tree"),
-    Picture("report-verdict", "#verdict", "#tokens"),
     Picture("report-tree", "#tree", "#tree", before=point_at_a_stem),
     Picture("report-timeline", "#timeline", "#timeline"),
     Picture("report-requests", "#requests", "#requests", before=open_a_request),

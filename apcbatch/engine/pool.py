@@ -67,9 +67,7 @@ class SnapshotPool:
         self._idle_slots: set[int] = set()  # reserved for what no plan waits for
         self.peak_held = 0
         self.evicted = 0
-        self.on_drop: Callable[[bytes, bool], None] | None = (
-            None  # told each key that goes, and whether for lack of room
-        )
+        self.on_drop: Callable[[bytes, bool], None] | None = None  # told each key, and whether it goes for lack of room
 
     def __len__(self) -> int:
         return len(self._held)

@@ -7,7 +7,6 @@ was read is as its types say: columns of one length, finite numbers from 0 on, s
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ MOST_STEMS = 4_096
 ROOT_PARENT = -1
 _HEAD = b'{"format":'
 _LARGEST = 2**63 - 1
+_LARGEST_MEASURE = 2.0**40  # in seconds; of all rows together no sum is infinite, and a page can show each as a date
 
 T = TypeVar("T")
 
@@ -215,7 +215,7 @@ def is_count(value: object) -> bool:
 
 
 def _is_measure(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]
+    return type(value) in (int, float) and 0 <= value <= _LARGEST_MEASURE  # type: ignore[operator]
 
 
 _CHECK_OF_TYPE: Mapping[str, Callable[[Any], bool]] = {

@@ -108,7 +108,7 @@ class RunTrace:
 
     def end(self, exit_code: int, continue_command: str | None, summary: dict[str, Any]) -> None:
         """The run is over. continue_command: None if nothing is left to do."""
-        self._write(End(self._elapsed_s(), exit_code, continue_command, summary))
+        self._write(End(self._elapsed_s(), exit_code, _plain(continue_command, None), _plain(summary, None)))
 
     def _write(self, end: End | None) -> None:
         stems = stem_rows(self._tree.root, self._decode)
@@ -127,11 +127,14 @@ def _shortened(words: Sequence[str]) -> list[str]:
     return [*(_plain(word) for word in words[:MOST_WORDS]), *more]
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON can hold it: bytes of a name that are not UTF-8 are replaced, a long text is cut."""
+def _plain(value: Any, most: int | None = MOST_CHARACTERS) -> Any:
+    """A value as JSON can hold it: bytes of a name that are not UTF-8 are replaced. A text of more than `most`
+    characters is cut, none if that is None."""
+    if isinstance(value, dict):
+        return {key: _plain(one, most) for key, one in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [_plain(one, most) for one in value]
     if not isinstance(value, str):
         return value
-    text = value if len(value) <= MOST_CHARACTERS else value[:MOST_CHARACTERS] + "..."
+    text = value if most is None or len(value) <= most else value[:most] + "..."
     return text.encode("utf-8", "replace").decode()

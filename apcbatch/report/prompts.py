@@ -43,20 +43,22 @@ class PromptReader:
         UsageError if INPUT, tokenizer or template are not the run's, or if the prompts were built on its answers."""
         config = self._config(run)
         renderer = Renderer.load(locate_model(self._model), warn=self._warn, options=ChatOptions.of(config))
-        rows = {name: row for row, name in enumerate(run.requests.record_ids)}
-        limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(rows))))
-        texts: list[str | None] = [None] * len(rows)
+        rows: dict[str, list[int]] = {}  # of one id several, where an OUT was put together of others
+        for row, name in enumerate(run.requests.record_ids):
+            rows.setdefault(name, []).append(row)
+        limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(run.requests))))
+        texts: list[str | None] = [None] * len(run.requests)
         others = 0
         feeder = Feeder(config, open_source(self._inputs, config.format), renderer, Answers())
         while not feeder.exhausted:
             work = feeder.next()
-            row = rows.get(work.tag.ticket.request_id) if isinstance(work, Request) else None
-            if row is None or not isinstance(work, Request):
+            if not isinstance(work, Request):
                 continue
-            if run.requests.prompt_digest(row) in (_digest(work), bytes(DIGEST_BYTES)):
-                texts[row] = _text(work, renderer, limit)
-            else:
-                others += 1
+            for row in rows.get(work.tag.ticket.request_id, ()):
+                if run.requests.prompt_digest(row) in (_digest(work), bytes(DIGEST_BYTES)):
+                    texts[row] = _text(work, renderer, limit)
+                else:
+                    others += 1
         if others:
             self._warn(f"{others} requests of {run.out.name} were made from other prompts; theirs are not shown")
         return texts

@@ -14,7 +14,7 @@ from apcbatch.data.address import is_address, shown_address
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.paths import STDOUT, without_suffixes
-from apcbatch.regular_files import open_regular_file
+from apcbatch.regular_files import kind_of, open_regular_file
 from apcbatch.report.page import page
 
 FIRST_BYTES = b"<!doctype html>\n<!-- apcbatch report"
@@ -28,16 +28,18 @@ def default_report(outs: Sequence[str]) -> str:
 
 
 def check_report(flag: str, path: str, overwrite: bool = False) -> None:
-    """Refuse a path to which no report is written: a stream, an address, a file that is no report of ours."""
+    """Refuse a path to which no report is written: a stream, an address, a pipe, a file that is no report of ours."""
     if path == STDOUT:
         raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
     if is_address(path):
         raise UsageError(f"{flag} {shown_address(path)} cannot be written to; give a file on this machine")
-    if os.path.isfile(path) and not overwrite and not _is_replaceable(path):
-        raise UsageError(
-            f"{flag} {path} exists and is not a report of this program; give another file, or move that one away"
-            + " or give --overwrite" * (flag == "-o")
-        )
+    if not os.path.exists(path) or os.path.isdir(path):
+        return  # a new file; a folder is refused with every other output
+    if not os.path.isfile(path):
+        raise UsageError(f"{flag} {path} is {kind_of(os.stat(path).st_mode)}; expected a file, such as run{SUFFIX}")
+    if not overwrite and not _is_replaceable(path):
+        ways = ["give another file", "move that one away"] + ["give --overwrite"] * (flag == "-o")
+        raise UsageError(f"{flag} {path} exists and is not a report of this program; {', or '.join(ways)}")
 
 
 def write_report(path: str, document: dict[str, Any]) -> int:
@@ -47,7 +49,7 @@ def write_report(path: str, document: dict[str, Any]) -> int:
     try:
         write_file(path, [data], Disk())
     except OSError as error:
-        raise UsageError(f"the report {path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"the report {path} was not written: {error.strerror}") from None
     return len(data)
 
 

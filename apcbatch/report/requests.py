@@ -1,7 +1,7 @@
 """The records of OUT as columns, one row a request: what the report's table shows and every sum is made of.
 
 Must not know: files, the page. Invariants: rows are in OUT's order; a line that is no record of this program is counted
-and left out, never guessed at; memory is about 150 bytes a request beside its bounded texts.
+and left out, never guessed at; memory is a few hundred bytes a request beside its bounded texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Requests:
 
     Columns of integers by name: counts are tokens, times 0.1 ms; `turn` is 0 where a line is answered as a whole,
     `ideal` is -1 where it is not known, `from` is an index into SOURCES, `reason`, `finish` and `error` are indices
-    into reasons, finishes and texts.errors, 0 for none. keys: what names a row in every run of the same input.
+    into reasons, finishes and texts.errors, 0 for none. ids: as they are shown; record_ids: as the records have them.
     answers, prompts: digests, a row each, of what was answered and of what was asked (all zeros where the record does
     not say). codes: error records by their code. num_foreign, num_torn: lines that are no records.
     """

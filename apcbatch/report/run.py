@@ -44,12 +44,18 @@ class Run:
             return {name: value for name, value, _ in self.segments[-1].options}
         return dict(self.run_file["config"]) if self.run_file is not None else {}
 
+    @property
+    def knows_end(self) -> bool:
+        """Whether the trace has the last process that ran: one with --no-trace leaves the trace of those before it."""
+        kept_none = self.run_file is not None and self.run_file["config"].get("trace") is False
+        return bool(self.segments) and not kept_none
+
     def as_document(self) -> dict[str, Any]:
         """The run as the page shows it."""
         return {
             "name": self.out.name,
             "notes": self.notes,
-            "verdict": verdict(self.requests, self.segments),
+            "verdict": verdict(self.requests, self.segments, self.knows_end),
             "tokens": token_sums(self.requests),
             "tree": merge_stems(self.segments),
             "timelines": [_timeline(segment) for segment in self.segments],
@@ -79,7 +85,13 @@ def read_run(out: OutFile) -> Run:
     else:
         segments = trace.segments
         notes += trace.notes
-    return Run(out, requests, segments, _known(run_file), notes)
+    run = Run(out, requests, segments, _known(run_file), notes)
+    if segments and not run.knows_end:
+        notes.append(
+            f"the last process that ran on {out.name} kept no trace (--no-trace): the prefix tree, the timeline and "
+            "the times are those of the ones before it, and its exit status is not known"
+        )
+    return run
 
 
 def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:

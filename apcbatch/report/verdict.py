@@ -12,11 +12,13 @@ from apcbatch.job.segment import Segment
 from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
+MOST = 1 << 53  # of what a summary says; a larger number is no measure
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
-def verdict(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any]:
-    """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace.
+def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) -> dict[str, Any]:
+    """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace. knows_end: whether
+    the last process that ran is among them.
 
     What the records do not say is None without a trace: seconds, rates, bytes, exit code. Seconds are sums over the
     processes that ran to their end, rates are tokens over these seconds, bytes are the most of any process.
@@ -26,7 +28,7 @@ def verdict(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any]:
     prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
     ideal = ideal_tokens(requests)
     summaries = [segment.end.summary for segment in segments if segment.end is not None]
-    last = segments[-1].end if segments else None
+    last = segments[-1].end if knows_end else None
     return {
         "requests": len(requests),
         "ok": len(requests) - errors,
@@ -34,7 +36,7 @@ def verdict(requests: Requests, segments: Sequence[Segment]) -> dict[str, Any]:
         "errors_by_code": dict(sorted(requests.codes.items())),
         "exit_code": None if last is None else last.exit_code,
         "continue": None if last is None else last.continue_command,
-        "unfinished": bool(segments) and last is None,
+        "unfinished": knows_end and last is None,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "computed_tokens": sum(numbers["computed"]),
@@ -86,4 +88,4 @@ def _stage(summary: dict[str, Any], stage: str) -> float:
 
 
 def _number(value: object) -> float | None:
-    return value if type(value) in (int, float) and value >= 0 else None  # type: ignore[operator, return-value]
+    return value if type(value) in (int, float) and 0 <= value <= MOST else None  # type: ignore[operator, return-value]

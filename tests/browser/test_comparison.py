@@ -102,3 +102,15 @@ def test_one_run_needs_no_selector(open_document: Callable[..., Opened]) -> None
     """Fault: a choice between one thing."""
     page = open_document(document(10, runs=1))
     expect(page.page.locator("#run")).to_be_hidden()
+
+
+def test_a_link_to_an_answer_whose_id_is_there_twice(open_document: Callable[..., Opened]) -> None:
+    """Fault: lines without a custom_id have one id for all their turns, and the link leads to the first of them."""
+    made = document(80, random.SystemRandom().randrange(1 << 30), runs=3, hostile=False)
+    different = made["comparisons"][1]["different"][-1]
+    for run in made["runs"]:
+        run["requests"]["id"] = ["line-1"] * 80
+    page = open_document(made)
+    links = page.page.locator("#comparison [data-comparison='2'] .differences tbody tr").last.locator("a")
+    for link, row in zip(links.all(), (different["base_row"], different["other_row"]), strict=True):
+        assert link.get_attribute("href").endswith(f"request=row:{row}" if row else "request=line-1")

@@ -34,6 +34,7 @@ def opened(browser: Any, made: dict[str, Any], tmp_path_factory: pytest.TempPath
     """The page of all of them, opened once."""
     path = tmp_path_factory.mktemp("large") / "large.html"
     path.write_bytes(make_page(made, "large"))
+    assert path.stat().st_size < MOST_BYTES
     begin = time.perf_counter()
     page = Opened(browser, path)
     print(f"opened in {time.perf_counter() - begin:.2f} s, {path.stat().st_size:,} bytes")

@@ -260,3 +260,14 @@ def test_many_requests_stay_within_the_bounds(apcbatch, tmp_path, trace, monkeyp
     [segment] = read_trace(trace).segments
     assert len(segment.stems.parent) <= 50 and sum(segment.stems.hidden) > 0, seed
     agrees(segment, done.summary)
+
+
+def test_names_that_are_no_utf8(start, tmp_path):
+    """Fault: the command that continues cannot be written as JSON, and the trace ends a run that has its answers."""
+    name, out = os.fsdecode(b"in\xff.jsonl"), os.fsdecode(b"out\xff.jsonl")
+    write_lines(tmp_path / name, [conversation(1), "{", conversation(2)])
+    done = start("run", name, "-o", out, "--strict").end()
+    assert done.code == 1 and "internal error" not in done.stderr
+    (segment,) = read_trace(tmp_path / f"{out}.trace.jsonl").segments
+    assert segment.end is not None and segment.end.exit_code == 1
+    assert "out?.jsonl" in segment.end.continue_command

@@ -187,3 +187,11 @@ def test_damage_is_a_sentence_or_harmless(out):
         for row, parent in enumerate(stems.parent):
             assert -1 <= parent < row and stems.begin[row] == (stems.end[parent] if row else 0), (seed, number)
     assert refused > 250, f"seed {seed}: most damage is noticed"
+
+
+@pytest.mark.parametrize("seconds", [1e308, 2.0**40 + 1])
+def test_a_number_that_no_clock_has_is_refused(out, seconds):
+    """Fault: sums of a trace that somebody made up are infinite, and the report ends in a traceback."""
+    opened(out).write(segment(random.Random(0), begin=seconds))
+    with pytest.raises(TraceError, match="its begin or its machine is not what was expected"):
+        read_trace(trace_path(str(out)))

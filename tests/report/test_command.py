@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from apcbatch.job.run import Job
 from apcbatch.report import report_file
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import ROOT
@@ -98,6 +99,9 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("out.jsonl", "-o", "-"): "needs a file",
         ("out.jsonl", "-o", "s3://bucket/r.html"): "a file on this machine",
         ("out.jsonl", "-o", "folder"): "is a folder",
+        ("out.jsonl", "-o", "pipe"): "is a named pipe",
+        ("out.jsonl", "-o", "pipe", "--overwrite"): "is a named pipe",
+        ("out.jsonl", "-o", "/dev/full"): "is a device",
         ("out.jsonl", "-o", "none/r.html"): "mkdir -p",
         ("out.jsonl", "-o", "out.jsonl", "--overwrite"): "are the same file",
         ("out.jsonl", "-o", "out.jsonl.run.json", "--overwrite"): "are the same file",
@@ -217,6 +221,30 @@ def test_a_report_that_fails_is_a_warning(
     assert done.code == code and not (tmp_path / "r.html").exists()
     assert "warning: the report r.html was not written" in done.stderr and "Traceback" not in done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["ok"] == 2
+
+
+def test_what_comes_there_meanwhile_is_not_replaced(
+    apcbatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a file that another program has written since the run began is gone."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    page = tmp_path / "r.html"
+    answer = Job.run
+    monkeypatch.setattr(Job, "run", lambda job: (page.write_text("mine\n"), answer(job))[1])
+    done = apcbatch(*RUN, "--report", "r.html")
+    assert done.code == 0 and page.read_text() == "mine\n"
+    assert "warning: --report r.html exists and is not a report of this program" in done.stderr
+
+
+def test_a_run_without_a_trace_after_one_with_it(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: a run that was finished with --no-trace is shown as the stopped one before it."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1), {"messages": []}, conversation(2)])
+    assert apcbatch(*RUN, "--strict").code == 1
+    assert apcbatch(*RUN, "--resume", "--no-trace", "--report", "r.html").code == 3
+    run = data_of(tmp_path / "r.html")["runs"][0]
+    verdict = run["verdict"]
+    assert (verdict["exit_code"], verdict["continue"], verdict["unfinished"]) == (None, None, False)
+    assert any("kept no trace" in note for note in run["notes"])
 
 
 def test_a_bad_path_is_refused_before_any_work(apcbatch: Command, engines: list[Any], tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ def test_another_input_is_refused(apcbatch: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "other.html").exists()
 
 
+def test_an_out_that_was_put_together_of_two(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: records that are there twice end in a traceback, or the second ones have no prompt."""
+    (tmp_path / "in.jsonl").write_text("\n".join(EXAMPLES.read_text().splitlines()[:3]) + "\n")
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
+    once = rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl")["prompt_text"]
+    (tmp_path / "out.jsonl").write_bytes(2 * (tmp_path / "out.jsonl").read_bytes())
+    assert rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl")["prompt_text"] == once * 2
+
+
 def test_several_inputs_in_their_order(apcbatch: Command, tmp_path: Path) -> None:
     """Fault: a run over two files cannot be shown with its prompts, or the wrong way round."""
     lines = [json.loads(line) for line in EXAMPLES.read_text().splitlines()[:4]]

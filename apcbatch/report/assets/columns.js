@@ -76,10 +76,10 @@ function sortedRows(columns, rows, key, isDown) {
   if (key === null) return rows;
   const values = columns.numbers[key] ?? ranksOf(columns, key);
   const sign = isDown ? -1 : 1;
-  const keys = Float64Array.from(rows, (row) => sign * Math.round(values[row] * 10) * MOST_ROWS + row).sort();
-  return Uint32Array.from(keys, (one) => ((one % MOST_ROWS) + MOST_ROWS) % MOST_ROWS);
+  const { size } = columns;
+  const keys = Float64Array.from(rows, (row) => sign * Math.round(values[row] * 10) * size + row).sort();
+  return Uint32Array.from(keys, (one) => ((one % size) + size) % size);
 }
-const MOST_ROWS = 2 ** 20;
 
 /** The place of each row's text among all, kept: texts are compared once, sorting compares numbers. */
 function ranksOf(columns, key) {

@@ -14,7 +14,7 @@ function comparisonArticle(runs, comparison) {
     onlyIn(comparison, base, other),
     comparison.other_requests > 0 ? element("p", {}, `${counted(comparison.other_requests, "request")} of these had `
       + "another prompt or other settings, so another answer is no fault.") : null,
-    comparison.different.length ? differences(comparison) : null,
+    comparison.different.length ? differences(runs, comparison) : null,
     element("div", { class: "sides" }, ...sides(comparison, base, other)));
 }
 
@@ -54,15 +54,16 @@ function onlyIn(comparison, base, other) {
   return words.length ? element("p", {}, words.join("; "), ".") : null;
 }
 
-function differences({ base, other, different, different_count: count }) {
-  const link = (run, id, row) => element("a", {
-    href: addressOf({ run: run || null, request: id === "" ? `row:${row}` : id }),
+function differences(runs, { base, other, different, different_count: count }) {
+  const columns = runs.map(({ requests }) => ({ requests, size: requests.id.length }));
+  const link = (run, row) => element("a", {
+    href: addressOf({ run: run || null, request: requestName(columns[run], row) }),
   }, `answer in run ${run + 1}`);
   const rows = different.map((one) => [
     foreign(one.id),
     one.at < 0 ? "one of them is an error"
       : `from token ${grouped(one.at)} on${one.choice > 0 ? ` of answer ${one.choice + 1}` : ""}`,
-    element("span", {}, link(base, one.id, one.base_row), ", ", link(other, one.id, one.other_row)),
+    element("span", {}, link(base, one.base_row), ", ", link(other, one.other_row)),
   ]);
   const words = count > different.length
     ? `The first ${grouped(different.length)} of ${grouped(count)} answers that differ`

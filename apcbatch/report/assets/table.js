@@ -8,7 +8,9 @@ const ROWS_IN_PRINT = 200;
 /** The section of the requests. Returns {filter(words), choose(name), print(isPrinting)}. */
 function showTable(section, run) {
   const columns = columnsOf(run.requests);
-  const state = { columns, rows: [], words: null, sort: null, isDown: false, chosen: -1, isPrinting: false };
+  const state = {
+    columns, rows: [], words: null, sort: null, isDown: false, chosen: -1, isPrinting: false, drawn: new Map(),
+  };
   state.count = element("p", { id: "requests-count", role: "status" });
   state.body = element("tbody");
   state.view = element("div", {
@@ -112,14 +114,29 @@ function drawRows(state) {
   const first = isPrinting ? 0 : Math.max(0, Math.floor(view.scrollTop / ROW_PIXELS) - ROWS_BEYOND);
   const sight = isPrinting ? ROWS_IN_PRINT : Math.ceil(view.clientHeight / ROW_PIXELS) + 2 * ROWS_BEYOND;
   const last = Math.min(rows.length, first + sight);
-  const made = [spacer(first * ROW_PIXELS)];
-  for (let at = first; at < last; at += 1) made.push(tableRow(state, rows[at], at));
+  const earlier = state.drawn;
+  state.drawn = new Map();
+  for (let at = first; at < last; at += 1) {
+    const said = `${at} ${rows[at] === state.chosen} ${location.hash}`;
+    const old = earlier.get(rows[at]);
+    state.drawn.set(rows[at], old?.said === said ? old : { said, node: tableRow(state, rows[at], at) });
+  }
+  const made = [spacer(first * ROW_PIXELS), ...Array.from(state.drawn.values(), ({ node }) => node)];
   if (!isPrinting) made.push(spacer((rows.length - last) * ROW_PIXELS));
   const held = heldRow(state);
-  state.body.replaceChildren(...made);
+  replaceRows(state.body, made);
   if (held !== null) holdRow(state, held);
   state.cut.textContent = rows.length > ROWS_IN_PRINT
     ? `The first ${grouped(ROWS_IN_PRINT)} of ${counted(rows.length, "row")}; the file has them all.` : "";
+}
+
+/** The rows become these. Those that stay are not taken out: a click would miss them if a scroll came into it. */
+function replaceRows(body, rows) {
+  const wanted = new Set(rows);
+  for (const old of [...body.children]) if (!wanted.has(old)) old.remove();
+  rows.forEach((row, at) => {
+    if (body.children[at] !== row) body.insertBefore(row, body.children[at] ?? null);
+  });
 }
 
 /** The row whose link has the focus; null if none has. */

@@ -25,6 +25,8 @@ function ending(verdict) {
   if (code === 130 || code === 143) return say("fair", "The run was interrupted; what ran was finished.");
   if (code === 1) return say("bad", "The run stopped early.");
   if (code === 2) return say("bad", "The run could not begin.");
+  if (requests === 0) return say("fair", "No request is answered.");
+  if (code === null) return say("fair", "It is not known how the run ended: no trace of its end was kept.");
   if (errors > 0) return say(ok === 0 ? "bad" : "fair", ok === 0 ? "Every request failed." : "Some requests failed.");
   return say("good", "Every request is answered.");
 }
