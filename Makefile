@@ -19,7 +19,7 @@ demo: $(VENV)/.installed
 	mkdir $(DEMO)
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/cold.jsonl --store $(DEMO)/store --policy all -q
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store --policy all
-	$(BIN)/apcbatch report $(DEMO)/warm.jsonl $(DEMO)/cold.jsonl -o $(DEMO)/report.html
+	$(BIN)/apcbatch report $(DEMO)/cold.jsonl $(DEMO)/warm.jsonl -o $(DEMO)/report.html
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
