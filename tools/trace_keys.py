@@ -60,9 +60,9 @@ TRACE: tuple[Key, ...] = (
     Key("segment.stems.dropped_s", "list of times", "when the last of them did, since the segment's begin; or null"),
     Key("segment.stems.text", "list of strings", "its first words, at most 80 characters"),
     Key("segment.stems.hidden", "list of integers", "requests of branches that are not shown, and are counted here"),
+    Key("segment.continue", "string or null", "the command that goes on; null if nothing is left to do"),
     Key("segment.end", "object or null", "null if the process was killed"),
     Key("segment.end.seconds", "number", "from the start to the end"),
     Key("segment.end.exit_code", "integer", "the exit status"),
-    Key("segment.end.continue", "string or null", "the command that goes on"),
     Key("segment.end.summary", "object", "the summary"),
 )

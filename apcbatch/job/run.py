@@ -114,7 +114,8 @@ class Job:
         words = command_words(self._program, self._inputs, output, self._config_file, config, added)
         decode = opened.renderer.tokenizer.decode_all
         clock, warn = self._totals.elapsed_s, self._printer.warn
-        trace = RunTrace(opened.trace, Setting(words, inputs.shown, config), opened.engine, decode, clock, warn)
+        setting = Setting(words, inputs.shown, config, self.continue_command())
+        trace = RunTrace(opened.trace, setting, opened.engine, decode, clock, warn)
         opened.engine.observe(trace)
         return trace
 

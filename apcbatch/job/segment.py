@@ -80,20 +80,19 @@ class Stems:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a segment ended. continue_command: the command that goes on (`continue` in the file), None if nothing is left
-    to do. summary: the object that the run printed."""
+    """How a segment ended. summary: the object that the run printed."""
 
     seconds: float
     exit_code: int
-    continue_command: str | None
     summary: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """What one process did. begin: Unix time in seconds. worker: its name among those of one run. program: the words
-    that started it, without what is secret. options: name, value and origin of each. machine: see machine.py. end: None
-    for a process that was killed, or whose OUT could not be written any more."""
+    that started it, without what is secret. options: name, value and origin of each. machine: see machine.py.
+    continue_command: the command that goes on (`continue` in the file), None if nothing is left to do. end: None for a
+    process that was killed, or whose OUT could not be written any more."""
 
     version: str
     begin: float
@@ -108,6 +107,7 @@ class Segment:
     machine: dict[str, Any]
     passes: Passes
     stems: Stems
+    continue_command: str | None
     end: End | None
 
 
@@ -132,10 +132,9 @@ def parsed(line: bytes) -> dict[str, Any]:
 
 def line_of(segment: Segment, missing: int) -> bytes:
     """A segment as a line. missing: how many before it were dropped for lack of room."""
-    fields = {field.name: getattr(segment, field.name) for field in dataclasses.fields(Segment)}
-    if segment.end is not None:
-        end = {field.name: getattr(segment.end, field.name) for field in dataclasses.fields(End)}
-        fields["end"] = {name.removesuffix("_command"): value for name, value in end.items()}
+    fields = {
+        field.name.removesuffix("_command"): getattr(segment, field.name) for field in dataclasses.fields(Segment)
+    }
     document = {"format": FORMAT, "segment": fields} | ({"missing": missing} if missing else {})
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -147,8 +146,11 @@ def segment_of(found: Mapping[str, Any]) -> Segment:
     }
     program = _list(found, "program", lambda word: isinstance(word, str))
     options = _list(found, "options", lambda row: isinstance(row, list) and len(row) == 3 and isinstance(row[0], str))
+    command = found["continue"]
     if not _is_measure(found["begin"]) or not isinstance(found["machine"], dict):
         raise ValueError("its begin or its machine is not what was expected")
+    if not (command is None or isinstance(command, str)):
+        raise ValueError("the command that continues it is no text")
     return Segment(
         **texts,
         begin=found["begin"],
@@ -157,6 +159,7 @@ def segment_of(found: Mapping[str, Any]) -> Segment:
         machine=found["machine"],
         passes=_table(Passes, found["passes"], MOST_PASSES),
         stems=_tree(_table(Stems, found["stems"], MOST_STEMS)),
+        continue_command=command,
         end=_end(found["end"]),
     )
 
@@ -164,11 +167,10 @@ def segment_of(found: Mapping[str, Any]) -> Segment:
 def _end(found: Mapping[str, Any] | None) -> End | None:
     if found is None:
         return None
-    command, summary = found["continue"], found["summary"]
-    is_whole = _is_measure(found["seconds"]) and is_count(found["exit_code"]) and isinstance(summary, dict)
-    if not is_whole or not (command is None or isinstance(command, str)):
+    summary = found["summary"]
+    if not (_is_measure(found["seconds"]) and is_count(found["exit_code"]) and isinstance(summary, dict)):
         raise ValueError("its end is not what was expected")
-    return End(found["seconds"], found["exit_code"], command, summary)
+    return End(found["seconds"], found["exit_code"], summary)
 
 
 def _table(kind: type[T], found: Mapping[str, Any], most: int) -> T:

@@ -35,11 +35,13 @@ MOST_CHARACTERS = 4_096
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a run when it begins. program: the words that started it. input: as it is shown."""
+    """What is known of a run when it begins. program: the words that started it. input: as it is shown.
+    continue_command: what goes on if the process is killed."""
 
     program: Sequence[str]
     input: str
     config: Config
+    continue_command: str
 
 
 class RunTrace:
@@ -73,6 +75,7 @@ class RunTrace:
             "dtype": engine.dtype,
             "device": engine.device,
             "machine": describe_machine(engine.device),
+            "continue_command": _plain(setting.continue_command, None),
         }
 
     # As an Observer
@@ -108,7 +111,8 @@ class RunTrace:
 
     def end(self, exit_code: int, continue_command: str | None, summary: dict[str, Any]) -> None:
         """The run is over. continue_command: None if nothing is left to do."""
-        self._write(End(self._elapsed_s(), exit_code, _plain(continue_command, None), _plain(summary, None)))
+        self._facts["continue_command"] = _plain(continue_command, None)
+        self._write(End(self._elapsed_s(), exit_code, _plain(summary, None)))
 
     def _write(self, end: End | None) -> None:
         stems = stem_rows(self._tree.root, self._decode)

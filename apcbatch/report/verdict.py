@@ -28,15 +28,16 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
     prompt, cached = sum(numbers["prompt"]), sum(numbers["cached"])
     ideal = ideal_tokens(requests)
     summaries = [segment.end.summary for segment in segments if segment.end is not None]
-    last = segments[-1].end if knows_end else None
+    last = segments[-1] if knows_end else None
+    end = None if last is None else last.end
     return {
         "requests": len(requests),
         "ok": len(requests) - errors,
         "errors": errors,
         "errors_by_code": dict(sorted(requests.codes.items())),
-        "exit_code": None if last is None else last.exit_code,
+        "exit_code": None if end is None else end.exit_code,
         "continue": None if last is None else last.continue_command,
-        "unfinished": knows_end and last is None,
+        "unfinished": knows_end and end is None,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "computed_tokens": sum(numbers["computed"]),

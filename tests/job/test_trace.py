@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 import stat
 
@@ -50,7 +51,7 @@ def test_a_run_leaves_one_segment(apcbatch, chats, trace):
     assert done.code == 3
     [segment] = read_trace(trace).segments
     agrees(segment, done.summary)
-    assert segment.end.exit_code == 3 and segment.end.continue_command is None
+    assert segment.end.exit_code == 3 and segment.continue_command is None
     assert "nothing is left to do" in done.last_words
     assert segment.input == "in.jsonl" and segment.worker == "main" and segment.fingerprint == "f" * 64
     assert segment.program[1:5] == list(RUN[:4]), segment.program
@@ -86,6 +87,7 @@ def test_killed_and_resumed(start, apcbatch, tmp_path, trace):
     [killed] = read_trace(trace).segments
     written = len((tmp_path / "out.jsonl").read_bytes().splitlines())
     assert killed.end is None and 0 < killed.stems.requests[0] <= written
+    assert {"run", "in.jsonl", "out.jsonl", "--resume"} <= set(shlex.split(killed.continue_command))
     last = start(*RUN, "--resume").end()
     assert last.code == 0, last.stderr
     found = read_trace(trace).segments
@@ -103,7 +105,7 @@ def test_a_signal_says_how_to_go_on(start, tmp_path, trace):
     done = process.end()
     [segment] = read_trace(trace).segments
     assert segment.end.exit_code == done.code == 130
-    assert segment.end.continue_command == done.last_words
+    assert segment.continue_command == done.last_words
     agrees(segment, done.summary)
 
 
@@ -270,4 +272,4 @@ def test_names_that_are_no_utf8(start, tmp_path):
     assert done.code == 1 and "internal error" not in done.stderr
     (segment,) = read_trace(tmp_path / f"{out}.trace.jsonl").segments
     assert segment.end is not None and segment.end.exit_code == 1
-    assert "out?.jsonl" in segment.end.continue_command
+    assert "out?.jsonl" in segment.continue_command

@@ -36,8 +36,8 @@ def segment(draw: random.Random, rows: int = 5, **changes) -> Segment:
     texts = {name: draw.choice(["x", "é"]) for name in ("version", "worker", "input", "model", "fingerprint")}
     facts = {"dtype": "float32", "device": "cpu", "machine": {"cpu": None, "cores": 2}, "begin": 12.5}
     options = [("block_size", 64, "default"), ("stop", ["a"], "--stop")]
-    ended = End(1.5, 3, "apcbatch run", {"requests": 1})
-    whole = Segment(**texts, **facts, program=["a", "b"], options=options, passes=passes, stems=stems, end=ended)
+    facts |= {"program": ["a", "b"], "options": options, "continue_command": draw.choice([None, "apcbatch run"])}
+    whole = Segment(**texts, **facts, passes=passes, stems=stems, end=End(1.5, 3, {"requests": 1}))
     return replace(whole, **changes)
 
 

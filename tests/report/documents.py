@@ -241,13 +241,14 @@ class _Run:
             if n:
                 stems = stems | {name: [0] for name in ("requests", "restored", "computed", "memory", "disk", "hidden")}
             last = n == self.segments_count - 1
-            end = {"seconds": seconds, "exit_code": 0 if last else 130, "continue": None, "summary": self.summary()}
+            end = {"seconds": seconds, "exit_code": 0 if last else 130, "summary": self.summary()}
             made.append(
                 {
                     **self.ran(n),
                     "worker": "main",
                     "passes": self.passes(seconds),
                     "stems": stems,
+                    "continue": None if last and not self.unfinished else "apcbatch run in.jsonl -o out.jsonl --resume",
                     "end": None if last and self.unfinished else end,
                 }
             )
