@@ -15,6 +15,7 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("PYTHONUNBUFFERED", None)  # a child that does not flush must not look as if it did
 
 
 def pytest_configure() -> None:

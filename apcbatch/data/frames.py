@@ -30,9 +30,10 @@ def read_request(requests: BinaryIO) -> Any:
 
 
 def write_answer(answers: BinaryIO, letter: bytes, text: str) -> None:
-    """Put one answer into the child's standard output; what is not DONE is cut."""
+    """Send one answer at once, so that it is not lost with the child; what is not DONE is cut."""
     data = (text if letter == DONE else text[:REASON_CHARACTERS]).encode(errors="replace")
     answers.write(ANSWER_HEAD.pack(letter, len(data)) + data)
+    answers.flush()
 
 
 def bound_this_process(memory_bytes: int) -> None:

@@ -97,7 +97,6 @@ def main() -> None:
         for letter, text in template.answers(*request):
             write_answer(answers, letter, text)
             begin_clock(seconds)
-        answers.flush()
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
