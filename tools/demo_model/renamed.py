@@ -12,7 +12,7 @@ import re
 from random import Random
 from typing import Any
 
-SHARE = 0.5  # of the conversations that get other names
+SHARE = 0.7  # of the conversations that get other names
 KEPT = {"None", "True", "False", "Unreleased", "tests", "python", "pytest"}
 BEGIN = r"(?:(?<![A-Za-z\\])|(?<=\\n))"  # a name may follow a line's end that is written as JSON writes it
 NAME = re.compile(rf"{BEGIN}[A-Z][a-z]{{2,}}(?![A-Za-z])")
