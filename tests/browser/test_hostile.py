@@ -12,7 +12,8 @@ import pytest
 
 from tests.browser.opened import Opened, expect
 from tests.browser.test_requests import comparable
-from tests.report.documents import HOSTILE, document
+from tests.report.documents import document
+from tests.report.runs import HOSTILE
 
 RUN = "document.documentElement.dataset.broken = 1"
 TEXTS = (

@@ -12,7 +12,8 @@ import pytest
 from tests.browser.opened import Opened, expect
 from tests.browser.reading import NUMBERS, SOURCES, chosen, number, ordered, text
 from tests.browser.shown import agrees
-from tests.report.documents import HOSTILE, document
+from tests.report.documents import document
+from tests.report.runs import HOSTILE
 
 SORTS = ("line", "id", "turn", "prompt", "cached", "ideal", "computed", "from", "reason", "out", "prefill_ms",
          "decode_ms", "finish", "answer")  # fmt: skip

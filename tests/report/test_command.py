@@ -21,7 +21,8 @@ from apcbatch.report import report_file
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import ROOT
 from tests.job.conftest import Outcome
-from tests.report.documents import HOSTILE, document
+from tests.report.documents import document
+from tests.report.runs import HOSTILE
 
 Command = Callable[..., Outcome]
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--policy", "all", "-q")

@@ -12,7 +12,8 @@ import pytest
 from apcbatch.report.fit import LENGTHS, PAGE_BYTES, fit
 from apcbatch.report.page import page
 from apcbatch.report.texts import Texts, shortened, shortened_calls, shortened_middle
-from tests.report.documents import HOSTILE, document, text
+from tests.report.documents import document
+from tests.report.runs import HOSTILE, text
 
 COUNTS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "finish", "error")
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from apcbatch.report.page import SCRIPTS, page
-from tests.report.documents import HOSTILE, document, large_document
+from tests.report.documents import document, large_document
+from tests.report.runs import HOSTILE
 
 ASSETS = files("apcbatch.report") / "assets"
 SECTIONS = ["verdict", "tokens", "tree", "timeline", "turns", "curve", "requests", "comparison", "ran"]

@@ -1,0 +1,325 @@
+"""One random run of a report document: its requests as columns, and the tree, turns, sums and timeline that they make.
+
+Must not know: what else a document has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "-->]]>",
+    "<img src=x onerror=alert(1)>",
+    "&lt;b&gt; &amp; \"quoted\" 'single' `tick` ${name}",
+    "line one\u2028line two\u2029line three",
+    "\u202eright to left\u202c \u05d0\u05d1\u05d2 \u0645\u0631\u062d\u0628\u0627",
+    "a NUL \x00 and a bell \x07 and an escape \x1b[31mred",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 family \U0001f3f3\ufe0f\u200d\U0001f308",
+    "combining e\u0301\u0302\u0303 and \u200b zero width",
+    "javascript:alert(1)",
+    "__proto__",
+    "constructor",
+    "\\u003c\\n\\",
+    "",
+)
+WORDS = (  # noqa: SIM905
+    "the order was shipped on Monday and your refund of 24 euros is on its way please check the file for errors then "
+    "run the tests again I found three flights to Lisbon tomorrow morning which one shall I book table rows sorted"
+).split()
+TOOLS = ("find_order", "search_flights", "read_file", "run_tests", "create_event")
+REASONS = ("", "cold", "below_grid", "diverged", "shorter_than_block", "evicted", "stranded", "disabled")
+ERRORS = (
+    "invalid_request: messages[2].content is a number; expected a text or a list of parts",
+    "context_length_exceeded: the prompt has 9,000 tokens and the model takes 8,192",
+    "out_of_memory: the state of 70,000 tokens does not fit",
+)
+REMEDY = "One sentence that says what helps."
+SOURCES = ("none", "memory", "disk")
+FINISHES = ("error", "stop", "length", "tool_calls")
+PASS_COLUMNS = (
+    "begin_s", "seconds", "prefill_s", "decode_s", "store_s", "passes", "prefill_tokens", "decode_tokens", "running",
+    "waiting", "pool_bytes", "store_bytes", "failures",
+)  # fmt: skip
+STEM_COLUMNS = (
+    "parent", "begin", "end", "requests", "restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes",
+    "dropped", "dropped_s", "text", "hidden",
+)  # fmt: skip
+REQUEST_COLUMNS = (
+    "id", "line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
+    "finish", "error", "answer", "calls",
+)  # fmt: skip
+MOST_STEMS = 4096
+MOST_TURNS = 100
+
+
+def text(draw: random.Random, words: int, hostile: bool = True) -> str:
+    """Some words, and at times what must not run."""
+    said = " ".join(draw.choices(WORDS, k=words))
+    return f"{said} {draw.choice(HOSTILE)} {draw.choice(WORDS)}" if hostile and draw.random() < 0.3 else said
+
+
+class Run:
+    """One run: its requests as columns, and the tree that they make. Runs of one seed have the same requests and
+    answers; what is restored, and the times, differ by number."""
+
+    def __init__(
+        self,
+        seed: int,
+        requests: int,
+        number: int,
+        unfinished: bool = False,
+        *,
+        trace: bool = True,
+        prompts: bool = False,
+        errors: bool = True,
+        hostile: bool = True,
+        segments: int = 2,
+    ) -> None:
+        self.requests, self.number, self.unfinished = requests, number, unfinished
+        self.draw, self.times = random.Random(f"{seed}"), random.Random(f"{seed} {number}")
+        self.trace, self.prompts, self.errors, self.hostile = trace, prompts, errors, hostile
+        self.segments_count = segments
+        self.rows: dict[str, list[Any]] = {name: [] for name in REQUEST_COLUMNS}
+        self.stems: dict[str, list[Any]] = {name: [] for name in STEM_COLUMNS}
+        self.is_long = requests > 2000
+        self._add_stem(-1, 0, 0, "")
+        self._draw_requests()
+
+    def _add_stem(self, parent: int, begin: int, end: int, words: str) -> int:
+        draw = self.draw
+        snapshots = draw.choice((0, 0, 1, 2))
+        dropped = draw.randint(0, snapshots) if draw.random() < 0.3 else 0
+        row = {
+            "parent": parent, "begin": begin, "end": end, "snapshots": snapshots,
+            "snapshot_bytes": snapshots * 1_540_096, "dropped": dropped,
+            "dropped_s": round(draw.uniform(0, 10), 3) if dropped else None, "text": words,
+        }  # fmt: skip
+        for name in STEM_COLUMNS:
+            self.stems[name].append(row.get(name, 0))
+        return len(self.stems["parent"]) - 1
+
+    def _draw_requests(self) -> None:
+        """Conversations below shared stems; each turn is one request and one edge more."""
+        draw, shared = self.draw, []
+        for n in range(max(1, min(40, self.requests // 20))):
+            end = draw.randint(200, 2000)
+            first = self._add_stem(0, 0, end, f"<|system|> agent {n}: {text(draw, 6, self.hostile)}"[:80])
+            second = self._add_stem(first, end, end + draw.randint(20, 300), f"tools {n}")
+            shared.append(draw.choice((first, second)))
+        line = 0
+        while len(self.rows["id"]) < self.requests:
+            line += 1
+            stem = draw.choice(shared)
+            node, position, name = stem, self.stems["end"][stem], draw.choice(("support", "search", "files"))
+            for turn in range(1, draw.randint(2, 9)):
+                if len(self.rows["id"]) >= self.requests:
+                    break
+                begin, position = position, position + draw.randint(20, 400)
+                if len(self.stems["parent"]) < MOST_STEMS:
+                    node = self._add_stem(node, begin, position, text(draw, 4, self.hostile)[:80])
+                self._draw_request(f"{name}-{line}#{turn}", line, turn, node, position)
+
+    def _draw_request(self, name: str, line: int, turn: int, node: int, length: int) -> None:
+        draw, rows = self.draw, self.rows
+        failed = self.errors and draw.random() < 0.02
+        ideal = 0 if draw.random() < 0.05 else length - draw.randint(1, min(200, length - 1))
+        cached = ideal // 64 * 64 if self.times.random() < 0.8 else ideal // 128 * 64
+        source = 0 if cached == 0 else self.times.choice((1, 2))
+        reason = 1 if ideal == 0 else 0 if cached == ideal else self.times.choice((2, 2, 2, 3, 3, 4, 5, 6))
+        calls = None
+        if draw.random() < 0.3:
+            calls = [{"name": draw.choice(TOOLS), "arguments": f'{{"id": "A-{draw.randint(1, 99)}"}}'}]
+        if failed:
+            length = cached = source = reason = 0
+            ideal = -1
+            calls = None
+        is_odd = self.hostile and not self.is_long and draw.random() < 0.05
+        words = 3 if self.is_long else draw.choice((1, 10, 60))
+        row = {
+            "id": f"{name} {draw.choice(HOSTILE)}" if is_odd else name,
+            "line": line, "turn": turn, "prompt": length, "cached": cached, "ideal": ideal,
+            "computed": length - cached, "out": 0 if failed else draw.randint(0, 128), "from": source,
+            "reason": reason, "prefill_ms": 0 if failed else self.times.randint(10, 3000),
+            "decode_ms": 0 if failed else self.times.randint(10, 9000),
+            "finish": 0 if failed else 3 if calls else draw.choice((1, 2)),
+            "error": draw.randint(1, len(ERRORS)) if failed else 0,
+            "answer": "" if failed else text(draw, words, self.hostile and not self.is_long), "calls": calls,
+        }  # fmt: skip
+        if not failed and not self.is_long and draw.random() < 0.01:
+            row["answer"] = "x" * 1_000_000 if self.requests <= 200 and line % 7 == 0 else "one-word" * 500
+        for column, value in row.items():
+            rows[column].append(value)
+        if not failed:
+            self._count(node, length, cached, source)
+
+    def _count(self, node: int, length: int, cached: int, source: int) -> None:
+        """Enter a request into the stems of its path; what lies beyond a node's end belongs to the node (folded)."""
+        stems, first = self.stems, True
+        while node >= 0:
+            begin, end = stems["begin"][node], length if first else stems["end"][node]
+            restored = max(0, min(end, cached) - begin)
+            stems["requests"][node] += 1
+            stems["hidden"][node] += first and stems["end"][node] < length
+            stems["restored"][node] += restored
+            stems["computed"][node] += end - begin - restored
+            if source:
+                stems[("memory", "disk")[source - 1]][node] += restored
+            node, first = stems["parent"][node], False
+
+    def passes(self, seconds: float) -> dict[str, list[Any]]:
+        """The columns of some passes that lie in so many seconds, with gaps."""
+        draw, count = self.times, min(2048, max(3, self.requests // 3))
+        columns: dict[str, list[Any]] = {name: [] for name in PASS_COLUMNS}
+        step = seconds / count
+        for n in range(count):
+            lasted = step * draw.uniform(0.5, 1)
+            shares = sorted(draw.random() for _ in range(3))
+            row = {
+                "begin_s": round(n * step, 4), "seconds": round(lasted, 4),
+                "prefill_s": round(lasted * shares[0], 4), "decode_s": round(lasted * (shares[1] - shares[0]), 4),
+                "store_s": round(lasted * (shares[2] - shares[1]), 4), "passes": draw.randint(1, 5),
+                "prefill_tokens": draw.randint(0, 2048), "decode_tokens": draw.randint(0, 32),
+                "running": draw.randint(1, 32), "waiting": draw.randint(0, 200),
+                "pool_bytes": n * 1_000_000 // count * 100, "store_bytes": n * 10_000,
+                "failures": int(draw.random() < 0.02),
+            }  # fmt: skip
+            for name, value in row.items():
+                columns[name].append(value)
+        return columns
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Segments of a trace file. All of the tree is in the first; the others add their roots alone."""
+        made = []
+        for n in range(self.segments_count):
+            seconds = round(self.times.uniform(5, 20), 3)
+            stems = self.stems if n == 0 else {name: self.stems[name][:1] for name in STEM_COLUMNS}
+            if n:
+                stems = stems | {name: [0] for name in ("requests", "restored", "computed", "memory", "disk", "hidden")}
+            last = n == self.segments_count - 1
+            end = {"seconds": seconds, "exit_code": 0 if last else 130, "summary": self.summary()}
+            made.append(
+                {
+                    **self.ran(n),
+                    "worker": "main",
+                    "passes": self.passes(seconds),
+                    "stems": stems,
+                    "continue": None if last and not self.unfinished else "apcbatch run in.jsonl -o out.jsonl --resume",
+                    "end": None if last and self.unfinished else end,
+                }
+            )
+        return made
+
+    def ran(self, segment: int) -> dict[str, Any]:
+        """What ran in a segment."""
+        bad = HOSTILE[0] if self.hostile else "plain"
+        return {
+            "version": "0.9.0", "begin": 1795219200.1 + 60 * segment,
+            "program": ["apcbatch", "run", "examples/agents.jsonl", "-o", f"out {bad}.jsonl"],
+            "model": "demo", "fingerprint": "5f" * 32, "dtype": "float32", "device": "cpu",
+            "machine": {
+                "cpu": "AMD EPYC 7B13", "cores": 2, "threads": 2, "memory_bytes": 8_324_000_000, "gpu": None,
+                "system": "Linux 6.1 x86_64", "python": "3.12.3", "torch": "2.13.0", "instructions": "avx2",
+            },
+            "options": [
+                ["model", "demo", "default"], ["block_size", 64 << self.number, "--block-size"],
+                ["stop", [bad], "a configuration file"], ["store", None, "default"], ["exact", False, "default"],
+            ],
+            "input": "examples/agents.jsonl",
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """The sums, under the summary's names."""
+        rows = self.rows
+        ok = [n for n, error in enumerate(rows["error"]) if not error]
+        codes = Counter(ERRORS[error - 1].partition(":")[0] for error in rows["error"] if error)
+        total = {
+            name: sum(max(0, value) for value in rows[name])
+            for name in ("prompt", "cached", "computed", "ideal", "out")
+        }
+        sources = {name: sum(c for c, f in zip(rows["cached"], rows["from"], strict=True) if SOURCES[f] == name)
+                   for name in ("memory", "disk")}  # fmt: skip
+        return {
+            "requests": len(rows["id"]), "ok": len(ok), "errors": len(rows["id"]) - len(ok),
+            "errors_by_code": dict(sorted(codes.items())),
+            "prompt_tokens": total["prompt"], "cached_tokens": total["cached"], "computed_tokens": total["computed"],
+            "completion_tokens": total["out"], "hit_rate": total["cached"] / max(1, total["prompt"]),
+            "ideal_hit_rate": total["ideal"] / max(1, total["prompt"]), "cached_by_source": sources,
+            "miss_reasons": {REASONS[r]: n for r, n in Counter(rows["reason"]).items() if r},
+            "prefill_tokens_per_s": 2301.5, "decode_tokens_per_s": 801.25,
+            "seconds": {"load": 2.5, "plan": 0.25, "prefill": 4.5, "decode": 6.25, "store": 0.75, "total": 14.5},
+            "peak_rss_bytes": 812_000_000, "peak_device_bytes": None,
+            "warnings": [f"the bundled model is tiny {HOSTILE[0] if self.hostile else ''}".strip()],
+        }  # fmt: skip
+
+    def as_document(self) -> dict[str, Any]:
+        """The run as the page gets it."""
+        summary, rows, done = self.summary(), self.rows, not self.unfinished
+        ideal = sum(max(0, value) for value in rows["ideal"])
+        timed = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "peak_device_bytes")
+        copied = (
+            "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
+            "completion_tokens", "hit_rate", "ideal_hit_rate", "warnings",
+        )  # fmt: skip
+        lost = [max(0, i - c) for i, c in zip(rows["ideal"], rows["cached"], strict=True)]
+        misses = [
+            {
+                "reason": name,
+                "requests": rows["reason"].count(number),
+                "tokens": sum(t for t, r in zip(lost, rows["reason"], strict=True) if r == number),
+                "remedy": REMEDY,
+            }
+            for number, name in enumerate(REASONS)
+            if number and number in rows["reason"]
+        ]
+        table = rows | {
+            "reasons": list(REASONS),
+            "finishes": list(FINISHES),
+            "errors": ["", *ERRORS],
+            "prompt_text": [text(self.times, 30, self.hostile) for _ in rows["id"]] if self.prompts else None,
+            "answer_characters": 20 if self.is_long else None,
+        }
+        count = self.segments_count if self.trace else 0
+        return {
+            "name": f"demo-out/run-{self.number}.jsonl",
+            "notes": [] if self.trace else ["there is no prefix tree, no timeline and no time: the trace is missing"],
+            "verdict": {
+                **{name: summary[name] for name in copied},
+                **{name: summary[name] if done and self.trace else None for name in timed},
+                "exit_code": None if not (done and self.trace) else 3 if summary["errors"] else 0,
+                "continue": None if done else "apcbatch run examples/agents.jsonl -o out.jsonl --resume",
+                "unfinished": self.unfinished,
+                "ideal_tokens": ideal,
+                "segments": count,
+            },
+            "tokens": {
+                "computed": summary["computed_tokens"],
+                **summary["cached_by_source"],
+                "lost": sum(lost),
+                "ideal": ideal,
+                "misses": sorted(misses, key=lambda miss: -miss["tokens"]),
+            },
+            "tree": {**self.stems, "note": None} if self.trace else None,
+            "timelines": [
+                {"worker": "main", "begin": 1795219200.1 + 60 * n, "seconds": 12.5, "passes": self.passes(12.0)}
+                for n in range(count)
+            ],
+            "turns": self._turns(),
+            "requests": table,
+            "ran": {"segments": [self.ran(n) for n in range(count)], "run_file": {"version": "0.9.0"}},
+        }
+
+    def _turns(self) -> dict[str, list[int]]:
+        sums: dict[int, list[int]] = {}
+        for turn, cached, computed, error in zip(
+            *(self.rows[name] for name in ("turn", "cached", "computed", "error")), strict=True
+        ):
+            if not error:
+                one = sums.setdefault(min(turn, MOST_TURNS), [0, 0, 0])
+                one[0], one[1], one[2] = one[0] + 1, one[1] + cached, one[2] + computed
+        turns = sorted(sums)
+        columns = {name: [sums[turn][n] for turn in turns] for n, name in enumerate(("requests", "cached", "computed"))}
+        return {"turn": turns, **columns}
