@@ -19,7 +19,7 @@ STOCK = Trouble(
         "POST /checkout req={id} shop={user} stock answered in {ms} ms, retried once",
     ),
     SLOW,
-    "[Support has four tickets from shops|Shops write] that the basket [hangs|is stuck] before paying.",
+    "[Support hears|Shops write] that the basket [hangs|is stuck] before paying.",
     "stock-service",
     "warning",
     (
@@ -242,6 +242,7 @@ VOUCHER = Trouble(
 )
 CHECKOUT = System(
     "checkout-api",
+    "error",
     "gateway -> checkout-api -> (payment-adapter, stock-service, Postgres orders); checkout-api also reads the price "
     "lists from Redis. checkout-api runs with <instances> instances and a pool of <pool> connections each.",
     (2, 2, 2, 5),

@@ -230,11 +230,12 @@ CLOCK = Trouble(
     "[Stricter network rules|Close unused ports]",
     "At <guilty_at> the network rules of auth-service-4 were made stricter, and its time source is cut off. 85 %.",
     "the clock of auth-service-4 is ahead, and its tokens are refused by the other instances",
-    "take auth-service-4 out of the gateway; five instances are enough until the evening",
+    "take auth-service-4 out of the gateway; the others are enough until the evening",
     "an alert on clock offsets above a second",
 )
 LOGIN = System(
     "auth-service",
+    "warning",
     "gateway -> auth-service (<instances> instances) -> (Redis sessions: 3 nodes, Postgres users). A session that is "
     "not in "
     "Redis is created again from the refresh token, which means one bcrypt check, about 250 ms of a core.",

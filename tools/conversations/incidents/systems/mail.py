@@ -244,6 +244,7 @@ SINGLE = Trouble(
 )
 MAIL = System(
     "mail-worker",
+    "warning",
     "order-service -> queue -> mail-worker (<instances> instances) -> (template-service, Postgres customers, SMTP "
     "relay). A "
     "job is acknowledged after the relay has accepted the mail; without that it is delivered again after 120 seconds.",

@@ -33,6 +33,8 @@ BEGIN = "I begin with the errors of the affected service and the metric behind t
 SHOWN = (
     "The log is dominated by one kind of line, with {more} more like it, and the metric changes at the same time. "
     "These are the hypotheses:",
+    "The log is dominated by one kind of line, with {more} more like it, and the metric changes at the same time. "
+    "These are the hypotheses:",
     "The log is dominated by one kind of line, and {metric} goes to {after} at {since}. These are the hypotheses:",
     "{more} more lines like these, and {metric} goes from {before} to {after} at {since}. The hypotheses:",
 )
@@ -137,7 +139,7 @@ class SystemSearch:
         """The alert, the first look, the hypotheses."""
         rng, world, true = self.rng, self.world, self.true
         victim = world.names["victim"]
-        level = rng.choice(("error", "warning"))
+        level = world.system.level if rng.random() < 0.8 else rng.choice(("error", "warning"))
         errors = world.logs(victim, level, true.symptoms, "", rng.randrange(9, 17), slow=True)
         errors = replace(errors, more=rng.randrange(60, 24000))
         metric = world.metric_call(true.alarm.draw(rng, victim, world.change))
@@ -162,12 +164,12 @@ class SystemSearch:
             for number, (cause, expect) in enumerate(zip(self.causes, self.expects, strict=True), start=1)
         ]
         full, brief = ([form.format(*one) for one in told] for form in (FULL, BRIEF))
-        others = self.rng.sample(self.world.system.others, self.rng.choice((0, 0, 1, 2, 2)))
+        others = self.rng.sample(self.world.system.others, self.rng.choice((0, 0, 0, 1, 2, 2)))
         more = [f"{number}. {other}" for number, other in enumerate(others, start=3)]
         if more:
             ways = [[SHOWN_BRIEFLY, *brief, *more], [SHOWN_BRIEFLY, *brief, *more[:1]], [SHOWN_BRIEFLY, *full]]
         else:
-            ways = [[shown, *full], [shown, *brief], [SHOWN_BRIEFLY, *full]]
+            ways = [[shown, *full], *self.rng.sample([[shown, *brief], [SHOWN_BRIEFLY, *full]], 2)]
         fits = (way for way in ways if sum(map(num_tokens, way)) + len(way) <= LONGEST_LIST)
         return "\n".join([*next(fits, [SHOWN_BRIEFLY, *brief]), "Which one do we test?"])
 

@@ -54,11 +54,12 @@ class Trouble:
 class System:
     """Services that call each other, and what can be wrong with them.
 
-    others are hypotheses in one line; warnings are what each service writes on any day; changes are harmless deploys
-    as pairs of service and change.
+    level is the one at which the victim mostly writes its troubles; others are hypotheses in one line; warnings are
+    what each service writes on any day; changes are harmless deploys as pairs of service and change.
     """
 
     victim: str
+    level: str
     platform: str
     every: tuple[int, ...]
     others: tuple[str, ...]
