@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 TOKENIZER = Path(__file__).parents[2] / "apcbatch" / "demo" / "tokenizer.json"
 MOST_ANSWER_TOKENS = 118
-SURELY_SHORT = 230  # characters; such an answer is not counted
+SURELY_SHORT = 200  # characters; such an answer is not counted
 
 
 @cache

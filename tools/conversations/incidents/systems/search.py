@@ -126,7 +126,7 @@ class SystemSearch:
 
     def _log(self, part: str, level: str, patterns: tuple[str, ...], decisive: str, slow: bool) -> Call:
         """A look at a log."""
-        lines = self.rng.randrange(6, 15)
+        lines = self.rng.randrange(6, 13)
         return self.world.logs_call(self.world.logs(part, level, patterns, decisive, lines, slow))
 
     def _known(self, number: int) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class SystemSearch:
         rng, world, true = self.rng, self.world, self.true
         victim = world.names["victim"]
         level = world.system.level if rng.random() < 0.8 else rng.choice(("error", "warning"))
-        errors = world.logs(victim, level, true.symptoms, "", rng.randrange(9, 17), slow=True)
+        errors = world.logs(victim, level, true.symptoms, "", rng.randrange(9, 15), slow=True)
         errors = replace(errors, more=rng.randrange(60, 24000))
         metric = world.metric_call(true.alarm.draw(rng, victim, world.change))
         seen = values(metric[2], world.change)
