@@ -20,8 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from conversations import DOMAINS, WEIGHTS, conversation, conversations  # noqa: E402
+from conversations.incidents.systems import SYSTEMS  # noqa: E402
 from conversations.words import say  # noqa: E402
 from examples_text.script import Script  # noqa: E402
+from examples_text.search_incident import INCIDENTS  # noqa: E402
 
 EXAMPLES = ROOT / "examples" / "agents.jsonl"
 DEMO = ROOT / "apcbatch" / "demo"
@@ -178,6 +180,31 @@ def test_no_example_is_among_them(drawn):
     for scripts in drawn.values():
         for script in scripts:
             assert json.dumps(script.messages[1:6]) not in held_out
+
+
+def test_no_incident_of_the_examples_is_told():
+    """Training on what is evaluated: an alert, a hypothesis, a finding or a summary of the examples' incidents."""
+    held_out = set()
+    for incident in INCIDENTS:
+        held_out |= {incident.alert, incident.summary, *incident.others}
+        for one in incident.hypotheses:
+            held_out |= {one.title, one.expect, one.ruled_out, one.finding, *(look.finding for look in one.looks)}
+    for script in islice(conversations("train", ["incidents"]), 400):
+        said = "\n".join(message["content"] or "" for message in script.messages[1:])
+        assert not [text for text in held_out if text in said], script.name
+
+
+def test_incidents_happen_in_the_systems_of_the_examples():
+    """A system or a fault that is never drawn, or drawn so often that the model learns it by heart."""
+    scripts = list(islice(conversations("train", ["incidents"]), 400))
+    told = ["".join(message["content"] or "" for message in script.messages) for script in scripts]
+    begins = [incident.platform.partition(";")[0].partition(" (")[0] for incident in INCIDENTS]
+    assert 0.3 * len(told) < sum(any(begin in text for begin in begins) for text in told) < 0.5 * len(told)
+    for system in SYSTEMS:
+        assert len(system.troubles) >= 5
+        for trouble in system.troubles:
+            assert system.warnings[trouble.part], "a second look reads the warnings"
+            assert any(trouble.measure.name in text for text in told), trouble.title
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

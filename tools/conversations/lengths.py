@@ -5,7 +5,7 @@ Must not know: what a conversation is about.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from examples_text.script import Message, Script
@@ -19,6 +19,12 @@ SURELY_SHORT = 200  # characters; such an answer is not counted
 @cache
 def _tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TOKENIZER))
+
+
+@lru_cache(4096)
+def num_tokens(text: str) -> int:
+    """The tokens of a text that is said often."""
+    return len(_tokenizer().encode(text, add_special_tokens=False).ids)
 
 
 def _text(answer: Message) -> str:

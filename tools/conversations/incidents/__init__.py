@@ -1,4 +1,4 @@
-"""Branching search for the cause of an incident in a company that is drawn, in the examples' words and in others.
+"""Branching search for the cause of an incident in a company that is drawn, or in one of the examples' systems.
 
 The examples' three incidents are held out.
 """
@@ -12,14 +12,15 @@ from examples_text.incident_data import Logs
 from examples_text.script import MAX_MESSAGES, Call, Script
 from examples_text.search_incident import SYSTEM, TOOLS
 
-from conversations.incidents import questions
+from conversations.incidents import questions, systems
 from conversations.incidents.faults import FAULTS, Fault
 from conversations.incidents.more_faults import MORE_FAULTS
 from conversations.incidents.world import World, decisive_line, values
 from conversations.lengths import is_short
 from conversations.words import say
 
-SEARCHES = 0.7  # of the conversations; the others are single questions
+KNOWN_SYSTEMS = 0.4  # of the conversations
+SEARCHES = 0.7  # of those in a drawn company; the others are single questions
 LONGEST_LIST = 245  # characters of the hypotheses; where they are longer, they are told in fewer words
 EVERY_FAULT = (*FAULTS, *MORE_FAULTS)
 
@@ -190,6 +191,8 @@ class Search:
 
 
 def _draw(rng: Random, name: str) -> Script:
+    if rng.random() < KNOWN_SYSTEMS:
+        return systems.conversation(rng, name)
     if rng.random() > SEARCHES:
         return questions.conversation(rng, name)
     search = Search(rng, name)
