@@ -1,10 +1,13 @@
 """Whether the answers of a conversation are short enough: the one place that asks the bundled tokenizer.
 
+`pieces` is a quick estimate, a little above the number of tokens, for the choice of what goes into one answer.
+
 Must not know: what a conversation is about.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +16,18 @@ from tokenizers import Tokenizer
 
 TOKENIZER = Path(__file__).parents[2] / "apcbatch" / "demo" / "tokenizer.json"
 MOST_ANSWER_TOKENS = 118
+_PIECE = re.compile(r"[A-Za-z]+|\d|[^\w\s]+|_|\n")
 SURELY_SHORT = 200  # characters; such an answer is not counted
 
 
 @cache
 def _tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(TOKENIZER))
+
+
+def pieces(text: str) -> int:
+    """About how many tokens a text has: its words, digits and runs of other signs."""
+    return len(_PIECE.findall(text))
 
 
 def _text(answer: Message) -> str:
