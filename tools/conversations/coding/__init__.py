@@ -66,7 +66,7 @@ DONE = (
 )
 FOLLOWS = (
     "Thanks. Please add a line to the changelog.",
-    "[Looks good|Great]. [Put it|Please put it] into the changelog, then I'll merge.",
+    "[Looks good|Great]. [Put it|Please put it] into the changelog, then it can be merged.",
     "[Good|Perfect]. [And|Now] the changelog, please.",
 )
 NOTED = (

@@ -37,7 +37,7 @@ _FUNCTION = re.compile(r'^ *def (\w+)\((?:self(?:, )?)?(.*)\)(?: -> .*)?:\n +"""
 _EXTRAS = {
     "docs/usage.md": "# Usage\n\nSee the README[ for an example|, and the tests for examples].\n",
     "docs/index.md": "# {package}\n\n[Notes|Details] [will follow|are in the docstrings].\n",
-    "CONTRIBUTING.md": "# Contributing\n\n[Run the tests|Run pytest] before you [send a change|open a merge request].\n",
+    "CONTRIBUTING.md": "# Contributing\n\n[Run the tests|Run pytest] before you [send|propose] a change.\n",
     "AUTHORS.md": "# Authors\n\n[In the order of their first change|See the history].\n",
     "tests/__init__.py": "",
 }

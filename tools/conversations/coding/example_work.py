@@ -61,7 +61,7 @@ DONE = (
     "{reason} {fixed} now, with a change in {path} and a test in {tests}. All {count} tests pass.",
 )
 CHANGELOG = (
-    "Looks good. Please put it into the changelog[, then I'll merge|].",
+    "Looks good. [Please put it into the changelog before I merge|Now put it into the changelog].",
     "Thanks. [Now|Please add] a line [for|to] the changelog.",
     "[Good|Great|Right]. And the line for the changelog, please.",
 )
