@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -20,8 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from conversations import DOMAINS, WEIGHTS, conversation, conversations  # noqa: E402
+from conversations.coding.example_projects import PACKAGES, Case, namespace, written  # noqa: E402
 from conversations.incidents.systems import SYSTEMS  # noqa: E402
 from conversations.words import say  # noqa: E402
+from examples_text.coding import TASKS  # noqa: E402
+from examples_text.coding_task import Repository  # noqa: E402
 from examples_text.script import Script  # noqa: E402
 from examples_text.search_incident import INCIDENTS  # noqa: E402
 
@@ -205,6 +209,45 @@ def test_incidents_happen_in_the_systems_of_the_examples():
         for trouble in system.troubles:
             assert system.warnings[trouble.part], "a second look reads the warnings"
             assert any(trouble.measure.name in text for text in told), trouble.title
+
+
+def test_coding_works_in_the_projects_of_the_examples_but_not_on_their_tasks():
+    """Training on a held-out task: what its user writes, or what its edits put in; or a project that is never drawn."""
+    asked = {task.ask for task in TASKS} | {task.follow[0] for task in TASKS if task.follow}
+    followed = [edit for task in TASKS if task.follow for edit in task.follow[1]]
+    attempts = [task.wrong[0] for task in TASKS if task.wrong]
+    made = {edit.new for task in TASKS for edit in (task.test, *task.fix)} | {edit.new for edit in followed + attempts}
+    projects: Counter[str] = Counter()
+    for script in islice(conversations("train", ["coding"]), 300):
+        assert asked.isdisjoint(message["content"] for message in script.messages if message["role"] == "user")
+        for called in calls(script):
+            arguments = json.loads(called["arguments"])
+            edits = arguments.get("edits", [{"new": arguments.get("content")}])
+            assert made.isdisjoint(edit["new"] for edit in edits), script.name
+        listed = str(script.messages)
+        projects.update(name for name in PACKAGES if f"{name}/__init__.py" in listed)
+    assert set(projects) == set(PACKAGES) and 90 < projects.total() < 210, projects
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_mistake_is_one_that_no_test_shows_yet(package):
+    """A mistake that the tests of the project show already, one whose new test passes, or a repair that is none."""
+    for index, mistake in enumerate(PACKAGES[package].mistakes):
+        case = Case(Random(index), package, mistake)
+        files = Repository.read(package).files
+        for text, fails in ((case.text, True), (case.mended, False)):
+            scope = namespace(package, case.path, text)
+            scope["pytest"] = pytest
+            for name in [name for name in scope if name.startswith("test_") and name != case.test]:
+                scope[name]()
+            exec(case.body, scope)
+            with pytest.raises(Exception) if fails else nullcontext():  # noqa: B017, PT011
+                scope.pop(case.test)()
+        checkout = Repository({**files, case.path: case.text})
+        checkout.apply(written(checkout, case))
+        assert f"1 failed, {len(checkout.tests()) - 1} passed" in checkout.run_tests((case.seen[1],), 5)
+        checkout.apply(case.fix)
+        assert checkout.files[case.path] == case.mended
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

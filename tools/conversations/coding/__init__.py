@@ -1,7 +1,7 @@
-"""Coding conversations in projects that are drawn: read, a test that fails, the fix, the summary.
+"""Coding conversations: read, a test that fails, the fix, the summary.
 
-The system prompt, the functions and the order of work are those of the examples; their five projects are held out.
-An answer makes one small edit at most, so that it stays short.
+The system prompt, the functions and the order of work are those of the examples. About half of the conversations
+are in projects that are drawn, the others in the examples' five projects; the examples' tasks are held out.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from random import Random
 
 from examples_text.coding import LOOKS, SYSTEM, TOOLS
-from examples_text.coding_task import Edit, Failure, after, changelog
+from examples_text.coding_task import Edit, after, changelog
 from examples_text.script import MAX_MESSAGES, Call, Script
 
-from conversations.coding import questions
+from conversations.coding import example_work, questions
+from conversations.coding.desk import Desk
 from conversations.coding.projects import Project, draw
 from conversations.incidents.world import fill
 from conversations.lengths import is_short
 from conversations.words import say
 
 REPAIRS = 0.75  # of the conversations; the others are questions about a project
-LONGEST = 215  # characters of an edit and what is said beside it; a run has an answer of its own where it is longer
-RUN = "python -m pytest -q --tb=short"
+EXAMPLE_PROJECTS = 0.5  # of the conversations
+LONGEST_TEST = 175  # characters of a test with what it is put behind; a longer one has a file of its own
 
 WISHES = (
     "{report} {call} {gives} {got}, [but it should be|and I expect|I expected] {want}. [Please fix it|Can you fix "
@@ -45,7 +46,7 @@ TESTS = (
     "{reason} [First a test that shows it|The test comes first].",
     "{reason}",
 )
-RUNS = (None, None, "Now the tests.", "[It should fail now|I expect a failure].")
+RUNS = ("", "", "Now the tests.", "[It should fail now|I expect a failure].")
 FIXES = (
     "{got} instead of {want}, as [you said|reported]. {cure}.",
     "It fails for the reason that was reported. {cure}.",
@@ -57,7 +58,7 @@ CURES = (
     "[The smallest change is|One change is enough:] `{right}`",
     "[It has to be|I write] `{right}`",
 )
-RUNS_AGAIN = (None, "All tests again.", "Now all of them again.")
+RUNS_AGAIN = ("", "All tests again.", "Now all of them again.")
 DONE = (
     "{reason} {fixed}, in {name}() in {path}, and {test} keeps it that way. All {count} tests pass.",
     "{fixed}, in {path}. {call} gives {want}. I did not change anything else.",
@@ -65,7 +66,7 @@ DONE = (
 )
 FOLLOWS = (
     "Thanks. Please add a line to the changelog.",
-    "[Looks good|Great]. [Put it|Please put it] into the changelog, then I'll merge.",
+    "[Looks good|Great]. [Put it|Please put it] into the changelog, then it can be merged.",
     "[Good|Perfect]. [And|Now] the changelog, please.",
 )
 NOTED = (
@@ -94,6 +95,7 @@ class Session:
         self.rng, self.project = rng, project
         system = SYSTEM if rng.random() < 0.75 else say(rng, SYSTEMS, package=project.package)
         self.script = Script(name, system, TOOLS if rng.random() < 0.8 else rng.sample(TOOLS, len(TOOLS)))
+        self.desk = Desk(rng, self.script, project.repository)
         fault, names = project.fault, project.fault.names
         right, wrong = fault.lines()
         raised = project.got.split(":")[0].endswith("Error")
@@ -137,24 +139,6 @@ class Session:
             calls.insert(0, ("search", {"text": text}, project.repository.search(text)))
         script.call(remark, *calls)
 
-    def edit_and_run(self, edit: Edit, failed: tuple[Failure, ...], remark: str, between: str | None) -> None:
-        """Make an edit and run the tests, in one answer if that is short."""
-        repository = self.project.repository
-        difference = repository.apply(edit)
-        change = {"path": edit.path, "old": edit.old, "new": edit.new}
-        call: Call = ("edit_files", {"edits": [change]}, difference)
-        if not edit.old:
-            arguments = {"path": edit.path, "content": edit.new}
-            call = ("write_file", arguments, f"wrote {edit.path}, {len(edit.new.encode())} bytes")
-        printed = repository.run_tests(failed, self.rng.randrange(3, 30))
-        run: Call = ("run", {"command": RUN}, printed)
-        if sum(map(len, change.values())) + len(remark) <= LONGEST - 70:
-            self.script.call(remark or None, call, run)
-        else:
-            fits = sum(map(len, change.values())) + len(remark) <= LONGEST
-            self.script.call((remark or None) if fits else None, call)
-            self.script.call(between, run)
-
     def write_test(self) -> None:
         """The test that shows the mistake."""
         project, tests = self.project, str(self.known["tests"])
@@ -164,14 +148,14 @@ class Session:
         if tests in files:
             last = files[tests].splitlines(keepends=True)[-1]
             edit = after(tests, last, f"\n\n{body}", "")
-            if len(last) + len(edit.new) > LONGEST - 40:
+            if len(last) + len(edit.new) > LONGEST_TEST:
                 tests = f"tests/{self.test}.py"
         if tests not in files:
             edit = Edit(tests, "", f"{imported}\n\n{body}", "")
             self.known["tests"] = tests
-        between = self.rng.choice(RUNS)
+        between = say(self.rng, RUNS)
         failed = project.failure(self.test, edit.path)
-        self.edit_and_run(edit, (failed,), self.text(TESTS), say(self.rng, (between,)) if between else None)
+        self.desk.edit_and_run((edit,), (failed,), self.text(TESTS), between)
 
     def fix(self) -> None:
         """The smallest change, and all tests."""
@@ -182,7 +166,7 @@ class Session:
         cure = say(self.rng, CURES, right=right)
         remark = say(self.rng, FIXES, cure=cure, **self.known)
         between = self.rng.choice(RUNS_AGAIN)
-        self.edit_and_run(Edit(path, wrong, right, ""), (), remark, between)
+        self.desk.edit_and_run((Edit(path, wrong, right, ""),), (), remark, between)
         self.known["count"] = len(self.project.repository.tests())
         self.script.say(self.text(DONE))
 
@@ -191,7 +175,7 @@ class Session:
         script, repository = self.script, self.project.repository
         if self.rng.random() < 0.6:
             script.user(self.text(FOLLOWS))
-            self.edit_and_run(changelog(f"{self.known['line']}."), (), "", None)
+            self.desk.edit_and_run((changelog(f"{self.known['line']}."),), (), "", "")
             script.say(self.text(NOTED))
         else:
             script.user(self.text(USES))
@@ -201,6 +185,8 @@ class Session:
 
 
 def _draw(rng: Random, name: str) -> Script:
+    if rng.random() < EXAMPLE_PROJECTS:
+        return example_work.conversation(rng, name)
     project = draw(rng)
     if rng.random() > REPAIRS:
         return questions.conversation(rng, name, project)

@@ -1,4 +1,4 @@
-"""Questions about a project that is drawn: where something is, what it gives, whether the tests pass.
+"""Questions about a project: where something is, what it gives, whether the tests pass.
 
 Must not know: how a mistake is put right.
 """
@@ -6,10 +6,12 @@ Must not know: how a mistake is put right.
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 from examples_text.coding import SYSTEM, TOOLS
 from examples_text.script import Script
 
+from conversations.coding.example_projects import Checkout, Place
 from conversations.coding.projects import Function, Project
 from conversations.words import listed, say
 
@@ -51,11 +53,11 @@ EXAMPLES = ("[Give me an example|Is there an example]?", "What does it give, for
 EXAMPLES_SAYS = ("{call} gives {want}; that is what {tests} expects.", "In {tests}: {call} == {want}.")
 
 
-def _line(project: Project, function: Function) -> int:
+def _line(project: Any, function: Function | Place) -> int:
     return project.repository.line_number(project.path(function), f"def {function.names['name']}(")
 
 
-def _where(script: Script, rng: Random, project: Project, function: Function) -> None:
+def _where(script: Script, rng: Random, project: Any, function: Function | Place) -> None:
     """A search for a name."""
     name = function.names["name"]
     script.user(say(rng, WHERE, name=name))
@@ -64,7 +66,7 @@ def _where(script: Script, rng: Random, project: Project, function: Function) ->
     script.say(say(rng, WHERE_SAYS, name=name, **places))
 
 
-def _run(script: Script, rng: Random, project: Project, function: Function) -> None:
+def _run(script: Script, rng: Random, project: Any, function: Function | Place) -> None:
     """A run of the tests, which pass."""
     script.user(say(rng, RUNS))
     hundredths = rng.randrange(3, 30)
@@ -72,12 +74,12 @@ def _run(script: Script, rng: Random, project: Project, function: Function) -> N
     script.say(say(rng, PASSES, count=len(project.repository.tests()), time=f"0.{hundredths:02d}"))
 
 
-def _files(script: Script, rng: Random, project: Project, function: Function) -> None:
+def _files(script: Script, rng: Random, project: Any, function: Function | Place) -> None:
     """The list of files, and the largest of them."""
     files = project.repository.files
     script.user(say(rng, FILES))
     script.call(None, ("list_files", {}, project.repository.listing()))
-    code = listed([project.path(one) for one in sorted(project.functions, key=lambda one: one.module)])
+    code = listed(list(dict.fromkeys(map(project.path, sorted(project.functions, key=lambda one: one.module)))))
     tests = "tests/"
     known = {"count": len(files), "code": code, "tests": tests, "package": project.package}
     script.say(say(rng, FILES_SAYS, **known))
@@ -87,7 +89,7 @@ def _files(script: Script, rng: Random, project: Project, function: Function) ->
         script.say(say(rng, LARGEST_SAYS, path=path, size=len(files[path].encode())))
 
 
-def _does(script: Script, rng: Random, project: Project, function: Function) -> None:
+def _does(script: Script, rng: Random, project: Any, function: Function | Place) -> None:
     """What a function is for, and an example out of its test."""
     name, path, tests = function.names["name"], project.path(function), project.test_path(function)
     script.user(say(rng, DOES, name=name))
@@ -96,14 +98,14 @@ def _does(script: Script, rng: Random, project: Project, function: Function) -> 
     head, doc = function.right.splitlines()[:2]
     parameters = head[head.index("(") + 1 : -2]
     script.say(say(rng, DOES_SAYS, name=name, path=path, parameters=parameters, doc=doc.strip().strip('"')))
-    if rng.random() < 0.5:
+    if isinstance(project, Project) and rng.random() < 0.5:
         line = project.repository.files[tests].splitlines()[-1].strip().removeprefix("assert ")
         call, _, want = line.rpartition(" == ")
         script.user(say(rng, EXAMPLES))
         script.say(say(rng, EXAMPLES_SAYS, call=call, want=want, tests=tests))
 
 
-def conversation(rng: Random, name: str, project: Project) -> Script:
+def conversation(rng: Random, name: str, project: Project | Checkout) -> Script:
     """One to three questions."""
     system = SYSTEM if rng.random() < 0.3 else say(rng, SYSTEMS, package=project.package)
     script = Script(name, system, TOOLS if rng.random() < 0.6 else rng.sample(TOOLS, len(TOOLS)))
