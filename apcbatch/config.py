@@ -46,7 +46,7 @@ class Config:
     model: str = option(
         "demo",
         "Model",
-        "The model: a folder, a hub id that is in the local cache, or the bundled `demo`.",
+        "The model: a folder, a hub id that is in the local cache, or a bundled one: `demo`, `demo-jamba`.",
         metavar="DIR|HF-ID|demo",
     )
     dtype: str = option(

@@ -56,12 +56,12 @@ def _warn(sentence: str) -> None:
 class LLM:
     """Answers conversations on one model. Use it in a `with` block, or call `close`.
 
-    model: `demo`, a folder or a cached hub id. options: those of `apcbatch run`, by the names that its configuration
-    file has, with the same checks: `block_size=64`, `store="states"`, `dtype="bfloat16"`, `pool_size="2GiB"`.
-    `max_tokens`, `temperature` and the like hold for requests that do not set them. Only `policy` has another default,
-    `all`, because the next conversation is not known; `planned` suits a long `run` better. Neither the environment nor
-    a configuration file is read. warn: gets each warning as a sentence; by default `warnings.warn` does. Raises
-    UsageError (ModelError) for what cannot be used. One thread may use an LLM at a time.
+    model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. options: those of `apcbatch run`, by the
+    names that its configuration file has, with the same checks: `block_size=64`, `store="states"`, `dtype="bfloat16"`,
+    `pool_size="2GiB"`. `max_tokens`, `temperature` and the like hold for requests that do not set them. Only `policy`
+    has another default, `all`, because the next conversation is not known; `planned` suits a long `run` better. Neither
+    the environment nor a configuration file is read. warn: gets each warning as a sentence; by default `warnings.warn`
+    does. Raises UsageError (ModelError) for what cannot be used. One thread may use an LLM at a time.
     """
 
     def __init__(

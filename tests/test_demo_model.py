@@ -1,10 +1,11 @@
-"""The bundled model: a complete checkpoint folder that `transformers` loads, and a prefix-stable template."""
+"""The bundled models: complete checkpoint folders that `transformers` loads, and a prefix-stable template."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from apcbatch.model.locate import BUNDLED, DEMO_DIR
+
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "apcbatch" / "demo"
+sys.path.insert(0, str(ROOT / "tools"))
+from demo_model import recipe, shapes  # noqa: E402
+
+FAMILIES = {"demo": "mamba", "demo-jamba": "jamba"}
+PARAMETERS = {"demo": 2_950_528, "demo-jamba": 3_741_000}
 EXAMPLES = ROOT / "examples" / "agents.jsonl"
 FILES = {
     "chat_template.jinja",
@@ -31,12 +38,23 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(FOLDER)
+    return AutoTokenizer.from_pretrained(DEMO_DIR)
+
+
+@pytest.fixture(scope="module", params=BUNDLED)
+def name(request):
+    """Each of the bundled models."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def model():
-    loaded, info = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32, output_loading_info=True)
+def folder(name):
+    return BUNDLED[name]
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    loaded, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not any(info.values()), info
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the matrices are tiny
@@ -54,45 +72,49 @@ def ids_of(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_folder_is_complete_and_small():
+def test_folder_is_complete_and_small(folder):
     """A file that was not added to the repository, or weights that have grown."""
-    assert {path.name for path in FOLDER.iterdir()} == FILES
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= MAX_BYTES
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_BYTES
 
 
-def test_the_script_makes_the_committed_folder(tmp_path):
+def test_the_script_makes_the_committed_folder(name, folder, tmp_path):
     """A script that was changed without its result, or a result that depends on the machine."""
     command = [
         sys.executable,
         str(ROOT / "tools" / "make_demo_model.py"),
         "--without-weights",
+        "--shape",
+        FAMILIES[name],
         "--output",
         str(tmp_path),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    for name in sorted(FILES - {"model.safetensors"}):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), name
+    for file in sorted(FILES - {"model.safetensors"}):
+        assert (tmp_path / file).read_bytes() == (folder / file).read_bytes(), file
 
 
-def test_it_is_a_small_mamba(model):
+def test_it_is_small_and_of_its_family(name, model):
     """Weights of another shape than docs/demo-model.md says."""
-    assert model.config.model_type == "mamba"
-    assert sum(p.numel() for p in model.parameters()) == 3_676_928
+    assert model.config.model_type == FAMILIES[name]
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
 
 
-def test_the_weights_say_how_they_were_made():
-    """Weights whose origin nobody can tell."""
-    with safe_open(FOLDER / "model.safetensors", "pt") as file:
+def test_the_weights_are_those_of_the_script(name, folder):
+    """Conversations, a recipe or a shape that have moved on since the weights were trained."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
         made = file.metadata()
         assert "lm_head.weight" not in set(file.keys())  # tied to the embedding
     assert int(made["steps"]) > 1000 and int(made["tokens"]) > 10_000_000
-    assert len(made["digest"]) == 64 and json.loads(made["recipe"])["conversations"] == "train"
+    chosen = recipe.Recipe(**json.loads(made["recipe"]) | {"betas": recipe.Recipe.betas})
+    assert replace(chosen, minutes=recipe.Recipe.minutes) == recipe.Recipe()
+    assert made["digest"] == recipe.digest(chosen, shapes.SHAPES[FAMILIES[name]])
 
 
-def test_special_tokens_agree(tokenizer):
+def test_special_tokens_agree(tokenizer, folder):
     """Generation that never stops, because config and tokenizer disagree about the end."""
-    generation = GenerationConfig.from_pretrained(FOLDER)
-    config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+    generation = GenerationConfig.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert generation.eos_token_id == config["eos_token_id"] == tokenizer.convert_tokens_to_ids("<|end|>")
     assert tokenizer.eos_token == "<|end|>" and tokenizer.bos_token == "<|bos|>"
     assert len(tokenizer) == config["vocab_size"]

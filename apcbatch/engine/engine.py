@@ -50,8 +50,9 @@ MAX_SNAPSHOT_SLOTS = 1 << 20
 class Engine:
     """Runs requests on one model.
 
-    model: `demo`, a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA if it is there. exact: on
-    CUDA, products of one order of sums, so that a cached answer equals a cold one bit for bit, as it does on the CPU.
+    model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA
+    if it is there. exact: on CUDA, products of one order of sums, so that a cached answer equals a cold one bit for
+    bit, as it does on the CPU.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:

@@ -16,7 +16,7 @@ from typing import Any
 from apcbatch.config import Config
 from apcbatch.errors import ApcbatchError
 from apcbatch.job.opening import use_isa
-from apcbatch.model.locate import DEMO, DEMO_NOTE, locate_model
+from apcbatch.model.locate import locate_model, note_of
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
@@ -165,7 +165,7 @@ def _model(config: Config) -> str:
     finally:
         engine.close()
     found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
-    return f"{found}; {DEMO_NOTE}" if config.model == DEMO else found
+    return "; ".join(filter(None, [found, note_of(config.model)]))
 
 
 def _template(config: Config) -> str:

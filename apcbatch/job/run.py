@@ -33,7 +33,7 @@ from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
 from apcbatch.job.trace import RunTrace, Setting
 from apcbatch.job.work import Failure, Work, WorkSource
-from apcbatch.model.locate import DEMO, DEMO_NOTE
+from apcbatch.model.locate import note_of
 from apcbatch.types import Request, Result
 
 STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -72,8 +72,8 @@ class Job:
                 self._printer.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
             elif not self._is_named:
                 self._printer.note(f"results go to {output.shown}")
-            if self._config.model == DEMO:
-                self._printer.hint(DEMO_NOTE)
+            if (note := note_of(self._config.model)) is not None:
+                self._printer.hint(note)
             printer = self._printer
             opened = open_run(self._config, inputs, output, sink, printer.warn, printer.note, printer.stage)
             self._config = opened.config

@@ -1,4 +1,4 @@
-"""Where a model is: the bundled one, a local folder, or a hub id that is already in the cache.
+"""Where a model is: a bundled one, a local folder, or a hub id that is already in the cache.
 
 Must not know: what is in the folder. Nothing is ever downloaded.
 """
@@ -10,25 +10,32 @@ from pathlib import Path
 
 from apcbatch.errors import ModelError
 
-DEMO = "demo"
-DEMO_NOTE = (
-    "the bundled model `demo` is tiny and trained on generated conversations: its answers have the right form, not "
-    "always the right content. "
-    "Name a real model with --model DIR or --model ORG/NAME"
+_PACKAGE = Path(__file__).resolve().parent.parent
+DEMO_DIR = _PACKAGE / "demo"
+BUNDLED = {"demo": DEMO_DIR, "demo-jamba": _PACKAGE / "demo_jamba"}
+NOTE_OF_BUNDLED = (
+    "the bundled model `{}` is tiny and trained on generated conversations: its answers have the right form, not "
+    "always the right content. Name a real model with --model DIR or --model ORG/NAME"
 )
-DEMO_DIR = Path(__file__).resolve().parent.parent / "demo"
 
 
 def locate_model(name: str) -> Path:
-    """The folder of a model given as `demo`, a local path or a Hugging Face id (`org/name`) in the local cache."""
-    if name == DEMO:
-        return DEMO_DIR
+    """The folder of a model given as `demo` or `demo-jamba`, a local path, or a Hugging Face id (`org/name`) in the
+    local cache."""
+    if name in BUNDLED:
+        return BUNDLED[name]
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return Path(path)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise ModelError(f"model {name!r} is not a folder; expected 'demo', a model folder or a hub id (org/name)")
+        names = ", ".join(map(repr, BUNDLED))
+        raise ModelError(f"model {name!r} is not a folder; expected {names}, a model folder or a hub id (org/name)")
     return _cached(name)
+
+
+def note_of(model: str) -> str | None:
+    """What a user must know of a bundled model; None for any other."""
+    return NOTE_OF_BUNDLED.format(model) if model in BUNDLED else None
 
 
 def name_of(model: str) -> str:

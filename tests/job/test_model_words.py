@@ -10,7 +10,7 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.data.template import NO_TEMPLATE
-from apcbatch.model.locate import DEMO_DIR, DEMO_NOTE
+from apcbatch.model.locate import BUNDLED, DEMO_DIR, note_of
 from tests.chats import conversation, write_lines
 from tests.job.test_openai_types import batch_line
 
@@ -60,17 +60,19 @@ def test_doctor_warns_of_a_missing_template(bare, capsys):
     assert line == f"WARN  template   {NO_TEMPLATE}"
 
 
-def test_the_demo_is_said_to_be_tiny_once(apcbatch, bare, tmp_path):
+@pytest.mark.parametrize("model", BUNDLED)
+def test_a_bundled_model_is_said_to_be_tiny_once(model, apcbatch, bare, tmp_path):
     """Fault: a newcomer takes the demo's answers for what the engine makes of real models; or scripts must read it."""
     write_lines(tmp_path / "in.jsonl", [conversation(1), conversation(2)])
-    loud = apcbatch("run", "in.jsonl", "-o", "a.jsonl", "--max-tokens", 2)
-    assert loud.stderr.splitlines().count(DEMO_NOTE) == 1 and DEMO_NOTE not in loud.stdout
-    assert DEMO_NOTE not in apcbatch("run", "in.jsonl", "-o", "b.jsonl", "--max-tokens", 2, "-q").stderr
-    assert DEMO_NOTE not in apcbatch("run", "in.jsonl", "-o", "c.jsonl", "--max-tokens", 2, "--model", bare).stderr
+    note = note_of(model)
+    loud = apcbatch("run", "in.jsonl", "-o", "a.jsonl", "--max-tokens", 2, "--model", model)
+    assert loud.stderr.splitlines().count(note) == 1 and note not in loud.stdout
+    assert note not in apcbatch("run", "in.jsonl", "-o", "b.jsonl", "--max-tokens", 2, "--model", model, "-q").stderr
+    assert note not in apcbatch("run", "in.jsonl", "-o", "c.jsonl", "--max-tokens", 2, "--model", bare).stderr
 
 
 def test_doctor_says_what_the_demo_is(capsys):
     """Fault: doctor finds everything in order, and the answers are a toy's."""
     assert main(["doctor", "--device", "cpu"]) == 0
     [line] = [one for one in capsys.readouterr().out.splitlines() if one.split()[1] == "model"]
-    assert line.startswith("ok") and line.endswith(DEMO_NOTE)
+    assert line.startswith("ok") and line.endswith(note_of("demo"))

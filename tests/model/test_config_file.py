@@ -258,7 +258,7 @@ def test_a_config_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["a\0b", "~nobody-of-this-name/x", "x" * 5000, "a/b/c", "/no/such/folder", ""])
 def test_a_model_that_is_no_folder_is_a_sentence(model: str) -> None:
     """Fault: a ValueError, OSError or RuntimeError for a name that no file system takes."""
-    with pytest.raises(ModelError, match="is not a folder; expected 'demo', a model folder or a hub id"):
+    with pytest.raises(ModelError, match="is not a folder; expected 'demo', 'demo-jamba', a model folder or a hub id"):
         Engine(model)
 
 

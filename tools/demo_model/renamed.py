@@ -1,7 +1,8 @@
 """Other names for what a conversation is about: names that nobody has seen, so that a model must copy them.
 
 The names are the capitalised words in the arguments of calls, and the parts of paths and of hyphened names there. Each
-is replaced by the same invented word in the whole conversation, unless its system prompt or its tools have it too.
+is replaced by the same invented word in the whole conversation, unless its system prompt or its tools have it too. So
+are a few of the words that only users and tools say: a model must not lose its way at a word that it does not know.
 Must not know: what conversations are about, tokens.
 """
 
@@ -13,6 +14,8 @@ from random import Random
 from typing import Any
 
 SHARE = 0.7  # of the conversations that get other names
+UNKNOWN = 0.06  # of the words that only users and tools say, in half of these
+SHORTEST = 3  # letters that a word has more of, if it is one of those
 KEPT = {"None", "True", "False", "Unreleased", "tests", "python", "pytest"}
 BEGIN = r"(?:(?<![A-Za-z\\])|(?<=\\n))"  # a name may follow a line's end that is written as JSON writes it
 NAME = re.compile(rf"{BEGIN}[A-Z][a-z]{{2,}}(?![A-Za-z])")
@@ -40,12 +43,24 @@ def names_of(record: dict[str, Any]) -> list[str]:
     return [name for name in dict.fromkeys(found) if name not in known]
 
 
+def heard(record: dict[str, Any]) -> list[str]:
+    """The words of users and tools that nobody else says, in the order in which they come."""
+    said = [message for message in record["messages"] if message["role"] in ("system", "assistant")]
+    known = set(WORD.findall(json.dumps([said, record["tools"]], ensure_ascii=False)))
+    texts = (message["content"] or "" for message in record["messages"] if message["role"] in ("user", "tool"))
+    words = dict.fromkeys(word for text in texts for word in WORD.findall(text) if len(word) > SHORTEST)
+    return [word for word in words if word not in known]
+
+
 def renamed(record: dict[str, Any]) -> dict[str, Any]:
     """The record (a line of JSONL) or, as its id decides, the same conversation with other names."""
     rng = Random(f"names/{record['id']}")
     if rng.random() >= SHARE:
         return record
-    other = {name: invented(rng) for name in names_of(record)}
+    names = names_of(record)
+    if rng.random() < 0.5:
+        names += (word for word in heard(record) if rng.random() < UNKNOWN)
+    other = {name: invented(rng) for name in names}
     other = {name: word.capitalize() if name[0].isupper() else word for name, word in other.items()}
     return {**record, "messages": [_message(message, other) for message in record["messages"]]}
 

@@ -49,7 +49,7 @@ class Shape:
         return bool(self.experts) and layer % self.expert_period == self.expert_offset
 
 
-MAMBA = Shape(family="mamba", hidden_size=224, layers=6, d_state=16, dt_rank=14)
+MAMBA = Shape(family="mamba", hidden_size=256, layers=4, d_state=16, dt_rank=16)
 JAMBA = Shape(
     family="jamba",
     hidden_size=192,

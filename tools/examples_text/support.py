@@ -11,7 +11,7 @@ from examples_text.shop import World
 from examples_text.support_orders import Errand
 from examples_text.support_tools import POLICY, TOOLS
 
-CONVERSATIONS = 24
+CONVERSATIONS = 20
 ERRANDS = (*support_orders.ERRANDS, *support_goods.ERRANDS, *support_faults.ERRANDS)
 MOST_ERRANDS = 3
 GREETINGS = (

@@ -16,7 +16,6 @@ from conversations.coding import example_work, questions
 from conversations.coding.desk import Desk
 from conversations.coding.projects import Project, draw
 from conversations.incidents.world import fill
-from conversations.lengths import is_short
 from conversations.words import say
 
 REPAIRS = 0.75  # of the conversations; the others are questions about a project
@@ -184,7 +183,8 @@ class Session:
             script.say(UNUSED.format(path=self.known["path"], tests=self.known["tests"]))
 
 
-def _draw(rng: Random, name: str) -> Script:
+def conversation(rng: Random, name: str) -> Script:
+    """A mistake that is put right, or questions about a project."""
     if rng.random() < EXAMPLE_PROJECTS:
         return example_work.conversation(rng, name)
     project = draw(rng)
@@ -197,11 +197,3 @@ def _draw(rng: Random, name: str) -> Script:
     if rng.random() < 0.5 and len(session.script.messages) <= MAX_MESSAGES - 5:
         session.follow()
     return session.script
-
-
-def conversation(rng: Random, name: str) -> Script:
-    """A mistake that is put right, or questions about a project. Drawn again while an answer is too long."""
-    script = _draw(rng, name)
-    while not is_short(script):
-        script = _draw(rng, name)
-    return script

@@ -16,7 +16,6 @@ from conversations.incidents import questions, systems
 from conversations.incidents.faults import FAULTS, Fault
 from conversations.incidents.more_faults import MORE_FAULTS
 from conversations.incidents.world import World, decisive_line, values
-from conversations.lengths import is_short
 from conversations.words import say
 
 KNOWN_SYSTEMS = 0.4  # of the conversations
@@ -190,7 +189,8 @@ class Search:
         self.script.say(say(self.rng, SUMMARIES, now=self.now, **known, **told))
 
 
-def _draw(rng: Random, name: str) -> Script:
+def conversation(rng: Random, name: str) -> Script:
+    """A search for a cause, or single questions."""
     if rng.random() < KNOWN_SYSTEMS:
         return systems.conversation(rng, name)
     if rng.random() > SEARCHES:
@@ -212,11 +212,3 @@ def _draw(rng: Random, name: str) -> Script:
     if rng.random() < 0.7 and len(search.script.messages) <= MAX_MESSAGES - 2:
         search.sum_up()
     return search.script
-
-
-def conversation(rng: Random, name: str) -> Script:
-    """A search for a cause, or single questions. Drawn again while an answer is too long."""
-    script = _draw(rng, name)
-    while not is_short(script):
-        script = _draw(rng, name)
-    return script

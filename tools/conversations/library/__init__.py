@@ -11,7 +11,6 @@ from random import Random
 from examples_text.script import Script, function
 
 from conversations import words
-from conversations.lengths import is_short
 from conversations.words import listed, say
 
 
@@ -108,7 +107,8 @@ def _notes(rng: Random) -> list[Note]:
     return made
 
 
-def _draw(rng: Random, name: str) -> Script:
+def conversation(rng: Random, name: str) -> Script:
+    """One or two questions to a collection of notes."""
     notes = _notes(rng)
     search = rng.choice(("search", "find_documents", "search_notes", "lookup"))
     opens = rng.choice(("open", "read_document", "get_note", "fetch"))
@@ -143,12 +143,4 @@ def _draw(rng: Random, name: str) -> Script:
                 script.say(say(rng, SAYS, key=other, value=note.facts[other], number=note.number, subject=note.subject))
             else:
                 script.say(say(rng, MISSING, key=other, number=note.number, known=listed(list(note.facts))))
-    return script
-
-
-def conversation(rng: Random, name: str) -> Script:
-    """One or two questions to a collection of notes. Drawn again while an answer is too long."""
-    script = _draw(rng, name)
-    while not is_short(script):
-        script = _draw(rng, name)
     return script

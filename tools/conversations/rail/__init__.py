@@ -1,6 +1,7 @@
-"""Branching search for a train journey on a railway that is drawn, in the examples' words and in others.
+"""Branching search for a train journey, on a railway that is drawn or on that of the examples, in the examples' words
+and in others.
 
-The examples' own railway and trips are held out.
+The examples' own trips are held out.
 """
 
 from __future__ import annotations
@@ -9,33 +10,47 @@ from random import Random
 
 from examples_text.rail_network import Journey, Leg, Network, clock, fare_cents, shortest_change
 from examples_text.script import MAX_MESSAGES, Call, Script, to_json
-from examples_text.search_rail import NUMBERS, SYSTEM, TOOLS, Trip, verdict, wishes
+from examples_text.search_rail import NUMBERS, SYSTEM, TOOLS, TRIPS, Trip, verdict, wishes
 
 from conversations import words
-from conversations.lengths import is_short
 from conversations.rail import questions
-from conversations.rail.railways import railway
+from conversations.rail.railways import any_railway
 from conversations.words import say
 
 SEARCHES = 0.7  # of the conversations; the others are single questions
-LISTED = 4  # branches that are shown at most
+LISTED = 6  # branches that are shown at most
+HELD_OUT = {frozenset((trip.start, trip.end)) for trip in TRIPS}
 LONGEST_FARE = 236  # characters of the call of `fare` and its remark, so that answers are short
 LONGEST_REPORT = 238  # characters; the last sentence is shorter where the report is longer
 LONGEST_WAY = 3  # legs
 DETOUR = 75  # minutes; journeys that arrive later than this after the first are not looked at
 
 STORIES = (
-    "[I have|There is] [an appointment|a job interview|a hearing|a meeting] [near the station|in the town] [at {hour}|"
-    "soon after that], [so please be careful with the changes|and I can't be late].",
-    "[My mother|My father|My grandmother|A friend] is coming along and [walks slowly|can't climb stairs quickly|has a "
-    "knee that hurts], so [please no mad dashes|no running between platforms, please].",
-    "The [ferry|boat|coach|ceremony|concert] [leaves|starts] [not long after|half an hour later], and [it won't wait|I "
-    "have the ticket already].",
-    "I travel with [two children|a large suitcase|a cello|a dog], so [time to change matters more than speed|I'd like "
-    "to change in peace].",
-    "[It is my first time on this line|I don't know the area], so [keep it simple|tell me exactly where to change].",
+    "[I have|There is] [an appointment|a job interview|a hearing|a meeting|an exam|a court date] [near the station|in "
+    "the town|at the town hall|at the {place}] [at {hour}|soon after that|an hour later], [so please be careful with "
+    "the changes|and I can't be late|and I would like to be there a little early].",
+    "[My mother|My father|My grandmother|My aunt|A friend|A colleague] is coming along[. {She} is {age}|, {age} years "
+    "old,] and [walks slowly|can't climb stairs quickly|has a knee that hurts|gets tired easily], so [please no mad "
+    "dashes|no running between platforms, please|please no mad dashes between platforms|give us time].",
+    "The [ferry|boat|coach|ceremony|concert|tour|last bus] [to the island |to the camp |]leaves [{end} |]at [{hour}|"
+    "three in the afternoon|half past], and [it won't wait|I have the ticket already|it is the last one of the day].",
+    "I travel with [two children|a large suitcase|a cello|a dog|a pram|three bicycles|a box of seedlings|skis], so "
+    "[time to change matters more than speed|I'd like to change in peace|short changes are no good].",
+    "[It is my first time on this line|I don't know the area|I have never been to {end}], so [keep it simple|tell me "
+    "exactly where to change].",
+    "I [buy|sell|deliver|collect] {thing} [in|near] {end} and [the shop closes early|they close at {hour}|must be back "
+    "the same day].",
+    "[My sister|A taxi|A client|The driver] [picks me up|meets me|waits for me] at the station[ at {hour}|], and "
+    "[waiting costs money|{She} hates waiting|I don't want to keep anybody waiting].",
+    "We are a group of {count} [with|and] one wheelchair, [and the lift is slow|so steps are a problem].",
+    "I [get sick on|don't like] [buses|crowded trains], [so trains only|so rather a quiet one], and I [read|sleep] "
+    "[all the way|on the way].",
+    "It is [my birthday|a surprise for a friend|for a school trip|a day off], [so nothing must go wrong|and the "
+    "weather is supposed to be good].",
     "",
 )
+PLACES = ("library", "hospital", "museum", "school", "harbour office", "theatre", "market hall", "tax office", "clinic")
+THINGS = ("honey", "old books", "cheese", "spare parts", "flowers", "a violin", "tools", "wool", "maps", "a used bike")
 OTHER_WISHES = (
     "[How do I get|I need to get|Can you get me] from {start} to {end} [on {day}|this {day}]{mark} [Not before|I can "
     "leave at] {after}, [arriving|and I have to be there] by {by}. {story} [My limit is|I can spend] {euros} euros, "
@@ -106,9 +121,19 @@ CLOSED = (
 )
 
 
+def _story(rng: Random, end: str, hour: int) -> str:
+    """Why somebody travels."""
+    known = {"place": rng.choice(PLACES), "thing": rng.choice(THINGS), "end": end, "hour": clock(hour)}
+    return say(
+        rng, STORIES, She=rng.choice(("She", "He")), age=rng.randrange(61, 96), count=rng.randrange(3, 12), **known
+    )
+
+
 def _trip(rng: Random, network: Network) -> tuple[Trip, list[Journey]] | None:
     """Two stations without a direct train, and every journey between them with one or two changes."""
     start, end = rng.sample(network.stations, 2)
+    if {start, end} in HELD_OUT:
+        return None
     after = 60 * rng.randrange(6, 17) + rng.choice((0, 0, 15, 20, 30, 45))
     found = sorted(network.journeys(start, end, after, LONGEST_WAY - 1), key=lambda way: way[-1].arrival)
     best = found[0][-1].arrival if found else 0
@@ -117,7 +142,7 @@ def _trip(rng: Random, network: Network) -> tuple[Trip, list[Journey]] | None:
         return None
     by = -(-(best + rng.choice((-20, 5, 25, 40, 60))) // 5) * 5
     euros = max(4, round(fare_cents(found[0]) / 100 + rng.choice((-2, 1, 3, 5))))
-    story = say(rng, STORIES, hour=clock(by + 30))
+    story = _story(rng, end, by + 30)
     return Trip("", start, end, after, by, euros * 100, rng.choice((6, 8, 10, 10, 12, 15)), story), found
 
 
@@ -236,11 +261,12 @@ class Search:
             self.expand(way)
 
 
-def _draw(rng: Random, name: str) -> Script:
+def conversation(rng: Random, name: str) -> Script:
+    """A search, or single questions to a timetable."""
     if rng.random() > SEARCHES:
         return questions.conversation(rng, name)
     while True:
-        network = railway(rng)
+        network = any_railway(rng)
         drawn = _trip(rng, network)
         if drawn is None:
             continue
@@ -255,11 +281,3 @@ def _draw(rng: Random, name: str) -> Script:
         elif len(search.ways) > 1 and rng.random() < 0.6 and room >= 2 * LONGEST_WAY + 2:
             search.second(way)
         return search.script
-
-
-def conversation(rng: Random, name: str) -> Script:
-    """A search, or single questions to a timetable. Drawn again while an answer is too long."""
-    script = _draw(rng, name)
-    while not is_short(script):
-        script = _draw(rng, name)
-    return script

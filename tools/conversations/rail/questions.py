@@ -12,7 +12,7 @@ from examples_text.script import Script
 from examples_text.search_rail import SYSTEM, TOOLS
 
 from conversations import words
-from conversations.rail.railways import railway
+from conversations.rail.railways import any_railway
 from conversations.words import listed, say
 
 SYSTEMS = (
@@ -184,7 +184,7 @@ def _lines(script: Script, rng: Random, network: Network) -> None:
 
 def conversation(rng: Random, name: str) -> Script:
     """One or two questions, under a short system prompt or that of the search."""
-    network = railway(rng)
+    network = any_railway(rng)
     short = say(rng, SYSTEMS, place=words.town(rng), name=words.given_name(rng))
     script = Script(name, SYSTEM if rng.random() < 0.2 else short, rng.sample(TOOLS, len(TOOLS)))
     if rng.random() < 0.25:

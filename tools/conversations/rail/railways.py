@@ -1,4 +1,4 @@
-"""Railways that are drawn: stations, lines and departures for the examples' train search.
+"""Railways: that of the examples, and others that are drawn, with stations, lines and departures for the train search.
 
 Must not know: what anyone says.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from random import Random
 
-from examples_text.rail_network import HOLLIN, Network, Service
+from examples_text.rail_network import HOLLIN, NETWORK, Network, Service
 
 from conversations import words
 
 _LINE_HEADS = words.word_list("lines")
 _LINE_TAILS = ("Line", "Line", "Line", "Express", "Stopper", "Shuttle", "Link", "Railway", "Branch", "Fast")
+EXAMPLES = 0.4  # of the conversations are about the examples' railway
 _STATION_TAILS = ("Road", "Park", "Central", "Cross", "Bridge", "Quay", "Head", "Green")
 
 
@@ -57,3 +58,8 @@ def railway(rng: Random) -> Network:
         first = 300 + rng.randrange(90)
         services.append(Service(line, tuple(stops), minutes, first, every, rng.randrange(9, 27)))
     return Network(tuple(services), HOLLIN)
+
+
+def any_railway(rng: Random) -> Network:
+    """The examples' railway, or one that is drawn."""
+    return NETWORK if rng.random() < EXAMPLES else railway(rng)

@@ -12,7 +12,6 @@ from typing import Any
 from examples_text.script import Script, function
 
 from conversations import words
-from conversations.lengths import is_short
 from conversations.words import listed, plural, say
 
 
@@ -195,10 +194,8 @@ class Talk:
 
 
 def conversation(rng: Random, name: str) -> Script:
-    """One or two questions about one table. Drawn again while an answer is too long."""
-    while True:
-        talk = Talk(rng, name)
-        for ask in rng.sample((talk.compare, talk.filter, talk.miss), rng.randrange(1, 3)):
-            ask()
-        if is_short(talk.script):
-            return talk.script
+    """One or two questions about one table."""
+    talk = Talk(rng, name)
+    for ask in rng.sample((talk.compare, talk.filter, talk.miss), rng.randrange(1, 3)):
+        ask()
+    return talk.script
