@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from demo_model import recipe, shapes  # noqa: E402
 
 FAMILIES = {"demo": "mamba", "demo-jamba": "jamba"}
-PARAMETERS = {"demo": 2_950_528, "demo-jamba": 3_741_000}
+PARAMETERS = {"demo": 2_800_896, "demo-jamba": 3_737_544}
 EXAMPLES = ROOT / "examples" / "agents.jsonl"
 FILES = {
     "chat_template.jinja",

@@ -20,7 +20,8 @@ from demo_model import recipe, shapes, tokenizer
 from demo_model.corpus import training_texts
 
 TOOLS = Path(__file__).resolve().parent
-OUTPUT = TOOLS.parent / "apcbatch" / "demo"
+PACKAGE = TOOLS.parent / "apcbatch"
+OUTPUTS = {"mamba": PACKAGE / "demo", "jamba": PACKAGE / "demo_jamba"}
 
 
 def write_json(path: Path, document: dict[str, Any], sort_keys: bool = True) -> None:
@@ -70,7 +71,7 @@ SAVE_STEPS = 500
 def main() -> None:
     """Write the folder and say how large it is."""
     parser = argparse.ArgumentParser(description="make a bundled model")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="default: %(default)s")
+    parser.add_argument("--output", type=Path, help="default: the bundled folder of the shape")
     parser.add_argument("--shape", choices=sorted(shapes.SHAPES), default="mamba", help="default: %(default)s")
     parser.add_argument("--without-weights", action="store_true", help="write everything but the tensors")
     parser.add_argument("--device", default="cuda", help="default: %(default)s")
@@ -79,15 +80,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=recipe.Recipe.minutes, help="at most; default: %(default)s")
     parser.add_argument("--batch-tokens", type=int, default=recipe.Recipe.batch_tokens, help="default: %(default)s")
     options = parser.parse_args()
-    shape = shapes.SHAPES[options.shape]
-    write_all_but_weights(options.output, shape)
+    shape, output = shapes.SHAPES[options.shape], options.output or OUTPUTS[options.shape]
+    write_all_but_weights(output, shape)
     if not options.without_weights:
         chosen = replace(
             recipe.Recipe(), steps=options.steps, minutes=options.minutes, batch_tokens=options.batch_tokens
         )
-        write_weights(options.output, shape, chosen, options.device, options.workers)
-    size = sum(path.stat().st_size for path in options.output.iterdir())
-    print(f"{options.output}: {size / 1e6:.2f} MB")
+        write_weights(output, shape, chosen, options.device, options.workers)
+    size = sum(path.stat().st_size for path in output.iterdir())
+    print(f"{output}: {size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Recipe:
     seed: int = 20261122
     conversations: str = "train"
     steps: int = 20_000
-    minutes: float = 8.4
+    minutes: float = 8.3
     batch_tokens: int = 1 << 16
     longest: int = 6144
     short: int = 1536

@@ -29,6 +29,7 @@ from conversations.coding.projects import difference
 from conversations.incidents.world import fill
 from conversations.lengths import pieces
 
+INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")  # frames that Python 3.12 has no more
 _MARK = re.compile(r"<(\w+)>")
 _ANCHORS = (20, 9)  # characters of the last line of a file that are enough to find it
 _ROOM = 50  # pieces of a new test with what it is put behind, twice
@@ -163,7 +164,11 @@ class Case:
     def _frames(self, error: Exception, lines: list[str]) -> tuple[Frame, ...]:
         """Where the error went through: the new test, then the files."""
         files = {**_files(self.package), self.path: self.text}
-        test, *inner = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+        test, *inner = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename in files and frame.name not in INLINED
+        ]
         rows = [
             (frame.filename, frame.name, files[frame.filename].splitlines()[(frame.lineno or 1) - 1]) for frame in inner
         ]
