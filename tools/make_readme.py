@@ -33,6 +33,12 @@ SHOWN = (
 )
 
 
+def keep_all() -> list[str]:
+    """The options of both runs of `make demo`, as the Makefile has them."""
+    [options] = re.findall(r"^KEEP_ALL := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    return str(options).split()
+
+
 def demo_runs(custom_id: str) -> tuple[str, str]:
     """What the second of the two runs of `make demo` prints: its last lines, and what it says of the whole; and one of
     its answers."""
@@ -40,7 +46,7 @@ def demo_runs(custom_id: str) -> tuple[str, str]:
         lines = []
         for name, options in (("cold", ["-q", "--max-tokens", "1"]), ("warm", [])):  # what is restored is the same
             command = _program("run", "examples/agents.jsonl", "-o", f"{folder}/{name}.jsonl", "--store", f"{folder}/s")
-            command += ["--policy", "all", "--device", "cpu", "--progress", "none", *options]
+            command += [*keep_all(), "--device", "cpu", "--progress", "none", *options]
             done = subprocess.run(command, cwd=ROOT, env=_environment(), check=True, capture_output=True, text=True)
             said = [line for line in done.stderr.splitlines() if " requests in " in line]
             lines = [*done.stdout.splitlines()[-1 - LAST_LINES : -1], *said]
