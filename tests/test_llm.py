@@ -97,7 +97,7 @@ def test_one_conversation_is_one_line_of_a_batch_file(llm: LLM, tmp_path: Path, 
     answer = llm.chat(messages, tools, **settings)
     assert lasting(answer.record)["response"] == lasting(record)["response"], settings
     assert answer.token_ids == record["apcbatch"]["completion_token_ids"] and len(answer.logprobs or []) == 9
-    completion = llm.complete("Once upon a time", max_tokens=4)
+    completion = llm.complete("Once upon a time", max_tokens=4, ignore_eos=True)
     assert completion.record["response"]["body"]["object"] == "text_completion"
     assert completion.text and completion.message == {} and len(completion.token_ids) == 4
 
