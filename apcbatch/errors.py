@@ -61,6 +61,10 @@ class RequestError(ApcbatchError):
         self.message = message
         self.line = line
 
+    def __reduce__(self) -> tuple[type[RequestError], tuple[ErrorCode, str, int | None]]:
+        """As copying and pickling take it: an exception's own way would forget the message."""
+        return type(self), (self.code, self.message, self.line)
+
     @property
     def retryable(self) -> bool:
         """True where the same request may succeed when it is run again."""
