@@ -15,9 +15,10 @@ ErrorCode = Literal[
     "out_of_memory",
     "non_finite",
     "internal",
+    "worker_lost",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal"})
+RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal", "worker_lost"})
 
 EXIT_OK = 0
 EXIT_STOPPED = 1  # stopped early, resumable

@@ -1,4 +1,4 @@
-"""One run on many machines: a driver that hands out the plan in units, and workers that are engines. Must not know: text.
+"""One run on many machines: a driver that hands out the plan in units, and workers that are engines.
 
-Only `ray_seam` knows Ray; only the workers' side knows torch.
+Must not know: text. Only `ray_seam` knows Ray; only the workers' side knows torch.
 """

@@ -43,7 +43,8 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A snapshot that the unit exports is there. num_bytes: of the state as it travels."""
+    """A snapshot that the unit exports is there; told before the Answer of the piece that keeps it. num_bytes: of the
+    state as it travels."""
 
     unit: int
     key: Key
