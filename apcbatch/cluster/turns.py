@@ -1,7 +1,7 @@
 """Turns: one worker for several threads, each of which has a unit done.
 
-Must not know: engines, what units hold. Invariants: one thread at a time touches the worker; what it finds for the units
-of others waits for them; a new unit is begun after the pass that runs, not after the units that do.
+Must not know: engines, what units hold. Invariants: one thread at a time touches the worker; what it finds for the
+units of others waits for them; a new unit is begun after the pass that runs, not after the units that do.
 """
 
 from __future__ import annotations
