@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from apcbatch.engine.observer import Observer
 
 LONGEST_WAIT_S = 0.25
+WATCH_EVERY_S = 1.0
 MOST_DEATHS = 2
 PARTS = 16  # of a unit that a worker ended with: small enough to find the request that ends workers
 
@@ -48,6 +49,7 @@ class ClusterEngine:
         self._results: list[Result] = []
         self._num_units = self._num_unfinished = 0
         self._look_again = 0.0  # when to look for workers that could be given something
+        self._watch_again = 0.0
         self._facts = self._first_facts()
         facts = self._facts
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
@@ -108,8 +110,7 @@ class ClusterEngine:
         self._cut()
         self._hand_out()
         if not self._results and self._num_unfinished:
-            now = self._seam.clock()
-            self._listen(max(0.0, min(LONGEST_WAIT_S, self._crew.next_free(now) - now)))
+            self._listen(max(0.0, min(LONGEST_WAIT_S, self._look_again - self._seam.clock())))
             self._hand_out()
         results, self._results = self._results, []
         return results
@@ -167,6 +168,9 @@ class ClusterEngine:
             return
         crew, placing = self._crew, self._placing
         self._force_if_stuck()
+        if not len(placing.queue) and not len(self._loose):
+            self._look_again = float("inf")  # whatever comes says so
+            return
         for worker in crew.takers(now):
             if not len(placing.queue) and not len(self._loose):
                 break
@@ -190,7 +194,8 @@ class ClusterEngine:
 
         def is_worth_sending(state: State, above: State | None) -> bool:
             tokens = state.position - (above.position if above is not None else 0)
-            return facts.node in state.nodes or rates.transfer_s(state.num_bytes) < tokens * rates.prefill_s
+            saved_s = rates.transfer_s(state.num_bytes) - tokens * rates.prefill_s
+            return facts.node in state.nodes or saved_s < self._settings.send_slack_s
 
         local = localise(group, facts.footprint, is_worth_sending)
         exports, imports = self._keys(local, group, facts)
@@ -244,12 +249,12 @@ class ClusterEngine:
             elif isinstance(event, Said):
                 worker.heard = self._seam.clock()
                 self._hear(worker, event.message)
-        settings = self._settings
-        for worker, reason in self._crew.silent(
-            self._seam.clock(), settings.worker_timeout_s, settings.start_timeout_s
-        ):
-            self._seam.kill(worker.id)
-            self._lose(worker, reason, with_node=False)
+        now, settings = self._seam.clock(), self._settings
+        if now >= self._watch_again:
+            self._watch_again = now + WATCH_EVERY_S
+            for worker, reason in self._crew.silent(now, settings.worker_timeout_s, settings.start_timeout_s):
+                self._seam.kill(worker.id)
+                self._lose(worker, reason, with_node=False)
         if not len(self._crew):
             raise StoppedError(
                 f"no worker is left: {self._crew.last_reason}; expected at least one to go on with "

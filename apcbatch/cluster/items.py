@@ -98,12 +98,13 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Items that travel together, in the plan's order. pending: states that it waits for. priority: the longest path
-    from its beginning on, in seconds."""
+    """Items that travel together, in the plan's order. needs: states from outside, as of when it was placed. pending:
+    those of them that it waits for. priority: the longest path from its beginning on, in seconds."""
 
     items: list[Item]
     seconds: float = 0.0
     priority: float = 0.0
+    needs: list[State] = field(default_factory=list)
     pending: set[State] = field(default_factory=set)
 
     def __post_init__(self) -> None:

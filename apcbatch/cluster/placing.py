@@ -41,6 +41,7 @@ class Placing:
                 group.first_reader(state).lead(state)
             elif state.maker.group is not group:
                 group.pending.add(state)
+        group.needs = list(group.outside())
         for state in group.pending:
             state.waiting.add(group)
         if group.pending:
@@ -51,7 +52,7 @@ class Placing:
     def take(self, class_: str, node: str) -> Group | None:
         """The next group for a worker, with all that it needs; None if there is none."""
         while (group := self.queue.pop(class_, node)) is not None:
-            if all(state.handle is not None for state in group.outside()):
+            if all(state.handle is not None for state in group.needs):
                 return group
             self.place(group)
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class SimSeam:
         self.workers: dict[WorkerId, SimWorker] = {}
         self.computed_tokens = self.num_units = self.bytes_sent = self.num_killed = 0
         self.last_answer_s = 0.0
+        self.spent_s = 0.0  # of real time, in here
         self.busy_s = 0.0
         self.check: Callable[[], None] = lambda: None
         self._per_node, self._speed_of = workers_per_node, speed_of or {}
@@ -121,6 +123,7 @@ class SimSeam:
         return worker
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Token]) -> None:
+        begin = time.thread_time()
         one = self.workers[worker]
         assert set(states) == set(unit.imports), "the states that come along are not the imports"
         for key, token in states.items():
@@ -130,8 +133,15 @@ class SimSeam:
         self.num_units += 1
         if not one.is_busy:
             self._begin(worker)
+        self.spent_s += time.thread_time() - begin
 
     def wait(self, timeout_s: float) -> list[Event]:
+        begin = time.thread_time()
+        events = self._wait(timeout_s)
+        self.spent_s += time.thread_time() - begin
+        return events
+
+    def _wait(self, timeout_s: float) -> list[Event]:
         assert self.now < self.longest_s, "the driver waits forever"
         self.check()
         end, events = self.now + timeout_s, list[Event]()
