@@ -30,6 +30,7 @@ FLOORS = {
     "kernels": 3,
     "model": 4,
     "engine": 5,
+    "cluster": 6,
     "job": 6,
     "llm": 7,
     "tuning": 7,
@@ -38,8 +39,8 @@ FLOORS = {
     "cli": 8,
 }
 # On the same floor they are strangers to each other.
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "report", "cli"}
-NO_TORCH = {
+PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "cluster", "job", "llm", "tuning", "bench", "report",
+"cli"} NO_TORCH = {
     "errors",
     "answer",
     "types",

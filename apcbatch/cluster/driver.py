@@ -1,7 +1,7 @@
 """The driver: an engine to the job, which has workers do the plan unit by unit.
 
-Must not know: where workers run, text, files, tensors. Invariants: every request that was submitted comes back once; nothing
-waits without a bound; while nobody dies, nothing is computed that the plan does not compute.
+Must not know: where workers run, text, files, tensors. Invariants: every request that was submitted comes back once;
+nothing waits without a bound; while nobody dies, nothing is computed that the plan does not compute.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PARTS = 16  # of a unit that a worker ended with: small enough to find the reque
 
 
 class ClusterEngine:
-    """The face of an engine (job/engine.py::JobEngine) over the workers of a seam. Opening it waits for the first worker;
-    StoppedError if none comes."""
+    """The face of an engine (job/engine.py::JobEngine) over the workers of a seam. Opening it waits for the first
+    worker; StoppedError if none comes."""
 
     def __init__(self, seam: Seam, settings: ClusterSettings, hooks: Hooks) -> None:
         self._seam, self._settings, self._hooks = seam, settings, hooks
@@ -202,8 +202,7 @@ class ClusterEngine:
         self._num_units += 1
         wire = self._hooks.to_wire
         pieces: list[Any] = [
-            Piece(item.number, wire(item.request), plan)
-            for item, plan in zip(group.items, local.plans, strict=True)
+            Piece(item.number, wire(item.request), plan) for item, plan in zip(group.items, local.plans, strict=True)
         ]
         unit = Unit(self._num_units, tuple(pieces), frozenset(exports), tuple(imports))
         now = self._seam.clock()
@@ -320,17 +319,17 @@ class ClusterEngine:
 
     def _again(self, items: list[Item], blame: str | None) -> None:
         """Queue requests again. blame: why one of them may be what ended the worker; then they are parted, down to one
-        request alone, which becomes an error when it has seen enough workers end."""
+        request alone. Only of that one it is known that it ends workers, and the second one is enough."""
         if not items:
             return
         self._counters.requests_again += len(items)
         size = len(items)
         if blame is not None:
-            for item in items:
-                item.deaths += 1
-            if size == 1 and items[0].deaths >= MOST_DEATHS:
-                self._end(items[0], _lost(items[0], blame))
-                return
+            if size == 1:
+                items[0].deaths += 1
+                if items[0].deaths == MOST_DEATHS:
+                    self._end(items[0], _lost(items[0], blame))
+                    return
             size = -(-size // PARTS)
         groups = [Group(items[begin : begin + size]) for begin in range(0, len(items), size)]
         for group in groups:
@@ -351,8 +350,8 @@ class ClusterEngine:
 
 def _lost(item: Item, reason: str) -> Result:
     message = (
-        f"{item.deaths} workers ended while they had this request ({reason}); the others go on. "
-        "Give it more memory, or leave it out"
+        f"{item.deaths} workers ended while they had this request alone ({reason}); the other requests go on. Give the "
+        "workers more memory and --retry-errors, or leave it out"
     )
     request = item.request
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))

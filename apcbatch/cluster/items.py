@@ -55,9 +55,10 @@ class State:
 class Item:
     """A request between submit and its result.
 
-    resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a request
-    that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it makes.
-    seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they had it.
+    resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a
+    request that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it
+    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they
+    had it alone.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """From cut groups to groups that could begin: who waits for which state, and who makes a lost one again.
 
-Must not know: workers, units. Invariants: every group is in one of two places, waiting or ready, until it is taken; a group
-waits only for states that an unfinished request outside it will make; a lost state is made again once.
+Must not know: workers, units. Invariants: every group is in one of two places, waiting or ready, until it is taken; a
+group waits only for states that an unfinished request outside it will make; a lost state is made again once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Placing:
         return self.queue.seconds + sum(group.seconds for group in self._waiting)
 
     def place(self, group: Group) -> None:
-        """Let a group wait for what is being made, and begin if there is nothing to wait for. What nobody will make, its
-        own first reader makes."""
+        """Let a group wait for what is being made, and begin if there is nothing to wait for. What nobody will make,
+        its own first reader makes."""
         self._forget(group)
         for state in list(group.outside()):
             if state.handle is not None:

@@ -145,3 +145,25 @@ def run(
         if stop_after is not None and len(results) >= stop_after:
             break
     return Outcome(results, seam, engine, time.thread_time() - begin - seam.spent_s)
+
+
+def check_answers(outcome: Outcome, requests: Sequence[Request]) -> None:
+    """Every request has one result, which is its own; an error only if two workers ended while they had it."""
+    ids = [result.id for result in outcome.results]
+    assert sorted(ids) == sorted(request.id for request in requests), "results are lost or doubled"
+    by_id = {request.id: request for request in requests}
+    for result in outcome.results:
+        assert result.tag == by_id[result.id].tag
+        if result.error is not None:
+            assert result.error.code == "worker_lost" and outcome.seam.deaths[result.id] >= 2, result.error
+        else:
+            assert result.token_ids == answer_of(by_id[result.id])
+
+
+def check_plan(outcome: Outcome, requests: Sequence[Request]) -> None:
+    """Every request resumed where the plan says: the records are those of one process."""
+    by_id = outcome.by_id
+    for request in requests:
+        assert request.plan is not None
+        assert by_id[request.id].cached_tokens == request.plan.resume_at
+        assert by_id[request.id].ideal_cached_tokens == request.plan.ideal
