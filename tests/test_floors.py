@@ -39,8 +39,22 @@ FLOORS = {
     "cli": 8,
 }
 # On the same floor they are strangers to each other.
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "cluster", "job", "llm", "tuning", "bench", "report",
-"cli"} NO_TORCH = {
+PACKAGES = {
+    "plan",
+    "store",
+    "data",
+    "kernels",
+    "model",
+    "engine",
+    "cluster",
+    "job",
+    "llm",
+    "tuning",
+    "bench",
+    "report",
+    "cli",
+}
+NO_TORCH = {
     "errors",
     "answer",
     "types",
