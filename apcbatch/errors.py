@@ -15,9 +15,10 @@ ErrorCode = Literal[
     "out_of_memory",
     "non_finite",
     "internal",
+    "worker_lost",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal"})
+RETRYABLE: frozenset[str] = frozenset({"out_of_memory", "internal", "worker_lost"})
 
 EXIT_OK = 0
 EXIT_STOPPED = 1  # stopped early, resumable
@@ -60,6 +61,10 @@ class RequestError(ApcbatchError):
         self.code: ErrorCode = code
         self.message = message
         self.line = line
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[ErrorCode, str, int | None]]:
+        """As copying and pickling take it: an exception's own way would forget the message."""
+        return type(self), (self.code, self.message, self.line)
 
     @property
     def retryable(self) -> bool:

@@ -32,8 +32,9 @@ class RequestPlan:
     can no longer come. keep: positions of its prompt, ascending, to keep for later requests of this run. reads: for
     each of them, how many requests will resume from it; after the last one it is released. keep_for_later: positions
     to keep for future runs. ideal: the longest prefix, at most prompt - 1 tokens, that a request before it in the plan
-    covers. live_bytes, keep_bytes: if requests run one by one in the plan's order, what this run's snapshots take when
-    this request begins, and what its own add to that.
+    covers; forked: where the prompt leaves all of them, one goes on with another token. live_bytes, keep_bytes: if
+    requests run one by one in the plan's order, what this run's snapshots take when this request begins, and what its
+    own add to that.
     """
 
     resume_at: int = 0
@@ -43,6 +44,7 @@ class RequestPlan:
     ideal: int = 0
     live_bytes: int = 0
     keep_bytes: int = 0
+    forked: bool = False
 
 
 class Ending(Protocol):

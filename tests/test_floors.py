@@ -30,15 +30,30 @@ FLOORS = {
     "kernels": 3,
     "model": 4,
     "engine": 5,
-    "job": 6,
-    "llm": 7,
-    "tuning": 7,
-    "bench": 7,
-    "report": 7,
-    "cli": 8,
+    "cluster": 6,
+    "job": 7,
+    "llm": 8,
+    "tuning": 8,
+    "bench": 8,
+    "report": 8,
+    "cli": 9,
 }
 # On the same floor they are strangers to each other.
-PACKAGES = {"plan", "store", "data", "kernels", "model", "engine", "job", "llm", "tuning", "bench", "report", "cli"}
+PACKAGES = {
+    "plan",
+    "store",
+    "data",
+    "kernels",
+    "model",
+    "engine",
+    "cluster",
+    "job",
+    "llm",
+    "tuning",
+    "bench",
+    "report",
+    "cli",
+}
 NO_TORCH = {
     "errors",
     "answer",

@@ -14,8 +14,8 @@ import torch
 from apcbatch.bench import GROUPS, datasets, kernels, machine, passes, reuse
 from apcbatch.bench.figures import Figure, Sizes
 from apcbatch.config import Config
+from apcbatch.engine.opening import use_isa
 from apcbatch.errors import UsageError
-from apcbatch.job.opening import use_isa
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.version import VERSION

@@ -9,6 +9,7 @@ RequestError.
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,6 +101,20 @@ class Constraints:
                 message = f"answers of a given form cannot be made with this model's tokenizer: {_line(str(error))}"
                 raise RequestError("invalid_request", message) from None
         return self._library
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Makes what constrains each answer of a request that has a form: what Request.constraint is. thinking: the
+    reasoning that may come before it."""
+
+    constraints: Constraints
+    structure: Structure
+    thinking: Thinking | None = None
+
+    def __call__(self) -> GrammarConstraint:
+        """For the next answer. RequestError says why the structure cannot be used."""
+        return self.constraints.constraint(self.structure, self.thinking)
 
 
 class GrammarConstraint:

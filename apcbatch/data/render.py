@@ -14,7 +14,7 @@ from pathlib import Path
 from apcbatch.data.call_ids import recorded_ids
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.checks import shown
-from apcbatch.data.constraint import Constraints
+from apcbatch.data.constraint import Constraints, Form
 from apcbatch.data.grammar_source import Thinking
 from apcbatch.data.messages import Message
 from apcbatch.data.no_tokenizer import load_any_tokenizer
@@ -33,7 +33,6 @@ from apcbatch.data.turns import Turn
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 from apcbatch.prefix import TokenArray, as_token_array
-from apcbatch.types import Constraint
 
 _SNIPPET_CHARACTERS = 24
 _LAST_TOKENS = 32  # of a prompt, among which the marker is that begins a thought
@@ -117,18 +116,17 @@ class Renderer:
         return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
 
     @cached_property
-    def _constraints(self) -> Constraints:
+    def constraints(self) -> Constraints:
+        """Makes constraints for the model; made once."""
         return Constraints(self.tokenizer, self.tool_parser.syntax if self.tool_parser is not None else None)
 
-    def constraint(self, structure: Structure, reading: Reading) -> Constraint:
-        """What says which tokens may come in one answer that has a form; RequestError for one that cannot be used.
-
-        reading: how the answer is read. If that takes reasoning out, the form begins behind it.
-        """
+    def form(self, structure: Structure, reading: Reading) -> Form:
+        """What makes the constraints of answers that have a form. reading: how the answer is read. If that takes
+        reasoning out, the form begins behind it."""
         parser, thinking = reading.reasoning_parser, None
         if parser is not None:
             thinking = Thinking(parser.begins, parser.ends, reading.is_open)
-        return self._constraints.constraint(structure, thinking)
+        return Form(self.constraints, structure, thinking)
 
     @property
     def vocab_size(self) -> int:

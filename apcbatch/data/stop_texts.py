@@ -43,6 +43,18 @@ class StopTexts:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRule:
+    """Makes what ends each answer of a request that has stop texts: what Request.ending is. texts: at least one."""
+
+    tokenizer: Tokenizer
+    texts: tuple[str, ...]
+
+    def __call__(self) -> StopTexts:
+        """For the next answer."""
+        return StopTexts(self.tokenizer, self.texts)
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """An answer without what ended it. text: without special tokens. num_tokens: the fewest of its first tokens that
     have all of the text; a stop token of the model's own is one of them. is_exact: they have no text besides."""

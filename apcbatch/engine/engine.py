@@ -29,6 +29,7 @@ from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, serve
 from apcbatch.engine.snapshots import Snapshots
+from apcbatch.engine.travel import Travel
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.backend import backend_for
@@ -39,7 +40,7 @@ from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
-from apcbatch.store import Store
+from apcbatch.store import Buffer, Store
 from apcbatch.types import Policy, Request, Result
 
 DEFAULT_POOL_BYTES = 4 << 30
@@ -118,6 +119,7 @@ class Engine:
         self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes, finish_writes)
         self._arena = arena
         page_tables = PageTables(pages, self._pool, arena, layout.has_tokens)
+        self._travel = Travel(arena, self._pool, pages, page_tables, fingerprint)
         self._snapshots = Snapshots(
             policy=policy,
             block_size=block_size,
@@ -261,6 +263,23 @@ class Engine:
         if snapshot is None:
             return None
         return self._arena.shown(snapshot.slot, torch.from_numpy(snapshot.pages), snapshot.position)
+
+    def holds(self, key: bytes) -> bool:
+        """Whether the snapshot of a prefix key is in memory."""
+        return key in self._pool
+
+    def export_snapshot(self, key: bytes) -> list[Buffer] | None:
+        """The bytes of a snapshot in memory, for `adopt_snapshot` of an engine with the same fingerprint; see
+        Travel."""
+        return self._travel.export(key)
+
+    def adopt_snapshot(self, key: bytes, position: int, data: Buffer, reads: int) -> bool:
+        """Take in a snapshot that so many requests will resume from by their plans; see Travel."""
+        return self._travel.adopt(key, position, data, reads, self._scheduler.owed_pages)
+
+    def release_snapshot(self, key: bytes) -> None:
+        """A request that a snapshot was held for will not come."""
+        self._travel.release(key)
 
     @property
     def backend(self) -> Backend:

@@ -24,12 +24,12 @@ class PageTables:
     def needed_to_end(self, sequence: Sequence) -> int:
         """Pages that a sequence needs until its last token; one whose prompt will have several answers, until the last
         token of one of them, which has a copy of the prompt's last page."""
-        copied = sequence.is_trunk and self._needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
-        return self._needed(sequence.limit) + copied
+        copied = sequence.is_trunk and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
+        return self.needed(sequence.limit) + copied
 
     def needed_by_fork(self, sequence: Sequence) -> int:
         """Pages that an answer needs beside the full ones of its prompt, which it shares with the others."""
-        return self._needed(sequence.limit) - self._needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
+        return self.needed(sequence.limit) - self.needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
 
     def needed_to_start(self, sequence: Sequence) -> int:
         """Pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last one."""
@@ -47,7 +47,7 @@ class PageTables:
 
     def extend(self, sequence: Sequence, end: int) -> int:
         """Give a sequence pages for its tokens up to `end`; returns how many were added."""
-        missing = self._needed(end) - len(sequence.pages)
+        missing = self.needed(end) - len(sequence.pages)
         if missing > 0:
             added = [self._pages.allocate() for _ in range(missing)]
             sequence.pages = np.concatenate([sequence.pages, np.array(added, np.int64)])
@@ -68,12 +68,13 @@ class PageTables:
 
     def covering(self, sequence: Sequence, position: int) -> PageArray:
         """The pages of a sequence's first `position` tokens."""
-        return sequence.pages[: self._needed(position)]
+        return sequence.pages[: self.needed(position)]
 
     def release(self, holder: Sequence | Snapshot) -> None:
         """Drop the references of a sequence that has ended, or of the state that forks have all started from."""
         self._pages.release(holder.pages)
         holder.pages = NO_PAGES
 
-    def _needed(self, tokens: int) -> int:
+    def needed(self, tokens: int) -> int:
+        """Pages for so many tokens."""
         return -(-tokens // PAGE_TOKENS) if self._has_kv else 0

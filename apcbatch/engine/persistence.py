@@ -1,4 +1,4 @@
-"""Between slots and the store: what of a snapshot is written, and how one is put together again.
+"""Between slots and the store: what of a snapshot is written, and when it is there again.
 
 Must not know: sequences, the order of requests. For models with attention a stored snapshot holds the KV of the tokens
 since its parent, so that a chain of parents gives the whole KV; a chain with a gap is stranded.
@@ -7,19 +7,13 @@ since its parent, so that a chain of parents gives the whole KV; a chain with a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
+from apcbatch.engine.assembly import as_arrays, assemble, parts_of
+from apcbatch.engine.pages import NO_PAGES, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.arena import StateArena
-from apcbatch.store import Store, StoredSnapshot
+from apcbatch.store import Store
 
 
 @dataclass(frozen=True)
@@ -48,10 +42,7 @@ class Persistence:
         """Queue a snapshot for writing; it stays pinned until that is done. False where it was not taken."""
         if snapshot.key in self._writing:
             return True
-        parts = self._arena.host_slot(snapshot.slot, copied=True)
-        if self._has_kv:
-            begin, pages = parent[1] if parent else 0, torch.from_numpy(snapshot.pages)
-            parts |= self._arena.gather(pages, begin, snapshot.position)
+        parts = parts_of(self._arena, snapshot, parent[1] if parent else 0)
         snapshot.pins += 1
         self._writing[snapshot.key] = snapshot
         snapshot.stored = self._store.put(
@@ -59,7 +50,7 @@ class Persistence:
             snapshot.position,
             parent,
             self._fingerprint,
-            _arrays(parts),
+            as_arrays(parts),
             lambda key, is_stored: self._done.append((key, is_stored)),
         )
         if not snapshot.stored:
@@ -98,7 +89,10 @@ class Persistence:
         base = pool.peek(first.parent) if first.parent is not None else None
         if first.parent_position and base is None:
             return Stranded(first.parent_position)
-        return self._assemble(base, list(chain.links), pool, pages, awaited)
+        snapshot = assemble(self._arena, pool, pages, base, chain.links, awaited=awaited)
+        if snapshot is not None:
+            snapshot.stored = True
+        return snapshot
 
     def _load_state(self, key: bytes, pool: SnapshotPool, awaited: bool) -> Snapshot | None:
         """A snapshot without KV, read straight into its slot, which stays hidden until every byte is verified."""
@@ -106,7 +100,7 @@ class Persistence:
         if slot is None:
             return None
         host = self._arena.host_slot(slot, copied=False)
-        stored = self._store.get(key, self._fingerprint, into=_arrays(host))
+        stored = self._store.get(key, self._fingerprint, into=as_arrays(host))
         if stored is None:
             pool.cancel(slot)
             return None
@@ -120,65 +114,3 @@ class Persistence:
         snapshot = self._writing.pop(key)
         snapshot.pins -= 1
         snapshot.stored = is_stored
-
-    def _assemble(
-        self,
-        base: Snapshot | None,
-        links: list[StoredSnapshot],
-        pool: SnapshotPool,
-        pages: PagePool,
-        awaited: bool,
-    ) -> Snapshot | None:
-        """One pool entry from a chain: KV of every link after `base`, recurrent state of the last one."""
-        last = links[-1]
-        if base is not None:
-            base.pins += 1
-        slot = pool.reserve(last.key, awaited)
-        table = None if slot is None else self._chain_pages(base, last.position, pages)
-        if base is not None:
-            base.pins -= 1
-        if slot is None:
-            return None
-        if table is None:
-            pool.cancel(slot)
-            return None
-        for link in links if self._has_kv else ():
-            self._arena.scatter(torch.from_numpy(table), link.parent_position, _tensors(link.arrays))
-        self._arena.fill_slot(slot, _tensors(last.arrays))
-        snapshot = pool.insert(last.key, last.position, slot, table, awaited=awaited)
-        if snapshot is not None:
-            snapshot.stored = True
-        pages.release(table)  # the pool holds its own references now
-        return snapshot
-
-    def _chain_pages(self, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
-        """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
-        if not self._has_kv:
-            return NO_PAGES
-        full = base.pages[: base.position // PAGE_TOKENS] if base else NO_PAGES
-        missing = -(-end // PAGE_TOKENS) - len(full)
-        if pages.num_free < missing:
-            return None
-        pages.share(full)
-        added = np.array([pages.allocate() for _ in range(missing)], np.int64)
-        if base is not None and len(full) < len(base.pages):
-            self._arena.copy_page(int(base.pages[-1]), int(added[0]))
-        return np.concatenate([full, added])
-
-
-def _arrays(parts: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
-    """Tensors as the store takes them, by role: on the host, bfloat16 as its 16 bits; views where that is possible."""
-    host = {role: tensor.cpu() for role, tensor in parts.items()}
-    return {
-        role: (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-        for role, tensor in host.items()
-    }
-
-
-def _tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
-    """What the store gives, by role, as tensors of the arena's dtypes."""
-    tensors = {role: torch.from_numpy(array) for role, array in arrays.items()}
-    return {
-        role: tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
-        for role, tensor in tensors.items()
-    }

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from apcbatch.engine.coverage import Match
 from apcbatch.engine.promises import Promises
@@ -80,11 +81,12 @@ class Retention(ABC):
         """Whether the request may resume from a snapshot that others wait for, and push others out to load one."""
         return True
 
-    def ideal(self, match: Match) -> tuple[int, bool]:
-        """(the longest prefix that others cover, whether that is exact). match: with the prompts that began before."""
+    def ideal(self, match: Match) -> Match:
+        """The longest prefix that others cover, as far as the request may resume. match: with the prompts that began
+        before. A plan knows it without them: so it is the same in whatever order, and wherever, they are computed."""
         if self.plan is NO_PLAN:
-            return min(match.length, self._resumable), match.exact
-        return self.plan.ideal, True
+            return replace(match, length=min(match.length, self._resumable))
+        return Match(self.plan.ideal, self.plan.forked, True)
 
     def saw_fork(self, position: int) -> None:
         """Note that the prompt was seen to leave another one's path. position: the last boundary before that."""

@@ -98,6 +98,14 @@ class SnapshotPool:
         """Whether a snapshot of this key was held, or refused for lack of room, earlier in this run."""
         return key in self._forgotten
 
+    def count_read(self, key: bytes) -> None:
+        """One of those whom a plan keeps a snapshot for has read it, or will not. The last one releases it."""
+        snapshot = self._held.get(key)
+        if snapshot is not None and snapshot.reads_left:
+            snapshot.reads_left -= 1
+            if not snapshot.reads_left and not snapshot.for_later and not snapshot.pins:
+                self.drop(snapshot)
+
     def reserve(self, key: bytes, awaited: bool) -> int | None:
         """A slot for a snapshot that is about to be written, or None if nothing may go for it.
 

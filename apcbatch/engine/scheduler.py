@@ -63,6 +63,11 @@ class Scheduler:
         """Requests that have begun and not ended."""
         return len(self.forks) + sum(sequence.forks is None for sequence in self.running)
 
+    @property
+    def owed_pages(self) -> int:
+        """Pages that what runs may still ask for."""
+        return self._owed_pages
+
     def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
         """(the chunks of the next pass, sequences that can never run for lack of memory)."""
         for forks in self.forks:

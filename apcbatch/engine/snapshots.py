@@ -90,11 +90,7 @@ class Snapshots:
 
     def count_read(self, sequence: Sequence) -> None:
         """A sequence does not need the plan's snapshot any more, wherever it started. The last reader releases it."""
-        snapshot = self._pool.peek(sequence.keys.get(sequence.retention.plan.resume_at, b""))
-        if snapshot is not None and snapshot.reads_left:
-            snapshot.reads_left -= 1
-            if not snapshot.reads_left and not snapshot.for_later and not snapshot.pins:
-                self._pool.drop(snapshot)
+        self._pool.count_read(sequence.keys.get(sequence.retention.plan.resume_at, b""))
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """(slot, key) for the snapshot at `position`; None if it is held already or there is no room."""
@@ -221,16 +217,16 @@ class Snapshots:
 
     def _note_miss(self, sequence: Sequence, match: Match, stranded: bool) -> None:
         """The ideal of a sequence that starts now, and why it got less."""
-        covered, is_exact = sequence.retention.ideal(match)
-        ideal = max(covered, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
-        sequence.ideal = ideal if is_exact else None
+        covered = sequence.retention.ideal(match)
+        ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
+        sequence.ideal = ideal if covered.exact else None
         target = last_boundary(ideal, self._block_size)
         if match.forked:
             sequence.retention.saw_fork(target)
         sequence.miss_reason, sequence.miss_detail = explain_miss(
             sequence.cached_tokens,
             ideal,
-            match,
+            covered,
             self._block_size,
             disabled=not keeps_snapshots(self._policy),
             stranded=stranded,

@@ -15,7 +15,6 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.errors import ApcbatchError
-from apcbatch.job.opening import use_isa
 from apcbatch.model.locate import locate_model, note_of
 
 OLDEST_PYTHON = (3, 10)
@@ -85,6 +84,7 @@ def _torch() -> str:
 
 def _extension(config: Config) -> str:
     try:
+        from apcbatch.engine.opening import use_isa
         from apcbatch.kernels.isa import isa
     except ImportError as error:
         raise Broken(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None

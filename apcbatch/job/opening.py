@@ -185,34 +185,6 @@ def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> N
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:
     """The engine with the model's weights; torch is imported here."""
-    from apcbatch.engine.engine import Engine
+    from apcbatch.engine.opening import open_engine
 
-    use_isa(config)
-    return Engine(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        exact=config.exact,
-        block_size=config.block_size,
-        policy=config.policy,
-        store=config.store,
-        store_size_bytes=config.store_size,
-        cache_salt=read_salt(config),
-        pool_size_bytes=config.pool_size,
-        max_batch_tokens=config.max_batch_tokens,
-        max_running=config.max_running,
-        max_request_tokens=config.max_request_tokens,
-        warn=warn,
-    )
-
-
-def use_isa(config: Config) -> None:
-    """Choose the instruction set of the CPU kernels, if the configuration names one."""
-    if config.isa is None:
-        return
-    from apcbatch.kernels.isa import set_isa
-
-    try:
-        set_isa(config.isa)
-    except ValueError as error:
-        raise UsageError(f"{config.origins['isa']}: {error}") from None
+    return open_engine(config, read_salt(config), warn)

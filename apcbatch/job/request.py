@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Prompt, Renderer
-from apcbatch.data.stop_texts import StopTexts
+from apcbatch.data.stop_texts import StopRule
 from apcbatch.job.record import Ticket, request_digest
 from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.job.work import OpenRollout, Tag
@@ -78,8 +77,8 @@ def make_request(
         ticket.request_id,
         token_ids,
         **settings,
-        ending=partial(StopTexts, renderer.tokenizer, stop) if stop else None,
-        constraint=partial(renderer.constraint, structure, reading) if structure else None,
+        ending=StopRule(renderer.tokenizer, tuple(stop)) if stop else None,
+        constraint=renderer.form(structure, reading) if structure else None,
         keep_answer=keep_answer,
         tag=Tag(ticket, rollout, reading),
     )

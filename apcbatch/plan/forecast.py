@@ -92,7 +92,7 @@ def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, uns
     aside)."""
     shape = TreeShape(tree)
     order = shape.order(planner.order)
-    ideals = find_ideals(shape, order, {})
+    ideals = find_ideals(shape, order, {}).tokens
     rewritten = list(_rewritten(shape, ideals))
     return Forecast(
         requests=shape.num_requests,

@@ -15,6 +15,7 @@ from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.rationing import Rationing
 from apcbatch.plan.reuse import (
     Held,
+    Ideals,
     Keeping,
     Live,
     Point,
@@ -115,7 +116,7 @@ class Planner:
 def _assemble(
     shape: TreeShape,
     order: list[int],
-    ideals: list[int],
+    ideals: Ideals,
     keeping: Keeping,
     later: KeptForLater,
     later_by: Mapping[int, Sequence[int]],
@@ -129,7 +130,7 @@ def _assemble(
         prompt_tokens=shape.prompt_tokens,
         unique_tokens=shape.unique_tokens,
         cached_tokens=sum(resume_at for _, resume_at in keeping.source),
-        ideal_tokens=sum(ideals),
+        ideal_tokens=sum(ideals.tokens),
         snapshots_written=len(keeping.kept),
         snapshots_read=len(keeping.kept) + keeping.num_held_read,
         snapshots_for_later=sum(point not in this_run for point in later.points),
@@ -140,7 +141,7 @@ def _assemble(
 
 
 def _request_plans(
-    ideals: Sequence[int], keeping: Keeping, later_by: Mapping[int, Sequence[int]], live: Live
+    ideals: Ideals, keeping: Keeping, later_by: Mapping[int, Sequence[int]], live: Live
 ) -> Iterator[RequestPlan]:
     kept_by = keeping.kept_by()
     for index, (_, resume_at) in enumerate(keeping.source):
@@ -150,7 +151,8 @@ def _request_plans(
             keep=tuple(snapshot.point[1] for snapshot in own),
             reads=tuple(len(snapshot.readers) for snapshot in own),
             keep_for_later=tuple(later_by.get(index, ())),
-            ideal=ideals[index],
+            ideal=ideals.tokens[index],
             live_bytes=live.live_bytes[index],
             keep_bytes=live.keep_bytes[index],
+            forked=ideals.forked[index],
         )

@@ -81,19 +81,28 @@ class Owners:
         return next((index for begin, index in self._runs.get(node, ()) if begin < position), None)
 
 
-def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> list[int]:
-    """By request: the longest prefix that an earlier one of the order or a held position covers, as far as the request
-    may resume."""
-    covered = [False] * shape.num_nodes
+@dataclass(slots=True)
+class Ideals:
+    """By request. tokens: the longest prefix that an earlier one of the order or a held position covers, as far as the
+    request may resume. forked: whether an earlier one goes on otherwise from where the prompt leaves all of them."""
+
+    tokens: list[int]
+    forked: list[bool]
+
+
+def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> Ideals:
+    """What earlier requests of the order, and what was held before, cover of each one."""
+    covered, goes_on = [False] * shape.num_nodes, [False] * shape.num_nodes
     covered[ROOT] = True
-    ideals = [0] * shape.num_requests
+    ideals = Ideals([0] * shape.num_requests, [False] * shape.num_requests)
     for index in order:
         limit, node = shape.resumable[index], shape.end_node[index]
         below = _longest_held(shape, held, node, limit)
         while not covered[node]:
             covered[node] = True
             node = shape.parent[node]
-        ideals[index] = max(min(shape.end[node], limit), below)
+            ideals.forked[index], goes_on[node] = goes_on[node], True
+        ideals.tokens[index] = max(min(shape.end[node], limit), below)
     return ideals
 
 

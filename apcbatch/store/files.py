@@ -20,12 +20,23 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 Buffer = bytes | bytearray | memoryview
 Kind = Literal["file", "folder", "other"]
 _MAX_VECTORS = 64
 _PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Reader(Protocol):
+    """Bytes that may be read at any offset; `size` is their number."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill the buffer from the offset; returns the bytes read, fewer than asked only at the end."""
 
 
 class FileReader:

@@ -20,7 +20,7 @@ import orjson
 import xxhash
 
 from apcbatch.layout import holds_tokens
-from apcbatch.store.files import FileReader
+from apcbatch.store.files import Reader
 from apcbatch.store.format import (
     DTYPE_OF,
     DTYPES,
@@ -146,7 +146,7 @@ def make_header(
     return header
 
 
-def read_header(reader: FileReader) -> Header:
+def read_header(reader: Reader) -> Header:
     """The verified header of a file whose length agrees with it; the tensors are not read."""
     head, header = _read_header(reader)
     if len(head) + header.num_data_bytes != reader.size:
@@ -156,7 +156,7 @@ def read_header(reader: FileReader) -> Header:
     return header
 
 
-def _read_header(reader: FileReader) -> tuple[bytes, Header]:
+def _read_header(reader: Reader) -> tuple[bytes, Header]:
     if not _CHECKSUM.stop < reader.size <= MAX_FILE_BYTES:
         raise BadSnapshot(f"{reader.size:,} bytes are not the length of a snapshot file")
     head = _read(reader, 0, min(reader.size, _FIRST_READ_BYTES))
@@ -172,7 +172,7 @@ def _read_header(reader: FileReader) -> tuple[bytes, Header]:
     return head, _parse(head)
 
 
-def _read(reader: FileReader, offset: int, length: int) -> bytes:
+def _read(reader: Reader, offset: int, length: int) -> bytes:
     buffer = bytearray(length)
     if reader.read_into(offset, memoryview(buffer)) != length:
         raise BadSnapshot("the file ended while its header was read")

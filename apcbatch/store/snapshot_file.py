@@ -15,9 +15,9 @@ import numpy.typing as npt
 import xxhash
 
 from apcbatch.layout import Layout
-from apcbatch.store.files import Buffer, FileReader
+from apcbatch.store.files import Buffer, Reader
 from apcbatch.store.format import DTYPES
-from apcbatch.store.header import Array, BadSnapshot, Header
+from apcbatch.store.header import Array, BadSnapshot, Header, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def encode(header: Header, arrays: Mapping[str, Array]) -> tuple[Header, list[Bu
 
 
 def read_tensors(
-    reader: FileReader,
+    reader: Reader,
     header: Header,
     names: Sequence[str] | None = None,
     into: Mapping[str, Array] | None = None,
@@ -69,6 +69,39 @@ def read_tensors(
             arrays[tensor.name] = data.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
         offset += tensor.num_bytes
     return arrays
+
+
+class _Bytes:
+    """A file's bytes in memory, as a Reader."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data).cast("B")
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        piece = self._data[offset : offset + len(buffer)]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def decode(data: Buffer, key: bytes, position: int, fingerprint: bytes, layout: Layout) -> StoredSnapshot:
+    """The verified snapshot of a file's bytes, in memory of its own; it must need no parent.
+
+    BadSnapshot says what is wrong with the bytes, or whose they are if not these.
+    """
+    reader = _Bytes(data)
+    header = read_header(reader)
+    if header.key != key or header.position != position:
+        raise BadSnapshot(f"it holds the snapshot {header.key.hex()} at {header.position}")
+    if header.fingerprint != fingerprint:
+        raise BadSnapshot("it belongs to a model with another fingerprint")
+    if header.parent is not None:
+        raise BadSnapshot(f"it continues a snapshot at {header.parent_position}; expected one that is whole")
+    check_layout(header, layout)
+    return StoredSnapshot(key, position, None, 0, read_tensors(reader, header))
 
 
 def _bytes_of(array: Array | None, num_bytes: int) -> npt.NDArray[np.uint8]:

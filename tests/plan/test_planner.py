@@ -16,6 +16,7 @@ from tests.plan.plan_oracle import (
     STATE_ONLY,
     common,
     dataset,
+    forks,
     ideals,
     make_plan,
     numbers,
@@ -53,6 +54,16 @@ def test_a_plan_reaches_what_keeping_everything_would(seed: int, order: str) -> 
         }
         assert kept == {p: (expected.owner[p], expected.read.count(p)) for p in set(expected.read)}, where
         assert plan.snapshots_written == plan.snapshots_read == len(kept), where
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_tells_a_fork_from_an_end(seed: int, order: str) -> None:
+    """Catches a prompt that is said to diverge from one that merely ends there, or from one that comes later."""
+    data = random_dataset(seed)
+    plan = make_plan(data, Planner(4, order))
+    told = {index: todo.forked for index, todo in enumerate(plan.requests)}
+    assert told == forks(data, plan.order), data.where
 
 
 @pytest.mark.parametrize("footprint", [STATE_ONLY, HYBRID], ids=["mamba", "hybrid"])

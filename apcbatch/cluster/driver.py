@@ -1,0 +1,365 @@
+"""The driver: an engine to the job, which has workers do the plan unit by unit.
+
+Must not know: where workers run, text, files, tensors. Invariants: every request that was submitted comes back once;
+nothing waits without a bound; while nobody dies, nothing is computed that the plan does not compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from apcbatch.cluster.crew import Crew, Errand, Worker
+from apcbatch.cluster.intake import Intake
+from apcbatch.cluster.items import Group, Item, State, unfinished
+from apcbatch.cluster.localise import LocalPlan, localise
+from apcbatch.cluster.loose import LooseItems
+from apcbatch.cluster.placing import Placing
+from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
+from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
+from apcbatch.cluster.states import States
+from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.cluster.units import Cutter, Quantum, estimate
+from apcbatch.engine.serving import serve
+from apcbatch.errors import RequestError, StoppedError
+from apcbatch.prefix import as_token_array, prefix_key
+from apcbatch.types import Request, Result
+
+if TYPE_CHECKING:
+    from apcbatch.engine.observer import Observer
+
+LONGEST_WAIT_S = 0.25
+WATCH_EVERY_S = 1.0
+MOST_DEATHS = 2
+PARTS = 16  # of a unit that a worker ended with: small enough to find the request that ends workers
+
+
+class ClusterEngine:
+    """The face of an engine (job/engine.py::JobEngine) over the workers of a seam. Opening it waits for the first
+    worker; StoppedError if none comes."""
+
+    def __init__(self, seam: Seam, settings: ClusterSettings, hooks: Hooks) -> None:
+        self._seam, self._settings, self._hooks = seam, settings, hooks
+        self._crew = Crew(seam, settings.kinds, settings.most_replaced, hooks.say)
+        self._states = States(settings.most_state_bytes, settings.most_states)
+        self._placing = Placing()
+        self._loose = LooseItems(hooks.conversation_of)
+        self._counters = ClusterCounters()
+        self._observer: Observer | None = None
+        self._results: list[Result] = []
+        self._num_units = self._num_unfinished = 0
+        self._look_again = 0.0  # when to look for workers that could be given something
+        self._watch_again = 0.0
+        self._facts = self._first_facts()
+        facts = self._facts
+        self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
+        self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
+        self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
+        self._intake = Intake(facts.key_fingerprint)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Pull requests lazily and yield results as they finish, failures included."""
+        source = iter(requests)
+        for results in serve(self, lambda: next(source, None)):
+            yield from results
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that were submitted and not yet handed back."""
+        return self._num_unfinished + len(self._results)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more can be read ahead."""
+        intake = self._intake
+        return (
+            len(intake.buffered) + len(self._loose) < self._settings.ahead_requests
+            and intake.buffered_tokens < self._settings.ahead_tokens
+        )
+
+    @property
+    def counters(self) -> ClusterCounters:
+        """What the workers and the driver have done so far."""
+        counters = self._counters
+        counters.states_dropped, counters.states_lost = self._states.num_dropped, self._states.num_lost
+        counters.workers_lost = self._crew.num_lost
+        return counters
+
+    def can_run(self, request: Request) -> bool:
+        """Whether `submit` would take a request."""
+        return self._hooks.can_run(request, self._facts)
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        """Those of the prefix keys whose snapshot every worker finds in its store."""
+        return self._hooks.held(keys)
+
+    def observe(self, observer: Observer) -> None:
+        """Tell an observer from now on of each prompt that is answered. Steps and snapshots are the workers' own."""
+        self._observer = observer
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; those with a plan come in the plan's order."""
+        item = self._intake.add(request)
+        if request.plan is None:
+            self._loose.add(item)
+            self._look_again = 0.0
+        self._num_unfinished += 1
+
+    def step(self) -> list[Result]:
+        """Hand out what can be handed out, wait a little for what workers say, and return the requests that ended."""
+        self._cut()
+        self._hand_out()
+        if not self._results and self._num_unfinished:
+            self._listen(max(0.0, min(LONGEST_WAIT_S, self._look_again - self._seam.clock())))
+            self._hand_out()
+        results, self._results = self._results, []
+        return results
+
+    def drop_waiting(self) -> None:
+        """Drop the requests that are at no worker."""
+        items = self._intake.drop() + self._loose.clear()
+        for group in self._placing.clear():
+            items += group.items
+        for item in items:
+            item.is_done = True
+            self._states.ended(item)
+        self._num_unfinished -= len(items)
+        self._states.release_all_unwanted()
+
+    def abort(self) -> None:
+        """Drop every request that is not finished. The workers that have some are ended."""
+        self.drop_waiting()
+        self._crew.kill_all()
+        self._states.clear()
+        self._num_unfinished = 0
+        self._results.clear()
+
+    def flush(self) -> None:
+        """Nothing to wait for: a worker has its snapshots on disk before it says that a unit is done."""
+
+    def close(self) -> None:
+        """End the workers."""
+        self._crew.kill_all()
+        self._seam.close()
+
+    def _first_facts(self) -> WorkerFacts:
+        while not self._crew.ready:
+            self._listen(LONGEST_WAIT_S)
+        facts = self._crew.ready[0].facts
+        assert facts is not None, "a ready worker has said what it is"
+        return facts
+
+    def _cut(self) -> None:
+        """Cut what is buffered once little is left to hand out."""
+        placing, crew = self._placing, self._crew
+        if not self._intake.buffered or not crew.ready or len(placing.queue) >= len(crew):
+            return
+        items = self._intake.take()
+        estimate(items, crew.typical_rates())
+        quantum = Quantum(max(len(crew), 1), self._settings.least_unit_s)
+        for group in Cutter(items, quantum, placing.seconds).cut():
+            placing.place(group)
+        self._look_again = 0.0
+
+    def _hand_out(self) -> None:
+        """Give units to the workers that can take one."""
+        now = self._seam.clock()
+        if now < self._look_again:
+            return
+        crew, placing = self._crew, self._placing
+        self._force_if_stuck()
+        if not len(placing.queue) and not len(self._loose):
+            self._look_again = float("inf")  # whatever comes says so
+            return
+        for worker in crew.takers(now):
+            if not len(placing.queue) and not len(self._loose):
+                break
+            assert worker.facts is not None, "a worker that takes units has said what it is"
+            group = placing.take(worker.class_, worker.facts.node, self._room())
+            if group is None and len(self._loose):
+                group = Group(self._loose.take(worker.id, len(crew.ready)))
+            if group is not None and group.items:
+                self._send(worker, group, worker.facts)
+        self._look_again = crew.next_free(now)
+
+    def _room(self) -> float:
+        """How many states a group may leave. Where there is little room, a worker rather waits for another one than
+        makes a state that goes before it is read."""
+        errands = [errand for worker in self._crew for errand in worker.errands] if self._states.is_tight else []
+        if not errands:
+            return float("inf")
+        return self._states.room(sum(state.handle is None for one in errands for state in one.exports.values()))
+
+    def _force_if_stuck(self) -> None:
+        """If groups wait for each other in a ring, the first one goes on alone."""
+        idle = not any(worker.errands for worker in self._crew)
+        if idle and not len(self._placing.queue) and not len(self._loose) and any(self._placing.waiting):
+            self._placing.force()
+
+    def _send(self, worker: Worker, group: Group, facts: WorkerFacts) -> None:
+        """Make a group a unit and give it to a worker."""
+        rates = self._crew.rates(worker.class_)
+
+        def is_worth_sending(state: State, above: State | None) -> bool:
+            tokens = state.position - (above.position if above is not None else 0)
+            saved_s = rates.transfer_s(state.num_bytes) - tokens * rates.prefill_s
+            return facts.node in state.nodes or saved_s < self._settings.send_slack_s
+
+        local = localise(group, facts.footprint, is_worth_sending)
+        exports, imports = self._keys(local, group, facts)
+        self._num_units += 1
+        wire = self._hooks.to_wire
+        pieces: list[Any] = [
+            Piece(item.number, wire(item.request), plan) for item, plan in zip(group.items, local.plans, strict=True)
+        ]
+        unit = Unit(self._num_units, tuple(pieces), frozenset(exports), tuple(imports))
+        now = self._seam.clock()
+        expected = rates.seconds(
+            sum(item.prefill_tokens for item in group.items), sum(item.most_answer_tokens for item in group.items)
+        )
+        items = {item.number: item for item in group.items}
+        worker.begin(Errand(unit.number, group, items, exports, expected), now)
+        self._counters.units += 1
+        self._counters.states_sent += sum(facts.node not in state.nodes for state in imports.values())
+        self._seam.submit(worker.id, unit, {key: state.handle for key, state in imports.items()})
+        for state in imports.values():
+            state.nodes.add(facts.node)
+
+    def _keys(self, local: LocalPlan, group: Group, facts: WorkerFacts) -> tuple[dict[Key, State], dict[Key, State]]:
+        """Exports and imports by their keys, as the worker's class has them."""
+        if facts.key_fingerprint == self.key_fingerprint:
+            return {state.key: state for state in local.exports}, {state.key: state for state in local.imports}
+
+        def key_of(state: State) -> Key:
+            # Any request of the unit that reads or makes it has its tokens.
+            for item in group.items:
+                if item.resume is state or state.position in item.keeps and item.keeps[state.position] is state:
+                    return prefix_key(facts.key_fingerprint, item.request.token_ids, state.position)
+            item = group.items[0]
+            return prefix_key(facts.key_fingerprint, item.request.token_ids, state.position)
+
+        return {key_of(state): state for state in local.exports}, {key_of(state): state for state in local.imports}
+
+    def _listen(self, seconds: float) -> None:
+        """Wait for what workers say, and give up those that say nothing."""
+        for event in self._seam.wait(seconds):
+            worker = self._crew.get(event.worker)
+            if worker is None:
+                self._counters.messages_ignored += 1
+            elif isinstance(event, Ready):
+                self._crew.welcome(worker, event.facts)
+                self._forget_classes()
+                self._look_again = 0.0
+            elif isinstance(event, Lost):
+                self._lose(worker, event.reason, event.with_node)
+            elif isinstance(event, Said):
+                worker.heard = self._seam.clock()
+                self._hear(worker, event.message)
+        now, settings = self._seam.clock(), self._settings
+        if now >= self._watch_again:
+            self._watch_again = now + WATCH_EVERY_S
+            for worker, reason in self._crew.silent(now, settings.worker_timeout_s, settings.start_timeout_s):
+                self._seam.kill(worker.id)
+                self._lose(worker, reason, with_node=False)
+        if not len(self._crew):
+            raise StoppedError(
+                f"no worker is left: {self._crew.last_reason}; expected at least one to go on with "
+                f"{self.num_unfinished} unanswered requests. See what ended them, and continue with --resume"
+            )
+
+    def _hear(self, worker: Worker, message: Message) -> None:
+        errand = next((errand for errand in worker.errands if errand.unit == message.unit), None)
+        if errand is None:
+            self._counters.messages_ignored += 1
+        elif isinstance(message, Answer):
+            item = errand.items.get(message.number)
+            if item is None or item.is_done:
+                self._counters.messages_ignored += 1
+                return
+            result = message.result
+            if result.error is None and item.most_answer_tokens:
+                tokens = sum(len(answer.token_ids) for answer in result.answers)
+                self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)
+            self._end(item, result)
+        elif isinstance(message, Made):
+            state = errand.exports.get(message.key)
+            if state is None or state.handle is not None:
+                self._counters.messages_ignored += 1
+                return
+            assert worker.facts is not None, "a worker with an errand has said what it is"
+            self._states.put(state, message.state, message.num_bytes, worker.id, worker.facts.node)
+            if state.waiting:
+                self._placing.made(state)
+                self._look_again = 0.0
+        elif isinstance(message, Without):
+            self._counters.imports_missed += 1
+        else:
+            self._done(worker, errand, message)
+
+    def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
+        worker.end(errand, self._seam.clock())
+        rates = self._crew.rates(worker.class_)
+        rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
+        rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
+        self._counters.prefill_tokens += message.prefill_tokens
+        self._counters.decode_tokens += message.decode_tokens
+        self._counters.add(message.counters)
+        self._again(unfinished(errand.items.values()), "the worker ended the unit without it")
+        self._look_again = 0.0
+
+    def _lose(self, worker: Worker, reason: str, with_node: bool) -> None:
+        """A worker is gone: what it had goes back, what it owned is forgotten."""
+        self._crew.lose(worker, reason)
+        self._states.forget_worker(worker.id)
+        self._loose.forget_worker(worker.id)
+        for index, errand in enumerate(worker.errands):
+            is_blamed = index == 0 and not with_node
+            self._again(unfinished(errand.items.values()), reason if is_blamed else None)
+        self._forget_classes()
+        self._look_again = 0.0
+
+    def _forget_classes(self) -> None:
+        """What a class began goes to others once no worker of it is left."""
+        ready = self._crew.ready
+        if ready:
+            for class_ in self._placing.queue.classes() - {worker.class_ for worker in ready}:
+                self._states.forget_family(self._placing.queue.forget_class(class_))
+
+    def _again(self, items: list[Item], blame: str | None) -> None:
+        """Queue requests again. blame: why one of them may be what ended the worker; then they are parted, down to one
+        request alone. Only of that one it is known that it ends workers, and the second one is enough."""
+        if not items:
+            return
+        self._counters.requests_again += len(items)
+        size = len(items)
+        if blame is not None:
+            if size == 1:
+                items[0].deaths += 1
+                if items[0].deaths == MOST_DEATHS:
+                    self._end(items[0], _lost(items[0], blame))
+                    return
+            size = -(-size // PARTS)
+        groups = [Group(items[begin : begin + size]) for begin in range(0, len(items), size)]
+        for group in groups:
+            self._placing.place(group)
+        self._look_again = 0.0
+
+    def _end(self, item: Item, result: Result) -> None:
+        """A request has its result."""
+        item.is_done = True
+        result.tag = item.request.tag
+        self._results.append(result)
+        self._num_unfinished -= 1
+        self._placing.forsaken(self._states.ended(item))
+        if self._observer is not None and result.error is None:
+            tokens = as_token_array(item.request.token_ids)
+            self._observer.answered(tokens, result.cached_tokens, result.cached_from)
+
+
+def _lost(item: Item, reason: str) -> Result:
+    message = (
+        f"{item.deaths} workers ended while they had this request alone ({reason}); the other requests go on. Give the "
+        "workers more memory and --retry-errors, or leave it out"
+    )
+    request = item.request
+    return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))

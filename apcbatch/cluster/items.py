@@ -1,0 +1,149 @@
+"""What the driver remembers: requests on their way, the states between them, and the groups that travel as units.
+
+Must not know: workers, the seam, the order of work. Invariants: the states and their makers and readers make a forest;
+a maker comes before its readers in the plan's order; a request that has ended holds no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from apcbatch.cluster.unit import Handle, Key
+from apcbatch.types import Request, RequestPlan
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A snapshot that the plan keeps for requests of this run.
+
+    origin: the number of the request that the plan has make it. family: the origin of the first state on its path.
+    maker: the unfinished request that will make it, None for nobody. parent: the state that its maker resumed from.
+    readers: unfinished requests that resume from it. unseen: readers of the plan that have not been submitted yet.
+    handle: where it lies; None if it is not there for others. owner: the worker whose end is its end. nodes: where a
+    copy lies. waiting: groups that cannot begin before it is there.
+    """
+
+    key: Key
+    position: int
+    origin: int
+    family: int
+    unseen: int
+    maker: Item | None
+    parent: State | None
+    readers: set[Item] = field(default_factory=set)
+    handle: Handle = None
+    num_bytes: int = 0
+    owner: int = -1
+    nodes: set[str] = field(default_factory=set)
+    waiting: set[Group] = field(default_factory=set)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody will still read it."""
+        return bool(self.readers) or self.unseen > 0
+
+    def nearest_held(self) -> State | None:
+        """The nearest state above it that is there."""
+        state = self.parent
+        while state is not None and state.handle is None:
+            state = state.parent
+        return state
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A request between submit and its result.
+
+    resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a
+    request that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it
+    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they
+    had it alone.
+    """
+
+    number: int
+    request: Request
+    family: int
+    resume: State | None = None
+    above: State | None = None
+    keeps: dict[int, State] = field(default_factory=dict)
+    seconds: float = 0.0
+    below_s: float = 0.0
+    deaths: int = 0
+    is_done: bool = False
+    group: Group | None = None
+
+    @property
+    def plan(self) -> RequestPlan | None:
+        return self.request.plan
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens of its prompt that the plan has it compute."""
+        return len(self.request.token_ids) - (self.request.plan.resume_at if self.request.plan else 0)
+
+    @property
+    def most_answer_tokens(self) -> int:
+        """Tokens that its answers can have."""
+        request = self.request
+        return request.max_tokens * (request.n if request.temperature > 0 else 1)
+
+    def lead(self, state: State) -> None:
+        """Make a state again that nobody will make, instead of reading it."""
+        state.readers.discard(self)
+        if self.resume is state:
+            self.resume, self.above = None, state
+        state.maker = self
+        self.keeps[state.position] = state
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Items that travel together, in the plan's order. needs: states from outside, as of when it was placed. pending:
+    those of them that it waits for. priority: the longest path from its beginning on, in seconds."""
+
+    items: list[Item]
+    seconds: float = 0.0
+    priority: float = 0.0
+    needs: list[State] = field(default_factory=list)
+    pending: set[State] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for item in self.items:
+            item.group = self
+        self.seconds = sum(item.seconds for item in self.items)
+        self.priority = max(self.seconds, max((item.below_s for item in self.items), default=0.0))
+
+    @property
+    def number(self) -> int:
+        """Its place among groups of the same priority: that of its first request."""
+        return self.items[0].number
+
+    @property
+    def growth(self) -> int:
+        """The states that it makes for others, less those that it is the last to read."""
+        made = [state for item in self.items for state in item.keeps.values() if state.maker is item]
+        num_exported = sum(state.unseen > 0 or self._is_read_elsewhere(state) for state in made)
+        return num_exported - sum(not state.unseen and not self._is_read_elsewhere(state) for state in self.needs)
+
+    def _is_read_elsewhere(self, state: State) -> bool:
+        return any(reader.group is not self for reader in state.readers)
+
+    def outside(self) -> Iterator[State]:
+        """The states that its requests resume from and that no request before them in it makes; once each."""
+        made: set[State] = set()
+        for item in self.items:
+            state = item.resume
+            if state is not None and state not in made:
+                made.add(state)
+                yield state
+            made.update(state for state in item.keeps.values() if state.maker is item)
+
+    def first_reader(self, state: State) -> Item:
+        """The first of its requests that resumes from a state."""
+        return next(item for item in self.items if item.resume is state)
+
+
+def unfinished(items: Iterable[Item]) -> list[Item]:
+    """Those that have no result yet, in the plan's order."""
+    return sorted((item for item in items if not item.is_done), key=lambda item: item.number)

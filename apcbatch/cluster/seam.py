@@ -1,0 +1,102 @@
+"""The seam between the driver and wherever its workers run: Ray, this process, or a simulation in virtual time.
+
+Must not know: the driver, Ray. Invariant: nothing but an implementation of `Seam` knows where a worker runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from apcbatch.cluster.unit import Handle, Key, Message, Unit
+from apcbatch.plan.footprint import Footprint
+
+WorkerId = int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerKind:
+    """What to ask for. cpus: cores, which are also its threads. gpus: 0 for a worker on the CPU. memory_bytes: declared
+    to whoever places workers; 0 for nothing declared."""
+
+    name: str = "cpu"
+    cpus: int = 1
+    gpus: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
+    workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
+    its answer. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0."""
+
+    fingerprint: str
+    key_fingerprint: bytes
+    node: str
+    device: str
+    dtype: str
+    threads: int
+    footprint: Footprint
+    context_length: int | None
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    max_request_tokens: int
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker takes units from now on."""
+
+    worker: WorkerId
+    facts: WorkerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A worker said something about a unit. What one worker says comes in its order."""
+
+    worker: WorkerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker is gone, and every state that it owned. reason: a clause for the user. with_node: its machine went, so
+    that no request is to blame."""
+
+    worker: WorkerId
+    reason: str
+    with_node: bool = False
+
+
+Event = Ready | Said | Lost
+
+
+class Seam(Protocol):
+    """Where workers run. Nothing here raises for a worker that is gone: that is an event."""
+
+    def spawn(self, kind: WorkerKind) -> WorkerId:
+        """Ask for a worker; returns at once. It becomes Ready or is Lost."""
+
+    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Handle]) -> None:
+        """Queue a unit at a worker, which works on one after the other. states: one for each of its imports."""
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """What has happened, in order; returns as soon as there is anything, and empty after timeout_s."""
+
+    def get(self, handle: Handle) -> bytes:
+        """The bytes of a state. The driver never asks."""
+
+    def kill(self, worker: WorkerId) -> None:
+        """End a worker; nothing that it still says counts. It need not be reported as lost."""
+
+    def clock(self) -> float:
+        """Seconds, as the workers' time passes."""
+
+    def close(self) -> None:
+        """End all workers and let go of everything."""

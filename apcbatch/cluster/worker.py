@@ -1,0 +1,175 @@
+"""Worker: one engine that works on units, and says what comes of them.
+
+Must not know: Ray, the driver, where its states come from and go to. Invariants: what a request gets here is what its
+plan says, as in one process; a state that cannot be had costs time and never an answer; the last word about a unit is
+Done, after an Answer for each of its requests.
+
+Units may overlap: what the engine has no work for in one, it finds in the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from apcbatch.cluster.open_unit import OpenUnit
+from apcbatch.cluster.seam import WorkerFacts
+from apcbatch.cluster.turns import Turns
+from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Unit, Without
+from apcbatch.cluster.unit_plan import UnitPlan
+from apcbatch.cluster.wire import Assembler
+from apcbatch.config import Config
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.engine.opening import open_engine
+from apcbatch.store import BadSnapshot, Buffer
+from apcbatch.types import Request, Result
+
+
+class Worker:
+    """An engine for units. config: the values of the run's Config by name, without the salt. salt: the secret itself.
+
+    threads: of the CPU's kernels, None to leave them as they are. node: the machine's name. warn: gets sentences.
+    Raises UsageError (ModelError) for what cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        salt: str | None = None,
+        threads: int | None = None,
+        node: str = "",
+        warn: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._config = Config(**config)
+        self._engine = open_engine(self._config, salt, warn)
+        self._assembler = Assembler.of(self._config.model, ChatOptions.of(self._config))
+        self._node = node
+        self._units: dict[int, OpenUnit] = {}
+        self._queue: deque[Request] = deque()
+        self._turns = Turns(self)
+        self._counted = self._counters()
+
+    def facts(self) -> WorkerFacts:
+        """What the driver needs to know of it."""
+        engine = self._engine
+        return WorkerFacts(
+            fingerprint=engine.fingerprint,
+            key_fingerprint=engine.key_fingerprint,
+            node=self._node,
+            device=engine.device,
+            dtype=engine.dtype,
+            threads=torch.get_num_threads(),
+            footprint=engine.footprint,
+            context_length=engine.context_length,
+            vocab_size=engine.vocab_size,
+            eos_token_ids=engine.eos_token_ids,
+            max_request_tokens=self._config.max_request_tokens,
+        )
+
+    def work(self, unit: Unit, states: Mapping[Key, Buffer]) -> Iterator[Message]:
+        """Do a unit, and say what comes of it as it comes. states: the bytes of its imports.
+
+        Several threads may each have a unit done. Whatever is raised means that the engine is broken: the process
+        should end.
+        """
+        return self._turns.work(unit, states)
+
+    def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:
+        """Take a unit on: its states in, its requests into the queue. For whoever calls `step` himself, alone."""
+        plan = UnitPlan(unit, self._engine.key_fingerprint)
+        requests = [self._assembler.put_together(piece.request, piece.plan) for piece in unit.pieces]
+        for index, request in enumerate(requests):
+            if not self._engine.can_run(request):
+                plan.leave_out(index)
+        opened = self._units[unit.number] = OpenUnit(unit, plan.makers)
+        for key in unit.imports:
+            if not self._adopt(key, plan, states.get(key)):
+                opened.said.append(Without(unit.number, key))
+                plan.go_without(key)
+        for index, (piece, request) in enumerate(zip(unit.pieces, requests, strict=True)):
+            self._queue.append(replace(request, plan=plan.plans[index], tag=(unit.number, piece.number)))
+
+    def step(self) -> list[Message]:
+        """One pass of the engine, and what came of the units that were begun, each one's in order."""
+        while self._queue and self._engine.wants_more:
+            self._engine.submit(self._queue.popleft())
+        results = self._engine.step()
+        for opened in self._units.values():
+            self._tell_made(opened)
+        for result in results:
+            self._tell_answer(result)
+        said: list[Message] = []
+        for opened in list(self._units.values()):
+            if not opened.num_left:
+                self._end(opened)
+            said += opened.said
+            opened.said.clear()
+        return said
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a unit that was begun is not done."""
+        return bool(self._units)
+
+    def close(self) -> None:
+        """Finish the store's writing."""
+        self._engine.close()
+
+    def _adopt(self, key: Key, plan: UnitPlan, data: Buffer | None) -> bool:
+        """Take the state of an import in for those that resume from it; False if they must do without."""
+        reads = len(plan.readers(key))
+        if not reads:
+            return True
+        if data is None:
+            return False
+        try:
+            return self._engine.adopt_snapshot(key, plan.position(key), data, reads)
+        except BadSnapshot:
+            return False
+
+    def _tell_made(self, opened: OpenUnit) -> None:
+        """Send the exports that the last pass has published."""
+        for key in [key for key in opened.exports if self._engine.holds(key)]:
+            opened.exports.remove(key)
+            buffers = self._engine.export_snapshot(key)
+            assert buffers is not None, "it is held, and nothing runs in between"
+            state = b"".join(buffers)
+            opened.said.append(Made(opened.unit.number, key, opened.makers[key].position, len(state), state))
+
+    def _tell_answer(self, result: Result) -> None:
+        """Hand on a request's result; a unit whose last one this is has ended."""
+        if self._engine.device == "cuda" and result.error is not None and result.error.code == "internal":
+            torch.cuda.synchronize()  # raises where an error has left nothing that can be used
+        number, piece = result.tag
+        for answer in result.answers:
+            answer.tag = None
+        opened = self._units[number]
+        opened.count(result)
+        opened.said.append(Answer(number, piece, result))
+        for key in opened.made_by(piece):
+            self._engine.release_snapshot(key)
+
+    def _end(self, opened: OpenUnit) -> None:
+        """The last word about a unit: what it kept for later is in the store. What the engine did since the last unit's
+        end is counted with it."""
+        self._engine.flush()
+        del self._units[opened.unit.number]
+        now = self._counters()
+        added = {
+            name: value if name.startswith("peak_") else value - self._counted[name] for name, value in now.items()
+        }
+        self._counted = now
+        opened.said.append(Done(opened.unit.number, opened.seconds, opened.prefill_tokens, opened.decode_tokens, added))
+
+    def _counters(self) -> dict[str, float]:
+        """The engine's counters as plain numbers."""
+        counters = asdict(self._engine.counters)
+        seconds = counters.pop("seconds")
+        return counters | {f"{phase}_s": value for phase, value in seconds.items()}

@@ -1,0 +1,171 @@
+"""Runs of the real planner and the real driver over simulated workers, with every invariant checked on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.seam import WorkerKind
+from apcbatch.cluster.settings import ClusterSettings, Hooks
+from apcbatch.engine.serving import serve
+from apcbatch.plan.planner import Plan, Planner
+from apcbatch.plan.prefix_tree import PrefixTree
+from apcbatch.types import Request, Result
+from tests.cluster.simulator import SimSeam, Speeds, Trouble, answer_of
+from tests.plan.plan_oracle import Dataset
+
+CPU = WorkerKind()
+SPEEDS = Speeds()
+CALM = Trouble()
+
+
+def repeated(data: Dataset, times: int) -> Dataset:
+    """A dataset so many times over, each time with tokens of its own."""
+    step = 1 + max(int(np.max(prompt)) for prompt in data.prompts)
+    prompts = [np.asarray(prompt, np.int32) for prompt in data.prompts]
+    return Dataset(
+        [prompt + np.int32(step * turn) for turn in range(times) for prompt in prompts],
+        [len(data.prompts) * turn + number for turn in range(times) for number in data.conversations],
+        data.where,
+    )
+
+
+def first(data: Dataset, num_conversations: int) -> Dataset:
+    """The first conversations of a dataset."""
+    kept = [index for index, number in enumerate(data.conversations) if number < num_conversations]
+    return Dataset([data.prompts[i] for i in kept], [data.conversations[i] for i in kept], data.where)
+
+
+@dataclass
+class Planned:
+    """requests: in the plan's order."""
+
+    requests: list[Request]
+    plan: Plan
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.plan.computed_tokens
+
+
+def planned(data: Dataset, block_size: int = 64, max_tokens: int = 32, skip: frozenset[int] = frozenset()) -> Planned:
+    """The requests of a dataset with their plans; without those whose index is in `skip`."""
+    tree, indexes = PrefixTree(), []
+    for index, (tokens, conversation) in enumerate(zip(data.prompts, data.conversations, strict=True)):
+        if index not in skip:
+            tree.add(np.asarray(tokens, np.int32), conversation)
+            indexes.append(index)
+    plan = Planner(block_size).plan(tree)
+    requests = [
+        Request(str(indexes[i]), data.prompts[indexes[i]], max_tokens, plan=plan.requests[i], tag=("tag", indexes[i]))
+        for i in plan.order
+    ]
+    return Planned(requests, plan)
+
+
+def lower_bound(requests: Sequence[Request], speeds: Speeds, num_workers: int) -> tuple[float, float]:
+    """(total / n, the longest path) in seconds: no schedule can be shorter."""
+    made: dict[tuple[int, int], float] = {}  # when a snapshot can be there at the earliest
+    prefill, decode = speeds.prefill_tokens_per_s, speeds.decode_tokens_per_s
+    total = longest = 0.0
+    for request in requests:
+        tokens, plan = np.asarray(request.token_ids, np.int32), request.plan
+        keys = {position: hash(tokens[:position].tobytes()) for position in {plan.resume_at, *plan.keep}}
+        begin = made[plan.resume_at, keys[plan.resume_at]] if plan.resume_at else 0.0
+        for position in plan.keep:
+            made[position, keys[position]] = begin + (position - plan.resume_at) / prefill
+        own = (len(tokens) - plan.resume_at) / prefill + len(answer_of(request)) / decode
+        total, longest = total + own, max(longest, begin + own)
+    return total / num_workers, longest
+
+
+@dataclass
+class Outcome:
+    results: list[Result]
+    seam: SimSeam
+    engine: ClusterEngine
+    own_s: float  # that the driver itself took
+
+    @property
+    def by_id(self) -> dict[str, Result]:
+        return {result.id: result for result in self.results}
+
+
+def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
+    """Every unanswered request is in exactly one place; what is held is within the bounds and lies with the living."""
+    places = [item for item in engine._intake.buffered]
+    for waiting in engine._loose._waiting.values():
+        places += waiting
+    groups = list(engine._placing.waiting)
+    groups += [entry[2] for heap in engine._placing.queue._heaps.values() for entry in heap]
+    for group in groups:
+        places += group.items
+    for worker in engine._crew:
+        for errand in worker.errands:
+            places += [item for item in errand.items.values() if not item.is_done]
+    numbers = [item.number for item in places]
+    assert len(numbers) == len(set(numbers)), "a request is in two places"
+    assert not any(item.is_done for item in places), "a request that has its result is to be computed again"
+    assert len(numbers) == engine._num_unfinished, f"{engine._num_unfinished - len(numbers)} requests are lost"
+    states = engine._states
+    assert len(states) <= settings.most_states and states.num_bytes <= settings.most_state_bytes
+    assert states.num_bytes == sum(state.num_bytes for state in states._held)
+    for state in states._held:
+        assert state.is_wanted, "a state is held for nobody"
+        assert engine._crew.get(state.owner) is not None, "a state of a worker that is gone"
+
+
+def run(
+    requests: Sequence[Request],
+    num_workers: int = 4,
+    speeds: Speeds = SPEEDS,
+    trouble: Trouble = CALM,
+    *,
+    kinds: Sequence[WorkerKind] | None = None,
+    per_node: int = 1,
+    audited: bool = True,
+    stop_after: int | None = None,
+    speed_of: dict[str, float] | None = None,
+    hooks: Hooks | None = None,
+    **settings: object,
+) -> Outcome:
+    """Answer requests. stop_after: the driver dies when it has so many results."""
+    chosen = replace(ClusterSettings(tuple(kinds or [CPU] * num_workers)), **settings)
+    seam = SimSeam(speeds, trouble, per_node, speed_of)
+    engine = ClusterEngine(seam, chosen, hooks or Hooks(to_wire=lambda request: request))
+    if audited:
+        seam.check = lambda: audit(engine, chosen)
+    results: list[Result] = []
+    source: Iterator[Request] = iter(requests)
+    begin = time.thread_time() - seam.spent_s
+    for some in serve(engine, lambda: next(source, None)):
+        results += some
+        if stop_after is not None and len(results) >= stop_after:
+            break
+    return Outcome(results, seam, engine, time.thread_time() - begin - seam.spent_s)
+
+
+def check_answers(outcome: Outcome, requests: Sequence[Request]) -> None:
+    """Every request has one result, which is its own; an error only if two workers ended while they had it."""
+    ids = [result.id for result in outcome.results]
+    assert sorted(ids) == sorted(request.id for request in requests), "results are lost or doubled"
+    by_id = {request.id: request for request in requests}
+    for result in outcome.results:
+        assert result.tag == by_id[result.id].tag
+        if result.error is not None:
+            assert result.error.code == "worker_lost" and outcome.seam.deaths[result.id] >= 2, result.error
+        else:
+            assert result.token_ids == answer_of(by_id[result.id])
+
+
+def check_plan(outcome: Outcome, requests: Sequence[Request]) -> None:
+    """Every request resumed where the plan says: the records are those of one process."""
+    by_id = outcome.by_id
+    for request in requests:
+        assert request.plan is not None
+        assert by_id[request.id].cached_tokens == request.plan.resume_at
+        assert by_id[request.id].ideal_cached_tokens == request.plan.ideal

@@ -1,0 +1,97 @@
+"""Requests that travel: what arrives is the same request, and runs to the same answer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apcbatch import Request
+from apcbatch.cluster.wire import Assembler, take_apart
+from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.constraint import Form
+from apcbatch.data.grammar_source import Thinking
+from apcbatch.data.render import Renderer
+from apcbatch.data.stop_texts import StopRule
+from apcbatch.data.structure import Structure
+from apcbatch.errors import RequestError
+from apcbatch.model.locate import DEMO_DIR
+from apcbatch.types import RequestPlan
+
+EVERYTHING: dict[str, Any] = {
+    "max_tokens": 7, "temperature": 0.7, "top_p": 0.9, "seed": 2**63, "ignore_eos": True, "logprobs": True,
+    "keep_answer": False, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+    "repetition_penalty": 1.5, "logit_bias": {3: -float("inf"), 4: 2.0}, "allowed_token_ids": (3, 4, 5),
+    "min_tokens": 2, "stop_token_ids": (9, 8), "top_logprobs": 3, "n": 2, "score_from": 1, "score_top": 4,
+}  # fmt: skip
+
+
+def nowhere() -> Renderer:
+    raise AssertionError("a request of numbers alone needs no tokenizer")
+
+
+def test_every_setting_arrives() -> None:
+    """Catches a field of Request that is forgotten on the way, a new one too."""
+    request = Request("id", np.array([5, 6, 7], np.int64), **EVERYTHING)
+    plan = RequestPlan(resume_at=2, forked=True)
+    fields = set(Request.__dataclass_fields__)
+    assert set(EVERYTHING) | {"id", "token_ids", "plan", "tag", "ending", "constraint"} == fields
+    wire = pickle.loads(pickle.dumps(take_apart(request)))
+    arrived = Assembler(nowhere).put_together(wire, plan)
+    assert np.array_equal(arrived.token_ids, request.token_ids) and (arrived.id, arrived.plan) == ("id", plan)
+    assert {name: getattr(arrived, name) for name in EVERYTHING} == EVERYTHING
+
+
+def test_defaults_do_not_travel() -> None:
+    """Catches bytes for what every request has, and a setting that differs from its default by its type alone."""
+    assert take_apart(Request("id", [1])).settings == {}
+    assert take_apart(Request("id", [1], temperature=0.0, logit_bias={}, stop_token_ids=())).settings == {}
+    assert take_apart(Request("id", [1], temperature=np.float64(0.5), max_tokens=np.int32(3))).settings == {
+        "temperature": 0.5, "max_tokens": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ending", "constraint"])
+def test_code_does_not_travel(name: str) -> None:
+    """Catches a caller's own object that is sent as if another process knew it."""
+    with pytest.raises(RequestError, match="without --ray"):
+        take_apart(Request("id", [1], **{name: partial(object)}))
+
+
+def test_stop_texts_and_forms_are_made_anew() -> None:
+    """Catches a worker that ends or constrains its answers otherwise than the one process does."""
+    renderer = Renderer.load(DEMO_DIR)
+    thinking = Thinking(("<think>",), ("</think>",), False)
+    structure = Structure("regex", "[ab]{3}")
+    request = Request(
+        "id", [1, 2], ending=StopRule(renderer.tokenizer, ("stop", "END")),
+        constraint=Form(renderer.constraints, structure, thinking),
+    )  # fmt: skip
+    assembler = Assembler.of("demo", ChatOptions())
+    arrived = assembler.put_together(pickle.loads(pickle.dumps(take_apart(request))), None)
+    assert isinstance(arrived.ending, StopRule) and arrived.ending.texts == ("stop", "END")
+    assert isinstance(arrived.constraint, Form)
+    assert (arrived.constraint.structure, arrived.constraint.thinking) == (structure, thinking)
+    masks = []
+    for one in (request, arrived):
+        assert one.ending is not None and one.constraint is not None
+        watch, limits = one.ending(), one.constraint()
+        said = [watch.accept(token, True) for token in renderer.tokenizer.encode_prompt("so it ENDs")]
+        assert said[-1] == "END" or "END" in said
+        mask = np.zeros(-(-renderer.vocab_size // 32), np.int32)
+        assert limits.fill(mask)
+        masks.append(mask)
+    assert np.array_equal(*masks)
+    again = assembler.put_together(take_apart(request), None)
+    assert isinstance(again.constraint, Form) and again.constraint.constraints is arrived.constraint.constraints
+
+
+def test_an_error_survives_a_copy() -> None:
+    """Catches an error that arrives without its code, or does not arrive at all."""
+    error = RequestError("out_of_memory", "no room", 7)
+    for arrived in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (arrived.code, arrived.message, arrived.line, str(arrived)) == ("out_of_memory", "no room", 7, "no room")

@@ -1,0 +1,235 @@
+"""Workers over units: what a plan gives when it crosses them is what one engine gives, whatever does not arrive."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch import Engine, Request, Result
+from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.cluster.wire import take_apart
+from apcbatch.cluster.worker import Worker
+from apcbatch.plan.planner import Plan, Planner
+from apcbatch.types import RequestPlan
+from tests.cluster.cutting import cut
+from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
+from tests.tiny import VOCAB
+
+BLOCK = 6
+POOL_BYTES = 16 << 20
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(params=["mamba", "jamba"])
+def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> str:
+    return str(tiny_checkpoint(request.param))
+
+
+@pytest.fixture
+def open_worker() -> Iterator[Callable[..., Worker]]:
+    opened: list[Worker] = []
+
+    def make(model: str, **options: object) -> Worker:
+        values = {"device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES, **options}
+        opened.append(Worker({"model": model, **values}, threads=1))
+        return opened[-1]
+
+    yield make
+    for worker in opened:
+        worker.close()
+
+
+def requests_of(data: Dataset) -> list[Request]:
+    return [
+        Request(str(index), list(prompt), max_tokens=3, ignore_eos=True, logprobs=True, keep_answer=False)
+        for index, prompt in enumerate(data.prompts)
+    ]
+
+
+def record(result: Result) -> tuple[Any, ...]:
+    """All that a record says of a request but times."""
+    assert result.error is None and result.tag is None
+    return (
+        result.id, result.prompt_tokens, result.token_ids, result.logprobs, result.finish_reason, result.cached_tokens,
+        result.computed_tokens, result.cached_from, result.ideal_cached_tokens, result.boundary, result.miss_reason,
+        result.miss_detail,
+    )  # fmt: skip
+
+
+def alone(folder: str, requests: list[Request], plan: Plan) -> dict[int, tuple[Any, ...]]:
+    """The records of one engine that follows the whole plan."""
+    engine = Engine(folder, block_size=BLOCK, policy="planned", pool_size_bytes=POOL_BYTES)
+    planned = [replace(requests[index], plan=plan.requests[index]) for index in plan.order]
+    results = {int(result.id): record(result) for result in engine.run(planned)}
+    engine.close()
+    return results
+
+
+class Run:
+    """What workers said about units, done one by one or two at a time."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, tuple[Any, ...]] = {}
+        self.states: dict[Key, bytes] = {}
+        self.without: list[Key] = []
+        self.done: list[Done] = []
+
+    def take(self, unit: Unit, message: Message) -> None:
+        """Note a message of a unit that is not done."""
+        assert message.unit == unit.number and unit.number not in {done.unit for done in self.done}
+        if isinstance(message, Answer):
+            assert message.number not in self.records and message.number in {piece.number for piece in unit.pieces}
+            self.records[message.number] = record(message.result)
+        elif isinstance(message, Made):
+            assert message.key in unit.exports and message.key not in self.states
+            assert message.num_bytes == len(message.state)
+            self.states[message.key] = message.state
+        elif isinstance(message, Without):
+            self.without.append(message.key)
+        else:
+            assert {piece.number for piece in unit.pieces} <= set(self.records)
+            self.done.append(message)
+
+    def do(self, worker: Worker, *units: Unit, states: Mapping[Key, bytes] | None = None) -> None:
+        """Have units done side by side."""
+        given = self.states if states is None else states
+        going = [(unit, worker.work(unit, {key: given[key] for key in unit.imports if key in given})) for unit in units]
+        while going:
+            unit, messages = going.pop(0)
+            message = next(messages, None)
+            if message is not None:
+                self.take(unit, message)
+                going.append((unit, messages))
+
+    def ready(self, unit: Unit) -> bool:
+        """Whether the states of a unit's imports are there."""
+        return all(key in self.states for key in unit.imports)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2])
+def test_records_are_those_of_one_engine(folder: str, at_a_time: int, open_worker: Callable[..., Worker]) -> None:
+    """Catches a plan that a worker does not follow, a state that is not told or told twice, a miss that is explained
+    by what this worker alone has seen, and units that get in each other's way."""
+    workers, crossed = [open_worker(folder), open_worker(folder)], 0
+    for seed in range(8):
+        source = random.Random(seed)
+        data = within_vocabulary(random_dataset(seed), VOCAB - seed, stretch=1 + seed % 3)
+        requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
+        waiting = cut(requests, plan, workers[0].facts().key_fingerprint, source)
+        run, count = Run(), len(waiting)
+        while waiting:
+            ready = [unit for unit in waiting if run.ready(unit)]
+            chosen = source.sample(ready, min(at_a_time, len(ready)))
+            waiting = [unit for unit in waiting if unit not in chosen]
+            run.do(source.choice(workers), *chosen)
+        assert run.records == alone(folder, requests, plan), data.where
+        assert len(run.done) == count and not run.without
+        computed = sum(done.prefill_tokens for done in run.done)
+        assert computed == plan.computed_tokens, data.where
+        crossed += len(run.states)
+    assert crossed > 10
+    for worker in workers:
+        assert worker._engine._pool.held_bytes == 0, "what has no reader left is let go of"
+
+
+@pytest.mark.parametrize("fault", ["missing", "torn", "flipped", "foreign"])
+def test_an_import_that_cannot_be_had_costs_nothing_but_time(
+    folder: str, fault: str, open_worker: Callable[..., Worker]
+) -> None:
+    """Catches a unit that fails or waits for a state that never comes, one that takes a bad state, and readers that
+    each compute the stem again."""
+    stem = [1 + (7 * place) % 90 for place in range(30)]
+    prompts = [[*stem, 5], [*stem, 6, 6], [*stem, 7, 7, 7]]
+    data = Dataset([tuple(prompt) for prompt in prompts], [0, 1, 2])
+    requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
+    expected = alone(folder, requests, plan)
+    one, other = open_worker(folder), open_worker(folder)
+    first, *readers = plan.order
+    assert [plan.leaders[index] for index in readers] == [first, first]
+    todo = plan.requests[first]
+    run = Run()
+    pieces = [Piece(index, take_apart(requests[index]), plan.requests[index]) for index in plan.order]
+    key = cut(requests, plan, one.facts().key_fingerprint, NoSharing())[0].exports
+    run.do(one, Unit(0, (replace(pieces[0], plan=replace(todo, reads=(0,))),), key))
+    (name,) = key
+    state = run.states[name]
+    damaged = {
+        "missing": None, "torn": state[:-1], "flipped": state[:-1] + bytes([state[-1] ^ 4]),
+        "foreign": state.replace(name.hex().encode(), bytes(32).hex().encode()),
+    }[fault]  # fmt: skip
+    assert damaged != state
+    run.do(other, Unit(1, tuple(pieces[1:]), imports=(name,)), states={name: damaged} if damaged else {})
+    assert run.without == [name]
+    answers = {index: found[:5] for index, found in run.records.items()}
+    assert answers == {index: found[:5] for index, found in expected.items()}
+    assert run.done[1].prefill_tokens == sum(len(prompts[index]) for index in readers) - todo.keep[0]
+    assert other._engine._pool.held_bytes == 0
+
+
+def test_a_miss_is_explained_by_what_the_run_has_seen(folder: str, open_worker: Callable[..., Worker]) -> None:
+    """Catches a worker that takes a fork for an end, or for a first prompt, since another one had the other branch."""
+    prompts = [(1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8), (9, 9, 8, 8, 8, 8, 8), (9, 9, 7, 7, 7, 7, 7)]
+    data = Dataset(prompts, [0, 1, 2, 3])
+    requests, plan, run = requests_of(data), make_plan(data, Planner(BLOCK)), Run()
+    for unit in cut(requests, plan, b"", NoSharing()):
+        run.do(open_worker(folder), unit)
+    assert run.records == alone(folder, requests, plan)
+    reasons = {index: found[-2] for index, found in run.records.items()}
+    assert reasons == {0: "cold", 1: "shorter_than_block", 2: "cold", 3: "diverged"}
+
+
+class NoSharing(random.Random):
+    """Cuts every request into a unit of its own."""
+
+    def randint(self, a: int, b: int) -> int:
+        return 1
+
+
+def test_a_request_that_is_refused_is_an_answer(folder: str, open_worker: Callable[..., Worker]) -> None:
+    """Catches a refused request that ends the unit, and a state that is held for ever for it."""
+    worker = open_worker(folder)
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    plans = [RequestPlan(keep=(3,), reads=(2,)), RequestPlan(resume_at=3, ideal=3), RequestPlan(resume_at=3, ideal=3)]
+    requests = [Request(str(n), prompt, max_tokens=2, keep_answer=False, ignore_eos=True) for n in range(3)]
+    maker = Unit(0, (Piece(0, take_apart(requests[0]), replace(plans[0], reads=(0,))),), frozenset([key_of(worker)]))
+    run = Run()
+    run.do(worker, maker)
+    bad = replace(requests[1], top_p=7.0)
+    pieces = (Piece(1, take_apart(bad), plans[1]), Piece(2, take_apart(requests[2]), plans[2]))
+    unit = Unit(1, pieces, imports=(key_of(worker),))
+    said = list(worker.work(unit, run.states))
+    results = {message.number: message.result for message in said if isinstance(message, Answer)}
+    assert results[1].error is not None and "top_p" in results[1].error.message
+    assert (results[2].error, results[2].cached_tokens) == (None, 3)
+    assert isinstance(said[-1], Done) and worker._engine._pool.held_bytes == 0
+
+
+def key_of(worker: Worker) -> Key:
+    """Of the first three tokens 1, 2 and 3."""
+    from apcbatch.prefix import prefix_key
+
+    return prefix_key(worker.facts().key_fingerprint, [1, 2, 3], 3)
+
+
+def test_counters_add_up_to_the_engine_s(folder: str, open_worker: Callable[..., Worker]) -> None:
+    """Catches work that is counted for no unit, or for two."""
+    worker = open_worker(folder)
+    units = [
+        Unit(number, (Piece(number, take_apart(Request(str(number), [1, 2, 3 + number], max_tokens=4)), None),))
+        for number in range(3)
+    ]
+    run = Run()
+    run.do(worker, *units)
+    total = {name: sum(done.counters[name] for done in run.done) for name in run.done[0].counters}
+    counters = worker._engine.counters
+    assert total["prefill_tokens"] == counters.prefill_tokens == sum(done.prefill_tokens for done in run.done) == 9
+    assert total["decode_tokens"] == counters.decode_tokens == sum(done.decode_tokens for done in run.done)
+    assert total["prefill_s"] == pytest.approx(counters.seconds["prefill"])
+    assert total["snapshots_written"] == counters.snapshots_written
+    assert max(done.counters["peak_live_snapshots"] for done in run.done) == counters.peak_live_snapshots
