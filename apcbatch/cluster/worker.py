@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -45,8 +45,8 @@ class Worker:
         node: str = "",
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
+        self._threads = threads
+        self.settle_threads()
         self._config = Config(**config)
         self._engine = open_engine(self._config, salt, warn)
         self._assembler = Assembler.of(self._config.model, ChatOptions.of(self._config))
@@ -72,6 +72,16 @@ class Worker:
             eos_token_ids=engine.eos_token_ids,
             max_request_tokens=self._config.max_request_tokens,
         )
+
+    def settle_threads(self) -> None:
+        """Have the calling thread compute with the worker's number of threads, which other threads do not inherit."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        """Those of the prefix keys whose snapshot is in memory or in the store."""
+        with self._lock:
+            return self._engine.held(keys)
 
     def work(self, unit: Unit, states: Mapping[Key, Buffer]) -> Iterator[Message]:
         """Do a unit, and say what comes of it as it comes. states: the bytes of its imports.
