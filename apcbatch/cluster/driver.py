@@ -197,8 +197,7 @@ class ClusterEngine:
         self._num_units += 1
         wire = self._hooks.to_wire
         pieces: list[Any] = [
-            Piece(item.number, wire(item.request), plan)
-            for item, plan in zip(group.items, local.plans, strict=True)
+            Piece(item.number, wire(item.request), plan) for item, plan in zip(group.items, local.plans, strict=True)
         ]
         unit = Unit(self._num_units, tuple(pieces), frozenset(exports), tuple(imports))
         now = self._seam.clock()

@@ -21,7 +21,6 @@ class OpenUnit:
         self.unit, self.makers = unit, makers
         self.exports = set(makers)
         self.said: deque[Message] = deque()
-        self.is_over = False
         self.num_left = len(unit.pieces)
         self.seconds = 0.0
         self.prefill_tokens = self.decode_tokens = 0

@@ -9,7 +9,6 @@ Units may overlap: what the engine has no work for in one, it finds in the next.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -19,6 +18,7 @@ import torch
 
 from apcbatch.cluster.open_unit import OpenUnit
 from apcbatch.cluster.seam import WorkerFacts
+from apcbatch.cluster.turns import Turns
 from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Unit, Without
 from apcbatch.cluster.unit_plan import UnitPlan
 from apcbatch.cluster.wire import Assembler
@@ -53,7 +53,7 @@ class Worker:
         self._node = node
         self._units: dict[int, OpenUnit] = {}
         self._queue: deque[Request] = deque()
-        self._lock = threading.Lock()
+        self._turns = Turns(self)
         self._counted = self._counters()
 
     def facts(self) -> WorkerFacts:
@@ -86,43 +86,51 @@ class Worker:
     def work(self, unit: Unit, states: Mapping[Key, Buffer]) -> Iterator[Message]:
         """Do a unit, and say what comes of it as it comes. states: the bytes of its imports.
 
-        Several threads may each have a unit done at a time: then each does steps for all, in turn. Whatever is raised
-        means that the engine is broken: the process should end.
+        Several threads may each have a unit done. Whatever is raised means that the engine is broken: the process
+        should end.
         """
-        with self._lock:
-            opened = self._begin(unit, states)
-        while True:
-            with self._lock:
-                if not opened.said and not opened.is_over:
-                    self._step()
-                said = list(opened.said)
-                opened.said.clear()
-            yield from said
-            if opened.is_over and not opened.said:
-                return
+        return self._turns.work(unit, states)
 
-    def close(self) -> None:
-        """Finish the store's writing."""
-        with self._lock:
-            self._engine.close()
-
-    def _begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> OpenUnit:
-        """Take a unit's states in, and queue its requests."""
+    def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:
+        """Take a unit on: its states in, its requests into the queue. For whoever calls `step` himself, alone."""
         plan = UnitPlan(unit, self._engine.key_fingerprint)
-        opened = self._units[unit.number] = OpenUnit(unit, plan.makers)
         requests = [self._assembler.put_together(piece.request, piece.plan) for piece in unit.pieces]
         for index, request in enumerate(requests):
             if not self._engine.can_run(request):
                 plan.leave_out(index)
+        opened = self._units[unit.number] = OpenUnit(unit, plan.makers)
         for key in unit.imports:
             if not self._adopt(key, plan, states.get(key)):
                 opened.said.append(Without(unit.number, key))
                 plan.go_without(key)
         for index, (piece, request) in enumerate(zip(unit.pieces, requests, strict=True)):
             self._queue.append(replace(request, plan=plan.plans[index], tag=(unit.number, piece.number)))
-        if not requests:
-            self._end(opened)
-        return opened
+
+    def step(self) -> list[Message]:
+        """One pass of the engine, and what came of the units that were begun, each one's in order."""
+        while self._queue and self._engine.wants_more:
+            self._engine.submit(self._queue.popleft())
+        results = self._engine.step()
+        for opened in self._units.values():
+            self._tell_made(opened)
+        for result in results:
+            self._tell_answer(result)
+        said: list[Message] = []
+        for opened in list(self._units.values()):
+            if not opened.num_left:
+                self._end(opened)
+            said += opened.said
+            opened.said.clear()
+        return said
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a unit that was begun is not done."""
+        return bool(self._units)
+
+    def close(self) -> None:
+        """Finish the store's writing."""
+        self._engine.close()
 
     def _adopt(self, key: Key, plan: UnitPlan, data: Buffer | None) -> bool:
         """Take the state of an import in for those that resume from it; False if they must do without."""
@@ -135,16 +143,6 @@ class Worker:
             return self._engine.adopt_snapshot(key, plan.position(key), data, reads)
         except BadSnapshot:
             return False
-
-    def _step(self) -> None:
-        """One pass of the engine, and what it leads to."""
-        while self._queue and self._engine.wants_more:
-            self._engine.submit(self._queue.popleft())
-        results = self._engine.step()
-        for opened in self._units.values():
-            self._tell_made(opened)
-        for result in results:
-            self._tell_answer(result)
 
     def _tell_made(self, opened: OpenUnit) -> None:
         """Send the exports that the last pass has published."""
@@ -167,11 +165,11 @@ class Worker:
         opened.said.append(Answer(number, piece, result))
         for key in opened.made_by(piece):
             self._engine.release_snapshot(key)
-        if not opened.num_left:
-            self._end(opened)
 
     def _end(self, opened: OpenUnit) -> None:
-        """The last word about a unit. What the engine did since the last unit's end is counted with it."""
+        """The last word about a unit: what it kept for later is in the store. What the engine did since the last unit's
+        end is counted with it."""
+        self._engine.flush()
         del self._units[opened.unit.number]
         now = self._counters()
         added = {
@@ -179,7 +177,6 @@ class Worker:
         }
         self._counted = now
         opened.said.append(Done(opened.unit.number, opened.seconds, opened.prefill_tokens, opened.decode_tokens, added))
-        opened.is_over = True
 
     def _counters(self) -> dict[str, float]:
         """The engine's counters as plain numbers."""
