@@ -32,9 +32,9 @@ def open_cluster(
     say: Callable[[str], None],
     conversation_of: Callable[[Request], Hashable],
 ) -> ClusterEngine:
-    """An engine over workers of the cluster at an address. salt: the secret itself. say: gets a line when a worker comes
-    or goes. conversation_of: what the requests of one conversation have in common. Waits for the first worker; UsageError
-    (StoppedError) if there is no cluster, or no worker comes."""
+    """An engine over workers of the cluster at an address. salt: the secret itself. say: gets a line when a worker
+    comes or goes. conversation_of: what the requests of one conversation have in common. Waits for the first worker;
+    UsageError (StoppedError) if there is no cluster, or no worker comes."""
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
         gpus = 0 if config.device == "cpu" else 1 if config.device == "cuda" else config.worker_gpus

@@ -1,22 +1,22 @@
 """WorkerActor: a worker in a process of its own that Ray places, and what it says as a stream.
 
-Must not know: the driver, what units hold. Invariants: a state leaves as an object of its own, right after the messages
-that end with its Made, so that the driver has its reference and never its bytes; no fetch waits without a bound.
-
-Its methods run in threads: two units at a time, `hold`, and one more call.
+Must not know: the driver, what units hold. Invariants: one thread alone touches the worker, and makes it; a state
+leaves as an object of its own, right after the list that ends with its Made, so that the driver has its reference and
+never its bytes; no fetch waits without a bound.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,24 +25,29 @@ from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
 
 CONCURRENCY = 4
 FETCH_S = 60.0  # for all states of a unit
-MOST_UNSENT = 64
 MOST_WARNINGS = 100
+
+T = TypeVar("T")
 
 
 class WorkerLike(Protocol):
     """What the actor needs of a worker; see worker.py."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a unit that was begun is not done."""
+
     def facts(self) -> WorkerFacts:
         """What the driver needs to know of it."""
-
-    def work(self, unit: Unit, states: Mapping[Key, Any]) -> Iterator[Message]:
-        """Do a unit, and say what comes of it as it comes."""
 
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Those of the prefix keys whose snapshot is there."""
 
-    def settle_threads(self) -> None:
-        """Have the calling thread compute with the worker's number of threads."""
+    def begin(self, unit: Unit, states: Mapping[Key, Any]) -> None:
+        """Take a unit on."""
+
+    def step(self) -> list[Message]:
+        """One pass, and what came of the units that were begun."""
 
     def close(self) -> None:
         """Finish the store's writing."""
@@ -85,12 +90,18 @@ def make_worker(**options: Any) -> WorkerLike:
 
 
 class WorkerActor:
-    """One worker. It has none until `start`, so that what is wrong with it is said as an error of a call."""
+    """One worker. It has none until `start`, so that what is wrong with it is said as an error of a call.
+
+    Ray runs its methods in threads: two units, `hold` and one more at a time.
+    """
 
     def __init__(self) -> None:
         self._worker: WorkerLike
         self._node = ""
         self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._said: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit
+        threading.Thread(target=self._serve, daemon=True).start()
 
     def start(self, make: Make, options: Mapping[str, Any]) -> tuple[WorkerFacts, str, int, list[str]]:
         """Open the worker. options: what `make` gets beside node and warn. The facts, Ray's id of the node, the process
@@ -99,8 +110,13 @@ class WorkerActor:
 
         node_id = ray.get_runtime_context().get_node_id()
         self._node = f"{socket.gethostname()}/{node_id[:8]}"
-        self._worker = make(**options, node=self._node, warn=self._warnings.append)
-        return self._worker.facts(), node_id, os.getpid(), [one.sentence for one in self._take_warnings()]
+
+        def open_worker() -> WorkerFacts:
+            self._worker = make(**options, node=self._node, warn=self._warnings.append)
+            return self._worker.facts()
+
+        facts = self._in_turn(open_worker)
+        return facts, node_id, os.getpid(), [one.sentence for one in self._take_warnings()]
 
     def hold(self) -> None:
         """Never returns: the reference of this call fails when the process ends, which is how the driver learns it."""
@@ -108,65 +124,81 @@ class WorkerActor:
 
     def work(self, unit: Unit, states: Sequence[tuple[Key, StateRef]]) -> Iterator[list[Sent] | np.ndarray]:
         """Do a unit. Yields what was said since the last time, and after a list that ends with a Made, its state."""
-        said: queue.Queue[Sent | _Raised] = queue.Queue(MOST_UNSENT)
-        threading.Thread(target=self._do, args=(unit, states, said), daemon=True).start()
+        said = self._said[unit.number] = SimpleQueue()
+        fetched, import_counters = self._fetch(states)
+        self._in_turn(lambda: self._worker.begin(unit, fetched))
+        fetched.clear()  # what Ray keeps of them may go
         unsent: list[Sent] = []
-        while True:
+        is_done = False
+        while not is_done:
             message = said.get()
             if isinstance(message, _Raised):
+                yield unsent
                 raise message.error
+            is_done = isinstance(message, Done)
+            if isinstance(message, Done):
+                message = replace(message, counters={**message.counters, **import_counters})
             state = message.state if isinstance(message, Made) else None
             unsent.append(replace(message, state=None) if isinstance(message, Made) else message)
-            if state is not None or isinstance(message, Done) or said.empty():
+            if is_done or state is not None or said.empty():
                 yield [*self._take_warnings(), *unsent]
                 unsent = []
             if state is not None:
                 yield np.frombuffer(state, np.uint8)  # which Ray hands out without a copy
-            if isinstance(message, Done):
-                return
+        del self._said[unit.number]
 
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Those of the prefix keys whose snapshot is on this node."""
-        return self._worker.held(keys)
+        return self._in_turn(lambda: self._worker.held(keys))
 
     def close(self) -> None:
         """Finish the store's writing."""
-        self._worker.close()
+        self._in_turn(lambda: self._worker.close())
 
-    def _do(
-        self, unit: Unit, states: Sequence[tuple[Key, StateRef]], said: queue.Queue[Sent | _Raised]
-    ) -> None:
-        """The unit, in a thread of its own, so that what it says never waits for the next step."""
-        try:
-            self._worker.settle_threads()
-            begin = time.monotonic()
-            fetched = _fetch(states)
-            seconds = time.monotonic() - begin
-            foreign = sum(state.num_bytes for key, state in states if key in fetched and state.node != self._node)
-            for message in self._worker.work(unit, fetched):
-                if isinstance(message, Done) and foreign:
-                    counters = {**message.counters, "import_bytes": foreign, "import_s": seconds}
-                    message = replace(message, counters=counters)
-                said.put(message)
-        except Exception as error:  # the driver is told, and ends this process
-            said.put(_Raised(error))
+    def _in_turn(self, act: Callable[[], T]) -> T:
+        """Have the worker's thread do something between two passes; what it returns or raises."""
+        future: Future[T] = Future()
+
+        def fulfil() -> None:
+            try:
+                future.set_result(act())
+            except Exception as error:  # which is raised where it was asked for
+                future.set_exception(error)
+
+        self._inbox.put(fulfil)
+        return future.result()
+
+    def _serve(self) -> None:
+        """The worker's thread: what comes for it, and passes while there is work."""
+        while True:
+            try:
+                self._inbox.get(block=not self._said or not self._worker.is_busy)()
+            except Empty:
+                try:
+                    for message in self._worker.step():
+                        self._said[message.unit].put(message)
+                except Exception as error:  # the engine is broken: every unit says so, and the driver ends the process
+                    for said in list(self._said.values()):
+                        said.put(_Raised(error))
+                    return
+
+    def _fetch(self, states: Sequence[tuple[Key, StateRef]]) -> tuple[dict[Key, memoryview], dict[str, float]]:
+        """The states that can be had, read-only and where Ray keeps them, and what the network had to do with them."""
+        import ray
+
+        if not states:
+            return {}, {}
+        begin = time.monotonic()
+        refs = [state.ref for _, state in states]
+        ray.wait(refs, num_returns=len(refs), timeout=FETCH_S)
+        fetched = {}
+        for key, state in states:
+            try:
+                fetched[key] = memoryview(ray.get(state.ref, timeout=1.0))
+            except ray.exceptions.RayError:  # lost with its node, or not there in time: the worker does without
+                continue
+        num_bytes = sum(state.num_bytes for key, state in states if key in fetched and state.node != self._node)
+        return fetched, {"import_bytes": num_bytes, "import_s": time.monotonic() - begin} if num_bytes else {}
 
     def _take_warnings(self) -> list[Warned]:
         return [Warned(self._warnings.popleft()) for _ in range(len(self._warnings))]
-
-
-def _fetch(states: Sequence[tuple[Key, StateRef]]) -> dict[Key, memoryview]:
-    """The states that can be had, read-only and where Ray keeps them."""
-    import ray
-
-    if not states:
-        return {}
-    refs = [state.ref for _, state in states]
-    ray.wait(refs, num_returns=len(refs), timeout=FETCH_S)
-    fetched = {}
-    for key, state in states:
-        try:
-            fetched[key] = memoryview(ray.get(state.ref, timeout=1.0))
-        except ray.exceptions.RayError:  # lost with its node, or not there in time: the worker does without
-            continue
-    return fetched

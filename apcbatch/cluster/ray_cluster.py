@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ STATES_SHARE = 2  # of the object stores, the part that states may take: each ma
 def import_ray() -> Any:
     """The package; UsageError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -43,6 +45,7 @@ class RayCluster:
         self.ray = import_ray()
         self._is_ours = not self.ray.is_initialized()
         if self._is_ours:
+            _silence()
             with _own_signal_handlers():
                 _join(self.ray, address, cpus)
 
@@ -64,6 +67,14 @@ class RayCluster:
         """Leave it; one that was started here ends."""
         if self._is_ours:
             self.ray.shutdown()
+
+
+def _silence() -> None:
+    """Keep what Ray says of its processes off the standard output, which is for results. What matters is told as the
+    reason why a worker is lost; Ray has no option for this."""
+    module = sys.modules["ray._private.worker"]
+    if hasattr(module, "print_to_stdstream"):
+        module.print_to_stdstream = lambda *_, **__: None
 
 
 def _join(ray: Any, address: str, cpus: int | None) -> None:

@@ -8,11 +8,11 @@ before the news that it is lost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from apcbatch.cluster.ray_actor import CONCURRENCY, Make, StateRef, Warned, WorkerActor, make_worker
+from apcbatch.cluster.ray_actor import CONCURRENCY, Make, Sent, StateRef, Warned, WorkerActor, make_worker
 from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Done, Key, Made, Unit
@@ -20,6 +20,8 @@ from apcbatch.errors import UsageError
 
 MESSAGE_S = 60.0  # until a message that is said to be there has come
 HELD_S = 60.0
+UNREACHABLE_S = 60.0  # until a worker is given up that is neither there nor known to be gone
+ASK_AGAIN_S = 1.0
 CLOSE_S = 60.0  # for the writing of all workers' stores
 SHOWN_CHARACTERS = 300
 
@@ -30,12 +32,14 @@ class _Stream:
 
     refs: Any
     made: Made | None = None
+    is_over: bool = False
 
 
 @dataclass(eq=False)
 class _Remote:
     """A worker. starting: the call that opens it, until it is ready; watch: the call that fails when it ends. node: as
-    its facts have it; node_id: Ray's."""
+    its facts have it; node_id: Ray's. unreachable: since when it cannot be reached, else 0; asked: when that was tried
+    last."""
 
     id: WorkerId
     actor: Any
@@ -44,6 +48,9 @@ class _Remote:
     node: str = ""
     node_id: str = ""
     pid: int = 0
+    is_ready: bool = False
+    unreachable: float = 0.0
+    asked: float = 0.0
     streams: dict[int, _Stream] = field(default_factory=dict)
 
 
@@ -93,9 +100,12 @@ class RaySeam:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened. UsageError if the first worker cannot be opened: the others could not either."""
+        lost = list(self._given_up())
+        if lost:
+            return lost
         ray, by_ref = self._ray, self._awaited()
         if not by_ref:
-            time.sleep(timeout_s)
+            time.sleep(min(timeout_s, ASK_AGAIN_S))
             return []
         refs = list(by_ref)
         ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
@@ -116,14 +126,14 @@ class RaySeam:
         remote = self._remotes.pop(worker, None)
         if remote is None:
             return
-        if remote.watch is not None and not remote.streams:
+        if remote.is_ready and not remote.streams and not remote.unreachable:
             self._closing.append((remote.actor, remote.actor.close.remote()))
         else:
             self._ray.kill(remote.actor)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Those of the prefix keys whose snapshot every node with a worker has in its store."""
-        actors = {remote.node_id: remote.actor for remote in self._remotes.values() if remote.watch is not None}
+        actors = {remote.node_id: remote.actor for remote in self._remotes.values() if remote.is_ready}
         if not keys or not actors:
             return set()
         try:
@@ -156,7 +166,9 @@ class RaySeam:
         """All that may bring news, and whose it is."""
         awaited: dict[Any, _Remote] = {}
         for remote in self._remotes.values():
-            awaited[remote.starting if remote.watch is None else remote.watch] = remote
+            call = remote.watch if remote.is_ready else remote.starting
+            if call is not None:
+                awaited[call] = remote
             for stream in remote.streams.values():
                 awaited[stream.refs] = remote
         return awaited
@@ -165,15 +177,21 @@ class RaySeam:
         """What a worker said, and that it is ready or lost."""
         ray = self._ray
         try:
-            if remote.watch is None:
+            if not remote.is_ready:
                 yield from self._started(remote)
             for number, stream in list(remote.streams.items()):
                 yield from self._said(remote, stream)
-                if stream.refs.is_finished():
+                if stream.is_over:
                     del remote.streams[number]
             ray.get(remote.watch, timeout=0)
         except ray.exceptions.GetTimeoutError:  # it lives
             return
+        except (
+            ray.exceptions.ActorUnavailableError
+        ):  # its process or its machine may be gone; the units are, in any case
+            remote.streams.clear()
+            remote.watch, remote.asked = None, self.clock()
+            remote.unreachable = remote.unreachable or remote.asked
         except ray.exceptions.RayError as error:
             yield self._lose(remote, error)
 
@@ -182,27 +200,44 @@ class RaySeam:
         facts, remote.node_id, remote.pid, warnings = self._ray.get(remote.starting, timeout=0)
         remote.node = facts.node
         remote.watch = remote.actor.hold.remote()
-        self._was_ready = True
+        remote.is_ready = self._was_ready = True
         for sentence in warnings:
             self._tell(sentence)
         yield Ready(remote.id, facts)
 
     def _said(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
         """The messages of a unit that have come."""
-        while stream.refs.next_ready():
-            ref = next(stream.refs)
-            if stream.made is not None:
+        while not stream.is_over and stream.refs.next_ready():
+            ref = next(stream.refs, None)
+            if ref is None:
+                stream.is_over = True
+            elif stream.made is not None:
                 made, stream.made = stream.made, None
                 state = StateRef(ref, remote.node, made.num_bytes)
                 yield Said(remote.id, replace(made, state=state))
-                continue
-            for message in self._ray.get(ref, timeout=MESSAGE_S):
-                if isinstance(message, Warned):
-                    self._tell(message.sentence)
-                elif isinstance(message, Made):
-                    stream.made = message
-                else:
-                    yield Said(remote.id, message)
+            else:
+                yield from self._read(remote, stream, self._ray.get(ref, timeout=MESSAGE_S))
+
+    def _read(self, remote: _Remote, stream: _Stream, messages: Sequence[Sent]) -> Iterator[Event]:
+        for message in messages:
+            if isinstance(message, Warned):
+                self._tell(message.sentence)
+            elif isinstance(message, Made):
+                stream.made = message
+            else:
+                stream.is_over = isinstance(message, Done)
+                yield Said(remote.id, message)
+
+    def _given_up(self) -> Iterator[Lost]:
+        """Those that cannot be reached, once it is known why, or for too long."""
+        unreachable = [remote for remote in self._remotes.values() if remote.unreachable]
+        live = self._cluster.live_nodes() if unreachable else set()
+        now = self.clock()
+        for remote in unreachable:
+            if remote.node_id not in live or now - remote.unreachable > UNREACHABLE_S:
+                yield self._forget(remote, f"its machine {remote.node} is gone or cannot be reached", with_node=True)
+            elif remote.watch is None and now - remote.asked > ASK_AGAIN_S:
+                remote.watch, remote.asked = remote.actor.hold.remote(), now
 
     def _tell(self, sentence: str) -> None:
         if sentence not in self._warned:
@@ -210,18 +245,20 @@ class RaySeam:
             self._warn(sentence)
 
     def _lose(self, remote: _Remote, error: Exception) -> Lost:
-        """Forget a worker whose calls fail."""
-        del self._remotes[remote.id]
-        self._ray.kill(remote.actor)
+        """A worker whose calls fail. UsageError if none could be opened at all."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, UsageError) and not self._was_ready:
             raise UsageError(f"no worker can be opened: {cause}") from None
-        with_node = bool(remote.node_id) and remote.node_id not in self._cluster.live_nodes()
-        if with_node:
-            return Lost(remote.id, f"its machine {remote.node} is gone", with_node=True)
+        if remote.node_id and remote.node_id not in self._cluster.live_nodes():
+            return self._forget(remote, f"its machine {remote.node} is gone", with_node=True)
         if isinstance(cause, Exception):
-            return Lost(remote.id, f"its engine failed ({_shown(type(cause).__name__ + ': ' + str(cause))})")
-        return Lost(remote.id, f"its process has ended ({_shown(_plain_reason(error))})")
+            return self._forget(remote, f"its engine failed ({_shown(f'{type(cause).__name__}: {cause}')})")
+        return self._forget(remote, f"its process has ended ({_shown(_plain_reason(error))})")
+
+    def _forget(self, remote: _Remote, reason: str, with_node: bool = False) -> Lost:
+        del self._remotes[remote.id]
+        self._ray.kill(remote.actor)
+        return Lost(remote.id, reason, with_node)
 
 
 def _plain_reason(error: Exception) -> str:

@@ -23,8 +23,8 @@ class Machine:
 def kinds_for(
     machines: Sequence[Machine], num_workers: int | None, cpus: int | None, gpus: int | None, memory_bytes: int | None
 ) -> tuple[WorkerKind, ...]:
-    """One kind for each worker. None is what is best for the machines that are there now: a worker for each GPU, or else
-    one for each machine with all its cores, and where more workers are asked for, as many cores as let all run."""
+    """One kind for each worker. None is what is best for the machines that are there now: a worker for each GPU, or
+    else one for each machine with all its cores, and where more workers are asked for, as many cores as let all run."""
     if gpus is None:
         gpus = int(any(machine.gpus for machine in machines))
     if num_workers is None and not _room(machines, 1, gpus):

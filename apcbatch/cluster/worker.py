@@ -45,8 +45,8 @@ class Worker:
         node: str = "",
         warn: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self._threads = threads
-        self.settle_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
         self._config = Config(**config)
         self._engine = open_engine(self._config, salt, warn)
         self._assembler = Assembler.of(self._config.model, ChatOptions.of(self._config))
@@ -73,15 +73,9 @@ class Worker:
             max_request_tokens=self._config.max_request_tokens,
         )
 
-    def settle_threads(self) -> None:
-        """Have the calling thread compute with the worker's number of threads, which other threads do not inherit."""
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Those of the prefix keys whose snapshot is in memory or in the store."""
-        with self._lock:
-            return self._engine.held(keys)
+        return self._engine.held(keys)
 
     def work(self, unit: Unit, states: Mapping[Key, Buffer]) -> Iterator[Message]:
         """Do a unit, and say what comes of it as it comes. states: the bytes of its imports.

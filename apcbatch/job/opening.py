@@ -35,7 +35,6 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
-
 CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
 
@@ -196,13 +195,17 @@ def check_cluster(config: Config) -> None:
             raise UsageError(f"{origins[given[0]]} is for a run on a cluster; give --ray local, auto or HOST:PORT too")
         return
     if config.device == "cuda" and config.worker_gpus == 0:
-        raise UsageError(f"{origins['device']} cuda needs a GPU for each worker, and {origins['worker_gpus']} gives none")
+        raise UsageError(
+            f"{origins['device']} cuda needs a GPU for each worker, and {origins['worker_gpus']} gives none"
+        )
     if config.device == "cpu" and config.worker_gpus:
-        raise UsageError(f"{origins['device']} cpu uses no GPU, and {origins['worker_gpus']} asks for one; leave one out")
+        raise UsageError(
+            f"{origins['device']} cpu uses no GPU, and {origins['worker_gpus']} asks for one; leave one out"
+        )
 
 
 def _open_engine(config: Config, warn: Callable[[str], None], note: Callable[[str], None]) -> JobEngine:
-    """The engine of a run: this process's own, or a cluster's workers. note: gets a line when a worker comes or goes."""
+    """The engine of a run: this process's own, or a cluster's. note: gets a line when a worker comes or goes."""
     if config.ray is None:
         return make_engine(config, warn)
     from apcbatch.cluster.opening import open_cluster

@@ -23,6 +23,7 @@ class FakeWorker:
         if threads < 0:
             raise UsageError("the model cannot be read; give another --model")
         self._node, self._warn, self._threads = node, warn, threads
+        self._going: list[Iterator[Message]] = []
         warn("a worker was opened")
 
     def facts(self) -> WorkerFacts:
@@ -32,16 +33,27 @@ class FakeWorker:
             eos_token_ids=frozenset(), max_request_tokens=99,
         )  # fmt: skip
 
-    def settle_threads(self) -> None:
-        pass
-
     def held(self, keys: Collection[Key]) -> set[Key]:
         return {key for key in keys if key.startswith(b"h")}
 
     def close(self) -> None:
         pass
 
-    def work(self, unit: Unit, states: Mapping[Key, Any]) -> Iterator[Message]:
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._going)
+
+    def begin(self, unit: Unit, states: Mapping[Key, Any]) -> None:
+        self._going.append(self._work(unit, states))
+
+    def step(self) -> list[Message]:
+        """One message of the first unit."""
+        message = next(self._going[0], None)
+        if message is None:
+            del self._going[0]
+        return [] if message is None else [message]
+
+    def _work(self, unit: Unit, states: Mapping[Key, Any]) -> Iterator[Message]:
         for key in unit.imports:
             if key not in states:
                 yield Without(unit.number, key)

@@ -1,4 +1,4 @@
-"""The seam over Ray with workers that have no engine: what they say arrives in order, and what happens to them is told."""
+"""The seam over Ray with workers that have no engine: what they say comes in order, and what happens to them is told."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Talk:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.seam = RaySeam(
-            RayCluster("auto"), lambda kind: {"threads": 3 if kind.name == "cpu" else -1}, self.warnings.append, make_fake
+            RayCluster("auto"),
+            lambda kind: {"threads": 3 if kind.name == "cpu" else -1},
+            self.warnings.append,
+            make_fake,
         )
         self.events: list[Event] = []
 
@@ -55,7 +58,7 @@ class Talk:
         """All that was said of a unit, up to Done."""
         self.until(lambda event: isinstance(event, Said) and event.message == Done(unit, 0.0, 0, 0, {}))
         said = [event.message for event in self.events if isinstance(event, Said) and event.message.unit == unit]
-        self.events = [event for event in self.events if not isinstance(event, Said)]
+        self.events = [event for event in self.events if not isinstance(event, Said) or event.message.unit != unit]
         return said
 
 
@@ -85,7 +88,7 @@ def unit(number: int, *orders: str, exports: tuple[bytes, ...] = (), imports: tu
 
 
 def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
-    """Catches messages that are lost, doubled or swapped, a state taken for a message, and warnings that nobody gets."""
+    """Catches messages that are lost, doubled or swapped, a state taken for a message, warnings that nobody gets."""
     worker = talk.spawn()
     orders = ["say"] * 50 + ["make 300000", "warn beware", "make 20"] + ["say"] * 50
     talk.seam.submit(worker, unit(1, *orders, exports=(b"ab", b"cd")), {})
@@ -94,7 +97,9 @@ def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     assert [one.number for one in said if isinstance(one, Answer)] == list(range(100, 203))
     made = [one for one in said if isinstance(one, Made)]
     assert [(one.key, one.num_bytes) for one in made] == [(b"ab", 300000), (b"cd", 300000), (b"ab", 20), (b"cd", 20)]
-    assert [talk.seam.get(one.state) for one in made] == [key * (one.num_bytes // 2) for one in made for key in [one.key]]
+    assert [talk.seam.get(one.state) for one in made] == [
+        key * (one.num_bytes // 2) for one in made for key in [one.key]
+    ]
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
 
@@ -122,13 +127,16 @@ def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
     if end == "kill while idle":
         os.kill(talk.seam.pids()[worker], signal.SIGKILL)
     else:
-        talk.seam.submit(worker, unit(1, "say", "sleep 0.5", end, "say"), {})
+        talk.seam.submit(worker, unit(1, "say", "say", "sleep 0.5", end, "say"), {})
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and lost.worker == worker and not lost.with_node
     assert ("the device is broken" in lost.reason) == (end == "raise")
     assert time.monotonic() - begin < 20
     answers = [event.message for event in talk.events if isinstance(event, Said)]
-    assert [one.number for one in answers if isinstance(one, Answer)] == ([] if end == "kill while idle" else [100, 101])
+    numbers = [one.number for one in answers if isinstance(one, Answer)]
+    # A process that is killed may take with it what it had said last.
+    assert numbers[:2] == ([] if end == "kill while idle" else [100, 101])
+    assert end != "raise" or numbers == [100, 101, 102]
     talk.seam.submit(worker, unit(2, "say"), {})
     assert talk.seam.wait(0.1) == []
 
