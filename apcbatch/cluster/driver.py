@@ -1,7 +1,7 @@
 """The driver: an engine to the job, which has workers do the plan unit by unit.
 
-Must not know: where workers run, text, files, tensors. Invariants: every request that was submitted comes back once; nothing
-waits without a bound; while nobody dies, nothing is computed that the plan does not compute.
+Must not know: where workers run, text, files, tensors. Invariants: every request that was submitted comes back once;
+nothing waits without a bound; while nobody dies, nothing is computed that the plan does not compute.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from apcbatch.engine.observer import Observer
 
 LONGEST_WAIT_S = 0.25
+WATCH_EVERY_S = 1.0
 MOST_DEATHS = 2
 PARTS = 16  # of a unit that a worker ended with: small enough to find the request that ends workers
 
 
 class ClusterEngine:
-    """The face of an engine (job/engine.py::JobEngine) over the workers of a seam. Opening it waits for the first worker;
-    StoppedError if none comes."""
+    """The face of an engine (job/engine.py::JobEngine) over the workers of a seam. Opening it waits for the first
+    worker; StoppedError if none comes."""
 
     def __init__(self, seam: Seam, settings: ClusterSettings, hooks: Hooks) -> None:
         self._seam, self._settings, self._hooks = seam, settings, hooks
@@ -48,6 +49,7 @@ class ClusterEngine:
         self._results: list[Result] = []
         self._num_units = self._num_unfinished = 0
         self._look_again = 0.0  # when to look for workers that could be given something
+        self._watch_again = 0.0
         self._facts = self._first_facts()
         facts = self._facts
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
@@ -108,8 +110,7 @@ class ClusterEngine:
         self._cut()
         self._hand_out()
         if not self._results and self._num_unfinished:
-            now = self._seam.clock()
-            self._listen(max(0.0, min(LONGEST_WAIT_S, self._crew.next_free(now) - now)))
+            self._listen(max(0.0, min(LONGEST_WAIT_S, self._look_again - self._seam.clock())))
             self._hand_out()
         results, self._results = self._results, []
         return results
@@ -167,6 +168,9 @@ class ClusterEngine:
             return
         crew, placing = self._crew, self._placing
         self._force_if_stuck()
+        if not len(placing.queue) and not len(self._loose):
+            self._look_again = float("inf")  # whatever comes says so
+            return
         for worker in crew.takers(now):
             if not len(placing.queue) and not len(self._loose):
                 break
@@ -190,7 +194,8 @@ class ClusterEngine:
 
         def is_worth_sending(state: State, above: State | None) -> bool:
             tokens = state.position - (above.position if above is not None else 0)
-            return facts.node in state.nodes or rates.transfer_s(state.num_bytes) < tokens * rates.prefill_s
+            saved_s = rates.transfer_s(state.num_bytes) - tokens * rates.prefill_s
+            return facts.node in state.nodes or saved_s < self._settings.send_slack_s
 
         local = localise(group, facts.footprint, is_worth_sending)
         exports, imports = self._keys(local, group, facts)
@@ -243,12 +248,12 @@ class ClusterEngine:
             elif isinstance(event, Said):
                 worker.heard = self._seam.clock()
                 self._hear(worker, event.message)
-        settings = self._settings
-        for worker, reason in self._crew.silent(
-            self._seam.clock(), settings.worker_timeout_s, settings.start_timeout_s
-        ):
-            self._seam.kill(worker.id)
-            self._lose(worker, reason, with_node=False)
+        now, settings = self._seam.clock(), self._settings
+        if now >= self._watch_again:
+            self._watch_again = now + WATCH_EVERY_S
+            for worker, reason in self._crew.silent(now, settings.worker_timeout_s, settings.start_timeout_s):
+                self._seam.kill(worker.id)
+                self._lose(worker, reason, with_node=False)
         if not len(self._crew):
             raise StoppedError(
                 f"no worker is left: {self._crew.last_reason}; expected at least one to go on with "
@@ -314,17 +319,17 @@ class ClusterEngine:
 
     def _again(self, items: list[Item], blame: str | None) -> None:
         """Queue requests again. blame: why one of them may be what ended the worker; then they are parted, down to one
-        request alone, which becomes an error when it has seen enough workers end."""
+        request alone. Only of that one it is known that it ends workers, and the second one is enough."""
         if not items:
             return
         self._counters.requests_again += len(items)
         size = len(items)
         if blame is not None:
-            for item in items:
-                item.deaths += 1
-            if size == 1 and items[0].deaths >= MOST_DEATHS:
-                self._end(items[0], _lost(items[0], blame))
-                return
+            if size == 1:
+                items[0].deaths += 1
+                if items[0].deaths == MOST_DEATHS:
+                    self._end(items[0], _lost(items[0], blame))
+                    return
             size = -(-size // PARTS)
         groups = [Group(items[begin : begin + size]) for begin in range(0, len(items), size)]
         for group in groups:
@@ -345,8 +350,8 @@ class ClusterEngine:
 
 def _lost(item: Item, reason: str) -> Result:
     message = (
-        f"{item.deaths} workers ended while they had this request ({reason}); the others go on. "
-        "Give it more memory, or leave it out"
+        f"{item.deaths} workers ended while they had this request alone ({reason}); the other requests go on. Give the "
+        "workers more memory and --retry-errors, or leave it out"
     )
     request = item.request
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))

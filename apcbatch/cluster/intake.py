@@ -51,7 +51,7 @@ class Intake:
         positions = sorted({plan.resume_at, *plan.keep} - {0})
         if not positions:
             return
-        tokens = as_token_array(item.request.token_ids)[: positions[-1]]
+        tokens = as_token_array(item.request.token_ids[: positions[-1]])
         keys = dict(PrefixHasher(self._key_fingerprint, tokens).keys_at(positions))
         state = self._latest.get(keys[plan.resume_at]) if plan.resume_at else None
         if state is not None:

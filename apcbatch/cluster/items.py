@@ -55,9 +55,10 @@ class State:
 class Item:
     """A request between submit and its result.
 
-    resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a request
-    that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it makes.
-    seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they had it.
+    resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a
+    request that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it
+    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they
+    had it alone.
     """
 
     number: int
@@ -98,12 +99,13 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Items that travel together, in the plan's order. pending: states that it waits for. priority: the longest path
-    from its beginning on, in seconds."""
+    """Items that travel together, in the plan's order. needs: states from outside, as of when it was placed. pending:
+    those of them that it waits for. priority: the longest path from its beginning on, in seconds."""
 
     items: list[Item]
     seconds: float = 0.0
     priority: float = 0.0
+    needs: list[State] = field(default_factory=list)
     pending: set[State] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """A group of requests as a unit for one worker: the plan as that worker alone sees it.
 
-Must not know: how units are chosen, the seam. Invariants: a request resumes where the plan says wherever its state can be
-had; a state that cannot be had is computed once, by the first request of the unit that needs it; a snapshot that nobody
-reads is not kept.
+Must not know: how units are chosen, the seam. Invariants: a request resumes where the plan says wherever its state can
+be had; a state that cannot be had is computed once, by the first request of the unit that needs it; a snapshot that
+nobody reads is not kept.
 """
 
 from __future__ import annotations

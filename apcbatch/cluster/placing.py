@@ -1,7 +1,7 @@
 """From cut groups to groups that could begin: who waits for which state, and who makes a lost one again.
 
-Must not know: workers, units. Invariants: every group is in one of two places, waiting or ready, until it is taken; a group
-waits only for states that an unfinished request outside it will make; a lost state is made again once.
+Must not know: workers, units. Invariants: every group is in one of two places, waiting or ready, until it is taken; a
+group waits only for states that an unfinished request outside it will make; a lost state is made again once.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Placing:
         return self.queue.seconds + sum(group.seconds for group in self._waiting)
 
     def place(self, group: Group) -> None:
-        """Let a group wait for what is being made, and begin if there is nothing to wait for. What nobody will make, its
-        own first reader makes."""
+        """Let a group wait for what is being made, and begin if there is nothing to wait for. What nobody will make,
+        its own first reader makes."""
         self._forget(group)
         for state in list(group.outside()):
             if state.handle is not None:
@@ -41,6 +41,7 @@ class Placing:
                 group.first_reader(state).lead(state)
             elif state.maker.group is not group:
                 group.pending.add(state)
+        group.needs = list(group.outside())
         for state in group.pending:
             state.waiting.add(group)
         if group.pending:
@@ -51,7 +52,7 @@ class Placing:
     def take(self, class_: str, node: str) -> Group | None:
         """The next group for a worker, with all that it needs; None if there is none."""
         while (group := self.queue.pop(class_, node)) is not None:
-            if all(state.handle is not None for state in group.outside()):
+            if all(state.handle is not None for state in group.needs):
                 return group
             self.place(group)
         return None

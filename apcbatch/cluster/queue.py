@@ -83,4 +83,4 @@ class ReadyQueue:
 
 def _bytes_on(group: Group, node: str) -> int:
     """The bytes that a node has of what a group resumes from."""
-    return sum(state.num_bytes for state in group.outside() if node in state.nodes)
+    return sum(state.num_bytes for state in group.needs if node in state.nodes)

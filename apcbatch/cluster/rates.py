@@ -1,7 +1,7 @@
 """How fast workers of one class are: prefill, decode, and the network, measured while they work.
 
-Must not know: workers, units. The seconds of a unit are taken for prefill_tokens * x + decode_tokens * y; x and y are the
-least squares over the units so far, old ones fading, held to a prior that fades too.
+Must not know: workers, units. The seconds of a unit are taken for prefill_tokens * x + decode_tokens * y; x and y are
+the least squares over the units so far, old ones fading, held to a prior that fades too.
 """
 
 from __future__ import annotations

@@ -17,10 +17,12 @@ from apcbatch.types import Request
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """kinds: one for each worker. most_state_bytes, most_states: of states that lie between workers. worker_timeout_s: a
-    worker that says nothing for so long while it has work is given up; start_timeout_s: one that is not ready after so
-    long. most_replaced: workers that are asked for in a row without one becoming ready. ahead_requests, ahead_tokens:
-    what is read ahead. least_unit_s: shorter units only where the work is short."""
+    """kinds: one for each worker. most_state_bytes, most_states: of states that lie between workers. worker_timeout_s:
+    a worker that says nothing for so long while it has work is given up; start_timeout_s: one that is not ready after
+    so long. most_replaced: workers that are asked for in a row without one becoming ready. ahead_requests,
+    ahead_tokens: what is read ahead. least_unit_s: shorter units only where the work is short. send_slack_s: a state is
+    computed again rather than sent only if that saves so many seconds, for then the request's record says that it was
+    computed."""
 
     kinds: tuple[WorkerKind, ...]
     most_state_bytes: int = 8 << 30
@@ -31,13 +33,14 @@ class ClusterSettings:
     ahead_requests: int = 1 << 15
     ahead_tokens: int = 1 << 27
     least_unit_s: float = LEAST_GROUP_S
+    send_slack_s: float = 0.1
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the driver leaves to whoever makes it. to_wire: a request as it travels. can_run: whether a worker would take
-    it. held: the prefix keys whose snapshot every worker finds in its store. conversation_of: what the requests of one
-    conversation have in common, where they have no plan. say: gets a line when a worker comes or goes."""
+    """What the driver leaves to whoever makes it. to_wire: a request as it travels. can_run: whether a worker would
+    take it. held: the prefix keys whose snapshot every worker finds in its store. conversation_of: what the requests of
+    one conversation have in common, where they have no plan. say: gets a line when a worker comes or goes."""
 
     to_wire: Callable[[Request], Any]
     can_run: Callable[[Request, WorkerFacts], bool] = lambda request, facts: True
@@ -49,8 +52,8 @@ class Hooks:
 @dataclass
 class ClusterCounters:
     """The sums of what the workers' engines have counted, under the names of the engine's own counters; peaks are the
-    highest of any worker. The others are the driver's: units handed out; states that travelled, were dropped for lack of
-    room, were lost with a worker; imports that a worker could not have; requests that were given to a second worker;
+    highest of any worker. The others are the driver's: units handed out; states that travelled, were dropped for lack
+    of room, were lost with a worker; imports that a worker could not have; requests that were given to a second worker;
     messages that came twice or too late."""
 
     snapshots_written: int = 0

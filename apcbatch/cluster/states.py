@@ -1,7 +1,7 @@
 """Which states are there for others, where, and for how many readers.
 
-Must not know: units, how states travel. Invariants: the states that are held are within the bounds; a state is held only
-as long as somebody will read it; of a worker that is gone nothing is held.
+Must not know: units, how states travel. Invariants: the states that are held are within the bounds; a state is held
+only as long as somebody will read it; of a worker that is gone nothing is held.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Cutting the forest of requests into groups that are short enough to be shared evenly, and no shorter.
 
-Must not know: workers, states that are there. Invariants: every request is in exactly one group; a group's requests that
-resume from another group's all resume from the snapshots of one request, so the groups make a forest too; a group is
-longer than the quantum only if it is one request. The quantum shrinks with the work that is left, so that the
-groups that go last are the smallest.
+Must not know: workers, states that are there. Invariants: every request is in exactly one group; a group's requests
+that resume from another group's all resume from the snapshots of one request, so the groups make a forest too; a group
+is longer than the quantum only if it is one request. The quantum shrinks with the work that is left, so that the groups
+that go last are the smallest.
 
 An example with a quantum of 10 s: a stem of 4 s that three conversations of 6, 3 and 3 s go on from. Together they take
 16 s, so they are parted: the stem alone, and under it two groups, of 6 + 3 and 3 s.

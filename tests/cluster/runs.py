@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,8 +26,8 @@ def repeated(data: Dataset, times: int) -> Dataset:
     step = 1 + max(int(np.max(prompt)) for prompt in data.prompts)
     prompts = [np.asarray(prompt, np.int32) for prompt in data.prompts]
     return Dataset(
-        [prompt + np.int32(step * time) for time in range(times) for prompt in prompts],
-        [len(data.prompts) * time + number for time in range(times) for number in data.conversations],
+        [prompt + np.int32(step * turn) for turn in range(times) for prompt in prompts],
+        [len(data.prompts) * turn + number for turn in range(times) for number in data.conversations],
         data.where,
     )
 
@@ -85,6 +86,7 @@ class Outcome:
     results: list[Result]
     seam: SimSeam
     engine: ClusterEngine
+    own_s: float  # that the driver itself took
 
     @property
     def by_id(self) -> dict[str, Result]:
@@ -137,8 +139,31 @@ def run(
         seam.check = lambda: audit(engine, chosen)
     results: list[Result] = []
     source: Iterator[Request] = iter(requests)
+    begin = time.thread_time() - seam.spent_s
     for some in serve(engine, lambda: next(source, None)):
         results += some
         if stop_after is not None and len(results) >= stop_after:
             break
-    return Outcome(results, seam, engine)
+    return Outcome(results, seam, engine, time.thread_time() - begin - seam.spent_s)
+
+
+def check_answers(outcome: Outcome, requests: Sequence[Request]) -> None:
+    """Every request has one result, which is its own; an error only if two workers ended while they had it."""
+    ids = [result.id for result in outcome.results]
+    assert sorted(ids) == sorted(request.id for request in requests), "results are lost or doubled"
+    by_id = {request.id: request for request in requests}
+    for result in outcome.results:
+        assert result.tag == by_id[result.id].tag
+        if result.error is not None:
+            assert result.error.code == "worker_lost" and outcome.seam.deaths[result.id] >= 2, result.error
+        else:
+            assert result.token_ids == answer_of(by_id[result.id])
+
+
+def check_plan(outcome: Outcome, requests: Sequence[Request]) -> None:
+    """Every request resumed where the plan says: the records are those of one process."""
+    by_id = outcome.by_id
+    for request in requests:
+        assert request.plan is not None
+        assert by_id[request.id].cached_tokens == request.plan.resume_at
+        assert by_id[request.id].ideal_cached_tokens == request.plan.ideal

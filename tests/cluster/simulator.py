@@ -1,7 +1,8 @@
-"""Workers in virtual time behind the seam: they take seconds by their rates, and die, stammer and dawdle as they are told.
+"""Workers in virtual time behind the seam: they take seconds by their rates, and die, stammer and dawdle as they are
+told.
 
-A worker checks what it is given: a state is used only after it was made, what a plan resumes from is there, what it keeps is
-read as often as it says, and what a unit is to export is kept by one of its requests.
+A worker checks what it is given: a state is used only after it was made, what a plan resumes from is there, what it
+keeps is read as often as it says, and what a unit is to export is kept by one of its requests.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -39,8 +41,8 @@ class Speeds:
 @dataclass(frozen=True)
 class Trouble:
     """What goes wrong. kills: (seconds, whether the whole node goes). twice: the share of messages that come again.
-    delay_s: the longest a message takes beyond a call. poison: ids of requests that end their worker. mute: workers that
-    stop talking when they are given their first unit. no_replacement: nobody comes after the first ones."""
+    delay_s: the longest a message takes beyond a call. poison: ids of requests that end their worker. mute: workers
+    that stop talking when they are given their first unit. no_replacement: nobody comes after the first ones."""
 
     kills: tuple[tuple[float, bool], ...] = ()
     twice: float = 0.0
@@ -73,6 +75,7 @@ class SimWorker:
     is_ready: bool = False
     is_busy: bool = False
     said_until: float = 0.0
+    at_work: set[str] = field(default_factory=set)  # ids of the unit that it works on
     queue: deque[tuple[Unit, Mapping[Key, Token]]] = field(default_factory=deque)
 
 
@@ -93,7 +96,9 @@ class SimSeam:
         self.workers: dict[WorkerId, SimWorker] = {}
         self.computed_tokens = self.num_units = self.bytes_sent = self.num_killed = 0
         self.last_answer_s = 0.0
+        self.spent_s = 0.0  # of real time, in here
         self.busy_s = 0.0
+        self.deaths: Counter[str] = Counter()  # by request: workers that ended while they had it and were not told off
         self.check: Callable[[], None] = lambda: None
         self._per_node, self._speed_of = workers_per_node, speed_of or {}
         self._random = random.Random(trouble.seed)
@@ -121,6 +126,7 @@ class SimSeam:
         return worker
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Token]) -> None:
+        begin = time.thread_time()
         one = self.workers[worker]
         assert set(states) == set(unit.imports), "the states that come along are not the imports"
         for key, token in states.items():
@@ -130,8 +136,15 @@ class SimSeam:
         self.num_units += 1
         if not one.is_busy:
             self._begin(worker)
+        self.spent_s += time.thread_time() - begin
 
     def wait(self, timeout_s: float) -> list[Event]:
+        begin = time.thread_time()
+        events = self._wait(timeout_s)
+        self.spent_s += time.thread_time() - begin
+        return events
+
+    def _wait(self, timeout_s: float) -> list[Event]:
         assert self.now < self.longest_s, "the driver waits forever"
         self.check()
         end, events = self.now + timeout_s, list[Event]()
@@ -195,6 +208,7 @@ class SimSeam:
         if one.ends <= when:
             return None
         one.ends = when
+        self.deaths.update(one.at_work)
         return Lost(worker, reason)
 
     def _begin(self, worker: WorkerId) -> None:
@@ -204,18 +218,21 @@ class SimSeam:
             return
         unit, states = one.queue.popleft()
         one.is_busy = True
+        one.at_work = {piece.request.id for piece in unit.pieces}
         work = _Work(self, worker, one, unit, states)
         work.run()
         self.busy_s += min(work.now, one.ends) - self.now
 
         def end() -> None:
             one.is_busy = False
+            one.at_work = set()
             self._begin(worker)
 
         self._at(work.now, end)
 
     def say(self, worker: WorkerId, when: float, message: Message) -> None:
-        """Put a message on its way; what a worker says comes in its order, but what comes twice may come at any time."""
+        """Put a message on its way; what a worker says comes in its order, but what comes twice may come at any
+        time."""
         one = self.workers[worker]
         call_s, dice = self.speeds.call_s, self._random
         late = dice.random() * self.trouble.delay_s if self.trouble.delay_s else 0.0

@@ -1,0 +1,165 @@
+"""The driver over simulated workers that live: the plan is done exactly, evenly, and within the bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.cluster.seam import WorkerKind
+from apcbatch.cluster.settings import Hooks
+from apcbatch.types import RequestPlan
+from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, planned, repeated, run
+from tests.cluster.simulator import Speeds
+from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset
+
+STEM = numbers(600, 1)
+
+
+def stem_and_branches(num_branches: int, branch_tokens: int = 200) -> Planned:
+    prompts = [STEM + numbers(branch_tokens, 2 + branch) for branch in range(num_branches)]
+    return planned(dataset(*prompts), block_size=10)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_forest_is_done_as_planned(seed: int) -> None:
+    """Catches a request that is lost, doubled or resumed elsewhere than in one process, on small trees of every
+    shape."""
+    chosen = planned(random_dataset(seed), block_size=1 + seed % 5)
+    speeds = Speeds(prefill_tokens_per_s=20, decode_tokens_per_s=40)
+    outcome = run(chosen.requests, 1 + seed % 7, speeds)
+    check_answers(outcome, chosen.requests)
+    check_plan(outcome, chosen.requests)
+    assert outcome.seam.computed_tokens == chosen.computed_tokens
+    assert outcome.engine._placing.num_forced == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_requests_come_in_small_lots(seed: int) -> None:
+    """Catches a leader that is forgotten, or a state that is not exported, where readers are cut in a later lot."""
+    chosen = planned(random_dataset(seed), block_size=2)
+    outcome = run(chosen.requests, 3, Speeds(prefill_tokens_per_s=20), ahead_requests=1 + seed % 4)
+    check_answers(outcome, chosen.requests)
+    check_plan(outcome, chosen.requests)
+
+
+def test_a_shared_stem_is_computed_once() -> None:
+    """Catches workers that each compute the stem that their requests share."""
+    chosen = stem_and_branches(32)
+    outcome = run(chosen.requests, 8, Speeds(prefill_tokens_per_s=100))
+    check_plan(outcome, chosen.requests)
+    assert outcome.seam.computed_tokens == 600 + 32 * 200
+    assert outcome.engine.counters.states_sent == 7
+
+
+def test_a_slow_network_computes_again() -> None:
+    """Catches states that are sent although computing them again would be faster, and readers that then each compute
+    for themselves."""
+    chosen = stem_and_branches(64)
+    slow = Speeds(prefill_tokens_per_s=1000, bytes_per_s=1e6)  # 20 s for a state of 0.6 s
+    outcome = run(chosen.requests, 4, slow, most_states=8, least_unit_s=2.0, ahead_requests=1)
+    check_answers(outcome, chosen.requests)
+    first = run(chosen.requests, 4, slow, least_unit_s=2.0)
+    check_answers(first, chosen.requests)
+
+
+def test_tau_bench_is_done_as_planned(tau: Planned) -> None:
+    """Catches the same on real conversations, and states that pile up."""
+    for num_workers in (1, 2, 8):
+        outcome = run(tau.requests, num_workers)
+        check_answers(outcome, tau.requests)
+        check_plan(outcome, tau.requests)
+        assert outcome.seam.computed_tokens == tau.computed_tokens
+        assert len(outcome.engine._states) == 0, "states are left that nobody reads"
+
+
+@pytest.mark.data
+def test_toolbench_forks(toolbench: Planned) -> None:
+    """Catches forks in the middle of a conversation that are computed twice, and a schedule far from the bound."""
+    outcome = run(toolbench.requests, 8)
+    check_answers(outcome, toolbench.requests)
+    check_plan(outcome, toolbench.requests)
+    assert outcome.seam.last_answer_s <= 1.1 * max(lower_bound(toolbench.requests, Speeds(), 8))
+
+
+@pytest.mark.data
+def test_computed_over_unique(tau_data: Dataset) -> None:
+    """Catches a cluster that computes more than the unique tokens where the grid is as fine as the tokens."""
+    from tests.cluster.runs import first
+
+    chosen = planned(first(tau_data, 24), block_size=1)
+    for num_workers in (2, 16, 64):
+        outcome = run(chosen.requests, num_workers, audited=False)
+        assert outcome.seam.computed_tokens <= 1.02 * chosen.plan.unique_tokens
+
+
+def test_work_is_shared_evenly() -> None:
+    """Catches units that are too long at the end, or handed out in the wrong order."""
+    data = repeated(random_dataset(3), 60)
+    speeds = Speeds(prefill_tokens_per_s=10)
+    chosen = planned(data, block_size=4)
+    for num_workers, most in ((2, 1.1), (8, 1.15)):
+        outcome = run(chosen.requests, num_workers, speeds, audited=False)
+        bound = max(lower_bound(chosen.requests, speeds, num_workers))
+        assert outcome.seam.last_answer_s <= most * bound
+
+
+def test_held_states_stay_within_their_bound(tau: Planned) -> None:
+    """Catches states beyond what the object store has room for (the audit compares them at every event)."""
+    for most_states in (1, 3):
+        outcome = run(tau.requests, 8, most_states=most_states)
+        check_answers(outcome, tau.requests)
+        assert outcome.engine.counters.states_dropped > 0
+
+
+def test_classes_never_share_states(tau: Planned) -> None:
+    """Catches a state that goes from a worker to one of another fingerprint: its keys would not be found there."""
+    kinds = [WorkerKind("cpu")] * 3 + [WorkerKind("gpu", gpus=1)]
+    two = planned(repeated(stem_data(), 2), block_size=10)
+    for requests in (tau.requests, two.requests):
+        outcome = run(requests, kinds=kinds, speed_of={"gpu": 4.0})
+        check_answers(outcome, requests)
+        check_plan(outcome, requests)
+
+
+def stem_data() -> Dataset:
+    return dataset(*(STEM + numbers(100, 50 + branch) for branch in range(20)))
+
+
+def test_requests_without_a_plan() -> None:
+    """Catches rollouts that go from worker to worker, and one that never comes back."""
+    requests = [r for r in stem_and_branches(40).requests]
+    for request in requests:
+        request.plan = None
+    hooks = Hooks(to_wire=lambda request: request, conversation_of=lambda request: request.tag[1] // 4)
+    outcome = run(requests, 4, hooks=hooks)
+    check_answers(outcome, requests)
+    assert outcome.seam.num_units < 40
+
+
+def test_stored_snapshots_are_left_to_the_workers() -> None:
+    """Catches a position that the stores hold and that the driver takes for a state of this run."""
+    request = stem_and_branches(1).requests[0]
+    request.plan = RequestPlan(resume_at=10, ideal=10)
+    seen = []
+    hooks = Hooks(to_wire=lambda request: seen.append(request) or request)
+    with pytest.raises(AssertionError, match="neither made in its unit nor imported"):
+        run([request], 1, hooks=hooks)  # the simulated workers have no store
+    assert seen == [request]
+
+
+def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
+    """Catches a first Ctrl-C after which waiting requests are computed all the same, or running ones are lost."""
+    from apcbatch.cluster.driver import ClusterEngine
+    from apcbatch.cluster.settings import ClusterSettings
+    from tests.cluster.simulator import SimSeam
+
+    seam = SimSeam()
+    engine = ClusterEngine(seam, ClusterSettings((WorkerKind(),) * 3), Hooks(to_wire=lambda request: request))
+    for request in tau.requests:
+        engine.submit(request)
+    results = engine.step()
+    engine.drop_waiting()
+    left = engine.num_unfinished
+    assert 0 < left < len(tau.requests)
+    while engine.num_unfinished:
+        results += engine.step()
+    assert len(results) == left and len(engine._states) == 0

@@ -1,0 +1,110 @@
+"""Workers, nodes and the driver die at any moment; messages come late and twice; nothing is lost, doubled or
+different."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from apcbatch.errors import StoppedError
+from tests.cluster.runs import Planned, check_answers, first, planned, run
+from tests.cluster.simulator import Speeds, Trouble
+from tests.plan.plan_oracle import Dataset, random_dataset
+
+SEEDS = 200
+
+
+def seeded(seed: int, longest_s: float) -> dict:
+    """The arguments of a troubled run."""
+    source = random.Random(seed)
+    kills = tuple((source.uniform(0, longest_s), source.random() < 0.4) for _ in range(source.randint(1, 3)))
+    return {
+        "num_workers": source.choice((1, 2, 4, 8)),
+        "speeds": Speeds(start_s=source.choice((0.0, 0.5, 3.0))),
+        "trouble": Trouble(kills, twice=source.choice((0, 0.1)), delay_s=source.choice((0, 0.05)), seed=seed),
+        "per_node": source.choice((1, 2)),
+        "most_states": source.choice((3, 1024, 1024)),
+    }
+
+
+@pytest.mark.data
+def test_seeded_kills(tau_data: Dataset) -> None:
+    """Catches a request that is lost, doubled or answered differently because a worker, a node or the driver died.
+    After the driver's death the run goes on with what is not answered, planned anew, on another number of workers; so
+    it does, as with --retry-errors, for a request that two kills happened to hit."""
+    data = first(tau_data, 10)
+    requests = planned(data).requests
+    num_killed = num_retried = 0
+    for seed in range(SEEDS):
+        left, answered = requests, set[str]()
+        driver_dies = seed % 4 == 0
+        outcome = run(left, **seeded(seed, 6.0), stop_after=1 + seed if driver_dies else None)
+        while True:
+            got = {result.id for result in outcome.results}
+            check_answers(outcome, [request for request in left if request.id in got])
+            assert driver_dies or len(got) == len(left), "results are lost"
+            num_killed += outcome.seam.num_killed + driver_dies
+            num_retried += sum(result.error is not None for result in outcome.results)
+            answered |= {result.id for result in outcome.results if result.error is None}
+            left = planned(data, skip=frozenset(map(int, answered))).requests
+            if not left:
+                break
+            outcome, driver_dies = run(left, **seeded(seed + 1000, 6.0)), False
+        assert len(answered) == len(requests)
+    print(f"{num_killed} kills in {SEEDS} runs; {num_retried} requests that two of them hit were retried")
+    assert num_killed >= 1.5 * SEEDS and num_retried < 0.1 * num_killed
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kills_on_any_forest(seed: int) -> None:
+    """Catches the same on small trees of every shape, with several states of one request and readers at every depth."""
+    chosen = planned(random_dataset(seed), block_size=1 + seed % 3)
+    source = random.Random(seed)
+    kills = tuple((source.uniform(0, 8), source.random() < 0.7) for _ in range(3))
+    speeds = Speeds(prefill_tokens_per_s=10, decode_tokens_per_s=100, start_s=0.5, node_death_s=0.3)
+    trouble = Trouble(kills, twice=0.2, delay_s=0.2, seed=seed)
+    outcome = run(chosen.requests, 1 + seed % 5, speeds, trouble, most_states=1 + seed % 9, least_unit_s=0.1)
+    check_answers(outcome, chosen.requests)
+
+
+def test_a_lost_state_is_computed_once(tau: Planned) -> None:
+    """Catches every reader of a lost stem that computes it for itself."""
+    quiet = run(tau.requests, 4)
+    outcome = run(tau.requests, 4, trouble=Trouble(kills=((4.0, True), (6.0, True))))
+    check_answers(outcome, tau.requests)
+    again = outcome.seam.computed_tokens - quiet.seam.computed_tokens
+    assert again < 0.2 * quiet.seam.computed_tokens
+
+
+def test_a_request_that_ends_workers_is_an_error_and_the_only_one(tau: Planned) -> None:
+    """Catches a run that a poisonous request ends, and innocent requests that are blamed with it."""
+    ids = frozenset({tau.requests[0].id, tau.requests[100].id})
+    outcome = run(tau.requests, 4, trouble=Trouble(poison=ids))
+    check_answers(outcome, tau.requests)
+    errors = {result.id: result.error for result in outcome.results if result.error is not None}
+    assert set(errors) == ids
+    assert outcome.seam.deaths[tau.requests[0].id] <= 4
+    assert all(error.retryable and "workers ended" in error.message for error in errors.values())
+
+
+def test_a_silent_worker_is_given_up(tau: Planned) -> None:
+    """Catches a run that waits forever for a worker that says nothing."""
+    outcome = run(tau.requests, 3, trouble=Trouble(mute=frozenset({1})), worker_timeout_s=20.0)
+    check_answers(outcome, tau.requests)
+    assert outcome.engine.counters.workers_lost == 1
+
+
+def test_nobody_left(tau: Planned) -> None:
+    """Catches a hang when no worker is left and none can be had."""
+    kills = ((1.0, False), (1.5, True))
+    with pytest.raises(StoppedError, match="no worker is left: .* 240 unanswered requests"):
+        run(tau.requests, 2, trouble=Trouble(kills, no_replacement=True))
+    with pytest.raises(StoppedError, match="was not ready after 60 s"):
+        run(tau.requests, 2, Speeds(start_s=1e6), start_timeout_s=60.0)
+
+
+def test_fewer_workers_than_were_asked_for(tau: Planned) -> None:
+    """Catches a run that stops although a worker is left."""
+    outcome = run(tau.requests, 2, trouble=Trouble(((1.0, False),), no_replacement=True))
+    check_answers(outcome, tau.requests)
