@@ -22,7 +22,7 @@ from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit,
 from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, StoppedError
-from apcbatch.prefix import prefix_key
+from apcbatch.prefix import as_token_array, prefix_key
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class ClusterEngine:
         self._num_unfinished -= 1
         self._placing.forsaken(self._states.ended(item))
         if self._observer is not None and result.error is None:
-            tokens = item.request.token_ids
+            tokens = as_token_array(item.request.token_ids)
             self._observer.answered(tokens, result.cached_tokens, result.cached_from)
 
 

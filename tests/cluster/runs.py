@@ -19,6 +19,8 @@ from tests.cluster.simulator import SimSeam, Speeds, Trouble, answer_of
 from tests.plan.plan_oracle import Dataset
 
 CPU = WorkerKind()
+SPEEDS = Speeds()
+CALM = Trouble()
 
 
 def repeated(data: Dataset, times: int) -> Dataset:
@@ -67,7 +69,7 @@ def planned(data: Dataset, block_size: int = 64, max_tokens: int = 32, skip: fro
 
 def lower_bound(requests: Sequence[Request], speeds: Speeds, num_workers: int) -> tuple[float, float]:
     """(total / n, the longest path) in seconds: no schedule can be shorter."""
-    made: dict[tuple[int, int], float] = {}  # by the id of the array's beginning: see below
+    made: dict[tuple[int, int], float] = {}  # when a snapshot can be there at the earliest
     prefill, decode = speeds.prefill_tokens_per_s, speeds.decode_tokens_per_s
     total = longest = 0.0
     for request in requests:
@@ -120,8 +122,8 @@ def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
 def run(
     requests: Sequence[Request],
     num_workers: int = 4,
-    speeds: Speeds = Speeds(),
-    trouble: Trouble = Trouble(),
+    speeds: Speeds = SPEEDS,
+    trouble: Trouble = CALM,
     *,
     kinds: Sequence[WorkerKind] | None = None,
     per_node: int = 1,

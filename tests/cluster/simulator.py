@@ -53,6 +53,9 @@ class Trouble:
     seed: int = 0
 
 
+SPEEDS, CALM = Speeds(), Trouble()
+
+
 @dataclass(eq=False)
 class Token:
     """A state that was made."""
@@ -84,8 +87,8 @@ class SimSeam:
 
     def __init__(
         self,
-        speeds: Speeds = Speeds(),
-        trouble: Trouble = Trouble(),
+        speeds: Speeds = SPEEDS,
+        trouble: Trouble = CALM,
         workers_per_node: int = 1,
         speed_of: Mapping[str, float] | None = None,
         longest_s: float = 1e7,
@@ -98,7 +101,7 @@ class SimSeam:
         self.last_answer_s = 0.0
         self.spent_s = 0.0  # of real time, in here
         self.busy_s = 0.0
-        self.deaths: Counter[str] = Counter()  # by request: workers that ended while they had it and were not told off
+        self.deaths: Counter[str] = Counter()  # by request: workers that ended while they worked on its unit
         self.check: Callable[[], None] = lambda: None
         self._per_node, self._speed_of = workers_per_node, speed_of or {}
         self._random = random.Random(trouble.seed)
