@@ -18,6 +18,7 @@ from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.cluster.shares import kinds_for
 from apcbatch.cluster.wire import take_apart
 from apcbatch.config import Config
+from apcbatch.engine.settings import check_request
 from apcbatch.errors import RequestError
 from apcbatch.types import Request
 
@@ -53,8 +54,6 @@ def open_cluster(
 
 def can_run(request: Request, facts: WorkerFacts) -> bool:
     """Whether a worker would take a request."""
-    from apcbatch.engine.sequence import check_request
-
     try:
         check_request(request, facts.vocab_size, facts.context_length, facts.max_request_tokens)
     except RequestError:

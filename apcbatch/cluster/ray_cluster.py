@@ -6,6 +6,7 @@ signals is what it was before; a cluster that cannot be had is a UsageError with
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -27,7 +28,6 @@ STATES_SHARE = 2  # of the object stores, the part that states may take: each ma
 def import_ray() -> Any:
     """The package; UsageError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
@@ -70,11 +70,12 @@ class RayCluster:
 
 
 def _silence() -> None:
-    """Keep what Ray says of its processes off the standard output, which is for results. What matters is told as the
-    reason why a worker is lost; Ray has no option for this."""
-    module = sys.modules["ray._private.worker"]
-    if hasattr(module, "print_to_stdstream"):
-        module.print_to_stdstream = lambda *_, **__: None
+    """Keep what Ray says of its processes off the standard output, which is for results, and its advice off the
+    standard error. What matters is told as the reason why a worker is lost. Ray has no option for the first."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    names = vars(sys.modules["ray._private.worker"])
+    if "print_to_stdstream" in names:
+        names["print_to_stdstream"] = lambda *_, **__: None
 
 
 def _join(ray: Any, address: str, cpus: int | None) -> None:

@@ -100,7 +100,7 @@ class RaySeam:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened. UsageError if the first worker cannot be opened: the others could not either."""
-        lost = list(self._given_up())
+        lost: list[Event] = list(self._given_up())
         if lost:
             return lost
         ray, by_ref = self._ray, self._awaited()
