@@ -1,4 +1,4 @@
-"""The seam over Ray with workers that have no engine: what they say comes in order, and what happens to them is told."""
+"""The seam over Ray, with workers that have no engine: what they say comes in order, what befalls them is told."""
 
 from __future__ import annotations
 
