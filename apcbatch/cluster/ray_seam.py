@@ -22,6 +22,7 @@ MESSAGE_S = 60.0  # until a message that is said to be there has come
 HELD_S = 60.0
 UNREACHABLE_S = 60.0  # until a worker is given up that is neither there nor known to be gone
 ASK_AGAIN_S = 1.0
+NODE_DIED = "its node has died"  # in what Ray says of an actor
 CLOSE_S = 60.0  # for the writing of all workers' stores
 SHOWN_CHARACTERS = 300
 
@@ -249,7 +250,7 @@ class RaySeam:
         cause = getattr(error, "cause", None)
         if isinstance(cause, UsageError) and not self._was_ready:
             raise UsageError(f"no worker can be opened: {cause}") from None
-        if remote.node_id and remote.node_id not in self._cluster.live_nodes():
+        if NODE_DIED in str(error) or (remote.node_id and remote.node_id not in self._cluster.live_nodes()):
             return self._forget(remote, f"its machine {remote.node} is gone", with_node=True)
         if isinstance(cause, Exception):
             return self._forget(remote, f"its engine failed ({_shown(f'{type(cause).__name__}: {cause}')})")

@@ -12,6 +12,9 @@ from apcbatch.cluster.seam import WorkerKind
 from apcbatch.errors import UsageError
 
 
+NEARLY_ALL = 0.9
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """cpus: cores for workers, 0 for a head that only manages."""
@@ -24,7 +27,8 @@ def kinds_for(
     machines: Sequence[Machine], num_workers: int | None, cpus: int | None, gpus: int | None, memory_bytes: int | None
 ) -> tuple[WorkerKind, ...]:
     """One kind for each worker. None is what is best for the machines that are there now: a worker for each GPU, or
-    else one for each machine with all its cores, and where more workers are asked for, as many cores as let all run."""
+    else, where all machines are alike, one for each with all its cores; where more workers are asked for, as many cores
+    as let all run."""
     if gpus is None:
         gpus = int(any(machine.gpus for machine in machines))
     if num_workers is None and not _room(machines, 1, gpus):
@@ -41,12 +45,17 @@ def kinds_for(
 
 
 def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) -> int:
-    """The most cores a worker may have with no worker waiting for room; at least 1."""
+    """The most cores a worker may have with no worker waiting for room, and, if their number is open, with nearly all
+    GPUs or cores in use; at least 1."""
     usable = [machine for machine in machines if machine.cpus and machine.gpus >= gpus]
-    if num_workers is None:
-        num_workers = sum(machine.gpus // gpus for machine in usable) if gpus else len(usable)
     most = max((machine.cpus for machine in usable), default=1)
-    return next((cpus for cpus in range(most, 0, -1) if _room(usable, cpus, gpus) >= num_workers), 1)
+    total = sum(machine.gpus if gpus else machine.cpus for machine in usable)
+    for cpus in range(most, 0, -1):
+        room = _room(usable, cpus, gpus)
+        used = room * (gpus or cpus)
+        if room >= num_workers if num_workers is not None else used >= NEARLY_ALL * total:
+            return cpus
+    return 1
 
 
 def _room(machines: Sequence[Machine], cpus: int, gpus: int) -> int:
