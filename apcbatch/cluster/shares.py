@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from apcbatch.cluster.seam import WorkerKind
 from apcbatch.errors import UsageError
 
-
 NEARLY_ALL = 0.9
 
 

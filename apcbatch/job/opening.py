@@ -189,7 +189,7 @@ def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> N
 def check_cluster(config: Config) -> None:
     """Refuse options of workers where there are none, and workers that could not compute where they are to."""
     origins = config.origins
-    given = [name for name in CLUSTER_OPTIONS if origins.get(name, "default") != "default"]
+    given = [name for name in CLUSTER_OPTIONS if getattr(config, name) != getattr(Config, name)]
     if config.ray is None:
         if given:
             raise UsageError(f"{origins[given[0]]} is for a run on a cluster; give --ray local, auto or HOST:PORT too")
