@@ -34,7 +34,8 @@ class Errand:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something."""
+    """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something.
+    free: when it should be given another unit."""
 
     id: WorkerId
     kind: WorkerKind
@@ -42,28 +43,35 @@ class Worker:
     facts: WorkerFacts | None = None
     heard: float = 0.0
     errands: deque[Errand] = field(default_factory=deque)
-    units_done: int = 0
+    free: float = 0.0
 
     @property
     def class_(self) -> str:
         assert self.facts is not None, "a worker has a class once it is ready"
         return self.facts.fingerprint
 
-    def free_at(self, now: float) -> float:
-        """When it should be given another unit."""
-        if not self.errands:
-            return now
-        first = self.errands[0]
-        ahead = max(HAND_OUT_AHEAD_S, HAND_OUT_AHEAD_SHARE * first.expected_s)
-        return first.begun + first.expected_s - ahead
+    def begin(self, errand: Errand, now: float) -> None:
+        """It is given a unit."""
+        errand.begun = self.heard = now
+        self.errands.append(errand)
+        self._when_free(now)
 
     def end(self, errand: Errand, now: float) -> None:
         """A unit is done; the next one runs."""
         was_first = self.errands[0] is errand
         self.errands.remove(errand)
-        self.units_done += 1
         if was_first and self.errands:
             self.errands[0].begun = now
+        self._when_free(now)
+
+    def _when_free(self, now: float) -> None:
+        self.free = now
+        if len(self.errands) >= MOST_UNITS:
+            self.free = float("inf")
+        elif self.errands:
+            first = self.errands[0]
+            ahead = max(HAND_OUT_AHEAD_S, HAND_OUT_AHEAD_SHARE * first.expected_s)
+            self.free = first.begun + first.expected_s - ahead
 
 
 class Crew:
@@ -122,13 +130,12 @@ class Crew:
 
     def takers(self, now: float) -> list[Worker]:
         """Workers that should be given a unit now: those without one first."""
-        takers = [worker for worker in self.ready if len(worker.errands) < MOST_UNITS and worker.free_at(now) <= now]
-        return sorted(takers, key=lambda worker: (len(worker.errands), worker.free_at(now)))
+        takers = [worker for worker in self._all.values() if worker.free <= now and worker.facts is not None]
+        return sorted(takers, key=_without_work_first)
 
     def next_free(self, now: float) -> float:
-        """When the next worker that cannot be given a unit yet can; infinity if that is not known."""
-        times = [worker.free_at(now) for worker in self.ready if len(worker.errands) == 1]
-        return min((time for time in times if time > now), default=float("inf"))
+        """When the next worker should be given a unit that should not be yet; infinity if that is not known."""
+        return min([worker.free for worker in self._all.values() if worker.free > now], default=float("inf"))
 
     def silent(self, now: float, worker_s: float, start_s: float) -> Iterator[tuple[Worker, str]]:
         """Workers that said nothing for too long, each with the reason to give it up."""
@@ -159,3 +166,7 @@ class Crew:
         worker = Worker(self._seam.spawn(kind), kind, self._seam.clock())
         self._all[worker.id] = worker
         return worker
+
+
+def _without_work_first(worker: Worker) -> tuple[int, float]:
+    return len(worker.errands), worker.free

@@ -175,12 +175,20 @@ class ClusterEngine:
             if not len(placing.queue) and not len(self._loose):
                 break
             assert worker.facts is not None, "a worker that takes units has said what it is"
-            group = placing.take(worker.class_, worker.facts.node)
+            group = placing.take(worker.class_, worker.facts.node, self._room())
             if group is None and len(self._loose):
                 group = Group(self._loose.take(worker.id, len(crew.ready)))
             if group is not None and group.items:
                 self._send(worker, group, worker.facts)
         self._look_again = crew.next_free(now)
+
+    def _room(self) -> float:
+        """How many states a group may leave. Where there is little room, a worker rather waits for another one than
+        makes a state that goes before it is read."""
+        errands = [errand for worker in self._crew for errand in worker.errands] if self._states.is_tight else []
+        if not errands:
+            return float("inf")
+        return self._states.room(sum(state.handle is None for one in errands for state in one.exports.values()))
 
     def _force_if_stuck(self) -> None:
         """If groups wait for each other in a ring, the first one goes on alone."""
@@ -210,8 +218,7 @@ class ClusterEngine:
             sum(item.prefill_tokens for item in group.items), sum(item.most_answer_tokens for item in group.items)
         )
         items = {item.number: item for item in group.items}
-        worker.errands.append(Errand(unit.number, group, items, exports, expected, begun=now))
-        worker.heard = now
+        worker.begin(Errand(unit.number, group, items, exports, expected), now)
         self._counters.units += 1
         self._counters.states_sent += sum(facts.node not in state.nodes for state in imports.values())
         self._seam.submit(worker.id, unit, {key: state.handle for key, state in imports.items()})
@@ -281,8 +288,9 @@ class ClusterEngine:
                 return
             assert worker.facts is not None, "a worker with an errand has said what it is"
             self._states.put(state, message.state, message.num_bytes, worker.id, worker.facts.node)
-            self._placing.made(state)
-            self._look_again = 0.0
+            if state.waiting:
+                self._placing.made(state)
+                self._look_again = 0.0
         elif isinstance(message, Without):
             self._counters.imports_missed += 1
         else:

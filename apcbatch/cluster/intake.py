@@ -6,6 +6,8 @@ it that the plan has keep a snapshot there of the same prefix.
 
 from __future__ import annotations
 
+import numpy as np
+
 from apcbatch.cluster.items import Item, State
 from apcbatch.cluster.unit import Key
 from apcbatch.prefix import PrefixHasher, as_token_array
@@ -51,7 +53,9 @@ class Intake:
         positions = sorted({plan.resume_at, *plan.keep} - {0})
         if not positions:
             return
-        tokens = as_token_array(item.request.token_ids[: positions[-1]])
+        tokens = item.request.token_ids[: positions[-1]]
+        if not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32):  # those need no look at every token
+            tokens = as_token_array(tokens)
         keys = dict(PrefixHasher(self._key_fingerprint, tokens).keys_at(positions))
         state = self._latest.get(keys[plan.resume_at]) if plan.resume_at else None
         if state is not None:

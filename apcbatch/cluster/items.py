@@ -119,6 +119,16 @@ class Group:
         """Its place among groups of the same priority: that of its first request."""
         return self.items[0].number
 
+    @property
+    def growth(self) -> int:
+        """The states that it makes for others, less those that it is the last to read."""
+        made = [state for item in self.items for state in item.keeps.values() if state.maker is item]
+        num_exported = sum(state.unseen > 0 or self._is_read_elsewhere(state) for state in made)
+        return num_exported - sum(not state.unseen and not self._is_read_elsewhere(state) for state in self.needs)
+
+    def _is_read_elsewhere(self, state: State) -> bool:
+        return any(reader.group is not self for reader in state.readers)
+
     def outside(self) -> Iterator[State]:
         """The states that its requests resume from and that no request before them in it makes; once each."""
         made: set[State] = set()

@@ -12,6 +12,7 @@ from apcbatch.cluster.items import Group
 
 Entry = tuple[float, int, Group]
 MOST_LOOKED_AT = 8
+MOST_LOOKED_AT_IF_TIGHT = 64
 NEARLY = 0.8  # of the longest path
 
 
@@ -32,20 +33,29 @@ class ReadyQueue:
         self.seconds += group.seconds
         self._push(group)
 
-    def pop(self, class_: str, node: str) -> Group | None:
-        """The next group for a worker of a class on a node; None if there is none for it."""
+    def pop(self, class_: str, node: str, room: float = float("inf")) -> Group | None:
+        """The next group for a worker of a class on a node; None if there is none for it. room: for so many more
+        states; if that is not infinite, those groups come first that leave the fewest, and none that leaves more."""
+        is_tight = room != float("inf")
         candidates: list[Entry] = []
-        while len(candidates) < MOST_LOOKED_AT:
+        while len(candidates) < (MOST_LOOKED_AT_IF_TIGHT if is_tight else MOST_LOOKED_AT):
             heaps = [heap for heap in (self._heaps[None], self._heaps.get(class_)) if heap]
             if not heaps:
                 break
             heap = min(heaps, key=lambda heap: heap[0][:2])
-            if candidates and heap[0][0] > NEARLY * candidates[0][0]:
+            if candidates and not is_tight and heap[0][0] > NEARLY * candidates[0][0]:
                 break
             candidates.append(heapq.heappop(heap))
         if not candidates:
             return None
-        best = max(candidates, key=lambda entry: _bytes_on(entry[2], node))
+        if is_tight:
+            best = min(candidates, key=lambda entry: entry[2].growth)
+            if best[2].growth > max(0, room):
+                for entry in candidates:
+                    self._push(entry[2])
+                return None
+        else:
+            best = max(candidates, key=lambda entry: _bytes_on(entry[2], node))
         for entry in candidates:
             if entry is not best:
                 self._push(entry[2])

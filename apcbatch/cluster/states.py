@@ -10,6 +10,8 @@ from apcbatch.cluster.items import Item, State
 from apcbatch.cluster.seam import WorkerId
 from apcbatch.cluster.unit import Handle
 
+TIGHT = 0.5  # of either bound
+
 
 class States:
     """The states that lie somewhere. num_dropped: for lack of room; num_lost: with their workers."""
@@ -21,6 +23,17 @@ class States:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether there is little room left."""
+        return self.num_bytes > TIGHT * self._most_bytes or len(self._held) > TIGHT * self._most_states
+
+    def room(self, num_promised: int) -> float:
+        """How many states more there is room for, besides so many that are being made."""
+        mean = self.num_bytes / max(1, len(self._held))
+        by_bytes = (self._most_bytes - self.num_bytes) / mean if mean else float("inf")
+        return min(by_bytes, self._most_states - len(self._held)) - num_promised
 
     def put(self, state: State, handle: Handle, num_bytes: int, owner: WorkerId, node: str) -> None:
         """A state is there. Beyond the bounds the states go that save least, maybe this one."""

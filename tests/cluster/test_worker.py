@@ -20,7 +20,7 @@ from tests.cluster.cutting import cut
 from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
-BLOCK = 3
+BLOCK = 6
 POOL_BYTES = 16 << 20
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -170,6 +170,18 @@ def test_an_import_that_cannot_be_had_costs_nothing_but_time(
     assert answers == {index: found[:5] for index, found in expected.items()}
     assert run.done[1].prefill_tokens == sum(len(prompts[index]) for index in readers) - todo.keep[0]
     assert other._engine._pool.held_bytes == 0
+
+
+def test_a_miss_is_explained_by_what_the_run_has_seen(folder: str, open_worker: Callable[..., Worker]) -> None:
+    """Catches a worker that takes a fork for an end, or for a first prompt, since another one had the other branch."""
+    prompts = [(1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8), (9, 9, 8, 8, 8, 8, 8), (9, 9, 7, 7, 7, 7, 7)]
+    data = Dataset(prompts, [0, 1, 2, 3])
+    requests, plan, run = requests_of(data), make_plan(data, Planner(BLOCK)), Run()
+    for unit in cut(requests, plan, b"", NoSharing()):
+        run.do(open_worker(folder), unit)
+    assert run.records == alone(folder, requests, plan)
+    reasons = {index: found[-2] for index, found in run.records.items()}
+    assert reasons == {0: "cold", 1: "shorter_than_block", 2: "cold", 3: "diverged"}
 
 
 class NoSharing(random.Random):
