@@ -156,6 +156,7 @@ class ClusterEngine:
             return
         items = self._intake.take()
         estimate(items, crew.typical_rates())
+        placing.queue.shares.add(items)
         quantum = Quantum(max(len(crew), 1), self._settings.least_unit_s)
         for group in Cutter(items, quantum, placing.seconds).cut():
             placing.place(group)
@@ -301,6 +302,7 @@ class ClusterEngine:
         rates = self._crew.rates(worker.class_)
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
+        self._placing.queue.shares.capacities = self._crew.capacities()
         self._counters.prefill_tokens += message.prefill_tokens
         self._counters.decode_tokens += message.decode_tokens
         self._counters.add(message.counters)
@@ -320,9 +322,10 @@ class ClusterEngine:
 
     def _forget_classes(self) -> None:
         """What a class began goes to others once no worker of it is left."""
-        ready = self._crew.ready
-        if ready:
-            for class_ in self._placing.queue.classes() - {worker.class_ for worker in ready}:
+        shares, capacities = self._placing.queue.shares, self._crew.capacities()
+        shares.capacities = capacities
+        if capacities:
+            for class_ in shares.classes() - set(capacities):
                 self._states.forget_family(self._placing.queue.forget_class(class_))
 
     def _again(self, items: list[Item], blame: str | None) -> None:
@@ -347,6 +350,7 @@ class ClusterEngine:
     def _end(self, item: Item, result: Result) -> None:
         """A request has its result."""
         item.is_done = True
+        self._placing.queue.shares.done(item)
         result.tag = item.request.tag
         self._results.append(result)
         self._num_unfinished -= 1

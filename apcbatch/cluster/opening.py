@@ -15,7 +15,7 @@ from apcbatch.cluster.ray_cluster import LOCAL, RayCluster
 from apcbatch.cluster.ray_seam import RaySeam
 from apcbatch.cluster.seam import WorkerFacts, WorkerKind
 from apcbatch.cluster.settings import ClusterSettings, Hooks
-from apcbatch.cluster.shares import kinds_for
+from apcbatch.cluster.sizing import kinds_for
 from apcbatch.cluster.wire import take_apart
 from apcbatch.config import Config
 from apcbatch.engine.settings import check_request

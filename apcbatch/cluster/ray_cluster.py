@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from apcbatch.cluster.shares import Machine
+from apcbatch.cluster.sizing import Machine
 from apcbatch.errors import UsageError
 
 LOCAL, AUTO = "local", "auto"

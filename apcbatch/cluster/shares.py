@@ -1,64 +1,66 @@
-"""How many workers of which size a cluster is asked for.
+"""Which class of workers begins which root: each gets work by what it can do.
 
-Must not know: Ray, where workers run.
+Must not know: units, workers. Invariant: a family, which is everything under one root, belongs to one class at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
-from apcbatch.cluster.seam import WorkerKind
-from apcbatch.errors import UsageError
-
-NEARLY_ALL = 0.9
+from apcbatch.cluster.items import Group, Item
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """cpus: cores for workers, 0 for a head that only manages."""
+class Shares:
+    """capacities: by class, what its workers do in a second, in any unit; kept up to date by the driver."""
 
-    cpus: int
-    gpus: int = 0
+    def __init__(self) -> None:
+        self.capacities: Mapping[str, float] = {}
+        self._class_of: dict[int, str] = {}
+        self._left_s: dict[int, float] = {}  # by family: estimated seconds of what is not done
+        self._load_s: dict[str, float] = {}  # by class: of its families
 
+    def class_of(self, group: Group) -> str | None:
+        """The class that a group belongs to; None if it may begin anywhere."""
+        return self._class_of.get(group.items[0].family)
 
-def kinds_for(
-    machines: Sequence[Machine], num_workers: int | None, cpus: int | None, gpus: int | None, memory_bytes: int | None
-) -> tuple[WorkerKind, ...]:
-    """One kind for each worker. None is what is best for the machines that are there now: a worker for each GPU, or
-    else, where all machines are alike, one for each with all its cores; where more workers are asked for, as many cores
-    as let all run."""
-    if gpus is None:
-        gpus = int(any(machine.gpus for machine in machines))
-    if num_workers is None and not _room(machines, 1, gpus):
-        what = "GPU" if gpus else "core for workers"
-        raise UsageError(f"no machine of the cluster has a {what} yet; give --workers and --worker-cpus")
-    if cpus is None:
-        cpus = _best_cpus(machines, num_workers, gpus)
-    if num_workers is None:
-        num_workers = _room(machines, cpus, gpus)
-        if not num_workers:
-            raise UsageError(f"no machine of the cluster has {cpus} cores; give fewer --worker-cpus, or --workers")
-    kind = WorkerKind("gpu" if gpus else "cpu", cpus, gpus, memory_bytes or 0)
-    return (kind,) * num_workers
+    def may_begin(self, group: Group, class_: str) -> bool:
+        """Whether a class should begin with the families of a group: none other would be done with them sooner."""
+        if len(self.capacities) < 2:
+            return True
+        seconds = sum(self._left_s.get(family, 0.0) for family in {item.family for item in group.items})
+        ends = {one: (self._load_s.get(one, 0.0) + seconds) / can for one, can in self.capacities.items()}
+        return ends.get(class_, float("inf")) <= min(ends.values())
 
+    def begin(self, group: Group, class_: str) -> None:
+        """The families of a group belong to a class from now on."""
+        for item in group.items:
+            if item.family not in self._class_of:
+                self._class_of[item.family] = class_
+                self._add_load(class_, self._left_s.get(item.family, 0.0))
 
-def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) -> int:
-    """The most cores a worker may have with no worker waiting for room, and, if their number is open, with nearly all
-    GPUs or cores in use; at least 1."""
-    usable = [machine for machine in machines if machine.cpus and machine.gpus >= gpus]
-    most = max((machine.cpus for machine in usable), default=1)
-    total = sum(machine.gpus if gpus else machine.cpus for machine in usable)
-    for cpus in range(most, 0, -1):
-        room = _room(usable, cpus, gpus)
-        used = room * (gpus or cpus)
-        if room >= num_workers if num_workers is not None else used >= NEARLY_ALL * total:
-            return cpus
-    return 1
+    def add(self, items: Iterable[Item]) -> None:
+        """There is more to do."""
+        for item in items:
+            self._left_s[item.family] = self._left_s.get(item.family, 0.0) + item.seconds
+            self._add_load(self._class_of.get(item.family), item.seconds)
 
+    def done(self, item: Item) -> None:
+        """A request has ended."""
+        self._left_s[item.family] = self._left_s.get(item.family, 0.0) - item.seconds
+        self._add_load(self._class_of.get(item.family), -item.seconds)
 
-def _room(machines: Sequence[Machine], cpus: int, gpus: int) -> int:
-    """How many workers of this size run at a time."""
-    return sum(
-        min(machine.cpus // cpus, machine.gpus // gpus) if gpus else machine.cpus // cpus for machine in machines
-    )
+    def classes(self) -> set[str]:
+        """Those that have begun anything."""
+        return set(self._load_s)
+
+    def forget_class(self, class_: str) -> set[int]:
+        """No worker of a class is left: its families may begin anywhere. Returns them."""
+        families = {family for family, of in self._class_of.items() if of == class_}
+        for family in families:
+            del self._class_of[family]
+        self._load_s.pop(class_, None)
+        return families
+
+    def _add_load(self, class_: str | None, seconds: float) -> None:
+        if class_ is not None:
+            self._load_s[class_] = self._load_s.get(class_, 0.0) + seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.cluster.shares import Machine, kinds_for
+from apcbatch.cluster.sizing import Machine, kinds_for
 from apcbatch.errors import UsageError
 
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
