@@ -41,8 +41,7 @@ test-browser: $(VENV)/.installed
 
 # Runs on a Ray cluster of simulated machines on this one.
 test-ray: $(VENV)/.installed
-	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,ray)'`
-	$(BIN)/python -m pytest -q tests/ray tests/cluster
+	$(BIN)/python -m pytest -q -m 'ray or not ray' tests/cluster tests/ray
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run

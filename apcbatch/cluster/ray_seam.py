@@ -22,6 +22,7 @@ MESSAGE_S = 60.0  # until a message that is said to be there has come
 HELD_S = 60.0
 UNREACHABLE_S = 60.0  # until a worker is given up that is neither there nor known to be gone
 ASK_AGAIN_S = 1.0
+SLOW_START_S = 60.0  # until it is said that a worker is not there yet
 NODE_DIED = "its node has died"  # in what Ray says of an actor
 CLOSE_S = 60.0  # for the writing of all workers' stores
 SHOWN_CHARACTERS = 300
@@ -45,6 +46,7 @@ class _Remote:
     id: WorkerId
     actor: Any
     starting: Any
+    spawned: float
     watch: Any = None
     node: str = ""
     node_id: str = ""
@@ -73,7 +75,7 @@ class RaySeam:
         self._closing: list[tuple[Any, Any]] = []
         self._warned: set[str] = set()
         self._num_workers = 0
-        self._was_ready = False
+        self._was_ready = self._is_slowness_told = False
 
     def spawn(self, kind: WorkerKind) -> WorkerId:
         """Ask for an actor. Until Ray has room for it, it is what Ray's autoscaler sees as wanted."""
@@ -89,7 +91,7 @@ class RaySeam:
         ).remote()
         # What the worker is made with goes to its process alone: an actor's own arguments are kept by the cluster.
         starting = actor.start.remote(self._make, self._options_for(kind))
-        self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting)
+        self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
         return self._num_workers
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
@@ -101,6 +103,7 @@ class RaySeam:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened. UsageError if the first worker cannot be opened: the others could not either."""
+        self._tell_who_is_slow()
         lost: list[Event] = list(self._given_up())
         if lost:
             return lost
@@ -228,6 +231,20 @@ class RaySeam:
             else:
                 stream.is_over = isinstance(message, Done)
                 yield Said(remote.id, message)
+
+    def _tell_who_is_slow(self) -> None:
+        """Say once that a worker keeps the user waiting, and how to find out why."""
+        if self._is_slowness_told:
+            return
+        now = self.clock()
+        for remote in self._remotes.values():
+            if not remote.is_ready and now - remote.spawned > SLOW_START_S:
+                self._is_slowness_told = True
+                self._tell(
+                    f"worker {remote.id} is not ready after {SLOW_START_S:g} s: it loads the model, or the cluster has "
+                    "no room for it yet; `ray status` says which"
+                )
+                return
 
     def _given_up(self) -> Iterator[Lost]:
         """Those that cannot be reached, once it is known why, or for too long."""

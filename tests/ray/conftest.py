@@ -1,4 +1,4 @@
-"""One cluster for the whole session: a head without cores and two nodes, all on this machine."""
+"""One cluster for all tests here: a head without cores and two nodes, all on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="ray is not installed"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nodes() -> Iterator[Any]:
     """A ray.cluster_utils.Cluster, which this process has joined; nodes may be added and removed."""
     import ray

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0
 TIMES = ("created", "prefill_ms", "decode_ms")
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.ray_runs]
 
 
 def command(*words: object) -> list[str]:
