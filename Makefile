@@ -7,7 +7,7 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-light test-browser test-cuda lint bench soak sanitize portability mutants clean
+.PHONY: demo test test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants clean
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ test-browser: $(VENV)/.installed
 	$(BIN)/python -m tools.chromium
 	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,browser)'`
 	$(BIN)/python -m pytest -q tests/browser
+
+# Runs on a Ray cluster of simulated machines on this one.
+test-ray: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m 'ray or not ray' tests/cluster tests/ray
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run

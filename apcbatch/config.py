@@ -24,6 +24,9 @@ MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16
 MOST_STOP_TOKENS = 1 << 10
 MOST_BYTES = 1 << 60
+MOST_WORKERS = 1 << 12
+MOST_WORKER_CPUS = 1 << 10
+MOST_SECONDS = 1 << 20
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
@@ -256,6 +259,52 @@ class Config:
 
     max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS)
     max_running: int = option(32, "Batch", "Requests that run together at most.", minimum=1, maximum=MOST_RUNNING)
+
+    ray: str | None = option(
+        None,
+        "Cluster",
+        "Run on a Ray cluster: local starts one here, auto joins this machine's, or the address of one's head.",
+        metavar="local|auto|HOST:PORT",
+    )
+    workers: int | None = option(
+        None,
+        "Cluster",
+        "Processes with the model; by default one for each GPU, or else one for each machine.",
+        "integer",
+        minimum=1,
+        maximum=MOST_WORKERS,
+    )
+    worker_cpus: int | None = option(
+        None,
+        "Cluster",
+        "Cores of a worker, which are its threads; by default as many as let all workers run.",
+        "integer",
+        minimum=1,
+        maximum=MOST_WORKER_CPUS,
+    )
+    worker_gpus: int | None = option(
+        None,
+        "Cluster",
+        "GPUs of a worker, 0 or 1; by default 1 if the cluster has any and --device allows it.",
+        "integer",
+        minimum=0,
+        maximum=1,
+    )
+    worker_memory: int | None = option(
+        None,
+        "Cluster",
+        "Memory of a worker, for Ray to place it where there is so much; it is not enforced.",
+        "size",
+        minimum=1,
+        maximum=MOST_BYTES,
+    )
+    worker_timeout: int = option(
+        1800,
+        "Cluster",
+        "Seconds after which a worker is given up that says nothing although it has work.",
+        minimum=1,
+        maximum=MOST_SECONDS,
+    )
 
     resume: bool = option(False, "Output", "Do only the requests that OUT does not answer yet.")
     overwrite: bool = option(False, "Output", "Replace OUT.")

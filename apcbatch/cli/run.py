@@ -100,7 +100,7 @@ def show(resolved: config.Config) -> str:
 
     lines = []
     for name, value in resolved.values().items():
-        if config.OPTIONS[name].kind == "size":
+        if config.OPTIONS[name].kind == "size" and value is not None:
             value = format_size(value)
         if isinstance(value, list):
             scalar = json.dumps(value, ensure_ascii=False)  # which is YAML on one line

@@ -16,6 +16,7 @@ from apcbatch.cluster.seam import Seam, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Key
 
 MOST_UNITS = 2
+TYPICAL = (1000, 100)  # tokens of prompts and of answers
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
 
@@ -105,10 +106,6 @@ class Crew:
         """Those that take units."""
         return [worker for worker in self._all.values() if worker.facts is not None]
 
-    def has_class(self, class_: str) -> bool:
-        """Whether a ready worker is of this class."""
-        return any(worker.class_ == class_ for worker in self.ready)
-
     def rates(self, class_: str) -> Rates:
         """How fast workers of a class are."""
         return self._rates[class_]
@@ -119,6 +116,11 @@ class Crew:
         if not classes:
             return next(iter(self._rates.values()), Rates())
         return self._rates[max(sorted(set(classes)), key=classes.count)]
+
+    def capacities(self) -> dict[str, float]:
+        """By class, how much of a typical mixture of tokens its workers do in a second."""
+        classes = [worker.class_ for worker in self._all.values() if worker.facts is not None]
+        return {class_: classes.count(class_) / self._rates[class_].seconds(*TYPICAL) for class_ in set(classes)}
 
     def welcome(self, worker: Worker, facts: WorkerFacts) -> None:
         """A worker is ready."""

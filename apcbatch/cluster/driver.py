@@ -7,22 +7,22 @@ nothing waits without a bound; while nobody dies, nothing is computed that the p
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from apcbatch.cluster.crew import Crew, Errand, Worker
 from apcbatch.cluster.intake import Intake
-from apcbatch.cluster.items import Group, Item, State, unfinished
-from apcbatch.cluster.localise import LocalPlan, localise
+from apcbatch.cluster.items import Group, Item, unfinished
 from apcbatch.cluster.loose import LooseItems
+from apcbatch.cluster.packing import Packer
 from apcbatch.cluster.placing import Placing
 from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
 from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
 from apcbatch.cluster.states import States
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Without
 from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, StoppedError
-from apcbatch.prefix import as_token_array, prefix_key
+from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ClusterEngine:
         self._counters = ClusterCounters()
         self._observer: Observer | None = None
         self._results: list[Result] = []
-        self._num_units = self._num_unfinished = 0
+        self._num_unfinished = 0
         self._look_again = 0.0  # when to look for workers that could be given something
         self._watch_again = 0.0
         self._facts = self._first_facts()
@@ -56,6 +56,7 @@ class ClusterEngine:
         self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
         self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
         self._intake = Intake(facts.key_fingerprint)
+        self._packer = Packer(facts.key_fingerprint, hooks.to_wire, settings.send_slack_s)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
@@ -122,6 +123,7 @@ class ClusterEngine:
             items += group.items
         for item in items:
             item.is_done = True
+            self._placing.queue.shares.done(item)
             self._states.ended(item)
         self._num_unfinished -= len(items)
         self._states.release_all_unwanted()
@@ -156,6 +158,7 @@ class ClusterEngine:
             return
         items = self._intake.take()
         estimate(items, crew.typical_rates())
+        placing.queue.shares.add(items)
         quantum = Quantum(max(len(crew), 1), self._settings.least_unit_s)
         for group in Cutter(items, quantum, placing.seconds).cut():
             placing.place(group)
@@ -197,48 +200,16 @@ class ClusterEngine:
             self._placing.force()
 
     def _send(self, worker: Worker, group: Group, facts: WorkerFacts) -> None:
-        """Make a group a unit and give it to a worker."""
-        rates = self._crew.rates(worker.class_)
-
-        def is_worth_sending(state: State, above: State | None) -> bool:
-            tokens = state.position - (above.position if above is not None else 0)
-            saved_s = rates.transfer_s(state.num_bytes) - tokens * rates.prefill_s
-            return facts.node in state.nodes or saved_s < self._settings.send_slack_s
-
-        local = localise(group, facts.footprint, is_worth_sending)
-        exports, imports = self._keys(local, group, facts)
-        self._num_units += 1
-        wire = self._hooks.to_wire
-        pieces: list[Any] = [
-            Piece(item.number, wire(item.request), plan) for item, plan in zip(group.items, local.plans, strict=True)
-        ]
-        unit = Unit(self._num_units, tuple(pieces), frozenset(exports), tuple(imports))
-        now = self._seam.clock()
-        expected = rates.seconds(
-            sum(item.prefill_tokens for item in group.items), sum(item.most_answer_tokens for item in group.items)
-        )
-        items = {item.number: item for item in group.items}
-        worker.begin(Errand(unit.number, group, items, exports, expected), now)
+        """Give a group to a worker."""
+        package = self._packer.pack(group, facts, self._crew.rates(worker.class_))
+        unit, items = package.unit, {item.number: item for item in group.items}
+        errand = Errand(unit.number, group, items, package.exports, package.expected_s)
+        worker.begin(errand, self._seam.clock())
         self._counters.units += 1
-        self._counters.states_sent += sum(facts.node not in state.nodes for state in imports.values())
-        self._seam.submit(worker.id, unit, {key: state.handle for key, state in imports.items()})
-        for state in imports.values():
+        self._counters.states_sent += package.num_sent
+        self._seam.submit(worker.id, unit, {key: state.handle for key, state in package.imports.items()})
+        for state in package.imports.values():
             state.nodes.add(facts.node)
-
-    def _keys(self, local: LocalPlan, group: Group, facts: WorkerFacts) -> tuple[dict[Key, State], dict[Key, State]]:
-        """Exports and imports by their keys, as the worker's class has them."""
-        if facts.key_fingerprint == self.key_fingerprint:
-            return {state.key: state for state in local.exports}, {state.key: state for state in local.imports}
-
-        def key_of(state: State) -> Key:
-            # Any request of the unit that reads or makes it has its tokens.
-            for item in group.items:
-                if item.resume is state or state.position in item.keeps and item.keeps[state.position] is state:
-                    return prefix_key(facts.key_fingerprint, item.request.token_ids, state.position)
-            item = group.items[0]
-            return prefix_key(facts.key_fingerprint, item.request.token_ids, state.position)
-
-        return {key_of(state): state for state in local.exports}, {key_of(state): state for state in local.imports}
 
     def _listen(self, seconds: float) -> None:
         """Wait for what workers say, and give up those that say nothing."""
@@ -301,6 +272,7 @@ class ClusterEngine:
         rates = self._crew.rates(worker.class_)
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
+        self._placing.queue.shares.capacities = self._crew.capacities()
         self._counters.prefill_tokens += message.prefill_tokens
         self._counters.decode_tokens += message.decode_tokens
         self._counters.add(message.counters)
@@ -320,9 +292,10 @@ class ClusterEngine:
 
     def _forget_classes(self) -> None:
         """What a class began goes to others once no worker of it is left."""
-        ready = self._crew.ready
-        if ready:
-            for class_ in self._placing.queue.classes() - {worker.class_ for worker in ready}:
+        shares, capacities = self._placing.queue.shares, self._crew.capacities()
+        shares.capacities = capacities
+        if capacities:
+            for class_ in shares.classes() - set(capacities):
                 self._states.forget_family(self._placing.queue.forget_class(class_))
 
     def _again(self, items: list[Item], blame: str | None) -> None:
@@ -347,6 +320,7 @@ class ClusterEngine:
     def _end(self, item: Item, result: Result) -> None:
         """A request has its result."""
         item.is_done = True
+        self._placing.queue.shares.done(item)
         result.tag = item.request.tag
         self._results.append(result)
         self._num_unfinished -= 1

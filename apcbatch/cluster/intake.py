@@ -10,7 +10,7 @@ import numpy as np
 
 from apcbatch.cluster.items import Item, State
 from apcbatch.cluster.unit import Key
-from apcbatch.prefix import PrefixHasher, as_token_array
+from apcbatch.prefix import PrefixHasher, TokenArray, as_token_array
 from apcbatch.types import Request
 
 
@@ -53,9 +53,9 @@ class Intake:
         positions = sorted({plan.resume_at, *plan.keep} - {0})
         if not positions:
             return
-        tokens = item.request.token_ids[: positions[-1]]
-        if not (isinstance(tokens, np.ndarray) and tokens.dtype == np.int32):  # those need no look at every token
-            tokens = as_token_array(tokens)
+        ids = item.request.token_ids[: positions[-1]]
+        is_checked = isinstance(ids, np.ndarray) and ids.dtype == np.int32  # then no look at every token is needed
+        tokens: TokenArray = ids if is_checked else as_token_array(ids)  # type: ignore[assignment]
         keys = dict(PrefixHasher(self._key_fingerprint, tokens).keys_at(positions))
         state = self._latest.get(keys[plan.resume_at]) if plan.resume_at else None
         if state is not None:

@@ -17,11 +17,12 @@ from apcbatch.types import RequestPlan
 
 @dataclass
 class LocalPlan:
-    """plans: of the group's requests. imports: what must come along. exports: what others read."""
+    """plans: of the group's requests. imports: what must come along. exports: what others read; each with a request of
+    the group that has its tokens."""
 
     plans: list[RequestPlan | None] = field(default_factory=list)
-    imports: dict[State, None] = field(default_factory=dict)
-    exports: list[State] = field(default_factory=list)
+    imports: dict[State, Item] = field(default_factory=dict)
+    exports: dict[State, Item] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -53,9 +54,9 @@ def localise(group: Group, footprint: Footprint, is_worth_sending: Callable[[Sta
             made.setdefault(state, index)
         pieces.append(piece)
     members = set(group.items)
-    for state in made:
+    for state, index in made.items():
         if state.handle is None and (state.unseen or not state.readers <= members):
-            local.exports.append(state)
+            local.exports[state] = group.items[index]
     _write_plans(group, footprint, local, pieces)
     return local
 
@@ -72,19 +73,20 @@ def _resumed(
     if state is None:
         if item.above is None:
             return _Piece(item.plan.resume_at if item.plan else 0, None, {})
-        return _again(item.above, local, is_worth_sending, {})
+        return _again(item, item.above, local, is_worth_sending, {})
     if state in made:
         maker = pieces[made[state]]
         assert maker is not None, "only a request with a plan makes a state"
         maker.reads[state.position] = maker.reads.get(state.position, 0) + 1
         return _Piece(state.position, state, {})
     if state in local.imports or (state.handle is not None and is_worth_sending(state, state.nearest_held())):
-        local.imports[state] = None
+        local.imports[state] = item
         return _Piece(state.position, state, {})
-    return _again(state, local, is_worth_sending, {state.position: state})
+    return _again(item, state, local, is_worth_sending, {state.position: state})
 
 
 def _again(
+    item: Item,
     state: State,
     local: LocalPlan,
     is_worth_sending: Callable[[State, State | None], bool],
@@ -96,12 +98,11 @@ def _again(
         above = above.nearest_held()
     if above is None:
         return _Piece(0, None, keeps)
-    local.imports[above] = None
+    local.imports[above] = item
     return _Piece(above.position, above, keeps)
 
 
 def _write_plans(group: Group, footprint: Footprint, local: LocalPlan, pieces: list[_Piece | None]) -> None:
-    exported = set(local.exports)
     left: dict[State, int] = {}  # readers in the unit, of what is live
     for piece in pieces:
         if piece is not None and piece.source is not None:
@@ -114,7 +115,7 @@ def _write_plans(group: Group, footprint: Footprint, local: LocalPlan, pieces: l
         kept = {
             position: state
             for position, state in sorted(piece.keeps.items())
-            if piece.reads.get(position) or state in exported
+            if piece.reads.get(position) or state in local.exports
         }
         keep_bytes = sum(footprint.pool_bytes(position) for position in kept)
         as_planned = piece.resume_at == item.plan.resume_at

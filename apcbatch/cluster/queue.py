@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 
 from apcbatch.cluster.items import Group
+from apcbatch.cluster.shares import Shares
 
 Entry = tuple[float, int, Group]
 MOST_LOOKED_AT = 8
@@ -21,8 +22,7 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self._heaps: dict[str | None, list[Entry]] = {None: []}
-        self._class_of: dict[int, str] = {}  # by family
-        self._begun: set[str] = set()
+        self.shares = Shares()
         self.seconds = 0.0
 
     def __len__(self) -> int:
@@ -37,45 +37,24 @@ class ReadyQueue:
         """The next group for a worker of a class on a node; None if there is none for it. room: for so many more
         states; if that is not infinite, those groups come first that leave the fewest, and none that leaves more."""
         is_tight = room != float("inf")
-        candidates: list[Entry] = []
-        while len(candidates) < (MOST_LOOKED_AT_IF_TIGHT if is_tight else MOST_LOOKED_AT):
-            heaps = [heap for heap in (self._heaps[None], self._heaps.get(class_)) if heap]
-            if not heaps:
-                break
-            heap = min(heaps, key=lambda heap: heap[0][:2])
-            if candidates and not is_tight and heap[0][0] > NEARLY * candidates[0][0]:
-                break
-            candidates.append(heapq.heappop(heap))
-        if not candidates:
-            return None
-        if is_tight:
-            best = min(candidates, key=lambda entry: entry[2].growth)
-            if best[2].growth > max(0, room):
-                for entry in candidates:
-                    self._push(entry[2])
-                return None
-        else:
-            best = max(candidates, key=lambda entry: _bytes_on(entry[2], node))
-        for entry in candidates:
-            if entry is not best:
-                self._push(entry[2])
-        group = best[2]
-        self.seconds -= group.seconds
-        self._begun.add(class_)
-        for item in group.items:
-            self._class_of.setdefault(item.family, class_)
-        return group
-
-    def classes(self) -> set[str]:
-        """Those that have begun anything."""
-        return set(self._begun)
+        candidates = self._candidates(class_, is_tight)
+        best: Group | None = None
+        if candidates and is_tight:
+            best = min(candidates, key=lambda group: group.growth)
+            best = best if best.growth <= max(0, room) else None
+        elif candidates:
+            best = max(candidates, key=lambda group: _bytes_on(group, node))
+        for group in candidates:
+            if group is not best:
+                self._push(group)
+        if best is not None:
+            self.seconds -= best.seconds
+            self.shares.begin(best, class_)
+        return best
 
     def forget_class(self, class_: str) -> set[int]:
         """No worker of a class is left: what it began goes to any other. Returns those families."""
-        self._begun.discard(class_)
-        families = {family for family, of in self._class_of.items() if of == class_}
-        for family in families:
-            del self._class_of[family]
+        families = self.shares.forget_class(class_)
         for entry in self._heaps.pop(class_, []):
             self._push(entry[2])
         return families
@@ -86,9 +65,32 @@ class ReadyQueue:
         self._heaps, self.seconds = {None: []}, 0.0
         return groups
 
+    def _candidates(self, class_: str, is_tight: bool) -> list[Group]:
+        """Take out the groups to choose from, by priority."""
+        most, least = (MOST_LOOKED_AT_IF_TIGHT, 0.0) if is_tight else (MOST_LOOKED_AT, NEARLY)
+        found: list[Group] = []
+        refused: list[Group] = []
+        while len(found) < most and len(refused) < MOST_LOOKED_AT:
+            heaps = [heap for heap in (self._heaps[None], self._heaps.get(class_)) if heap]
+            if not heaps:
+                break
+            heap = min(heaps, key=_first_key)
+            if found and heap[0][2].priority < least * found[0].priority:
+                break
+            is_root = heap is self._heaps[None]
+            group = heapq.heappop(heap)[2]
+            (refused if is_root and not self.shares.may_begin(group, class_) else found).append(group)
+        for group in refused:
+            self._push(group)
+        return found
+
     def _push(self, group: Group) -> None:
-        heap = self._heaps.setdefault(self._class_of.get(group.items[0].family), [])
+        heap = self._heaps.setdefault(self.shares.class_of(group), [])
         heapq.heappush(heap, (-group.priority, group.number, group))
+
+
+def _first_key(heap: list[Entry]) -> tuple[float, int]:
+    return heap[0][:2]
 
 
 def _bytes_on(group: Group, node: str) -> int:

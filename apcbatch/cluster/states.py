@@ -10,7 +10,7 @@ from apcbatch.cluster.items import Item, State
 from apcbatch.cluster.seam import WorkerId
 from apcbatch.cluster.unit import Handle
 
-TIGHT = 0.5  # of either bound
+TIGHT = 0.8  # of either bound
 
 
 class States:

@@ -10,7 +10,7 @@ Units may overlap: what the engine has no work for in one, it finds in the next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -72,6 +72,10 @@ class Worker:
             eos_token_ids=engine.eos_token_ids,
             max_request_tokens=self._config.max_request_tokens,
         )
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        """Those of the prefix keys whose snapshot is in memory or in the store."""
+        return self._engine.held(keys)
 
     def work(self, unit: Unit, states: Mapping[Key, Buffer]) -> Iterator[Message]:
         """Do a unit, and say what comes of it as it comes. states: the bytes of its imports.

@@ -26,8 +26,9 @@ from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
-from apcbatch.engine.sequence import Sequence, check_request, failed, make_sequence
+from apcbatch.engine.sequence import Sequence, failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, serve
+from apcbatch.engine.settings import check_request
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.travel import Travel
 from apcbatch.errors import RequestError

@@ -14,11 +14,11 @@ from apcbatch.engine.chooser import Chooser
 from apcbatch.engine.pages import NO_PAGES, PageArray
 from apcbatch.engine.policy import Retention
 from apcbatch.engine.pool import Snapshot
-from apcbatch.engine.room import MAX_REQUEST_TOKENS, room_for_answer
+from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.sampler import request_key
-from apcbatch.engine.settings import check_settings, invalid
+from apcbatch.engine.settings import check_request
 from apcbatch.errors import RequestError
-from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.prefix import TokenArray
 from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result, Scores
 
 if TYPE_CHECKING:
@@ -185,21 +185,3 @@ def make_sequence(
     if request.score_from is not None:
         sequence.scores = Scores(request.score_from)
     return sequence
-
-
-def check_request(
-    request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
-) -> tuple[TokenArray, int]:
-    """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
-    one that cannot."""
-
-    try:
-        prompt = as_token_array(request.token_ids)
-    except (OverflowError, ValueError, TypeError):
-        raise invalid("token_ids hold something else than token ids; expected integers of the vocabulary") from None
-    if not len(prompt):
-        raise invalid("the prompt is empty; expected at least one token")
-    if int(prompt.max()) >= vocab_size:
-        raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
-    check_settings(request, vocab_size)
-    return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from itertools import islice
 from numbers import Integral, Real
 
+from apcbatch.engine.room import room_for_answer
 from apcbatch.errors import RequestError
-from apcbatch.prefix import as_token_array
+from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import MOST_ANSWERS, MOST_TOP_LOGPROBS, Request
 
 LARGEST_NUMBER = (1 << 63) - 1  # of tokens
@@ -24,6 +25,24 @@ LARGEST_PENALTY = 1e6  # as a factor or a summand it leaves a float32 logit fini
 def invalid(message: str) -> RequestError:
     """An invalid_request error."""
     return RequestError("invalid_request", message)
+
+
+def check_request(
+    request: Request, vocab_size: int, context_length: int | None, max_request_tokens: int
+) -> tuple[TokenArray, int]:
+    """The prompt of a request that can run, and the most new tokens that it gets; RequestError says what is wrong with
+    one that cannot."""
+
+    try:
+        prompt = as_token_array(request.token_ids)
+    except (OverflowError, ValueError, TypeError):
+        raise invalid("token_ids hold something else than token ids; expected integers of the vocabulary") from None
+    if not len(prompt):
+        raise invalid("the prompt is empty; expected at least one token")
+    if int(prompt.max()) >= vocab_size:
+        raise invalid(f"token id {int(prompt.max())} is outside the vocabulary; expected less than {vocab_size}")
+    check_settings(request, vocab_size)
+    return prompt, room_for_answer(len(prompt), request.max_tokens, context_length, max_request_tokens)
 
 
 def check_settings(request: Request, vocab_size: int) -> None:

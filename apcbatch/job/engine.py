@@ -14,6 +14,7 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
+    from apcbatch.cluster.settings import ClusterCounters
     from apcbatch.engine.counters import Counters
 
 
@@ -29,7 +30,7 @@ class JobEngine(Steppable, Protocol):
     vocab_size: int
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> Counters | ClusterCounters:
         """What it has done so far."""
 
     def observe(self, observer: Observer) -> None:

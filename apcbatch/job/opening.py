@@ -35,6 +35,8 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
+CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
+
 
 @dataclass
 class OpenRun:
@@ -51,6 +53,7 @@ class OpenRun:
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
     """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.score and config.turns == "rollout":
         raise UsageError(
@@ -109,7 +112,7 @@ def open_run(
             raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
-        return OpenRun(config, records, renderer, make_engine(config, warn), Answers())
+        return OpenRun(config, records, renderer, _open_engine(config, warn, note), Answers())
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
     trace = TraceFile(target, sink.path, sink.disk)
@@ -128,7 +131,7 @@ def open_run(
     else:
         run_file.check_replaceable()
     stage(f"loading {config.model}")
-    engine = make_engine(config, warn)
+    engine = _open_engine(config, warn, note)
     with ExitStack() as stack:
         stack.callback(engine.close)
         run_file.set_fingerprint(engine.fingerprint)
@@ -181,6 +184,33 @@ def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> N
         )
     if answers.num_torn:
         warn(f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; they are run again")
+
+
+def check_cluster(config: Config) -> None:
+    """Refuse options of workers where there are none, and workers that could not compute where they are to."""
+    origins = config.origins
+    given = [name for name in CLUSTER_OPTIONS if getattr(config, name) != getattr(Config, name)]
+    if config.ray is None:
+        if given:
+            raise UsageError(f"{origins[given[0]]} is for a run on a cluster; give --ray local, auto or HOST:PORT too")
+        return
+    if config.device == "cuda" and config.worker_gpus == 0:
+        raise UsageError(
+            f"{origins['device']} cuda needs a GPU for each worker, and {origins['worker_gpus']} gives none"
+        )
+    if config.device == "cpu" and config.worker_gpus:
+        raise UsageError(
+            f"{origins['device']} cpu uses no GPU, and {origins['worker_gpus']} asks for one; leave one out"
+        )
+
+
+def _open_engine(config: Config, warn: Callable[[str], None], note: Callable[[str], None]) -> JobEngine:
+    """The engine of a run: this process's own, or a cluster's. note: gets a line when a worker comes or goes."""
+    if config.ray is None:
+        return make_engine(config, warn)
+    from apcbatch.cluster.opening import open_cluster
+
+    return open_cluster(config, config.ray, read_salt(config), warn, note, lambda request: request.tag.ticket.line)
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:

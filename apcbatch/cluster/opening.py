@@ -1,0 +1,81 @@
+"""The engine of a run on a Ray cluster: its workers are asked for here.
+
+Must not know: jobs, where the cache salt comes from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.ray_cluster import LOCAL, RayCluster
+from apcbatch.cluster.ray_seam import RaySeam
+from apcbatch.cluster.seam import WorkerFacts, WorkerKind
+from apcbatch.cluster.settings import ClusterSettings, Hooks
+from apcbatch.cluster.sizing import kinds_for
+from apcbatch.cluster.wire import take_apart
+from apcbatch.config import Config
+from apcbatch.engine.settings import check_request
+from apcbatch.errors import RequestError
+from apcbatch.types import Request
+
+STAYS_HERE = ("cache_salt", "origins")  # of a Config
+
+
+def open_cluster(
+    config: Config,
+    address: str,
+    salt: str | None,
+    warn: Callable[[str], None],
+    say: Callable[[str], None],
+    conversation_of: Callable[[Request], Hashable],
+) -> ClusterEngine:
+    """An engine over workers of the cluster at an address. salt: the secret itself. say: gets a line when a worker
+    comes or goes. conversation_of: what the requests of one conversation have in common. Waits for the first worker;
+    UsageError (StoppedError) if there is no cluster, or no worker comes."""
+    cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
+    try:
+        gpus = 0 if config.device == "cpu" else 1 if config.device == "cuda" else config.worker_gpus
+        kinds = kinds_for(cluster.machines(), config.workers, config.worker_cpus, gpus, config.worker_memory)
+        settings = ClusterSettings(
+            kinds, most_state_bytes=cluster.most_state_bytes(), worker_timeout_s=config.worker_timeout
+        )
+        seam = RaySeam(cluster, lambda kind: _options_of(config, salt, kind), warn)
+        say(f"{len(kinds)} workers with {kinds[0].cpus} cores and {kinds[0].gpus} GPUs each are asked for")
+        hooks = Hooks(take_apart, can_run, seam.held, conversation_of, say)
+        return ClusterEngine(seam, settings, hooks)
+    except BaseException:
+        cluster.close()
+        raise
+
+
+def can_run(request: Request, facts: WorkerFacts) -> bool:
+    """Whether a worker would take a request."""
+    try:
+        check_request(request, facts.vocab_size, facts.context_length, facts.max_request_tokens)
+    except RequestError:
+        return False
+    return True
+
+
+def _local_cpus(config: Config) -> int:
+    """Cores of a cluster that is started here: those of this machine, or more if the workers are to have more."""
+    asked = (config.workers or 1) * (config.worker_cpus or 1)
+    return max(len(os.sched_getaffinity(0)), asked)
+
+
+def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[str, Any]:
+    """What a worker is made with. Paths are as they are here, from the root."""
+    values = {name: getattr(config, name) for name in (one.name for one in dataclasses.fields(config))}
+    for name in STAYS_HERE:
+        del values[name]
+    if os.path.isdir(config.model):
+        values["model"] = os.path.abspath(config.model)
+    if config.store is not None:
+        values["store"] = os.path.abspath(config.store)
+    if config.device == "auto":
+        values["device"] = "cuda" if kind.gpus else "cpu"
+    return {"config": values, "salt": salt, "threads": kind.cpus}

@@ -1,0 +1,294 @@
+"""RaySeam: the seam over Ray Core. A worker is an actor, a unit a streaming call, a state an object reference.
+
+Must not know: what units hold, how a cluster is found (see ray_cluster.py). Invariants: Ray never runs a call again or
+restarts an actor by itself; the driver fetches messages and no state; every call has a bound; what a worker said comes
+before the news that it is lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from apcbatch.cluster.ray_actor import CONCURRENCY, Make, Sent, StateRef, Warned, WorkerActor, make_worker
+from apcbatch.cluster.ray_cluster import RayCluster
+from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerId, WorkerKind
+from apcbatch.cluster.unit import Done, Key, Made, Unit
+from apcbatch.errors import UsageError
+
+MESSAGE_S = 60.0  # until a message that is said to be there has come
+HELD_S = 60.0
+UNREACHABLE_S = 60.0  # until a worker is given up that is neither there nor known to be gone
+ASK_AGAIN_S = 1.0
+SLOW_START_S = 60.0  # until it is said that a worker is not there yet
+NODE_DIED = "its node has died"  # in what Ray says of an actor
+CLOSE_S = 60.0  # for the writing of all workers' stores
+SHOWN_CHARACTERS = 300
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A unit at a worker. refs: Ray's generator of references. made: a Made whose state comes next."""
+
+    refs: Any
+    made: Made | None = None
+    is_over: bool = False
+
+
+@dataclass(eq=False)
+class _Remote:
+    """A worker. starting: the call that opens it, until it is ready; watch: the call that fails when it ends. node: as
+    its facts have it; node_id: Ray's. unreachable: since when it cannot be reached, else 0; asked: when that was tried
+    last."""
+
+    id: WorkerId
+    actor: Any
+    starting: Any
+    spawned: float
+    watch: Any = None
+    node: str = ""
+    node_id: str = ""
+    pid: int = 0
+    is_ready: bool = False
+    unreachable: float = 0.0
+    asked: float = 0.0
+    streams: dict[int, _Stream] = field(default_factory=dict)
+
+
+class RaySeam:
+    """Workers as actors of a cluster, which is closed with the seam. options_for: what a worker of a kind is made with.
+    warn: gets the workers' warnings, each once. make: makes a worker in its process."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        options_for: Callable[[WorkerKind], Mapping[str, Any]],
+        warn: Callable[[str], None] = lambda sentence: None,
+        make: Make = make_worker,
+    ) -> None:
+        self._cluster, self._ray, self._make = cluster, cluster.ray, make
+        self._options_for, self._warn = options_for, warn
+        self._class = self._ray.remote(WorkerActor)
+        self._remotes: dict[WorkerId, _Remote] = {}
+        self._closing: list[tuple[Any, Any]] = []
+        self._warned: set[str] = set()
+        self._num_workers = 0
+        self._was_ready = self._is_slowness_told = False
+
+    def spawn(self, kind: WorkerKind) -> WorkerId:
+        """Ask for an actor. Until Ray has room for it, it is what Ray's autoscaler sees as wanted."""
+        self._num_workers += 1
+        actor = self._class.options(
+            num_cpus=kind.cpus,
+            num_gpus=kind.gpus,
+            memory=kind.memory_bytes or None,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=CONCURRENCY,
+            scheduling_strategy="SPREAD",
+        ).remote()
+        # What the worker is made with goes to its process alone: an actor's own arguments are kept by the cluster.
+        starting = actor.start.remote(self._make, self._options_for(kind))
+        self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
+        return self._num_workers
+
+    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
+        """Begin a stream. References go inside a list, so that the worker and not Ray waits for them."""
+        remote = self._remotes.get(worker)
+        if remote is not None:
+            call = remote.actor.work.options(num_returns="streaming")
+            remote.streams[unit.number] = _Stream(call.remote(unit, list(states.items())))
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """What has happened. UsageError if the first worker cannot be opened: the others could not either."""
+        self._tell_who_is_slow()
+        lost: list[Event] = list(self._given_up())
+        if lost:
+            return lost
+        ray, by_ref = self._ray, self._awaited()
+        if not by_ref:
+            time.sleep(min(timeout_s, ASK_AGAIN_S))
+            return []
+        refs = list(by_ref)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
+        if not ready:
+            return []
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        events: list[Event] = []
+        for remote in dict.fromkeys(by_ref[ref] for ref in ready):
+            events += self._news(remote)
+        return events
+
+    def get(self, handle: StateRef) -> bytes:
+        """The bytes of a state."""
+        return bytes(memoryview(self._ray.get(handle.ref, timeout=MESSAGE_S)))
+
+    def kill(self, worker: WorkerId) -> None:
+        """End a worker; one that is idle may first finish its store's writing, for which `close` waits."""
+        remote = self._remotes.pop(worker, None)
+        if remote is None:
+            return
+        if remote.is_ready and not remote.streams and not remote.unreachable:
+            self._closing.append((remote.actor, remote.actor.close.remote()))
+        else:
+            self._ray.kill(remote.actor)
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        """Those of the prefix keys whose snapshot every node with a worker has in its store."""
+        actors = {remote.node_id: remote.actor for remote in self._remotes.values() if remote.is_ready}
+        if not keys or not actors:
+            return set()
+        try:
+            answers = self._ray.get([actor.held.remote(set(keys)) for actor in actors.values()], timeout=HELD_S)
+        except self._ray.exceptions.RayError:  # a worker is gone, which `wait` tells; nothing is counted on
+            return set()
+        return set.intersection(*answers)
+
+    def clock(self) -> float:
+        """Seconds of this machine."""
+        return time.monotonic()
+
+    def close(self) -> None:
+        """End all workers and leave the cluster; a local one ends."""
+        for worker in list(self._remotes):
+            self.kill(worker)
+        if self._closing:
+            calls = [call for _, call in self._closing]
+            self._ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
+            for actor, _ in self._closing:
+                self._ray.kill(actor)
+            self._closing.clear()
+        self._cluster.close()
+
+    def pids(self) -> dict[WorkerId, int]:
+        """The process of each worker that is ready, on its own machine."""
+        return {remote.id: remote.pid for remote in self._remotes.values() if remote.pid}
+
+    def _awaited(self) -> dict[Any, _Remote]:
+        """All that may bring news, and whose it is."""
+        awaited: dict[Any, _Remote] = {}
+        for remote in self._remotes.values():
+            call = remote.watch if remote.is_ready else remote.starting
+            if call is not None:
+                awaited[call] = remote
+            for stream in remote.streams.values():
+                awaited[stream.refs] = remote
+        return awaited
+
+    def _news(self, remote: _Remote) -> Iterator[Event]:
+        """What a worker said, and that it is ready or lost."""
+        ray = self._ray
+        try:
+            if not remote.is_ready:
+                yield from self._started(remote)
+            for number, stream in list(remote.streams.items()):
+                yield from self._said(remote, stream)
+                if stream.is_over:
+                    del remote.streams[number]
+            ray.get(remote.watch, timeout=0)
+        except ray.exceptions.GetTimeoutError:  # it lives
+            return
+        except (
+            ray.exceptions.ActorUnavailableError
+        ):  # its process or its machine may be gone; the units are, in any case
+            remote.streams.clear()
+            remote.watch, remote.asked = None, self.clock()
+            remote.unreachable = remote.unreachable or remote.asked
+        except ray.exceptions.RayError as error:
+            yield self._lose(remote, error)
+
+    def _started(self, remote: _Remote) -> Iterator[Event]:
+        """Ready, if it is; an error of Ray's if it cannot be."""
+        facts, remote.node_id, remote.pid, warnings = self._ray.get(remote.starting, timeout=0)
+        remote.node = facts.node
+        remote.watch = remote.actor.hold.remote()
+        remote.is_ready = self._was_ready = True
+        for sentence in warnings:
+            self._tell(sentence)
+        yield Ready(remote.id, facts)
+
+    def _said(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
+        """The messages of a unit that have come."""
+        while not stream.is_over and stream.refs.next_ready():
+            ref = next(stream.refs, None)
+            if ref is None:
+                stream.is_over = True
+            elif stream.made is not None:
+                made, stream.made = stream.made, None
+                state = StateRef(ref, remote.node, made.num_bytes)
+                yield Said(remote.id, replace(made, state=state))
+            else:
+                yield from self._read(remote, stream, self._ray.get(ref, timeout=MESSAGE_S))
+
+    def _read(self, remote: _Remote, stream: _Stream, messages: Sequence[Sent]) -> Iterator[Event]:
+        for message in messages:
+            if isinstance(message, Warned):
+                self._tell(message.sentence)
+            elif isinstance(message, Made):
+                stream.made = message
+            else:
+                stream.is_over = isinstance(message, Done)
+                yield Said(remote.id, message)
+
+    def _tell_who_is_slow(self) -> None:
+        """Say once that a worker keeps the user waiting, and how to find out why."""
+        if self._is_slowness_told:
+            return
+        now = self.clock()
+        for remote in self._remotes.values():
+            if not remote.is_ready and now - remote.spawned > SLOW_START_S:
+                self._is_slowness_told = True
+                self._tell(
+                    f"worker {remote.id} is not ready after {SLOW_START_S:g} s: it loads the model, or the cluster has "
+                    "no room for it yet; `ray status` says which"
+                )
+                return
+
+    def _given_up(self) -> Iterator[Lost]:
+        """Those that cannot be reached, once it is known why, or for too long."""
+        unreachable = [remote for remote in self._remotes.values() if remote.unreachable]
+        live = self._cluster.live_nodes() if unreachable else set()
+        now = self.clock()
+        for remote in unreachable:
+            if remote.node_id not in live or now - remote.unreachable > UNREACHABLE_S:
+                yield self._forget(remote, f"its machine {remote.node} is gone or cannot be reached", with_node=True)
+            elif remote.watch is None and now - remote.asked > ASK_AGAIN_S:
+                remote.watch, remote.asked = remote.actor.hold.remote(), now
+
+    def _tell(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            self._warn(sentence)
+
+    def _lose(self, remote: _Remote, error: Exception) -> Lost:
+        """A worker whose calls fail. UsageError if none could be opened at all."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, UsageError) and not self._was_ready:
+            raise UsageError(f"no worker can be opened: {cause}") from None
+        if NODE_DIED in str(error) or (remote.node_id and remote.node_id not in self._cluster.live_nodes()):
+            return self._forget(remote, f"its machine {remote.node} is gone", with_node=True)
+        if isinstance(cause, Exception):
+            return self._forget(remote, f"its engine failed ({_shown(f'{type(cause).__name__}: {cause}')})")
+        return self._forget(remote, f"its process has ended ({_shown(_plain_reason(error))})")
+
+    def _forget(self, remote: _Remote, reason: str, with_node: bool = False) -> Lost:
+        del self._remotes[remote.id]
+        self._ray.kill(remote.actor)
+        return Lost(remote.id, reason, with_node)
+
+
+def _plain_reason(error: Exception) -> str:
+    """What Ray says of a death, without its advice."""
+    text = str(error)
+    for mark in ("Worker exit type:", "The actor is dead because", "The actor died because of an error"):
+        if mark in text:
+            return text[text.index(mark) :]
+    return text
+
+
+def _shown(text: str) -> str:
+    """The text on one line, not long."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."

@@ -1,0 +1,66 @@
+"""Cluster options that cannot be used are refused with a sentence, before anything is started."""
+
+from __future__ import annotations
+
+import builtins
+import socket
+from pathlib import Path
+
+import pytest
+
+from apcbatch.cli.program import main
+from apcbatch.cluster.ray_cluster import RayCluster
+from apcbatch.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--workers", "2"), "--workers is for a run on a cluster; give --ray"),
+        (("--worker-memory", "1GiB"), "--worker-memory is for a run on a cluster"),
+        (("--ray", "local", "--device", "cuda", "--worker-gpus", "0"), "--worker-gpus gives none"),
+        (("--ray", "local", "--device", "cpu", "--worker-gpus", "1"), "--worker-gpus asks for one"),
+        (("--ray", "local", "--worker-gpus", "2"), "up to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Catches an option that is ignored in silence, and OUT being made for a run that cannot be."""
+    (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    out = tmp_path / "out.jsonl"
+    assert main(["run", str(tmp_path / "in.jsonl"), "-o", str(out), *words]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback where the package is not installed."""
+    plain = builtins.__import__
+
+    def refuse(name: str, *rest: object) -> object:
+        if name == "ray":
+            raise ImportError("No module named 'ray'")
+        return plain(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(UsageError, match="pip install 'apcbatch\\[ray\\]'"):
+        RayCluster("local")
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    """Catches an address that Ray would try for minutes, or take for something else."""
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match="expected local, auto, or HOST:PORT"):
+        RayCluster(address)
+
+
+def test_an_address_where_nobody_answers_is_refused() -> None:
+    """Catches a run that waits for a cluster that is not there."""
+    pytest.importorskip("ray")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    with pytest.raises(UsageError, match="nothing answers there"):
+        RayCluster(f"127.0.0.1:{port}")

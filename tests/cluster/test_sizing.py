@@ -1,0 +1,40 @@
+"""How many workers of which size a cluster is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.cluster.sizing import Machine, kinds_for
+from apcbatch.errors import UsageError
+
+HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "cpus", "gpus", "expected"),
+    [
+        ([HEAD, LARGE, LARGE], None, None, None, (2, 16, 0)),
+        ([HEAD, SMALL, LARGE], None, None, None, (5, 4, 0)),
+        ([Machine(1), LARGE, LARGE], None, None, None, (2, 16, 0)),
+        ([SMALL, LARGE], None, 4, None, (5, 4, 0)),
+        ([LARGE], 3, None, None, (3, 5, 0)),
+        ([SMALL], 9, None, None, (9, 1, 0)),
+        ([HEAD, GPUS, GPUS], None, None, None, (8, 8, 1)),
+        ([GPUS, SMALL], None, None, 0, (9, 4, 0)),
+        ([GPUS], 2, None, 1, (2, 16, 1)),
+        ([HEAD], 6, None, 1, (6, 1, 1)),
+        ([HEAD], 6, 8, None, (6, 8, 0)),
+    ],
+)
+def test_workers_fill_the_machines(machines, workers, cpus, gpus, expected):
+    """Fault: workers that can never be placed, or cores and GPUs that stay idle."""
+    kinds = kinds_for(machines, workers, cpus, gpus, None)
+    assert len(set(kinds)) == 1
+    assert (len(kinds), kinds[0].cpus, kinds[0].gpus) == expected
+
+
+@pytest.mark.parametrize(("machines", "cpus", "gpus"), [([HEAD], None, None), ([SMALL], 5, None), ([SMALL], None, 1)])
+def test_nothing_to_count_is_said(machines, cpus, gpus):
+    """Fault: a run on no workers, which would wait for ever."""
+    with pytest.raises(UsageError, match="give"):
+        kinds_for(machines, None, cpus, gpus, None)

@@ -1,0 +1,45 @@
+"""One cluster for all tests here: a head without cores and two nodes, all on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+STORE_BYTES = 100 << 20
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs Ray where it is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        for item in items:
+            if item.get_closest_marker("ray"):
+                item.add_marker(pytest.mark.skip(reason="ray is not installed"))
+
+
+@pytest.fixture(scope="package")
+def nodes() -> Iterator[Any]:
+    """A ray.cluster_utils.Cluster, which this process has joined; nodes may be added and removed."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES, "_system_config": quick,
+        },
+    )  # fmt: skip
+    add_node(cluster)
+    add_node(cluster)
+    ray.init(address=cluster.address, configure_logging=False, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def add_node(cluster: Any) -> Any:
+    """Another node with room for one worker."""
+    return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)

@@ -1,0 +1,83 @@
+"""A worker without an engine, which does what its units say: the id of a request is an order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from apcbatch.cluster.seam import WorkerFacts
+from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.errors import UsageError
+from apcbatch.plan.footprint import Footprint
+from apcbatch.types import Result
+
+
+class FakeWorker:
+    """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
+    `raise`; `warn`. threads: -1 cannot be opened."""
+
+    def __init__(self, *, node: str, warn: Any, threads: int) -> None:
+        if threads < 0:
+            raise UsageError("the model cannot be read; give another --model")
+        self._node, self._warn, self._threads = node, warn, threads
+        self._going: list[Iterator[Message]] = []
+        warn("a worker was opened")
+
+    def facts(self) -> WorkerFacts:
+        return WorkerFacts(
+            fingerprint="f", key_fingerprint=b"k", node=self._node, device="cpu", dtype="float32",
+            threads=self._threads, footprint=Footprint(1), context_length=None, vocab_size=8,
+            eos_token_ids=frozenset(), max_request_tokens=99,
+        )  # fmt: skip
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        return {key for key in keys if key.startswith(b"h")}
+
+    def close(self) -> None:
+        pass
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._going)
+
+    def begin(self, unit: Unit, states: Mapping[Key, Any]) -> None:
+        self._going.append(self._work(unit, states))
+
+    def step(self) -> list[Message]:
+        """One message of the first unit."""
+        message = next(self._going[0], None)
+        if message is None:
+            del self._going[0]
+        return [] if message is None else [message]
+
+    def _work(self, unit: Unit, states: Mapping[Key, Any]) -> Iterator[Message]:
+        for key in unit.imports:
+            if key not in states:
+                yield Without(unit.number, key)
+        for piece in unit.pieces:
+            yield from self._obey(unit, piece, states)
+        yield Done(unit.number, 0.0, 0, 0, {})
+
+    def _obey(self, unit: Unit, piece: Piece, states: Mapping[Key, Any]) -> Iterator[Message]:
+        order, _, operand = piece.request.split()[0], None, piece.request.split()[-1]
+        if order == "make":
+            for key in sorted(unit.exports):
+                state = key * (int(operand) // len(key))
+                yield Made(unit.number, key, 1, len(state), state)
+        elif order == "sleep":
+            time.sleep(float(operand))
+        elif order == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif order == "raise":
+            raise RuntimeError("the device is broken")
+        elif order == "warn":
+            self._warn(operand)
+        read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]
+        yield Answer(unit.number, piece.number, Result(id=piece.request, prompt_tokens=1, token_ids=read))
+
+
+def make_fake(**options: Any) -> FakeWorker:
+    return FakeWorker(**options)

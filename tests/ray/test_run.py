@@ -1,0 +1,172 @@
+"""`apcbatch run --ray`: OUT is that of a run without Ray, whatever ends while it is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from apcbatch.model.locate import DEMO_DIR
+from tests.ray.conftest import add_node
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 120.0
+TIMES = ("created", "prefill_ms", "decode_ms")
+
+pytestmark = [pytest.mark.ray, pytest.mark.ray_runs]
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "apcbatch", "run", *map(str, words), "--progress", "none", "--max-tokens", "12"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(*words: object) -> dict[str, Any]:
+    """Do a run to its end; its summary."""
+    done = subprocess.run(
+        command(*words, "-q"), env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 1, "something else than the summary is on the standard output"
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(one) for key, one in value.items() if key not in TIMES}
+    return [without_times(one) for one in value] if isinstance(value, list) else value
+
+
+def records(path: Path) -> dict[str, Any]:
+    """The records of an OUT by id, each there once, without times."""
+    found: dict[str, Any] = {}
+    for line in path.read_text().splitlines():
+        record = without_times(json.loads(line))
+        assert record["id"] not in found, "a request was answered twice"
+        found[record["id"]] = record
+    return found
+
+
+def comparable(path: Path) -> dict[str, Any]:
+    """The records, without whether a snapshot was in memory already: that is each process's own."""
+    found = records(path)
+    for one in found.values():
+        one["apcbatch"]["cached_from"] = one["apcbatch"]["cached_from"] != "none"
+    return found
+
+
+def answers(path: Path) -> dict[str, Any]:
+    """What each request was answered, without what says how it was computed."""
+    return {id: (one["line"], one["error"], one["response"]["body"]["choices"]) for id, one in records(path).items()}
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of the examples, which share beginnings."""
+    path = tmp_path_factory.mktemp("input") / "agents.jsonl"
+    lines = (ROOT / "examples" / "agents.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:10]))
+    return path
+
+
+@pytest.fixture(params=["demo", "jamba"])
+def model(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> str:
+    """The demo model, and a random Jamba with the demo's tokenizer."""
+    if request.param == "demo":
+        return "demo"
+    folder = Path(shutil.copytree(tiny_checkpoint("jamba", vocab_size=4096), tmp_path / "jamba"))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO_DIR / name, folder / name)
+    return str(folder)
+
+
+def test_out_equals_a_run_without_ray(nodes: Any, conversations: Path, model: str, tmp_path: Path) -> None:
+    """Catches answers, or what is said of reuse, that depend on where a request ran, cold or from a store; a --resume
+    that refuses another number of workers; and Ray's words on the standard output."""
+    words = (conversations, "--model", model, "--logprobs")
+    cluster = ("--ray", nodes.address, "--workers", 2, "--worker-cpus", 1)
+    for run_name in ("cold", "warm"):
+        alone, together = tmp_path / f"{run_name}-alone.jsonl", tmp_path / f"{run_name}-ray.jsonl"
+        run(*words, "-o", alone, "--store", tmp_path / "store-alone")
+        summary = run(*words, "-o", together, "--store", tmp_path / "store-ray", *cluster)
+        assert comparable(together) == comparable(alone)
+        assert summary["errors"] == 0
+    kept = together.read_bytes().splitlines(keepends=True)
+    together.write_bytes(b"".join(kept[: len(kept) // 2]) + kept[-1][:40])
+    run(*words, "-o", together, "--resume")
+    assert answers(together) == answers(alone)
+
+
+@pytest.fixture
+def going(nodes: Any, conversations: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run on two workers, once it has some answers."""
+    words = (conversations, "-o", tmp_path / "out.jsonl", "--ray", nodes.address, "--workers", 2, "--worker-cpus", 1)
+    process = subprocess.Popen(
+        command(*words), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + PATIENCE_S
+    while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
+        assert time.monotonic() < end and process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def workers() -> list[psutil.Process]:
+    """The processes of actors that the cluster of these tests has."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE and "WorkerActor" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize("end", ["worker", "node"])
+def test_what_a_death_leaves_is_done_by_others(
+    end: str, going: subprocess.Popen[str], nodes: Any, conversations: Path, tmp_path: Path
+) -> None:
+    """Catches a run that hangs, loses or doubles requests, or answers otherwise, when a worker or its machine goes."""
+    if end == "worker":
+        workers()[0].kill()
+    else:
+        victim = next(node for node in nodes.list_all_nodes() if not node.head)
+        nodes.remove_node(victim, allow_graceful=False)
+        add_node(nodes)
+    _, stderr = going.communicate(timeout=PATIENCE_S)
+    assert going.returncode == 0, stderr
+    assert "is lost: its machine" in stderr if end == "node" else "is lost: its process has ended" in stderr, stderr
+    run(conversations, "-o", tmp_path / "alone.jsonl")
+    assert answers(tmp_path / "out.jsonl") == answers(tmp_path / "alone.jsonl")
+
+
+def test_a_dead_driver_leaves_no_worker_and_can_be_continued(
+    going: subprocess.Popen[str], nodes: Any, conversations: Path, tmp_path: Path
+) -> None:
+    """Catches workers that outlive their driver, and a --resume that does not go on from what a killed driver left."""
+    going.send_signal(signal.SIGKILL)
+    going.communicate()
+    end = time.monotonic() + PATIENCE_S
+    while workers():
+        assert time.monotonic() < end, "a worker outlives its driver"
+        time.sleep(0.1)
+    out = tmp_path / "out.jsonl"
+    run(conversations, "-o", out, "--resume", "--ray", nodes.address, "--workers", 1, "--worker-cpus", 1)
+    run(conversations, "-o", tmp_path / "alone.jsonl")
+    assert answers(out) == answers(tmp_path / "alone.jsonl")

@@ -1,0 +1,175 @@
+"""The seam over Ray, with workers that have no engine: what they say comes in order, what befalls them is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from apcbatch.cluster.ray_cluster import RayCluster
+from apcbatch.cluster.ray_seam import RaySeam
+from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerKind
+from apcbatch.cluster.unit import Answer, Done, Made, Piece, Unit, Without
+from apcbatch.errors import UsageError
+from tests.ray.conftest import add_node
+from tests.ray.fakes import make_fake
+
+PATIENCE_S = 30.0
+KIND = WorkerKind(cpus=1)
+
+pytestmark = pytest.mark.ray
+
+
+class Talk:
+    """A seam, and all that came of it."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.seam = RaySeam(
+            RayCluster("auto"),
+            lambda kind: {"threads": 3 if kind.name == "cpu" else -1},
+            self.warnings.append,
+            make_fake,
+        )
+        self.events: list[Event] = []
+
+    def until(self, wanted: Callable[[Event], bool]) -> Event:
+        """The first event like this that has not been waited for; bounded."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            for event in self.events:
+                if wanted(event):
+                    self.events.remove(event)
+                    return event
+            self.events += self.seam.wait(0.25)
+        raise AssertionError(f"it did not come; there were {self.events}")
+
+    def spawn(self) -> int:
+        """A worker that is ready."""
+        worker = self.seam.spawn(KIND)
+        self.until(lambda event: isinstance(event, Ready) and event.worker == worker)
+        return worker
+
+    def done(self, unit: int) -> list[Any]:
+        """All that was said of a unit, up to Done."""
+        self.until(lambda event: isinstance(event, Said) and event.message == Done(unit, 0.0, 0, 0, {}))
+        said = [event.message for event in self.events if isinstance(event, Said) and event.message.unit == unit]
+        self.events = [event for event in self.events if not isinstance(event, Said) or event.message.unit != unit]
+        return said
+
+
+@pytest.fixture
+def talk(nodes: Any) -> Iterator[Talk]:
+    one = Talk()
+    yield one
+    pids = one.seam.pids().values()
+    one.seam.close()
+    end = time.monotonic() + PATIENCE_S
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < end, "closing the seam left a worker's process"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def unit(number: int, *orders: str, exports: tuple[bytes, ...] = (), imports: tuple[bytes, ...] = ()) -> Unit:
+    pieces: list[Any] = [Piece(100 * number + index, order, None) for index, order in enumerate(orders)]
+    return Unit(number, tuple(pieces), frozenset(exports), imports)
+
+
+def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
+    """Catches messages that are lost, doubled or swapped, a state taken for a message, warnings that nobody gets."""
+    worker = talk.spawn()
+    orders = ["say"] * 50 + ["make 300000", "warn beware", "make 20"] + ["say"] * 50
+    talk.seam.submit(worker, unit(1, *orders, exports=(b"ab", b"cd")), {})
+    talk.seam.submit(worker, unit(2, "say"), {})
+    said = talk.done(1)
+    assert [one.number for one in said if isinstance(one, Answer)] == list(range(100, 203))
+    made = [one for one in said if isinstance(one, Made)]
+    assert [(one.key, one.num_bytes) for one in made] == [(b"ab", 300000), (b"cd", 300000), (b"ab", 20), (b"cd", 20)]
+    assert [talk.seam.get(one.state) for one in made] == [
+        key * (one.num_bytes // 2) for one in made for key in [one.key]
+    ]
+    talk.done(2)
+    assert talk.warnings == ["a worker was opened", "beware"]
+
+
+def test_states_go_from_worker_to_worker(talk: Talk) -> None:
+    """Catches a state that does not arrive on another node, or not whole, and one that outlives its worker's death."""
+    first, second = talk.spawn(), talk.spawn()
+    talk.seam.submit(first, unit(1, "make 2000000", "make 20", exports=(b"ab",)), {})
+    large, small = [one.state for one in talk.done(1) if isinstance(one, Made)]
+    for number, handle, count in ((2, large, 1000000), (3, small, 10), (4, large, 1000000)):
+        talk.seam.submit(second, unit(number, "say", imports=(b"ab",)), {b"ab": handle})
+        done = talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Done))
+        assert isinstance(done, Said) and isinstance(done.message, Done) and done.message.counters["import_bytes"] > 0
+        answers = [event.message for event in talk.events if isinstance(event, Said)]
+        assert [one.result.token_ids for one in answers if isinstance(one, Answer)] == [[count]]
+        talk.events.clear()
+    assert talk.seam.held([b"here", b"there"]) == {b"here"}
+
+
+@pytest.mark.parametrize("end", ["die", "raise", "kill while idle"])
+def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
+    """Catches a driver that waits for a dead worker, and answers that are dropped because their worker died after."""
+    worker = talk.spawn()
+    begin = time.monotonic()
+    if end == "kill while idle":
+        os.kill(talk.seam.pids()[worker], signal.SIGKILL)
+    else:
+        talk.seam.submit(worker, unit(1, "say", "say", "sleep 0.5", end, "say"), {})
+    lost = talk.until(lambda event: isinstance(event, Lost))
+    assert isinstance(lost, Lost) and lost.worker == worker and not lost.with_node
+    assert ("the device is broken" in lost.reason) == (end == "raise")
+    assert time.monotonic() - begin < 20
+    answers = [event.message for event in talk.events if isinstance(event, Said)]
+    numbers = [one.number for one in answers if isinstance(one, Answer)]
+    # A process that is killed may take with it what it had said last.
+    assert numbers[:2] == ([] if end == "kill while idle" else [100, 101])
+    assert end != "raise" or numbers == [100, 101, 102]
+    talk.seam.submit(worker, unit(2, "say"), {})
+    assert talk.seam.wait(0.1) == []
+
+
+def test_a_worker_that_cannot_be_opened_ends_the_run(talk: Talk) -> None:
+    """Catches workers that are asked for again and again although the model is wrong."""
+    talk.seam.spawn(WorkerKind(name="broken"))
+    with pytest.raises(UsageError, match="give another --model"):
+        talk.until(lambda event: False)
+
+
+def test_a_node_goes_and_another_comes(talk: Talk, nodes: Any) -> None:
+    """Catches a request that is blamed for its machine's end, a state of a lost machine that is waited for, and a
+    worker that is not placed on a machine that comes later."""
+    third = add_node(nodes)
+    workers = [talk.spawn() for _ in range(3)]
+    ids = {talk.seam._remotes[worker].node_id: worker for worker in workers}
+    doomed = ids[third.node_id]
+    other = next(worker for worker in workers if worker != doomed)
+    talk.seam.submit(doomed, unit(1, "make 2000000", exports=(b"ab",)), {})
+    [state] = [one.state for one in talk.done(1) if isinstance(one, Made)]
+    talk.seam.submit(doomed, unit(2, "say", "sleep 60"), {})
+    talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Answer))
+    nodes.remove_node(third, allow_graceful=False)
+    lost = talk.until(lambda event: isinstance(event, Lost))
+    assert isinstance(lost, Lost) and lost.worker == doomed and lost.with_node
+    talk.seam.submit(other, unit(3, "say", imports=(b"ab",)), {b"ab": state})
+    assert Without(3, b"ab") in talk.done(3)
+    late = talk.seam.spawn(KIND)
+    assert talk.seam.wait(0.5) == []
+    nodes_before = len(nodes.list_all_nodes())
+    fourth = add_node(nodes)
+    talk.until(lambda event: isinstance(event, Ready) and event.worker == late)
+    assert len(nodes.list_all_nodes()) == nodes_before + 1
+    talk.seam.kill(late)
+    nodes.remove_node(fourth)
