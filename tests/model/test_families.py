@@ -112,8 +112,8 @@ def test_stored_tensors_stay(tmp_path: Path) -> None:
     }
     assert state_layout(config, "float32").stored()["kv"] == TensorLayout("F32", (1, 2, None, 2, 10))
     assert state_layout(load_model_config(locate_model("demo")), "bfloat16").stored() == {
-        "ssm": TensorLayout("F32", (6, 16, 512)),
-        "conv": TensorLayout("BF16", (6, 3, 512)),
+        "ssm": TensorLayout("F32", (4, 16, 512)),
+        "conv": TensorLayout("BF16", (4, 3, 512)),
     }
 
 
