@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from apcbatch.cluster.crew import Crew, Errand, Worker
 from apcbatch.cluster.intake import Intake
 from apcbatch.cluster.items import Group, Item, unfinished
@@ -20,6 +22,7 @@ from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
 from apcbatch.cluster.states import States
 from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Without
 from apcbatch.cluster.units import Cutter, Quantum, estimate
+from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, StoppedError
 from apcbatch.prefix import as_token_array
@@ -45,6 +48,7 @@ class ClusterEngine:
         self._placing = Placing()
         self._loose = LooseItems(hooks.conversation_of)
         self._counters = ClusterCounters()
+        self._coverage = CoverageTree()  # of what all workers have computed
         self._observer: Observer | None = None
         self._results: list[Result] = []
         self._num_unfinished = 0
@@ -84,6 +88,7 @@ class ClusterEngine:
         counters = self._counters
         counters.states_dropped, counters.states_lost = self._states.num_dropped, self._states.num_lost
         counters.workers_lost = self._crew.num_lost
+        counters.unique_tokens = self._coverage.unique_tokens
         return counters
 
     def can_run(self, request: Request) -> bool:
@@ -325,9 +330,17 @@ class ClusterEngine:
         self._results.append(result)
         self._num_unfinished -= 1
         self._placing.forsaken(self._states.ended(item))
-        if self._observer is not None and result.error is None:
-            tokens = as_token_array(item.request.token_ids)
-            self._observer.answered(tokens, result.cached_tokens, result.cached_from)
+        if result.error is None:
+            self._note(item.request, result)
+
+    def _note(self, request: Request, result: Result) -> None:
+        """A request was answered: note what is computed now, as an engine does."""
+        tokens = as_token_array(request.token_ids)
+        if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
+            tokens = np.concatenate((tokens, as_token_array(result.token_ids[:-1])))
+        self._coverage.insert(tokens)
+        if self._observer is not None:
+            self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)
 
 
 def _lost(item: Item, reason: str) -> Result:

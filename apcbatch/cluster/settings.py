@@ -52,9 +52,9 @@ class Hooks:
 @dataclass
 class ClusterCounters:
     """The sums of what the workers' engines have counted, under the names of the engine's own counters; peaks are the
-    highest of any worker. The others are the driver's: units handed out; states that travelled, were dropped for lack
-    of room, were lost with a worker; imports that a worker could not have; requests that were given to a second worker;
-    messages that came twice or too late."""
+    highest of any worker. The others are the driver's: distinct tokens that were computed; units handed out; states
+    that travelled, were dropped for lack of room, were lost with a worker; imports that a worker could not have;
+    requests that were given to a second worker; messages that came twice or too late."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -90,4 +90,5 @@ class ClusterCounters:
                 self.seconds[name.removesuffix("_s")] += value
 
 
-_NUMBERS = {one.name for one in fields(ClusterCounters)} - {"seconds", "prefill_tokens", "decode_tokens"}
+_OWN = {"seconds", "prefill_tokens", "decode_tokens", "unique_tokens"}
+_NUMBERS = {one.name for one in fields(ClusterCounters)} - _OWN

@@ -97,15 +97,17 @@ def model(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path], 
 
 def test_out_equals_a_run_without_ray(nodes: Any, conversations: Path, model: str, tmp_path: Path) -> None:
     """Catches answers, or what is said of reuse, that depend on where a request ran, cold or from a store; a --resume
-    that refuses another number of workers; and Ray's words on the standard output."""
+    that refuses another number of workers; sums that count what several workers have more than once; and Ray's words on
+    the standard output."""
     words = (conversations, "--model", model, "--logprobs")
     cluster = ("--ray", nodes.address, "--workers", 2, "--worker-cpus", 1)
     for run_name in ("cold", "warm"):
         alone, together = tmp_path / f"{run_name}-alone.jsonl", tmp_path / f"{run_name}-ray.jsonl"
-        run(*words, "-o", alone, "--store", tmp_path / "store-alone")
-        summary = run(*words, "-o", together, "--store", tmp_path / "store-ray", *cluster)
+        summary = run(*words, "-o", alone, "--store", tmp_path / "store-alone")
+        of_cluster = run(*words, "-o", together, "--store", tmp_path / "store-ray", *cluster)
         assert comparable(together) == comparable(alone)
-        assert summary["errors"] == 0
+        for name in ("requests", "errors", "computed_tokens", "unique_tokens", "miss_reasons"):
+            assert of_cluster[name] == summary[name], name
     kept = together.read_bytes().splitlines(keepends=True)
     together.write_bytes(b"".join(kept[: len(kept) // 2]) + kept[-1][:40])
     run(*words, "-o", together, "--resume")
