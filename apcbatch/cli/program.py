@@ -22,7 +22,7 @@ from apcbatch.cli.streams import check_arguments, flush_output, kept_signals, sa
 from apcbatch.cli.tune import tune_block_size
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, ApcbatchError
 from apcbatch.job.signals import Interrupted
-from apcbatch.process import settle_allocator
+from apcbatch.process import settle_allocator, settle_leaving
 from apcbatch.version import VERSION
 
 EPILOG = """\b
@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = flush_output(code)
         if code not in (EXIT_OK, EXIT_USAGE) and invocation.last_line is not None:
             say(invocation.last_line(code))
+    if arguments is None:
+        settle_leaving()
     return code
 
 
