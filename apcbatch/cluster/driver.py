@@ -23,7 +23,7 @@ from apcbatch.cluster.states import States
 from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Without
 from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.coverage import CoverageTree
-from apcbatch.engine.serving import serve
+from apcbatch.engine.serving import answered
 from apcbatch.errors import RequestError, StoppedError
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
@@ -64,9 +64,7 @@ class ClusterEngine:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
-        source = iter(requests)
-        for results in serve(self, lambda: next(source, None)):
-            yield from results
+        return answered(self, requests)
 
     @property
     def num_unfinished(self) -> int:

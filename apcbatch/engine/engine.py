@@ -27,7 +27,7 @@ from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Sequence, failed, make_sequence
-from apcbatch.engine.serving import LOOK_AHEAD, serve
+from apcbatch.engine.serving import LOOK_AHEAD, answered
 from apcbatch.engine.settings import check_request
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.travel import Travel
@@ -151,9 +151,7 @@ class Engine:
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
-        source = iter(requests)
-        for results in serve(self, lambda: next(source, None)):
-            yield from results
+        return answered(self, requests)
 
     @property
     def num_unfinished(self) -> int:

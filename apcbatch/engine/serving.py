@@ -6,7 +6,7 @@ becomes of a result, tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from apcbatch.types import Request, Result
@@ -47,3 +47,10 @@ def serve(
         if stopped() or not engine.num_unfinished:
             return
         yield engine.step()
+
+
+def answered(engine: Steppable, requests: Iterable[Request]) -> Iterator[Result]:
+    """Pull requests lazily and yield results as they finish, failures included."""
+    source = iter(requests)
+    for results in serve(engine, lambda: next(source, None)):
+        yield from results
