@@ -19,6 +19,11 @@ MOST_UNITS = 2
 TYPICAL = (1000, 100)  # tokens of prompts and of answers
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
+STRANGE = {  # what all workers must have in common, and the fact that tells
+    "the version of apcbatch": "version",
+    "the model's weights": "weights_digest",
+    "the model's tokenizer, template or configuration": "model_files",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +90,7 @@ class Crew:
         self._replaced = 0
         self._all: dict[WorkerId, Worker] = {}
         self._rates: dict[str, Rates] = {}
+        self._first: WorkerFacts | None = None
         self.wanted = len(kinds)
         self.num_lost = 0
         self.last_reason = "none was asked for"
@@ -122,13 +128,26 @@ class Crew:
         classes = [worker.class_ for worker in self._all.values() if worker.facts is not None]
         return {class_: classes.count(class_) / self._rates[class_].seconds(*TYPICAL) for class_ in set(classes)}
 
-    def welcome(self, worker: Worker, facts: WorkerFacts) -> None:
-        """A worker is ready."""
+    def welcome(self, worker: Worker, facts: WorkerFacts) -> bool:
+        """A worker is ready. False if it is another program or has another model than the first one: it is ended."""
+        first = self._first = self._first or facts
+        strange = [name for name, of in STRANGE.items() if getattr(first, of) != getattr(facts, of)]
+        if strange:
+            self._seam.kill(worker.id)
+            what = f"{strange[0]} on {facts.node} differs from that on {first.node}"
+            self.lose(worker, f"{what}; put the same on every machine", is_replaced=False)
+            return False
         worker.facts, worker.heard, self._replaced = facts, self._seam.clock(), 0
         self._rates.setdefault(facts.fingerprint, Rates(facts.prefill_tokens_per_s, facts.decode_tokens_per_s))
         self._say(
             f"worker {worker.id} is ready: {facts.device}, {facts.dtype}, {facts.threads} threads on {facts.node}"
         )
+        if facts.numerics != first.numerics:
+            self._say(
+                f"worker {worker.id} computes by {facts.numerics}, not by {first.numerics} as the first: the last bits "
+                "of its answers differ, they share no states with the others', and their records say `numerics`"
+            )
+        return True
 
     def takers(self, now: float) -> list[Worker]:
         """Workers that should be given a unit now: those without one first."""
@@ -147,13 +166,13 @@ class Crew:
             elif worker.errands and now - worker.heard > worker_s:
                 yield worker, f"it said nothing for {worker_s:g} s while it had work"
 
-    def lose(self, worker: Worker, reason: str) -> None:
+    def lose(self, worker: Worker, reason: str, is_replaced: bool = True) -> None:
         """A worker is gone; another one is asked for in its place, if that makes sense."""
         del self._all[worker.id]
         self.num_lost += 1
         self.last_reason = reason
         ending = ""
-        if self._replaced < self._most_replaced:
+        if is_replaced and self._replaced < self._most_replaced:
             self._replaced += 1
             ending = f"; worker {self._ask(worker.kind).id} takes its place"
         self._say(f"worker {worker.id} is lost: {reason}{ending}")

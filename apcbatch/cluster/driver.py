@@ -57,6 +57,7 @@ class ClusterEngine:
         self._facts = self._first_facts()
         facts = self._facts
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
+        self.numerics, self.weights_digest = facts.numerics, facts.weights_digest
         self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
         self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
         self._intake = Intake(facts.key_fingerprint)
@@ -221,9 +222,9 @@ class ClusterEngine:
             if worker is None:
                 self._counters.messages_ignored += 1
             elif isinstance(event, Ready):
-                self._crew.welcome(worker, event.facts)
-                self._forget_classes()
-                self._look_again = 0.0
+                if self._crew.welcome(worker, event.facts):
+                    self._forget_classes()
+                    self._look_again = 0.0
             elif isinstance(event, Lost):
                 self._lose(worker, event.reason, event.with_node)
             elif isinstance(event, Said):
@@ -251,6 +252,8 @@ class ClusterEngine:
                 self._counters.messages_ignored += 1
                 return
             result = message.result
+            assert worker.facts is not None, "a worker with an errand has said what it is"
+            result.numerics = worker.facts.numerics if worker.facts.numerics != self.numerics else None
             if result.error is None and item.most_answer_tokens:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
                 self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -39,12 +40,14 @@ def open_cluster(
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
         gpus = 0 if config.device == "cpu" else 1 if config.device == "cuda" else config.worker_gpus
-        kinds = kinds_for(cluster.machines(), config.workers, config.worker_cpus, gpus, config.worker_memory)
+        sizes = (config.workers, config.worker_cpus, gpus, config.worker_memory, config.cpu_workers)
+        kinds = kinds_for(cluster.machines(), *sizes)
         settings = ClusterSettings(
             kinds, most_state_bytes=cluster.most_state_bytes(), worker_timeout_s=config.worker_timeout
         )
         seam = RaySeam(cluster, lambda kind: _options_of(config, salt, kind), warn)
-        say(f"{len(kinds)} workers with {kinds[0].cpus} cores and {kinds[0].gpus} GPUs each are asked for")
+        for kind, number in Counter(kinds).items():
+            say(f"{number} workers with {kind.cpus} cores and {kind.gpus} GPUs each are asked for")
         hooks = Hooks(take_apart, can_run, seam.held, conversation_of, say)
         return ClusterEngine(seam, settings, hooks)
     except BaseException:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from apcbatch.cluster.unit import Handle, Key, Message, Unit
 from apcbatch.plan.footprint import Footprint
+from apcbatch.version import VERSION
 
 WorkerId = int
 
@@ -30,7 +31,9 @@ class WorkerKind:
 class WorkerFacts:
     """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
     workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
-    its answer. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0."""
+    its answer. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0.
+    numerics: its arithmetic. version, weights_digest, model_files: of the program, and of the model's weights and other
+    files; they must be those of the other workers."""
 
     fingerprint: str
     key_fingerprint: bytes
@@ -46,6 +49,10 @@ class WorkerFacts:
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     counters: Mapping[str, float] = field(default_factory=dict)
+    numerics: str = ""
+    version: str = VERSION
+    weights_digest: str = ""
+    model_files: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from apcbatch.cluster.wire import Assembler
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.engine.opening import open_engine
+from apcbatch.model.locate import locate_model
+from apcbatch.model.small_files import model_files_digest
 from apcbatch.store import BadSnapshot, Buffer
 from apcbatch.types import Request, Result
 
@@ -71,6 +73,9 @@ class Worker:
             vocab_size=engine.vocab_size,
             eos_token_ids=engine.eos_token_ids,
             max_request_tokens=self._config.max_request_tokens,
+            numerics=engine.numerics,
+            weights_digest=engine.weights_digest,
+            model_files=model_files_digest(locate_model(self._config.model)),
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:

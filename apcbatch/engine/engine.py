@@ -113,6 +113,7 @@ class Engine:
             self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
         fingerprint = self._model.fingerprint
         self.fingerprint, self.key_fingerprint = fingerprint.hex(), key_fingerprint(fingerprint, cache_salt)
+        self.numerics, self.weights_digest = self._model.numerics, self._model.weights_digest.hex()
         self._persistence = None
         if self._store is not None:
             self._persistence = Persistence(self._store, arena, fingerprint, self.model_name)

@@ -27,27 +27,29 @@ from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.output import Output
 from apcbatch.job.paths import STDOUT, check_outputs
-from apcbatch.job.runfile import RunFile, input_identity, model_files_digest, run_file_path
+from apcbatch.job.runfile import RunFile, input_identity, run_file_path
 from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.trace_file import TraceFile, trace_path
 from apcbatch.model.locate import locate_model
+from apcbatch.model.small_files import model_files_digest
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
-CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
+CLUSTER_OPTIONS = ("workers", "cpu_workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
 
 @dataclass
 class OpenRun:
     """What a run works with, all of it open. config: with the model's defaults, if they are wanted. trace: where the
-    run's trace goes, None for nowhere."""
+    run's trace goes, None for nowhere. numerics: the arithmetic of the answers whose records name none."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
     answers: Answers
+    numerics: str
     trace: TraceFile | None = None
 
 
@@ -112,7 +114,8 @@ def open_run(
             raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
-        return OpenRun(config, records, renderer, _open_engine(config, warn, note), Answers())
+        engine = _open_engine(config, warn, note)
+        return OpenRun(config, records, renderer, engine, Answers(), engine.numerics)
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
     trace = TraceFile(target, sink.path, sink.disk)
@@ -134,9 +137,14 @@ def open_run(
     engine = _open_engine(config, warn, note)
     with ExitStack() as stack:
         stack.callback(engine.close)
-        run_file.set_fingerprint(engine.fingerprint)
+        run_file.set_model(engine.fingerprint, engine.weights_digest, engine.numerics)
         if answers is not None:
             run_file.check()
+            if (earlier := run_file.keep_earlier_numerics()) is not None:
+                note(
+                    f"OUT was begun with the arithmetic {earlier}; answers from now on have {engine.numerics}, and "
+                    "their records say so under `numerics`"
+                )
             answers = drop_unusable(sink, answers, config.retry_errors)
             if config.trace:
                 trace.keep_earlier(warn)
@@ -148,7 +156,8 @@ def open_run(
         if output.is_remote:
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
         stack.pop_all()
-    return OpenRun(config, records, renderer, engine, answers or Answers(), trace if config.trace else None)
+    kept = trace if config.trace else None
+    return OpenRun(config, records, renderer, engine, answers or Answers(), run_file.numerics, kept)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: Answers) -> None:
@@ -197,6 +206,11 @@ def check_cluster(config: Config) -> None:
     if config.device == "cuda" and config.worker_gpus == 0:
         raise UsageError(
             f"{origins['device']} cuda needs a GPU for each worker, and {origins['worker_gpus']} gives none"
+        )
+    if config.cpu_workers is not None and (config.device != "auto" or config.worker_gpus == 0):
+        raise UsageError(
+            f"{origins['cpu_workers']} adds workers without a GPU to those with one; leave --device and --worker-gpus "
+            "out, or give --workers alone"
         )
     if config.device == "cpu" and config.worker_gpus:
         raise UsageError(

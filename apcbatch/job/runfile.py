@@ -82,15 +82,6 @@ def _digest_of_names(inputs: Inputs) -> str | None:
     return xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
 
 
-def model_files_digest(model_dir: Path) -> str:
-    """xxh3-128 over the small files of a model folder: tokenizer, chat template, generation config."""
-    digest = xxhash.xxh3_128()
-    for path in sorted(model_dir.iterdir()):
-        if path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json"):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 class RunFile:
     """The run file beside one OUT."""
 
@@ -102,13 +93,32 @@ class RunFile:
             "input": input,
             "model_fingerprint": None,
             "model_files": model_files,
+            "weights_digest": None,
+            "numerics": [],
             "config": config.values(),
             "origins": dict(config.origins),
         }
 
-    def set_fingerprint(self, fingerprint: str) -> None:
-        """Add the fingerprint, which is known only once the weights are read."""
-        self._facts["model_fingerprint"] = fingerprint
+    def set_model(self, fingerprint: str, weights_digest: str, numerics: str) -> None:
+        """Add what is known only once the weights are read."""
+        self._facts |= {"model_fingerprint": fingerprint, "weights_digest": weights_digest, "numerics": [numerics]}
+
+    @property
+    def numerics(self) -> str:
+        """The arithmetic of the answers whose records name none."""
+        return str(self._facts["numerics"][0])
+
+    def keep_earlier_numerics(self) -> str | None:
+        """Go on with what `check` has let pass: OUT stays a run of its first arithmetic. That one's name if the answers
+        from now on are computed by another one, else None."""
+        earlier, _ = read_run_file(self.path)
+        assert earlier is not None, "checked"
+        (now,), then = self._facts["numerics"], earlier.get("numerics") or self._facts["numerics"]
+        self._facts["numerics"] = list(dict.fromkeys([*then, now]))
+        if earlier.get("model_fingerprint") == self._facts["model_fingerprint"]:
+            return None
+        self._facts["model_fingerprint"] = earlier["model_fingerprint"]
+        return str(then[0])
 
     def check_replaceable(self) -> None:
         """Refuse to replace a file that is not a run file."""
@@ -184,6 +194,15 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     earlier = then["config"]
     pairs += [(name, earlier[name], now["config"][name]) for name in CHANGES_ANSWERS if name in earlier]
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))
-    if now["model_fingerprint"] is not None:
+    if now["model_fingerprint"] is not None and not _may_mix(then, now):
         pairs.append(("model_fingerprint", then.get("model_fingerprint"), now["model_fingerprint"]))
     yield from (pair for pair in pairs if pair[1] != pair[2])
+
+
+def _may_mix(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether the runs differ in no more than in how the same weights are computed, and one of them is on a cluster,
+    whose workers may differ in that: its records tell them apart."""
+    (first, *others), (here,) = then.get("numerics") or [None], now["numerics"]
+    on_cluster = then["config"].get("ray") is not None or now["config"].get("ray") is not None
+    is_same_model = then.get("weights_digest") == now["weights_digest"] and first != here
+    return is_same_model and (here in others or on_cluster)

@@ -66,12 +66,13 @@ class CausalLM:
             self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self._decode = self._decode_stack()
+        self.numerics = backend.numerics(dtype)
         self.fingerprint = model_fingerprint(
             config.architecture(),
             self.weights_digest,
             str(dtype).removeprefix("torch."),
             arena.layout.description,
-            backend.numerics(dtype),
+            self.numerics,
         )
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:

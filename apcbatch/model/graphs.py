@@ -25,6 +25,7 @@ class GraphedLM:
 
     def __init__(self, model: CausalLM, device: torch.device) -> None:
         self.fingerprint, self.backend = model.fingerprint, model.backend
+        self.numerics, self.weights_digest = model.numerics, model.weights_digest
         self._model, self._device = model, device
         self._has_pages = model.has_pages
         self._graphs: dict[tuple[int, int], _DecodeGraph] = {}

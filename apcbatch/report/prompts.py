@@ -18,8 +18,9 @@ from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
 from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
-from apcbatch.job.runfile import input_identity, model_files_digest, run_file_path
+from apcbatch.job.runfile import input_identity, run_file_path
 from apcbatch.model.locate import locate_model
+from apcbatch.model.small_files import model_files_digest
 from apcbatch.report.requests import DIGEST_BYTES
 from apcbatch.report.run import Run
 from apcbatch.report.texts import MOST_HELD, shortened_middle

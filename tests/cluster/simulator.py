@@ -103,6 +103,7 @@ class SimSeam:
         self.busy_s = 0.0
         self.deaths: Counter[str] = Counter()  # by request: workers that ended while they worked on its unit
         self.check: Callable[[], None] = lambda: None
+        self.weights_of: dict[WorkerId, str] = {}
         self._per_node, self._speed_of = workers_per_node, speed_of or {}
         self._random = random.Random(trouble.seed)
         self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
@@ -186,8 +187,9 @@ class SimSeam:
         footprint = Footprint(self.speeds.state_bytes)
         print_of = one.fingerprint
         facts = WorkerFacts(
-            print_of, print_of.encode(), one.node, "cpu", "float32", 1, footprint, None, 1 << 30, frozenset(), 1 << 30
-        )
+            print_of, print_of.encode(), one.node, "cpu", "float32", 1, footprint, None, 1 << 30, frozenset(), 1 << 30,
+            numerics=print_of, weights_digest=self.weights_of.get(worker, "the same"),
+        )  # fmt: skip
         return Ready(worker, facts)
 
     def _strike(self, with_node: bool) -> Event | None:

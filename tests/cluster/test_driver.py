@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.seam import WorkerKind
-from apcbatch.cluster.settings import Hooks
+from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.types import RequestPlan
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, planned, repeated, run
-from tests.cluster.simulator import Speeds
+from tests.cluster.simulator import SimSeam, Speeds
 from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset
 
 STEM = numbers(600, 1)
@@ -113,11 +114,27 @@ def test_held_states_stay_within_their_bound(tau: Planned) -> None:
 def test_classes_never_share_states(tau: Planned) -> None:
     """Catches a state that goes from a worker to one of another fingerprint: its keys would not be found there."""
     kinds = [WorkerKind("cpu")] * 3 + [WorkerKind("gpu", gpus=1)]
-    two = planned(repeated(stem_data(), 2), block_size=10)
-    for requests in (tau.requests, two.requests):
+    many = planned(repeated(stem_data(), 12), block_size=10)
+    for requests in (tau.requests, many.requests):
         outcome = run(requests, kinds=kinds, speed_of={"gpu": 4.0})
         check_answers(outcome, requests)
         check_plan(outcome, requests)
+    named = {result.numerics for result in outcome.results}  # twelve families, shared by the classes
+    assert named == {None, "gpu"}, "records that do not say which arithmetic they have"
+
+
+def test_a_worker_with_other_weights_gets_nothing() -> None:
+    """Catches answers of another checkpoint that lies under the same path on one machine."""
+    requests = stem_and_branches(40).requests
+    chosen, lines = ClusterSettings((WorkerKind(),) * 3), list[str]()
+    seam = SimSeam()
+    seam.weights_of[2] = "others"
+    engine = ClusterEngine(seam, chosen, Hooks(to_wire=lambda request: request, say=lines.append))
+    results = list(engine.run(requests))
+    assert sorted(result.id for result in results) == sorted(request.id for request in requests)
+    assert all(result.error is None for result in results)
+    assert not seam.workers[2].at_work and len(engine._crew) == 2, "it is ended and not asked for again"
+    assert any("the model's weights on" in line and "differs" in line for line in lines)
 
 
 def stem_data() -> Dataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from apcbatch.cluster.sizing import Machine, kinds_for
@@ -31,6 +33,26 @@ def test_workers_fill_the_machines(machines, workers, cpus, gpus, expected):
     kinds = kinds_for(machines, workers, cpus, gpus, None)
     assert len(set(kinds)) == 1
     assert (len(kinds), kinds[0].cpus, kinds[0].gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("machines", "workers", "cpu_workers", "cpus", "expected"),
+    [
+        ([GPUS, LARGE], None, 2, None, [(4, 2, 1), (2, 16, 0)]),
+        ([HEAD, GPUS], 4, 3, None, [(4, 2, 1), (3, 8, 0)]),
+        ([GPUS, GPUS], 2, 4, 8, [(2, 8, 1), (4, 8, 0)]),
+    ],
+)
+def test_workers_without_a_gpu_take_what_those_with_one_leave(machines, workers, cpu_workers, cpus, expected):
+    """Fault: cores counted twice, so that workers wait for room for ever."""
+    kinds = kinds_for(machines, workers, cpus, None, None, cpu_workers)
+    assert [(number, kind.cpus, kind.gpus) for kind, number in Counter(kinds).items()] == expected
+
+
+def test_no_core_is_left_for_workers_without_a_gpu():
+    """Fault: a worker that waits for a core as long as the run lasts."""
+    with pytest.raises(UsageError, match="leave no core"):
+        kinds_for([Machine(4, 2)], None, None, None, None, 1)
 
 
 @pytest.mark.parametrize(("machines", "cpus", "gpus"), [([HEAD], None, None), ([SMALL], 5, None), ([SMALL], None, 1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from apcbatch.job.runfile import model_files_digest
+from apcbatch.model.small_files import model_files_digest
 
 
 def test_small_model_files_are_part_of_what_a_run_is(tmp_path: Path) -> None:

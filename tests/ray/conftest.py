@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 STORE_BYTES = 100 << 20
 
 
@@ -46,3 +48,12 @@ def nodes() -> Iterator[Any]:
 def add_node(cluster: Any) -> Any:
     """Another node with room for one worker."""
     return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of the examples, which share beginnings."""
+    path = tmp_path_factory.mktemp("input") / "agents.jsonl"
+    lines = (ROOT / "examples" / "agents.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:10]))
+    return path

@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from apcbatch.model.locate import DEMO_DIR
-from tests.ray.conftest import add_node
+from tests.ray.conftest import ROOT, add_node
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0
 TIMES = ("created", "prefill_ms", "decode_ms")
 
@@ -73,15 +72,6 @@ def comparable(path: Path) -> dict[str, Any]:
 def answers(path: Path) -> dict[str, Any]:
     """What each request was answered, without what says how it was computed."""
     return {id: (one["line"], one["error"], one["response"]["body"]["choices"]) for id, one in records(path).items()}
-
-
-@pytest.fixture(scope="module")
-def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some of the examples, which share beginnings."""
-    path = tmp_path_factory.mktemp("input") / "agents.jsonl"
-    lines = (ROOT / "examples" / "agents.jsonl").read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:10]))
-    return path
 
 
 @pytest.fixture(params=["demo", "jamba"])
