@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apcbatch.cluster.crew import Crew, Errand, Worker
+from apcbatch.cluster.crew import TYPICAL, Crew, Errand, Worker
 from apcbatch.cluster.intake import Intake
 from apcbatch.cluster.items import Group, Item, unfinished
 from apcbatch.cluster.loose import LooseItems
 from apcbatch.cluster.packing import Packer
+from apcbatch.cluster.parting import Parting
 from apcbatch.cluster.placing import Placing
 from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
 from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
@@ -46,6 +47,7 @@ class ClusterEngine:
         self._crew = Crew(seam, settings.kinds, settings.most_replaced, hooks.say)
         self._states = States(settings.most_state_bytes, settings.most_states)
         self._placing = Placing()
+        self._parting = Parting(self._placing, self._states)
         self._loose = LooseItems(hooks.conversation_of)
         self._counters = ClusterCounters()
         self._coverage = CoverageTree()  # of what all workers have computed
@@ -183,6 +185,9 @@ class ClusterEngine:
                 break
             assert worker.facts is not None, "a worker that takes units has said what it is"
             group = placing.take(worker.class_, worker.facts.node, self._room())
+            pace_s = crew.rates(worker.class_).seconds(*TYPICAL)
+            if group is None and self._parting.take_share(worker.class_, pace_s, crew.typical_rates().prefill_s):
+                group = placing.take(worker.class_, worker.facts.node, self._room())
             if group is None and len(self._loose):
                 group = Group(self._loose.take(worker.id, len(crew.ready)))
             if group is not None and group.items:

@@ -17,7 +17,8 @@ from apcbatch.types import Request, RequestPlan
 class State:
     """A snapshot that the plan keeps for requests of this run.
 
-    origin: the number of the request that the plan has make it. family: the origin of the first state on its path.
+    origin: the number of the request that the plan has make it. family: all that shares its first state, by the
+    origin of that, or a part of it (see parting.py).
     maker: the unfinished request that will make it, None for nobody. parent: the state that its maker resumed from.
     readers: unfinished requests that resume from it. unseen: readers of the plan that have not been submitted yet.
     handle: where it lies; None if it is not there for others. owner: the worker whose end is its end. nodes: where a

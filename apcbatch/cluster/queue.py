@@ -1,12 +1,13 @@
 """Groups that could begin: the longest remaining path first, and among nearly equal ones where their states lie.
 
-Must not know: the seam, units. Invariant: everything under one root is done by workers of one class, for states never
-cross classes; a group whose root has begun nowhere may go to any.
+Must not know: the seam, units. Invariant: everything of one family is done by workers of one class, for states never
+cross classes; a group whose family has begun nowhere may go to any.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 
 from apcbatch.cluster.items import Group
 from apcbatch.cluster.shares import Shares
@@ -58,6 +59,19 @@ class ReadyQueue:
         for entry in self._heaps.pop(class_, []):
             self._push(entry[2])
         return families
+
+    def of_class(self, class_: str) -> list[Group]:
+        """The ready groups that belong to a class."""
+        return [entry[2] for entry in self._heaps.get(class_, ())]
+
+    def remove(self, groups: Collection[Group]) -> None:
+        """Take some of the ready groups out."""
+        for group in groups:
+            heap = self._heaps[self.shares.class_of(group)]
+            heap.remove((-group.priority, group.number, group))
+            self.seconds -= group.seconds
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
 
     def clear(self) -> list[Group]:
         """Take everything out."""

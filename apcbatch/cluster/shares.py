@@ -1,6 +1,7 @@
 """Which class of workers begins which root: each gets work by what it can do.
 
-Must not know: units, workers. Invariant: a family, which is everything under one root, belongs to one class at a time.
+Must not know: units, workers. Invariant: a family, which is everything under one root or a part of that (parting.py),
+belongs to one class at a time.
 """
 
 from __future__ import annotations
@@ -48,6 +49,27 @@ class Shares:
         """A request has ended."""
         self._left_s[item.family] = self._left_s.get(item.family, 0.0) - item.seconds
         self._add_load(self._class_of.get(item.family), -item.seconds)
+
+    def last_to_end(self) -> str | None:
+        """The class that would end last; None if there is but one."""
+        if len(self.capacities) < 2:
+            return None
+        return max(sorted(self.capacities), key=lambda one: self._load_s.get(one, 0.0) / self.capacities[one])
+
+    def is_sooner(self, class_: str, other: str, taken_s: float, seconds: float, path_s: float) -> bool:
+        """Whether a class that takes so many seconds from another has done some more sooner than the other would.
+        path_s: what one worker of it takes for the longest path of these."""
+        ends_s = max(path_s, (self._load_s.get(class_, 0.0) + taken_s + seconds) / self.capacities[class_])
+        return ends_s < (self._load_s.get(other, 0.0) - taken_s) / self.capacities[other]
+
+    def move(self, items: Iterable[Item], family: int, class_: str) -> None:
+        """Requests go to a new family, which begins in a class."""
+        self._class_of[family] = class_
+        for item in items:
+            self._left_s[item.family] = self._left_s.get(item.family, 0.0) - item.seconds
+            self._add_load(self._class_of.get(item.family), -item.seconds)
+            self._left_s[family] = self._left_s.get(family, 0.0) + item.seconds
+            self._add_load(class_, item.seconds)
 
     def classes(self) -> set[str]:
         """Those that have begun anything."""

@@ -118,9 +118,27 @@ def test_classes_never_share_states(tau: Planned) -> None:
     for requests in (tau.requests, many.requests):
         outcome = run(requests, kinds=kinds, speed_of={"gpu": 4.0})
         check_answers(outcome, requests)
-        check_plan(outcome, requests)
+        planned_tokens = sum(len(request.token_ids) - request.plan.resume_at for request in requests)
+        assert planned_tokens <= outcome.seam.computed_tokens <= 1.1 * planned_tokens
     named = {result.numerics for result in outcome.results}  # twelve families, shared by the classes
     assert named == {None, "gpu"}, "records that do not say which arithmetic they have"
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0, 20.0])
+def test_two_classes_share_one_beginning(speed: float) -> None:
+    """Catches a class that stands idle because all conversations begin alike, and a beginning that is computed over and
+    over for it."""
+    chosen = stem_and_branches(400)
+    kinds = [WorkerKind("cpu")] * 2 + [WorkerKind("gpu", gpus=1)] * 2
+    outcome = run(chosen.requests, kinds=kinds, speed_of={"gpu": speed})
+    check_answers(outcome, chosen.requests)
+    total_s = lower_bound(chosen.requests, Speeds(), 1)[0]
+    seam = outcome.seam
+    assert seam.last_answer_s < 1.25 * total_s / (2 + 2 * speed) + 10, "one class did nearly everything"
+    stem = max(request.plan.resume_at for request in chosen.requests)
+    assert seam.computed_tokens <= chosen.computed_tokens + 4 * stem
+    named = [result.numerics for result in outcome.results].count("gpu") / len(outcome.results)
+    assert abs(named - speed / (1 + speed)) < 0.2
 
 
 def test_a_worker_with_other_weights_gets_nothing() -> None:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from apcbatch.cluster.seam import WorkerKind
 from apcbatch.errors import StoppedError
 from tests.cluster.runs import Planned, check_answers, first, planned, run
 from tests.cluster.simulator import Speeds, Trouble
@@ -65,6 +66,20 @@ def test_kills_on_any_forest(seed: int) -> None:
     speeds = Speeds(prefill_tokens_per_s=10, decode_tokens_per_s=100, start_s=0.5, node_death_s=0.3)
     trouble = Trouble(kills, twice=0.2, delay_s=0.2, seed=seed)
     outcome = run(chosen.requests, 1 + seed % 5, speeds, trouble, most_states=1 + seed % 9, least_unit_s=0.1)
+    check_answers(outcome, chosen.requests)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_kills_among_workers_of_two_kinds(seed: int) -> None:
+    """Catches the same where sub-trees go from one kind to the other, and back when a kind has no worker left."""
+    chosen = planned(random_dataset(seed), block_size=1 + seed % 3)
+    source = random.Random(seed)
+    kinds = [source.choice((WorkerKind("cpu"), WorkerKind("gpu", gpus=1))) for _ in range(2 + seed % 4)]
+    kills = tuple((source.uniform(0, 8), source.random() < 0.7) for _ in range(seed % 4))
+    speeds = Speeds(prefill_tokens_per_s=10, decode_tokens_per_s=100, start_s=0.5, node_death_s=0.3)
+    trouble = Trouble(kills, twice=0.2, delay_s=0.2, seed=seed)
+    settings = {"most_states": 1 + seed % 9, "least_unit_s": 0.1}
+    outcome = run(chosen.requests, 0, speeds, trouble, kinds=kinds, speed_of={"gpu": 3.0}, **settings)
     check_answers(outcome, chosen.requests)
 
 
