@@ -10,7 +10,7 @@ computes the prompt a second time for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.placing import Placing
@@ -59,26 +59,10 @@ class Parting:
     def _trees(self, class_: str) -> list[tuple[Group, set[Item]]]:
         """The ready groups of a class that can go, each with its tree; those first that have much under a short
         beginning."""
-        trees = [(group, self._tree(group)) for group in self._placing.queue.of_class(class_)]
+        waiting = set(self._placing.waiting)
+        trees = [(group, _tree(group, waiting)) for group in self._placing.queue.of_class(class_)]
         found = [(group, tree) for group, tree in trees if tree is not None]
         return sorted(found, key=lambda one: -sum(item.seconds for item in one[1]) / (1 + _tokens(one[0].outside())))
-
-    def _tree(self, group: Group) -> set[Item] | None:
-        """A ready group and everything that resumes from what it makes; None if some of that has begun, or makes a lost
-        state again that others may read."""
-        waiting = set(self._placing.waiting) | {group}
-        found, left = set[Item](), list(group.items)
-        while left:
-            item = left.pop()
-            if item in found:
-                continue
-            if item.above is not None or (item.group is not None and item.group not in waiting):
-                return None
-            found.add(item)
-            for state in _made(item):
-                left += state.readers
-            left += item.group.items if item.group is not None else ()
-        return found
 
     def _move(self, trees: Collection[Item], class_: str) -> None:
         """Make a family of these trees, which begins in a class, with states of its own above them."""
@@ -104,6 +88,23 @@ class Parting:
             parent = None if state.parent is None else self._copy(state.parent, family, copies)
             copies[state] = State(state.key, state.position, state.origin, family, 0, None, parent)
         return copies[state]
+
+
+def _tree(group: Group, waiting: Set[Group]) -> set[Item] | None:
+    """A ready group and everything that resumes from what it makes; None if some of that has begun, or makes a lost
+    state again that others may read."""
+    found, left = set[Item](), list(group.items)
+    while left:
+        item = left.pop()
+        if item in found:
+            continue
+        if item.above is not None or not (item.group in (None, group) or item.group in waiting):
+            return None
+        found.add(item)
+        for state in _made(item):
+            left += state.readers
+        left += item.group.items if item.group is not None else ()
+    return found
 
 
 def _tokens(states: Iterable[State]) -> int:
