@@ -1,21 +1,22 @@
 """The workers: who is there, what each one has to do, who has been silent for too long, whom to replace.
 
-Must not know: what units hold. Invariants: a worker has at most two units, of which the first runs; what is known to be
-gone is never asked again.
+Must not know: what units hold. Invariants: a worker has so many units that it can run as many requests at a time as it
+takes, and no more than MOST_UNITS; what is known to be gone is never asked again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
-from apcbatch.cluster.seam import Seam, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Key
 
-MOST_UNITS = 2
+FILLING = 1.5  # the requests that a worker should have, over those that it runs at a time: some wait for others' states
 TYPICAL = (1000, 100)  # tokens of prompts and of answers
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
@@ -28,20 +29,25 @@ STRANGE = {  # what all workers must have in common, and the fact that tells
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """A unit at a worker. begun: when it became the first there. expected_s: how long it should take."""
+    """A unit at a worker. left: requests without an answer. begun: when it became the first there. expected_s: how long
+    it should take."""
 
     unit: int
     group: Group
     items: dict[int, Item]
     exports: dict[Key, State]
     expected_s: float
+    left: int = 0
     begun: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.left = len(self.items)
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something.
-    free: when it should be given another unit."""
+    free: when it should be given another unit. place: of its only valid entry in the crew's heaps."""
 
     id: WorkerId
     kind: WorkerKind
@@ -50,16 +56,27 @@ class Worker:
     heard: float = 0.0
     errands: deque[Errand] = field(default_factory=deque)
     free: float = 0.0
+    place: int = 0
 
     @property
     def class_(self) -> str:
         assert self.facts is not None, "a worker has a class once it is ready"
         return self.facts.fingerprint
 
+    @property
+    def load(self) -> int:
+        """Its requests without an answer."""
+        return sum(errand.left for errand in self.errands)
+
     def begin(self, errand: Errand, now: float) -> None:
         """It is given a unit."""
         errand.begun = self.heard = now
         self.errands.append(errand)
+        self._when_free(now)
+
+    def answered(self, errand: Errand, now: float) -> None:
+        """A request of a unit is answered."""
+        errand.left -= 1
         self._when_free(now)
 
     def end(self, errand: Errand, now: float) -> None:
@@ -71,10 +88,13 @@ class Worker:
         self._when_free(now)
 
     def _when_free(self, now: float) -> None:
-        self.free = now
-        if len(self.errands) >= MOST_UNITS:
-            self.free = float("inf")
-        elif self.errands:
+        """At once while it could run more than it has; else shortly before its only unit should end."""
+        assert self.facts is not None, "a worker that has units has said what it is"
+        num_units, self.free = len(self.errands), now
+        if not num_units or (num_units < MOST_UNITS and self.load < FILLING * self.facts.max_running):
+            return
+        self.free = float("inf")
+        if num_units == 1:
             first = self.errands[0]
             ahead = max(HAND_OUT_AHEAD_S, HAND_OUT_AHEAD_SHARE * first.expected_s)
             self.free = first.begun + first.expected_s - ahead
@@ -91,6 +111,10 @@ class Crew:
         self._all: dict[WorkerId, Worker] = {}
         self._rates: dict[str, Rates] = {}
         self._first: WorkerFacts | None = None
+        self._num_ready: Counter[str] = Counter()  # by class
+        self._takers: dict[str, list[tuple[int, int, Worker]]] = {}  # by class: the least to do first
+        self._later: list[tuple[float, int, Worker]] = []  # the first to be free first
+        self._num_places = 0
         self.wanted = len(kinds)
         self.num_lost = 0
         self.last_reason = "none was asked for"
@@ -118,15 +142,13 @@ class Crew:
 
     def typical_rates(self) -> Rates:
         """Of the class with the most workers."""
-        classes = [worker.class_ for worker in self.ready]
-        if not classes:
+        if not self._num_ready:
             return next(iter(self._rates.values()), Rates())
-        return self._rates[max(sorted(set(classes)), key=classes.count)]
+        return self._rates[max(sorted(self._num_ready), key=lambda class_: self._num_ready[class_])]
 
     def capacities(self) -> dict[str, float]:
         """By class, how much of a typical mixture of tokens its workers do in a second."""
-        classes = [worker.class_ for worker in self._all.values() if worker.facts is not None]
-        return {class_: classes.count(class_) / self._rates[class_].seconds(*TYPICAL) for class_ in set(classes)}
+        return {class_: number / self._rates[class_].seconds(*TYPICAL) for class_, number in self._num_ready.items()}
 
     def welcome(self, worker: Worker, facts: WorkerFacts) -> bool:
         """A worker is ready. False if it is another program or has another model than the first one: it is ended."""
@@ -139,6 +161,9 @@ class Crew:
             return False
         worker.facts, worker.heard, self._replaced = facts, self._seam.clock(), 0
         self._rates.setdefault(facts.fingerprint, Rates(facts.prefill_tokens_per_s, facts.decode_tokens_per_s))
+        self._num_ready[facts.fingerprint] += 1
+        worker.free = worker.heard
+        self._queue(worker)
         self._say(
             f"worker {worker.id} is ready: {facts.device}, {facts.dtype}, {facts.threads} threads on {facts.node}"
         )
@@ -149,14 +174,68 @@ class Crew:
             )
         return True
 
-    def takers(self, now: float) -> list[Worker]:
-        """Workers that should be given a unit now: those without one first."""
-        takers = [worker for worker in self._all.values() if worker.free <= now and worker.facts is not None]
-        return sorted(takers, key=_without_work_first)
+    def begin(self, worker: Worker, errand: Errand) -> None:
+        """A worker is given a unit."""
+        worker.begin(errand, self._seam.clock())
+        self._queue(worker)
 
-    def next_free(self, now: float) -> float:
+    def answered(self, worker: Worker, errand: Errand) -> bool:
+        """A request of a unit is answered. Whether it is since then that the worker should be given another unit."""
+        now, was_free = self._seam.clock(), worker.free
+        worker.answered(errand, now)
+        if (was_free <= now) == (worker.free <= now):
+            return False
+        self._queue(worker)
+        return worker.free <= now
+
+    def end(self, worker: Worker, errand: Errand) -> None:
+        """A unit is done."""
+        worker.end(errand, self._seam.clock())
+        self._queue(worker)
+
+    def classes(self) -> list[str]:
+        """Those of the workers that take units."""
+        return list(self._num_ready)
+
+    def taker(self, class_: str) -> Worker | None:
+        """Of the workers of a class that should be given a unit now, the one with the least to do."""
+        self._free_now()
+        takers = self._takers.get(class_, [])
+        while takers and not self._is_valid(takers[0]):
+            heapq.heappop(takers)
+        return takers[0][2] if takers else None
+
+    def takers(self) -> list[Worker]:
+        """Workers that should be given a unit now: those with the least to do first."""
+        self._free_now()
+        entries = [entry for takers in self._takers.values() for entry in takers if self._is_valid(entry)]
+        return [worker for _, _, worker in sorted(entries, key=lambda entry: entry[:2])]
+
+    def next_free(self) -> float:
         """When the next worker should be given a unit that should not be yet; infinity if that is not known."""
-        return min([worker.free for worker in self._all.values() if worker.free > now], default=float("inf"))
+        self._free_now()
+        return self._later[0][0] if self._later else float("inf")
+
+    def _free_now(self) -> None:
+        """Let those take units whose time has come."""
+        now = self._seam.clock()
+        while self._later and (self._later[0][0] <= now or not self._is_valid(self._later[0])):
+            entry = heapq.heappop(self._later)
+            if self._is_valid(entry):
+                self._queue(entry[2])
+
+    def _queue(self, worker: Worker) -> None:
+        """Enter a worker anew where it belongs; what was entered before does not count."""
+        self._num_places += 1
+        worker.place = self._num_places
+        if worker.free <= self._seam.clock():
+            heapq.heappush(self._takers.setdefault(worker.class_, []), (worker.load, worker.place, worker))
+        elif worker.free != float("inf"):
+            heapq.heappush(self._later, (worker.free, worker.place, worker))
+
+    def _is_valid(self, entry: tuple[float, int, Worker]) -> bool:
+        _, place, worker = entry
+        return worker.place == place and worker.id in self._all
 
     def silent(self, now: float, worker_s: float, start_s: float) -> Iterator[tuple[Worker, str]]:
         """Workers that said nothing for too long, each with the reason to give it up."""
@@ -169,6 +248,8 @@ class Crew:
     def lose(self, worker: Worker, reason: str, is_replaced: bool = True) -> None:
         """A worker is gone; another one is asked for in its place, if that makes sense."""
         del self._all[worker.id]
+        if worker.facts is not None:
+            self._num_ready -= Counter((worker.class_,))
         self.num_lost += 1
         self.last_reason = reason
         ending = ""
@@ -182,12 +263,9 @@ class Crew:
         for worker in self._all:
             self._seam.kill(worker)
         self._all.clear()
+        self._num_ready.clear()
 
     def _ask(self, kind: WorkerKind) -> Worker:
         worker = Worker(self._seam.spawn(kind), kind, self._seam.clock())
         self._all[worker.id] = worker
         return worker
-
-
-def _without_work_first(worker: Worker) -> tuple[int, float]:
-    return len(worker.errands), worker.free

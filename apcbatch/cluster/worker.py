@@ -76,6 +76,7 @@ class Worker:
             numerics=engine.numerics,
             weights_digest=engine.weights_digest,
             model_files=model_files_digest(locate_model(self._config.model)),
+            max_running=self._config.max_running,
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:
