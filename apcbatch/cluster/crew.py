@@ -41,7 +41,7 @@ class Errand:
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something.
-    free: when it should be given another unit."""
+    free: when it should be given another unit. tokens: computed since it began, as it last said."""
 
     id: WorkerId
     kind: WorkerKind
@@ -50,6 +50,7 @@ class Worker:
     heard: float = 0.0
     errands: deque[Errand] = field(default_factory=deque)
     free: float = 0.0
+    tokens: int = 0
 
     @property
     def class_(self) -> str:
@@ -72,7 +73,7 @@ class Worker:
 
     def _when_free(self, now: float) -> None:
         self.free = now
-        if len(self.errands) >= MOST_UNITS:
+        if len(self.errands) >= MOST_UNITS or any(errand.group.is_alone for errand in self.errands):
             self.free = float("inf")
         elif self.errands:
             first = self.errands[0]

@@ -57,8 +57,8 @@ class Item:
 
     resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a
     request that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it
-    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they
-    had it alone.
+    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while their
+    engine was at it.
     """
 
     number: int
@@ -100,13 +100,15 @@ class Item:
 @dataclass(slots=True, eq=False)
 class Group:
     """Items that travel together, in the plan's order. needs: states from outside, as of when it was placed. pending:
-    those of them that it waits for. priority: the longest path from its beginning on, in seconds."""
+    those of them that it waits for. priority: the longest path from its beginning on, in seconds. is_alone: the worker
+    that has it gets nothing beside it."""
 
     items: list[Item]
     seconds: float = 0.0
     priority: float = 0.0
     needs: list[State] = field(default_factory=list)
     pending: set[State] = field(default_factory=set)
+    is_alone: bool = False
 
     def __post_init__(self) -> None:
         for item in self.items:

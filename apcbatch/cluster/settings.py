@@ -27,7 +27,7 @@ class ClusterSettings:
     kinds: tuple[WorkerKind, ...]
     most_state_bytes: int = 8 << 30
     most_states: int = 1024
-    worker_timeout_s: float = 600.0
+    worker_timeout_s: float = 300.0
     start_timeout_s: float = 600.0
     most_replaced: int = 8
     ahead_requests: int = 1 << 15
