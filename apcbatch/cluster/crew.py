@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
 from apcbatch.cluster.seam import Seam, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.tally import LOST, Tally
 from apcbatch.cluster.unit import Key
 
 MOST_UNITS = 2
@@ -46,6 +47,7 @@ class Worker:
     id: WorkerId
     kind: WorkerKind
     asked: float
+    tally: Tally
     facts: WorkerFacts | None = None
     heard: float = 0.0
     errands: deque[Errand] = field(default_factory=deque)
@@ -82,7 +84,8 @@ class Worker:
 
 
 class Crew:
-    """The workers of one run. num_lost: workers that ended on their own. say: gets a line when one comes or goes."""
+    """The workers of one run. num_lost: workers that ended on their own. tallies: of all that were ever asked for. say:
+    gets a line when one comes or goes."""
 
     def __init__(self, seam: Seam, kinds: Sequence[WorkerKind], most_replaced: int, say: Callable[[str], None]) -> None:
         """kinds: one for each worker. most_replaced: workers that are asked for in place of lost ones without one
@@ -95,6 +98,7 @@ class Crew:
         self.wanted = len(kinds)
         self.num_lost = 0
         self.last_reason = "none was asked for"
+        self.tallies: list[Tally] = []
         for kind in kinds:
             self._ask(kind)
 
@@ -139,6 +143,7 @@ class Crew:
             self.lose(worker, f"{what}; put the same on every machine", is_replaced=False)
             return False
         worker.facts, worker.heard, self._replaced = facts, self._seam.clock(), 0
+        worker.tally.node, worker.tally.device = facts.node, facts.device
         self._rates.setdefault(facts.fingerprint, Rates(facts.prefill_tokens_per_s, facts.decode_tokens_per_s))
         self._say(
             f"worker {worker.id} is ready: {facts.device}, {facts.dtype}, {facts.threads} threads on {facts.node}"
@@ -171,6 +176,7 @@ class Crew:
         """A worker is gone; another one is asked for in its place, if that makes sense."""
         del self._all[worker.id]
         self.num_lost += 1
+        worker.tally.ending = LOST
         self.last_reason = reason
         ending = ""
         if is_replaced and self._replaced < self._most_replaced:
@@ -185,8 +191,9 @@ class Crew:
         self._all.clear()
 
     def _ask(self, kind: WorkerKind) -> Worker:
-        worker = Worker(self._seam.spawn(kind), kind, self._seam.clock())
-        self._all[worker.id] = worker
+        id = self._seam.spawn(kind)
+        worker = self._all[id] = Worker(id, kind, self._seam.clock(), Tally(id))
+        self.tallies.append(worker.tally)
         return worker
 
 

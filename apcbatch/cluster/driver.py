@@ -86,6 +86,7 @@ class ClusterEngine:
         counters = self._counters
         counters.states_dropped, counters.states_lost = self._states.num_dropped, self._states.num_lost
         counters.workers_lost = self._crew.num_lost
+        counters.workers = [tally.summary() for tally in self._crew.tallies if tally.node or tally.ending]
         counters.unique_tokens = self._coverage.unique_tokens
         return counters
 
@@ -257,6 +258,7 @@ class ClusterEngine:
             result = message.result
             assert worker.facts is not None, "a worker with an errand has said what it is"
             result.numerics = worker.facts.numerics if worker.facts.numerics != self.numerics else None
+            worker.tally.answered(result)
             if result.error is None and item.most_answer_tokens:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
                 self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)
@@ -280,6 +282,7 @@ class ClusterEngine:
 
     def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
         worker.end(errand, self._seam.clock())
+        worker.tally.units += 1
         rates = self._crew.rates(worker.class_)
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
