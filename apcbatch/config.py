@@ -307,9 +307,9 @@ class Config:
         maximum=MOST_BYTES,
     )
     worker_timeout: int = option(
-        1800,
+        300,
         "Cluster",
-        "Seconds after which a worker is given up that says nothing although it has work.",
+        "Seconds after which a worker is given up that does not go on with its work; a layer takes less.",
         minimum=1,
         maximum=MOST_SECONDS,
     )

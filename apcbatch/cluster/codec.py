@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from apcbatch.cluster.seam import WorkerFacts
-from apcbatch.cluster.unit import Answer, Done, Made, Message, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Made, Message, Without
 from apcbatch.errors import ERROR_CODES, RequestError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Result, Scores
@@ -26,7 +26,7 @@ class Notice:
     is_last: bool = False
 
 
-Word = WorkerFacts | Notice | Made | Answer | Without | Done
+Word = WorkerFacts | Notice | Made | Answer | Without | Alive | Done
 
 
 def encode(word: Word) -> bytes:
@@ -118,5 +118,6 @@ _DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Word]] = {
     "Made": _keyed_back(Made),
     "Without": _keyed_back(Without),
     "Answer": lambda fields: Answer(**{**fields, "result": _result_back(fields["result"])}),
+    "Alive": lambda fields: Alive(**fields),
     "Done": lambda fields: Done(**fields),
 }

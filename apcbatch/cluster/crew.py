@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
 from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.tally import LOST, Tally
 from apcbatch.cluster.unit import Key
 
 FILLING = 1.5  # the requests that a worker should have, over those that it runs at a time: some wait for others' states
@@ -47,16 +48,19 @@ class Errand:
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something.
-    free: when it should be given another unit. place: of its only valid entry in the crew's heaps."""
+    free: when it should be given another unit. place: of its only valid entry in the crew's heaps. tokens: computed
+    since it began, as it last said."""
 
     id: WorkerId
     kind: WorkerKind
     asked: float
+    tally: Tally
     facts: WorkerFacts | None = None
     heard: float = 0.0
     errands: deque[Errand] = field(default_factory=deque)
     free: float = 0.0
     place: int = 0
+    tokens: int = 0
 
     @property
     def class_(self) -> str:
@@ -91,17 +95,19 @@ class Worker:
         """At once while it could run more than it has; else shortly before its only unit should end."""
         assert self.facts is not None, "a worker that has units has said what it is"
         num_units, self.free = len(self.errands), now
-        if not num_units or (num_units < MOST_UNITS and self.load < FILLING * self.facts.max_running):
+        has_room = num_units < MOST_UNITS and self.load < FILLING * self.facts.max_running
+        if not num_units or (has_room and not any(errand.group.is_alone for errand in self.errands)):
             return
         self.free = float("inf")
-        if num_units == 1:
+        if num_units == 1 and not self.errands[0].group.is_alone:
             first = self.errands[0]
             ahead = max(HAND_OUT_AHEAD_S, HAND_OUT_AHEAD_SHARE * first.expected_s)
             self.free = first.begun + first.expected_s - ahead
 
 
 class Crew:
-    """The workers of one run. num_lost: workers that ended on their own. say: gets a line when one comes or goes."""
+    """The workers of one run. num_lost: workers that ended on their own. tallies: of all that were ever asked for. say:
+    gets a line when one comes or goes."""
 
     def __init__(self, seam: Seam, kinds: Sequence[WorkerKind], most_replaced: int, say: Callable[[str], None]) -> None:
         """kinds: one for each worker. most_replaced: workers that are asked for in place of lost ones without one
@@ -118,6 +124,7 @@ class Crew:
         self.wanted = len(kinds)
         self.num_lost = 0
         self.last_reason = "none was asked for"
+        self.tallies: list[Tally] = []
         for kind in kinds:
             self._ask(kind)
 
@@ -160,6 +167,7 @@ class Crew:
             self.lose(worker, f"{what}; put the same on every machine", is_replaced=False)
             return False
         worker.facts, worker.heard, self._replaced = facts, self._seam.clock(), 0
+        worker.tally.node, worker.tally.device = facts.node, facts.device
         self._rates.setdefault(facts.fingerprint, Rates(facts.prefill_tokens_per_s, facts.decode_tokens_per_s))
         self._num_ready[facts.fingerprint] += 1
         worker.free = worker.heard
@@ -251,6 +259,7 @@ class Crew:
         if worker.facts is not None:
             self._num_ready -= Counter((worker.class_,))
         self.num_lost += 1
+        worker.tally.ending = LOST
         self.last_reason = reason
         ending = ""
         if is_replaced and self._replaced < self._most_replaced:
@@ -266,6 +275,7 @@ class Crew:
         self._num_ready.clear()
 
     def _ask(self, kind: WorkerKind) -> Worker:
-        worker = Worker(self._seam.spawn(kind), kind, self._seam.clock())
-        self._all[worker.id] = worker
+        id = self._seam.spawn(kind)
+        worker = self._all[id] = Worker(id, kind, self._seam.clock(), Tally(id))
+        self.tallies.append(worker.tally)
         return worker

@@ -18,14 +18,15 @@ from apcbatch.cluster.loose import LooseItems
 from apcbatch.cluster.packing import Packer
 from apcbatch.cluster.parting import Parting
 from apcbatch.cluster.placing import Placing
+from apcbatch.cluster.recovery import judge, worker_lost
 from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
 from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
 from apcbatch.cluster.states import States
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Without
 from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import answered
-from apcbatch.errors import RequestError, StoppedError
+from apcbatch.errors import StoppedError
 from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_S = 0.25
 WATCH_EVERY_S = 1.0
-MOST_DEATHS = 2
-PARTS = 16  # of a unit that a worker ended with: small enough to find the request that ends workers
 
 
 class ClusterEngine:
@@ -90,6 +89,7 @@ class ClusterEngine:
         counters = self._counters
         counters.states_dropped, counters.states_lost = self._states.num_dropped, self._states.num_lost
         counters.workers_lost = self._crew.num_lost
+        counters.workers = [tally.summary() for tally in self._crew.tallies if tally.node or tally.ending]
         counters.unique_tokens = self._coverage.unique_tokens
         return counters
 
@@ -191,11 +191,11 @@ class ClusterEngine:
     def _give(self, worker: Worker) -> bool:
         """Give a worker a unit; False if there is none for workers of its class."""
         assert worker.facts is not None, "a worker that takes units has said what it is"
-        crew, placing, node = self._crew, self._placing, worker.facts.node
-        group = placing.take(worker.class_, node, self._room())
-        pace_s = crew.rates(worker.class_).seconds(*TYPICAL)
-        if group is None and self._parting.take_share(worker.class_, pace_s, crew.typical_rates().prefill_s):
-            group = placing.take(worker.class_, node, self._room())
+        crew, class_, node, is_idle = self._crew, worker.class_, worker.facts.node, not worker.errands
+        group = self._placing.take(class_, node, self._room(), is_idle)
+        pace_s = crew.rates(class_).seconds(*TYPICAL)
+        if group is None and self._parting.take_share(class_, pace_s, crew.typical_rates().prefill_s):
+            group = self._placing.take(class_, node, self._room(), is_idle)
         if group is None:
             return False
         self._send(worker, group, worker.facts)
@@ -245,7 +245,8 @@ class ClusterEngine:
                     self._forget_classes()
                     self._look_again = 0.0
             elif isinstance(event, Lost):
-                self._lose(worker, event.reason, event.with_node)
+                at_work = () if event.with_node else self._seam.at_work(worker.id)
+                self._lose(worker, event.reason, at_work)
             elif isinstance(event, Said):
                 worker.heard = self._seam.clock()
                 self._hear(worker, event.message)
@@ -253,8 +254,9 @@ class ClusterEngine:
         if now >= self._watch_again:
             self._watch_again = now + WATCH_EVERY_S
             for worker, reason in self._crew.silent(now, settings.worker_timeout_s, settings.start_timeout_s):
+                at_work = self._seam.at_work(worker.id)
                 self._seam.kill(worker.id)
-                self._lose(worker, reason, with_node=False)
+                self._lose(worker, reason, at_work)
         if not len(self._crew):
             raise StoppedError(
                 f"no worker is left: {self._crew.last_reason}; expected at least one to go on with "
@@ -273,6 +275,7 @@ class ClusterEngine:
             result = message.result
             assert worker.facts is not None, "a worker with an errand has said what it is"
             result.numerics = worker.facts.numerics if worker.facts.numerics != self.numerics else None
+            worker.tally.answered(result)
             if result.error is None and item.most_answer_tokens:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
                 self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)
@@ -292,12 +295,15 @@ class ClusterEngine:
                 self._look_again = 0.0
         elif isinstance(message, Without):
             self._counters.imports_missed += 1
+        elif isinstance(message, Alive):
+            worker.tokens = message.tokens
         else:
             self._done(worker, errand, message)
 
     def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
         self._crew.end(worker, errand)
         self._forget_errand(errand)
+        worker.tally.units += 1
         rates = self._crew.rates(worker.class_)
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
@@ -305,7 +311,7 @@ class ClusterEngine:
         self._counters.prefill_tokens += message.prefill_tokens
         self._counters.decode_tokens += message.decode_tokens
         self._counters.add(message.counters)
-        self._again(unfinished(errand.items.values()), "the worker ended the unit without it")
+        self._again([unfinished(errand.items.values())], None, "the unit ended without it")
         self._look_again = 0.0
 
     def _forget_errand(self, errand: Errand) -> None:
@@ -313,17 +319,15 @@ class ClusterEngine:
         self._states.num_promised -= len(errand.exports)
         self._num_errands -= 1
 
-    def _lose(self, worker: Worker, reason: str, with_node: bool) -> None:
-        """A worker is gone: what it had goes back, what it owned is forgotten."""
+    def _lose(self, worker: Worker, reason: str, at_work: Collection[int] | None) -> None:
+        """A worker is gone: what it had goes back, what it owned is forgotten. at_work: see judge."""
         self._crew.lose(worker, reason)
         self._states.forget_worker(worker.id)
         self._loose.forget_worker(worker.id)
-        for index, errand in enumerate(worker.errands):
+        for errand in worker.errands:
             self._forget_errand(errand)
-            is_blamed = index == 0 and not with_node
-            self._again(unfinished(errand.items.values()), reason if is_blamed else None)
+        self._again([unfinished(errand.items.values()) for errand in worker.errands], at_work, reason)
         self._forget_classes()
-        self._look_again = 0.0
 
     def _forget_classes(self) -> None:
         """What a class began goes to others once no worker of it is left."""
@@ -333,22 +337,13 @@ class ClusterEngine:
             for class_ in shares.classes() - set(capacities):
                 self._states.forget_family(self._placing.queue.forget_class(class_))
 
-    def _again(self, items: list[Item], blame: str | None) -> None:
-        """Queue requests again. blame: why one of them may be what ended the worker; then they are parted, down to one
-        request alone. Only of that one it is known that it ends workers, and the second one is enough."""
-        if not items:
-            return
-        self._counters.requests_again += len(items)
-        size = len(items)
-        if blame is not None:
-            if size == 1:
-                items[0].deaths += 1
-                if items[0].deaths == MOST_DEATHS:
-                    self._end(items[0], _lost(items[0], blame))
-                    return
-            size = -(-size // PARTS)
-        groups = [Group(items[begin : begin + size]) for begin in range(0, len(items), size)]
-        for group in groups:
+    def _again(self, units: Iterable[list[Item]], at_work: Collection[int] | None, reason: str) -> None:
+        """Requests that came back without a result are done again, or given up. See judge."""
+        verdict = judge(units, at_work)
+        for item in verdict.guilty:
+            self._end(item, worker_lost(item, reason))
+        for group in verdict.groups:
+            self._counters.requests_again += len(group.items)
             self._placing.place(group)
         self._look_again = 0.0
 
@@ -371,12 +366,3 @@ class ClusterEngine:
         self._coverage.insert(tokens)
         if self._observer is not None:
             self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)
-
-
-def _lost(item: Item, reason: str) -> Result:
-    message = (
-        f"{item.deaths} workers ended while they had this request alone ({reason}); the other requests go on. Give the "
-        "workers more memory and --retry-errors, or leave it out"
-    )
-    request = item.request
-    return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))

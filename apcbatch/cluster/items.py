@@ -61,8 +61,8 @@ class Item:
 
     resume: the state that it resumes from; None for none, or for one that the workers' stores hold. above: for a
     request that makes a lost state again, that state: it resumes from what is left above it. keeps: the states that it
-    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while they
-    had it alone.
+    makes. seconds: estimated. below_s: the longest path from its beginning on. deaths: workers that ended while their
+    engine was at it.
     """
 
     number: int
@@ -111,7 +111,8 @@ class Item:
 class Group:
     """Items that travel together, in the plan's order. needs: states from outside, and how many of its requests resume
     from each; num_made: states that it makes for others; both as of when it was placed. pending: those that it waits
-    for. priority: the longest path from its beginning on, in seconds."""
+    for. priority: the longest path from its beginning on, in seconds. is_alone: the worker that has it gets nothing
+    beside it."""
 
     items: list[Item]
     seconds: float = 0.0
@@ -119,6 +120,7 @@ class Group:
     needs: Mapping[State, int] = field(default_factory=dict)
     num_made: int = 0
     pending: set[State] = field(default_factory=set)
+    is_alone: bool = False
 
     def __post_init__(self) -> None:
         for item in self.items:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,8 +23,9 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import IO, Any
 
+from apcbatch.cluster.at_work import read_at_work
 from apcbatch.cluster.codec import Notice, Word, decode
-from apcbatch.cluster.local_worker import Order, Work, framed, read_frame
+from apcbatch.cluster.local_worker import Order, Work, at_work_path, framed, read_frame
 from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Done, Key, Made, Unit
 
@@ -113,6 +114,10 @@ class LocalSeam:
     def get(self, handle: StateFile) -> bytes:
         """The bytes of a state."""
         return handle.path.read_bytes()
+
+    def at_work(self, worker: WorkerId) -> Collection[int] | None:
+        """The numbers of the requests that a worker's engine is at, or was when it ended."""
+        return read_at_work(str(at_work_path(str(self._folder), str(worker))))
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker at once; it is not reported as lost."""

@@ -44,6 +44,11 @@ class Work:
     states: Mapping[Key, str]
 
 
+def at_work_path(folder: str, prefix: str) -> Path:
+    """Where a worker notes which requests are at work."""
+    return Path(folder) / f"{prefix}.at-work"
+
+
 def framed(data: bytes) -> bytes:
     """Bytes with their number before them."""
     return HEAD.pack(len(data)) + data
@@ -93,7 +98,9 @@ class _Process:
             salt=order.salt,
             threads=order.threads,
             node=order.node,
+            at_work=str(at_work_path(order.folder, order.prefix)),
             warn=lambda sentence: _say(target, Notice(sentence)),
+            speak=self._tell,
         )
         self._num_states = 0
 

@@ -39,15 +39,17 @@ class ReadyQueue:
         self.seconds += group.seconds
         self._push(group)
 
-    def pop(self, class_: str, node: str, room: float = float("inf")) -> Group | None:
+    def pop(self, class_: str, node: str, room: float = float("inf"), is_idle: bool = True) -> Group | None:
         """The next group for a worker of a class on a node; None if there is none for it. room: for so many more
-        states; if that is not infinite, those groups come first that make none, and none comes that leaves more."""
+        states; if that is not infinite, those groups come first that make none, and none comes that leaves more.
+        is_idle: whether the worker has nothing else, so that it may have a group that is to be alone."""
         best: Group | None = None
         if room == float("inf"):
-            candidates = self._candidates(class_, NEARLY, self._makers, self._others)
+            candidates = self._candidates(class_, is_idle, NEARLY, self._makers, self._others)
             best = max(candidates, key=lambda group: _bytes_on(group, node), default=None)
         else:
-            candidates = self._candidates(class_, 0.0, self._others) or self._candidates(class_, 0.0, self._makers)
+            candidates = self._candidates(class_, is_idle, 0.0, self._others)
+            candidates = candidates or self._candidates(class_, is_idle, 0.0, self._makers)
             best = min(candidates, key=lambda group: group.growth, default=None)
             if best is not None and best.growth > max(0, room):
                 best = None
@@ -85,7 +87,7 @@ class ReadyQueue:
         self._makers, self._others, self.seconds = {}, {}, 0.0
         return groups
 
-    def _candidates(self, class_: str, least: float, *places: dict[str | None, Heap]) -> list[Group]:
+    def _candidates(self, class_: str, is_idle: bool, least: float, *places: dict[str | None, Heap]) -> list[Group]:
         """Take out the groups to choose from, by priority: none below this share of the first one's."""
         found: list[Group] = []
         refused: list[Group] = []
@@ -97,7 +99,8 @@ class ReadyQueue:
             if found and heap[0][2].priority < least * found[0].priority:
                 break
             group = heapq.heappop(heap)[2]
-            (found if self.shares.may_have(group, class_) else refused).append(group)
+            is_fit = (is_idle or not group.is_alone) and self.shares.may_have(group, class_)
+            (found if is_fit else refused).append(group)
         for group in refused:
             self._push(group)
         return found

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from apcbatch.cluster.at_work import read_at_work
 from apcbatch.cluster.seam import MOST_UNITS, WorkerFacts
 from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
 
@@ -66,6 +69,18 @@ class StateRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """A worker that is open. node_id: Ray's id of its node. at_work: the path there of its file of who is at work.
+    warnings: sentences for the user."""
+
+    facts: WorkerFacts
+    node_id: str
+    pid: int
+    at_work: str
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Warned:
     """A sentence for the user."""
 
@@ -78,6 +93,14 @@ class _Raised:
 
 
 Sent = Message | Warned
+
+
+def take_at_work(path: str) -> Collection[int] | None:
+    """What a worker of this node that has ended was at; the file goes. None if it cannot be read."""
+    numbers = read_at_work(path)
+    with suppress(OSError):
+        os.unlink(path)
+    return numbers
 
 
 def make_worker(**options: Any) -> WorkerLike:
@@ -97,26 +120,29 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._worker: WorkerLike
-        self._node = ""
+        self._node = self._at_work = ""
         self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._said: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def start(self, make: Make, options: Mapping[str, Any]) -> tuple[WorkerFacts, str, int, list[str]]:
-        """Open the worker. options: what `make` gets beside node and warn. The facts, Ray's id of the node, the process
-        id, and sentences for the user."""
+    def start(self, make: Make, options: Mapping[str, Any]) -> Opened:
+        """Open the worker. options: what `make` gets beside what the actor knows."""
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
         self._node = f"{socket.gethostname()}/{node_id[:8]}"
+        file, self._at_work = tempfile.mkstemp(prefix="apcbatch-at-work-")
+        os.close(file)
 
         def open_worker() -> WorkerFacts:
-            self._worker = make(**options, node=self._node, warn=self._warnings.append)
+            self._worker = make(
+                **options, node=self._node, at_work=self._at_work, warn=self._warnings.append, speak=self._hear
+            )
             return self._worker.facts()
 
         facts = self._in_turn(open_worker)
-        return facts, node_id, os.getpid(), [one.sentence for one in self._take_warnings()]
+        return Opened(facts, node_id, os.getpid(), self._at_work, [one.sentence for one in self._take_warnings()])
 
     def hold(self) -> None:
         """Never returns: the reference of this call fails when the process ends, which is how the driver learns it."""
@@ -154,6 +180,8 @@ class WorkerActor:
     def close(self) -> None:
         """Finish the store's writing."""
         self._in_turn(lambda: self._worker.close())
+        with suppress(OSError):
+            os.unlink(self._at_work)
 
     def _in_turn(self, act: Callable[[], T]) -> T:
         """Have the worker's thread do something between two passes; what it returns or raises."""
@@ -176,11 +204,15 @@ class WorkerActor:
             except Empty:
                 try:
                     for message in self._worker.step():
-                        self._said[message.unit].put(message)
+                        self._hear(message)
                 except Exception as error:  # the engine is broken: every unit says so, and the driver ends the process
                     for said in list(self._said.values()):
                         said.put(_Raised(error))
                     return
+
+    def _hear(self, message: Message) -> None:
+        """The worker says something."""
+        self._said[message.unit].put(message)
 
     def _fetch(self, states: Sequence[tuple[Key, StateRef]]) -> tuple[dict[Key, memoryview], dict[str, float]]:
         """The states that can be had, read-only and where Ray keeps them, and what the network had to do with them."""

@@ -12,7 +12,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from apcbatch.cluster.ray_actor import CONCURRENCY, Make, Sent, StateRef, Warned, WorkerActor, make_worker
+from apcbatch.cluster.ray_actor import (
+    CONCURRENCY,
+    Make,
+    Opened,
+    Sent,
+    StateRef,
+    Warned,
+    WorkerActor,
+    make_worker,
+    take_at_work,
+)
 from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Done, Key, Made, Unit
@@ -20,6 +30,7 @@ from apcbatch.errors import UsageError
 
 MESSAGE_S = 60.0  # until a message that is said to be there has come
 HELD_S = 60.0
+AT_WORK_S = 20.0  # until a node has said what a worker was at
 UNREACHABLE_S = 60.0  # until a worker is given up that is neither there nor known to be gone
 ASK_AGAIN_S = 1.0
 SLOW_START_S = 60.0  # until it is said that a worker is not there yet
@@ -41,7 +52,7 @@ class _Stream:
 class _Remote:
     """A worker. starting: the call that opens it, until it is ready; watch: the call that fails when it ends. node: as
     its facts have it; node_id: Ray's. unreachable: since when it cannot be reached, else 0; asked: when that was tried
-    last."""
+    last. at_work: the path on its node of the file that says which requests are at work."""
 
     id: WorkerId
     actor: Any
@@ -51,6 +62,7 @@ class _Remote:
     node: str = ""
     node_id: str = ""
     pid: int = 0
+    at_work: str = ""
     is_ready: bool = False
     unreachable: float = 0.0
     asked: float = 0.0
@@ -72,6 +84,7 @@ class RaySeam:
         self._options_for, self._warn = options_for, warn
         self._class = self._ray.remote(WorkerActor)
         self._remotes: dict[WorkerId, _Remote] = {}
+        self._lost: dict[WorkerId, tuple[str, str]] = {}
         self._closing: list[tuple[Any, Any]] = []
         self._warned: set[str] = set()
         self._num_workers = 0
@@ -124,6 +137,21 @@ class RaySeam:
     def get(self, handle: StateRef) -> bytes:
         """The bytes of a state."""
         return bytes(memoryview(self._ray.get(handle.ref, timeout=MESSAGE_S)))
+
+    def at_work(self, worker: WorkerId) -> Collection[int] | None:
+        """The numbers of the requests that a worker's engine is at, or was when it was lost: its node reads them."""
+        node_id, path = self._lost.pop(worker, _place(self._remotes.get(worker)))
+        if not path:
+            return None
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        take = self._ray.remote(take_at_work).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        try:
+            numbers: Collection[int] | None = self._ray.get(take.remote(path), timeout=AT_WORK_S)
+            return numbers
+        except self._ray.exceptions.RayError:  # its node is gone, or too busy
+            return None
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker; one that is idle may first finish its store's writing, for which `close` waits."""
@@ -201,13 +229,14 @@ class RaySeam:
 
     def _started(self, remote: _Remote) -> Iterator[Event]:
         """Ready, if it is; an error of Ray's if it cannot be."""
-        facts, remote.node_id, remote.pid, warnings = self._ray.get(remote.starting, timeout=0)
-        remote.node = facts.node
+        opened: Opened = self._ray.get(remote.starting, timeout=0)
+        remote.node, remote.node_id = opened.facts.node, opened.node_id
+        remote.pid, remote.at_work = opened.pid, opened.at_work
         remote.watch = remote.actor.hold.remote()
         remote.is_ready = self._was_ready = True
-        for sentence in warnings:
+        for sentence in opened.warnings:
             self._tell(sentence)
-        yield Ready(remote.id, facts)
+        yield Ready(remote.id, opened.facts)
 
     def _said(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
         """The messages of a unit that have come."""
@@ -275,8 +304,14 @@ class RaySeam:
 
     def _forget(self, remote: _Remote, reason: str, with_node: bool = False) -> Lost:
         del self._remotes[remote.id]
+        self._lost[remote.id] = _place(remote)
         self._ray.kill(remote.actor)
         return Lost(remote.id, reason, with_node)
+
+
+def _place(remote: _Remote | None) -> tuple[str, str]:
+    """The node of a worker, and its file there; empty if it was never ready."""
+    return ("", "") if remote is None else (remote.node_id, remote.at_work)
 
 
 def _plain_reason(error: Exception) -> str:

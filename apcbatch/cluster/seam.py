@@ -5,7 +5,7 @@ Must not know: the driver, Ray. Invariant: nothing but an implementation of `Sea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -101,6 +101,10 @@ class Seam(Protocol):
 
     def get(self, handle: Handle) -> bytes:
         """The bytes of a state. The driver never asks."""
+
+    def at_work(self, worker: WorkerId) -> Collection[int] | None:
+        """The numbers of the requests that a worker's engine is at, or was when it was lost; None if nobody knows.
+        Asked at most once of each worker; bounded."""
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker; nothing that it still says counts. It need not be reported as lost."""

@@ -27,7 +27,7 @@ class ClusterSettings:
     kinds: tuple[WorkerKind, ...]
     most_state_bytes: int = 8 << 30
     most_states: int = 1024
-    worker_timeout_s: float = 600.0
+    worker_timeout_s: float = 300.0
     start_timeout_s: float = 600.0
     most_replaced: int = 8
     ahead_requests: int = 1 << 15
@@ -54,7 +54,8 @@ class ClusterCounters:
     """The sums of what the workers' engines have counted, under the names of the engine's own counters; peaks are the
     highest of any worker. The others are the driver's: distinct tokens that were computed; units handed out; states
     that travelled, were dropped for lack of room, were lost with a worker; imports that a worker could not have;
-    requests that were given to a second worker; messages that came twice or too late."""
+    requests that were given to a second worker; messages that came twice or too late; and what each worker has done
+    (see Tally)."""
 
     snapshots_written: int = 0
     snapshots_read: int = 0
@@ -78,6 +79,7 @@ class ClusterCounters:
     requests_again: int = 0
     messages_ignored: int = 0
     workers_lost: int = 0
+    workers: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, counted: Mapping[str, float]) -> None:
         """Add what a unit has counted."""
@@ -90,5 +92,5 @@ class ClusterCounters:
                 self.seconds[name.removesuffix("_s")] += value
 
 
-_OWN = {"seconds", "prefill_tokens", "decode_tokens", "unique_tokens"}
+_OWN = {"workers", "seconds", "prefill_tokens", "decode_tokens", "unique_tokens"}
 _NUMBERS = {one.name for one in fields(ClusterCounters)} - _OWN

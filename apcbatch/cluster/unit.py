@@ -71,6 +71,15 @@ class Without:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """The worker computes; said of any of its units when it has said nothing for some seconds. tokens: computed by it
+    since it began, of prompts and answers."""
+
+    unit: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The last word about a unit. seconds: that it took. prefill_tokens, decode_tokens: computed in its passes.
     counters: what the unit added to the engine's counters, under their names there, each number of `seconds` as
@@ -84,4 +93,4 @@ class Done:
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
-Message = Made | Answer | Without | Done
+Message = Made | Answer | Without | Alive | Done

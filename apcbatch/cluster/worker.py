@@ -9,6 +9,7 @@ Units may overlap: what the engine has no work for in one, it finds in the next.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -16,10 +17,11 @@ from typing import Any
 
 import torch
 
+from apcbatch.cluster.at_work import AtWork
 from apcbatch.cluster.open_unit import OpenUnit
 from apcbatch.cluster.seam import WorkerFacts
 from apcbatch.cluster.turns import Turns
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Unit, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Piece, Unit, Without
 from apcbatch.cluster.unit_plan import UnitPlan
 from apcbatch.cluster.wire import Assembler
 from apcbatch.config import Config
@@ -30,11 +32,14 @@ from apcbatch.model.small_files import model_files_digest
 from apcbatch.store import BadSnapshot, Buffer
 from apcbatch.types import Request, Result
 
+SPEAKS_EVERY_S = 5.0
+
 
 class Worker:
     """An engine for units. config: the values of the run's Config by name, without the salt. salt: the secret itself.
 
-    threads: of the CPU's kernels, None to leave them as they are. node: the machine's name. warn: gets sentences.
+    threads: of the CPU's kernels, None to leave them as they are. node: the machine's name. at_work: the file that says
+    which requests are at work, None for none. warn: gets sentences. speak: gets an Alive while a pass takes long.
     Raises UsageError (ModelError) for what cannot be used.
     """
 
@@ -45,14 +50,18 @@ class Worker:
         salt: str | None = None,
         threads: int | None = None,
         node: str = "",
+        at_work: str | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
+        speak: Callable[[Message], None] = lambda message: None,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self._config = Config(**config)
         self._engine = open_engine(self._config, salt, warn)
         self._assembler = Assembler.of(self._config.model, ChatOptions.of(self._config))
-        self._node = node
+        self._node, self._speak, self._spoke = node, speak, time.monotonic()
+        self._at_work = AtWork(at_work)
+        self._engine.watch(self)
         self._units: dict[int, OpenUnit] = {}
         self._queue: deque[Request] = deque()
         self._turns = Turns(self)
@@ -94,7 +103,7 @@ class Worker:
     def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:
         """Take a unit on: its states in, its requests into the queue. For whoever calls `step` himself, alone."""
         plan = UnitPlan(unit, self._engine.key_fingerprint)
-        requests = [self._assembler.put_together(piece.request, piece.plan) for piece in unit.pieces]
+        requests = [self._put_together(piece) for piece in unit.pieces]
         for index, request in enumerate(requests):
             if not self._engine.can_run(request):
                 plan.leave_out(index)
@@ -108,8 +117,9 @@ class Worker:
 
     def step(self) -> list[Message]:
         """One pass of the engine, and what came of the units that were begun, each one's in order."""
+        self.moves()
         while self._queue and self._engine.wants_more:
-            self._engine.submit(self._queue.popleft())
+            self._submit(self._queue.popleft())
         results = self._engine.step()
         for opened in self._units.values():
             self._tell_made(opened)
@@ -131,6 +141,31 @@ class Worker:
     def close(self) -> None:
         """Finish the store's writing."""
         self._engine.close()
+
+    def begins(self, request: Request) -> None:
+        """The engine is about to run a request."""
+        self._at_work.begin(request.tag[1])
+
+    def moves(self) -> None:
+        """The engine goes on: that is said if nothing was said for some seconds. What hangs does not come by here."""
+        now = time.monotonic()
+        if self._units and now - self._spoke >= SPEAKS_EVERY_S:
+            self._spoke = now
+            counters = self._engine.counters
+            self._speak(Alive(next(iter(self._units)), counters.prefill_tokens + counters.decode_tokens))
+
+    def _put_together(self, piece: Piece) -> Request:
+        self._at_work.begin(piece.number)
+        request = self._assembler.put_together(piece.request, piece.plan)
+        self._at_work.end(piece.number)
+        return request
+
+    def _submit(self, request: Request) -> None:
+        """Queue a request at the engine, which has not begun with it then."""
+        number = request.tag[1]
+        self._at_work.begin(number)
+        self._engine.submit(request)
+        self._at_work.end(number)
 
     def _adopt(self, key: Key, plan: UnitPlan, data: Buffer | None) -> bool:
         """Take the state of an import in for those that resume from it; False if they must do without."""
@@ -161,6 +196,7 @@ class Worker:
         for answer in result.answers:
             answer.tag = None
         opened = self._units[number]
+        self._at_work.end(piece)
         opened.count(result)
         opened.said.append(Answer(number, piece, result))
         for key in opened.made_by(piece):

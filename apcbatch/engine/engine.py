@@ -17,7 +17,7 @@ from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters, facts_between
 from apcbatch.engine.failures import failed_pass, no_room
-from apcbatch.engine.observer import Observer
+from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
@@ -35,7 +35,7 @@ from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ops import Backend
-from apcbatch.model.causal_lm import check_sizes
+from apcbatch.model.causal_lm import CausalLM, check_sizes
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
@@ -192,6 +192,12 @@ class Engine:
         each snapshot that is kept or let go; one at a time. Without one, nothing of it is worked out."""
         self._observer = self._snapshots.observer = observer
         self._pool.on_drop = observer.let_go
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell a watcher (apcbatch/engine/observer.py) from now on what is about to run."""
+        self._scheduler.on_begin = lambda sequence: watcher.begins(sequence.request)
+        if isinstance(self._model, CausalLM):
+            self._model.on_layer = watcher.moves
 
     def step(self) -> list[Result]:
         """Run one pass and return the requests that ended with it."""

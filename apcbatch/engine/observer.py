@@ -1,4 +1,4 @@
-"""Observer: whom an engine tells what it does, while it does it. An engine without one spends nothing on it.
+"""Observer and Watcher: whom an engine tells what it does, while it does it. Without one it spends nothing on that.
 
 Must not know: who listens, tensors, text, files. Invariants: what is told changes no answer; tokens that are handed
 over are views that the engine goes on using, so an observer copies what it keeps.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from apcbatch.prefix import TokenArray
-from apcbatch.types import CachedFrom
+from apcbatch.types import CachedFrom, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +60,14 @@ class Observer(Protocol):
 
     def let_go(self, key: bytes, evicted: bool) -> None:
         """A snapshot has left the memory: evicted for lack of room, or because nobody waits for it any more."""
+
+
+class Watcher(Protocol):
+    """What an engine tells before it does it, for whoever must know what it was at if it never comes back. Nothing may
+    be raised."""
+
+    def begins(self, request: Request) -> None:
+        """A request is about to run; it has ended when its result is there."""
+
+    def moves(self) -> None:
+        """A layer of a pass is about to run. Told on the CPU, where a layer may take seconds."""

@@ -13,7 +13,7 @@ a state, and there are two at least.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from apcbatch.engine.admission import Admission
 from apcbatch.engine.forks import Forks
@@ -34,7 +34,7 @@ def num_live_slots(max_running: int) -> int:
 
 class Scheduler:
     """Waiting and running sequences, in the order of submission. forks: the answers of requests that have several, from
-    the end of the prompt until all of them have ended."""
+    the end of the prompt until all of them have ended. on_begin: told of each sequence that is about to be admitted."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class Scheduler:
         self._promises = Promises()
         self._admission = Admission(capacity_bytes)
         self._num_submitted = 0
+        self.on_begin: Callable[[Sequence], None] = lambda sequence: None
         self._owed_pages = (
             0  # pages that running sequences, and an answer of each prompt that is held, may still ask for
         )
@@ -191,6 +192,7 @@ class Scheduler:
         )
 
     def _admit(self, sequence: Sequence) -> None:
+        self.on_begin(sequence)
         sequence.slot = self._free_slots.pop()
         self._admission.admit(sequence)
         self._snapshots.attach(sequence)

@@ -59,6 +59,8 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
         rows += [("prompt", _prompt(summary)), ("computed", _rate(summary, "computed", "prefill"))]
         rows.append(("answers", _rate(summary, "completion", "decode")))
     rows.append(("seconds", ", ".join(f"{name} {seconds[name]:.1f}" for name in seconds if name != "total")))
+    if summary["workers"]:
+        rows.append(("workers", _workers(summary["workers"])))
     rows.append(("results", output))
     for label, text in rows:
         first, *rest = wrap(f"{label:<{_LABEL_CELLS}}{text}", width, _INDENT)
@@ -77,6 +79,23 @@ def _prompt(summary: dict[str, Any]) -> str:
     restored = f"{summary['prompt_tokens']:,} tokens, {100 * summary['hit_rate']:.1f} % restored"
     restored += f" ({', '.join(by_source)})" if by_source else ""
     return restored + (f"; ideal {100 * ideal:.1f} %" if ideal is not None else "")
+
+
+def _workers(workers: list[dict[str, Any]]) -> str:
+    """How many there were, what they did together, the slowest and the fastest."""
+    endings = {"lost": "lost", "let_go": "let go"}
+    counts = {word: sum(one["ending"] == ending for one in workers) for ending, word in endings.items()}
+    ended = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+    tokens = sum(one["prefill_tokens"] + one["decode_tokens"] for one in workers)
+    busy = [one for one in workers if one["tokens_per_s"] is not None]
+    text = f"{len(workers):,}" + (f" ({ended})" if ended else "")
+    text += f": {tokens:,} tokens in {sum(one['busy_s'] for one in workers):,.1f} s of work"
+    ranked = sorted(busy, key=lambda one: float(one["tokens_per_s"]))
+    if len(ranked) > 1:
+        ends = (("slowest", ranked[0]), ("fastest", ranked[-1]))
+        shown = [f"the {word} {one['tokens_per_s']:,.0f} a second ({one['id']} on {one['node']})" for word, one in ends]
+        text += f"; {', '.join(shown)}"
+    return text
 
 
 def _rate(summary: dict[str, Any], tokens: str, phase: str) -> str:

@@ -162,6 +162,7 @@ class Totals:
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
             **{name: getattr(counters, name) for name in COUNTED_BY_THE_ENGINE},
+            "workers": getattr(counters, "workers", None),  # only a cluster has them
             "score": self.scores.summary() if config.score else None,
             "seconds": {
                 "load": self._loaded - self._begin,

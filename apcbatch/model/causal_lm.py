@@ -7,6 +7,7 @@ whatever the weights' dtype.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,8 @@ class _Layer:
 
 
 class CausalLM:
-    """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32."""
+    """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
+    called before each layer of a forward pass."""
 
     def __init__(
         self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
@@ -55,6 +57,7 @@ class CausalLM:
         self.config = config
         self.dtype = dtype
         self.backend = backend
+        self.on_layer: Callable[[], None] = lambda: None
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
@@ -160,6 +163,7 @@ class CausalLM:
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens), batch.present)
         for layer in self.layers:
+            self.on_layer()
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:
                 ops.run_feed_forward(layer.feed_forward, residual)

@@ -105,6 +105,8 @@ def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
     for group in groups:
         places += group.items
     for worker in engine._crew:
+        alone = any(errand.group.is_alone for errand in worker.errands)
+        assert not alone or len(worker.errands) == 1, "a suspect has something beside it"
         for errand in worker.errands:
             places += [item for item in errand.items.values() if not item.is_done]
     numbers = [item.number for item in places]

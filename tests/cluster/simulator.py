@@ -16,13 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId, WorkerKind
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Unit, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Unit, Without
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import PrefixHasher, as_token_array
 from apcbatch.types import Request, Result
 
 MAX_RUNNING = 32
 NEVER = float("inf")
+SPEAKS_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,17 @@ class Speeds:
 @dataclass(frozen=True)
 class Trouble:
     """What goes wrong. kills: (seconds, whether the whole node goes). twice: the share of messages that come again.
-    delay_s: the longest a message takes beyond a call. poison: ids of requests that end their worker. mute: workers
-    that stop talking when they are given their first unit. no_replacement: nobody comes after the first ones."""
+    delay_s: the longest a message takes beyond a call. poison: ids of requests that end their worker; hanging: that
+    make it hang. mute: workers that stop talking when they are given their first unit. is_blind: nobody can tell what a
+    worker was at. no_replacement: nobody comes after the first ones."""
 
     kills: tuple[tuple[float, bool], ...] = ()
     twice: float = 0.0
     delay_s: float = 0.0
     poison: frozenset[str] = frozenset()
+    hanging: frozenset[str] = frozenset()
     mute: frozenset[WorkerId] = frozenset()
+    is_blind: bool = False
     no_replacement: bool = False
     seed: int = 0
 
@@ -67,6 +71,16 @@ class Token:
     nodes: set[str]
 
 
+@dataclass
+class Span:
+    """When a worker's engine is at a request."""
+
+    id: str
+    number: int
+    begin: float
+    end: float = NEVER
+
+
 @dataclass(eq=False)
 class SimWorker:
     kind: WorkerKind
@@ -78,7 +92,7 @@ class SimWorker:
     is_ready: bool = False
     is_busy: bool = False
     said_until: float = 0.0
-    at_work: set[str] = field(default_factory=set)  # ids of the unit that it works on
+    spans: list[Span] = field(default_factory=list)  # of the requests of the unit that it works on
     queue: deque[tuple[Unit, Mapping[Key, Token]]] = field(default_factory=deque)
 
 
@@ -101,7 +115,7 @@ class SimSeam:
         self.last_answer_s = 0.0
         self.spent_s = 0.0  # of real time, in here
         self.busy_s = 0.0
-        self.deaths: Counter[str] = Counter()  # by request: workers that ended while they worked on its unit
+        self.deaths: Counter[str] = Counter()  # by request: workers that ended while they were at it
         self.check: Callable[[], None] = lambda: None
         self.weights_of: dict[WorkerId, str] = {}
         self._per_node, self._speed_of = workers_per_node, speed_of or {}
@@ -165,8 +179,16 @@ class SimSeam:
     def get(self, handle: Token) -> bytes:
         return handle.key
 
+    def at_work(self, worker: WorkerId) -> set[int] | None:
+        one = self.workers[worker]
+        when = min(one.ends, self.now)
+        return None if self.trouble.is_blind else {span.number for span in self._running(one, when)}
+
+    def _running(self, one: SimWorker, when: float) -> list[Span]:
+        return [span for span in one.spans if span.begin <= when < span.end]
+
     def kill(self, worker: WorkerId) -> None:
-        self.workers[worker].ends = min(self.workers[worker].ends, self.now)
+        self._die(worker, self.now, "it was ended")
 
     def clock(self) -> float:
         return self.now
@@ -213,7 +235,7 @@ class SimSeam:
         if one.ends <= when:
             return None
         one.ends = when
-        self.deaths.update(one.at_work)
+        self.deaths.update(span.id for span in self._running(one, when))
         return Lost(worker, reason)
 
     def _begin(self, worker: WorkerId) -> None:
@@ -223,17 +245,24 @@ class SimSeam:
             return
         unit, states = one.queue.popleft()
         one.is_busy = True
-        one.at_work = {piece.request.id for piece in unit.pieces}
+        one.spans = []
         work = _Work(self, worker, one, unit, states)
         work.run()
+        if work.now == NEVER:
+            return
         self.busy_s += min(work.now, one.ends) - self.now
 
         def end() -> None:
             one.is_busy = False
-            one.at_work = set()
+            one.spans = []
             self._begin(worker)
 
         self._at(work.now, end)
+
+    def speak(self, worker: WorkerId, when: float, message: Alive) -> None:
+        """Say that a worker is alive, if it still is then."""
+        one, said = self.workers[worker], Said(worker, message)
+        self._at(when, lambda: said if one.ends >= when else None)
 
     def say(self, worker: WorkerId, when: float, message: Message) -> None:
         """Put a message on its way; what a worker says comes in its order, but what comes twice may come at any
@@ -263,7 +292,7 @@ class _Work:
         self, seam: SimSeam, worker: WorkerId, one: SimWorker, unit: Unit, states: Mapping[Key, Token]
     ) -> None:
         self.seam, self.worker, self.one, self.unit = seam, worker, one, unit
-        self.now = seam.now
+        self.now = self.spoke = seam.now
         self.reads: dict[Key, int] = {}  # of what is held
         self.given: set[Key] = set()
         self.missing: set[Key] = set()
@@ -275,17 +304,23 @@ class _Work:
         seam, unit = self.seam, self.unit
         begin, pieces = seam.now, unit.pieces
         for first in range(0, len(pieces), MAX_RUNNING):
-            results = []
+            results, spans = [], dict[int, Span]()
             for piece in pieces[first : first + MAX_RUNNING]:
+                span = spans[piece.number] = Span(piece.request.id, piece.number, self.now)
+                self.one.spans.append(span)
                 if piece.request.id in seam.trouble.poison:
                     seam._at(self.now, lambda: seam._die(self.worker, seam.now, "a request ended it"))
                     self.now += 1.0
+                    return
+                if piece.request.id in seam.trouble.hanging:
+                    self.now = NEVER
                     return
                 results.append((piece, self._prefill(piece)))
             for piece, result in results:
                 tokens = len(result.token_ids)
                 self.decode_tokens += tokens
-                self.now += tokens / self.one.decode_tokens_per_s
+                self._compute(tokens / self.one.decode_tokens_per_s)
+                spans[piece.number].end = self.now
                 seam.say(self.worker, self.now, Answer(unit.number, piece.number, result))
         assert unit.exports <= self.made | self.missing, "nobody in the unit makes what it is to export"
         left = {key for key, reads in self.reads.items() if reads and key not in self.missing}
@@ -293,6 +328,14 @@ class _Work:
         counters = {"store_bytes_written": 1.0}
         done = Done(unit.number, self.now - begin, self.prefill_tokens, self.decode_tokens, counters)
         seam.say(self.worker, self.now, done)
+
+    def _compute(self, seconds: float) -> None:
+        """Let time pass, and say now and then that the worker is alive."""
+        seam, end = self.seam, self.now + seconds
+        while self.spoke + SPEAKS_EVERY_S < end:
+            self.spoke += SPEAKS_EVERY_S
+            seam.speak(self.worker, self.spoke, Alive(self.unit.number, 0))
+        self.now = end
 
     def _adopt(self, states: Mapping[Key, Token]) -> None:
         speeds = self.seam.speeds
@@ -317,7 +360,7 @@ class _Work:
             keys = dict(PrefixHasher(self.one.fingerprint.encode(), tokens).keys_at(positions))
             cached = self._resumed(plan.resume_at, keys)
             self._keep(plan, keys, cached)
-        self.now += (len(tokens) - cached) / self.one.prefill_tokens_per_s
+        self._compute((len(tokens) - cached) / self.one.prefill_tokens_per_s)
         self.prefill_tokens += len(tokens) - cached
         self.seam.computed_tokens += len(tokens) - cached
         return Result(

@@ -10,7 +10,7 @@ import pytest
 
 from apcbatch.cluster.codec import Notice, decode, encode
 from apcbatch.cluster.seam import WorkerFacts
-from apcbatch.cluster.unit import Answer, Done, Made, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Made, Without
 from apcbatch.errors import RequestError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Result, Scores
@@ -25,7 +25,7 @@ FACTS = WorkerFacts(
     "ab", b"\0\xff", "here", "cpu", "float32", 2, Footprint(10, 3, 64), None, 97, frozenset({0, 5}), 1 << 20
 )
 WORDS = [
-    Answer(1, 2, FULL), Answer(1, 2, Result("r", 3)), Made(1, KEY, 64, 100, "2-0"), Without(1, KEY),
+    Answer(1, 2, FULL), Answer(1, 2, Result("r", 3)), Made(1, KEY, 64, 100, "2-0"), Without(1, KEY), Alive(1, 4096),
     Done(1, 0.1, 3, 4, {"prefill_s": 0.25}), FACTS, Notice("a sentence", is_last=True),
 ]  # fmt: skip
 

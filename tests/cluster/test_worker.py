@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine, Request, Result
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.cluster.at_work import read_at_work
+from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Piece, Unit, Without
 from apcbatch.cluster.wire import take_apart
 from apcbatch.cluster.worker import Worker
 from apcbatch.plan.planner import Plan, Planner
@@ -208,6 +209,61 @@ def test_a_request_that_is_refused_is_an_answer(folder: str, open_worker: Callab
     assert results[1].error is not None and "top_p" in results[1].error.message
     assert (results[2].error, results[2].cached_tokens) == (None, 3)
     assert isinstance(said[-1], Done) and worker._engine._pool.held_bytes == 0
+
+
+def test_what_is_at_work_is_written_down_before(
+    folder: str, open_worker: Callable[..., Worker], tmp_path: Path
+) -> None:
+    """Catches a request that is computed and not in the file, so that another one would be blamed for a crash, and one
+    that stays there."""
+    worker = Worker(
+        {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES, "max_running": 3},
+        threads=1,
+        at_work=str(tmp_path / "at-work"),
+    )
+    requests = [Request(str(n), [1 + n, 2, 3], max_tokens=1 + n % 4, n=1 + n % 2, temperature=1.0) for n in range(9)]
+    worker.begin(Unit(0, tuple(Piece(10 + n, take_apart(one), None) for n, one in enumerate(requests))), {})
+    seen, told = set[int](), worker.moves
+
+    def moves() -> None:
+        scheduler = worker._engine._scheduler
+        begun = [*scheduler.running, *(forks.sequences[0] for forks in scheduler.forks)]
+        at_work = read_at_work(str(tmp_path / "at-work"))
+        assert at_work == {sequence.request.tag[1] for sequence in begun}
+        seen.update(at_work)
+        told()
+
+    worker._engine._model.on_layer = moves
+    while worker.is_busy:
+        worker.step()
+    assert seen == {10 + n for n in range(9)}
+    assert read_at_work(str(tmp_path / "at-work")) == frozenset()
+    worker.close()
+
+
+def test_a_worker_says_that_it_lives(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a long pass in which nothing is said, and words of a worker that has no work or of a unit that is
+    done."""
+    said: list[Message] = []
+    config = {"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}
+    worker = Worker(config, threads=1, speak=said.append)
+    worker.moves()
+    assert not said
+    monkeypatch.setattr("apcbatch.cluster.worker.SPEAKS_EVERY_S", 0.0)
+    for number in (3, 4):
+        worker.begin(Unit(number, (Piece(number, take_apart(Request("r", [1, 2, 3], max_tokens=4)), None),)), {})
+        worker.step()
+        first = len(said)
+        assert first >= 2, "it speaks at each layer, not after the pass alone"
+        while worker.is_busy:
+            worker.step()
+        assert len(said) > first and {one.unit for one in said} == {number}
+        tokens = [one.tokens for one in said if isinstance(one, Alive)]
+        assert tokens == sorted(tokens) and len(tokens) == len(said) and tokens[-1] > 0
+        said.clear()
+        worker.moves()
+        assert not said
+    worker.close()
 
 
 def key_of(worker: Worker) -> Key:

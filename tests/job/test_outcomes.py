@@ -14,7 +14,7 @@ SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens
 completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read
 snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots seconds
 prefill_tokens_per_s decode_tokens_per_s
-peak_rss_bytes peak_device_bytes block_size policy model dtype device version"""
+workers peak_rss_bytes peak_device_bytes block_size policy model dtype device version"""
 
 
 def batch_line(custom_id, url="/v1/chat/completions", **body):

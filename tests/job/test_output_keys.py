@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from apcbatch.cli.program import main
+from apcbatch.cluster.tally import Tally
 from tests.chats import conversation, read_records, write_lines
 from tests.job import test_openai_types
 from tests.job.test_openai_types import batch_line, varied_lines
@@ -85,14 +86,17 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     summaries = [
         json.loads((tmp_path / name).read_text()) for name in ("real.summary", "score.summary", "calls.summary")
     ]
+    summaries.append({**summaries[0], "workers": [Tally(1, "host", "cpu").summary()]})  # only a cluster has them
     names = ("real", "two", "score", "calls")
     traces = [one for name in names for one in read_records(tmp_path / f"{name}.out.trace.jsonl")]
     for trace in traces:
         trace["segment"]["end"]["summary"] = {}  # which has a table of its own
     traces[0]["missing"] = 1  # only a file that was full has it
+    records = [one for name in names for one in read_records(tmp_path / f"{name}.out")]
+    records[0]["apcbatch"]["numerics"] = "other"  # only where workers differ
     for listed, found in (
         (TRACE, traces),
-        (RECORD, [one for name in names for one in read_records(tmp_path / f"{name}.out")]),
+        (RECORD, records),
         (SUMMARY, summaries),
     ):
         keys = {key.path: key for key in listed}

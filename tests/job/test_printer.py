@@ -127,6 +127,14 @@ SUMMARY = {
     "hit_rate": 0.972, "ideal_hit_rate": 0.975, "cached_by_source": {"memory": 100000, "disk": 20000},
     "seconds": {"load": 1.0, "plan": 0.1, "prefill": 2.0, "decode": 3.0, "store": 0.2, "total": 6.5},
     "prefill_tokens_per_s": 1728.0, "decode_tokens_per_s": None,
+    "workers": [
+        {"id": id, "node": node, "prefill_tokens": prefill, "decode_tokens": 100, "busy_s": busy_s,
+         "tokens_per_s": rate, "ending": ending}
+        for id, node, prefill, busy_s, rate, ending in (
+            (1, "a", 900, 2.0, 500.0, None), (2, "b", 0, 0.0, None, "lost"), (3, "a", 0, 1.0, 100.0, "let_go"),
+            (4, "c", 2900, 2.0, 1500.0, None),
+        )
+    ],
 }  # fmt: skip
 
 
@@ -150,7 +158,9 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
                  "9 requests (2 more were answered before) in 6.5 s: 5 ok, 4 errors",
                  "errors 1 duplicate_id, 3 invalid_request", "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
                  "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
-                 "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl"):  # fmt: skip
+                 "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
+                 "workers 4 (1 lost, 1 let go): 4,200 tokens in 5.0 s of work; the slowest 100 a second (3 on a), "
+                 "the fastest 1,500 a second (4 on c)"):  # fmt: skip
         assert part in words, part
     assert "{" not in plain
 

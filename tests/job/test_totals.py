@@ -61,7 +61,7 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
     assert totals.summary(Config(block_size=32, policy="all", model="m"), ENGINE) == {
         "requests": 6, "ok": 4, "errors": 2, "already_done": 6,
         "errors_by_code": {"duplicate_id": 1, "invalid_request": 1},
-        "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
+        "workers": None, "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
         **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},

@@ -8,8 +8,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from apcbatch.cluster.at_work import AtWork
 from apcbatch.cluster.seam import WorkerFacts
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Piece, Unit, Without
 from apcbatch.errors import UsageError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Result
@@ -17,12 +18,13 @@ from apcbatch.types import Result
 
 class FakeWorker:
     """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
-    `raise`; `warn`. threads: -1 cannot be opened."""
+    `raise`; `warn`; `speak N`, that N tokens are done. threads: -1 cannot be opened."""
 
-    def __init__(self, *, node: str, warn: Any, threads: int) -> None:
+    def __init__(self, *, node: str, at_work: str, warn: Any, speak: Any, threads: int) -> None:
         if threads < 0:
             raise UsageError("the model cannot be read; give another --model")
-        self._node, self._warn, self._threads = node, warn, threads
+        self._node, self._warn, self._speak, self._threads = node, warn, speak, threads
+        self._at_work = AtWork(at_work)
         self._going: list[Iterator[Message]] = []
         warn("a worker was opened")
 
@@ -44,7 +46,7 @@ class FakeWorker:
         return bool(self._going)
 
     def begin(self, unit: Unit, states: Mapping[Key, Any]) -> None:
-        self._going.append(self._work(unit, states))
+        self._going.append(self._work(unit, dict(states)))
 
     def step(self) -> list[Message]:
         """One message of the first unit."""
@@ -62,6 +64,7 @@ class FakeWorker:
         yield Done(unit.number, 0.0, 0, 0, {})
 
     def _obey(self, unit: Unit, piece: Piece, states: Mapping[Key, Any]) -> Iterator[Message]:
+        self._at_work.begin(piece.number)
         order, _, operand = piece.request.split()[0], None, piece.request.split()[-1]
         if order == "make":
             for key in sorted(unit.exports):
@@ -73,9 +76,12 @@ class FakeWorker:
             os.kill(os.getpid(), signal.SIGKILL)
         elif order == "raise":
             raise RuntimeError("the device is broken")
+        elif order == "speak":
+            self._speak(Alive(unit.number, int(operand)))
         elif order == "warn":
             self._warn(operand)
         read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]
+        self._at_work.end(piece.number)
         yield Answer(unit.number, piece.number, Result(id=piece.request, prompt_tokens=1, token_ids=read))
 
 

@@ -109,7 +109,11 @@ def going(nodes: Any, conversations: Path, tmp_path: Path) -> Iterator[subproces
     """A run on two workers, once it has some answers."""
     words = (conversations, "-o", tmp_path / "out.jsonl", "--ray", nodes.address, "--workers", 2, "--worker-cpus", 1)
     process = subprocess.Popen(
-        command(*words), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(*words, "--worker-timeout", 15),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     end = time.monotonic() + PATIENCE_S
     while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
@@ -130,20 +134,28 @@ def workers() -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("end", ["worker", "node"])
+@pytest.mark.parametrize("end", ["worker", "hang", "node"])
 def test_what_a_death_leaves_is_done_by_others(
     end: str, going: subprocess.Popen[str], nodes: Any, conversations: Path, tmp_path: Path
 ) -> None:
     """Catches a run that hangs, loses or doubles requests, or answers otherwise, when a worker or its machine goes."""
+    stopped = workers()[0]
     if end == "worker":
-        workers()[0].kill()
+        stopped.kill()
+    elif end == "hang":
+        stopped.suspend()
     else:
         victim = next(node for node in nodes.list_all_nodes() if not node.head)
         nodes.remove_node(victim, allow_graceful=False)
         add_node(nodes)
-    _, stderr = going.communicate(timeout=PATIENCE_S)
+    try:
+        _, stderr = going.communicate(timeout=PATIENCE_S)
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            stopped.kill()
     assert going.returncode == 0, stderr
-    assert "is lost: its machine" in stderr if end == "node" else "is lost: its process has ended" in stderr, stderr
+    reasons = {"worker": "its process has ended", "hang": "it said nothing for 15 s", "node": "its machine"}
+    assert f"is lost: {reasons[end]}" in stderr, stderr
     run(conversations, "-o", tmp_path / "alone.jsonl")
     assert answers(tmp_path / "out.jsonl") == answers(tmp_path / "alone.jsonl")
 

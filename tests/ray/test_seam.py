@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from apcbatch.cluster.at_work import read_at_work
 from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.cluster.ray_seam import RaySeam
 from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerKind
-from apcbatch.cluster.unit import Answer, Done, Made, Piece, Unit, Without
+from apcbatch.cluster.unit import Alive, Answer, Done, Made, Piece, Unit, Without
 from apcbatch.errors import UsageError
 from tests.ray.conftest import add_node
 from tests.ray.fakes import make_fake
@@ -78,7 +79,7 @@ def alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -102,6 +103,23 @@ def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     ]
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
+
+
+def test_a_worker_is_heard_while_it_works(talk: Talk) -> None:
+    """Catches a word from the middle of a pass that comes when the pass is over, or after what was said before it; and
+    a worker that is asked what it is at, and does not say it."""
+    worker = talk.spawn()
+    talk.seam.submit(worker, unit(1, "say", "speak 7", "sleep 60"), {})
+    talk.until(lambda event: isinstance(event, Said) and event.message == Alive(1, 7))
+    talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Answer))
+    end = time.monotonic() + PATIENCE_S
+    path = talk.seam._remotes[worker].at_work
+    while read_at_work(path) != {102}:  # these nodes share a disk
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert talk.seam.at_work(worker) == {102}
+    assert not os.path.exists(path)
+    talk.seam.kill(worker)
 
 
 def test_states_go_from_worker_to_worker(talk: Talk) -> None:
@@ -131,6 +149,8 @@ def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and lost.worker == worker and not lost.with_node
     assert ("the device is broken" in lost.reason) == (end == "raise")
+    at_work = talk.seam.at_work(worker)
+    assert at_work == (set() if end == "kill while idle" else {103}), "who is to blame"
     assert time.monotonic() - begin < 20
     answers = [event.message for event in talk.events if isinstance(event, Said)]
     numbers = [one.number for one in answers if isinstance(one, Answer)]

@@ -1,0 +1,81 @@
+"""The file that says what a worker was at, and who is blamed by it."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from apcbatch.cluster.at_work import AtWork, read_at_work
+from apcbatch.cluster.items import Item
+from apcbatch.cluster.recovery import judge
+from apcbatch.types import Request
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_file_says_who_is_at_work(seed: int, tmp_path: Path) -> None:
+    """Catches a request that stays in the file, is missing in it, or takes another one's place."""
+    source, path, expected = random.Random(seed), str(tmp_path / "at-work"), set[int]()
+    at_work = AtWork(path)
+    for _ in range(500):
+        number = source.randrange(60)
+        if source.random() < 0.5:
+            at_work.begin(number)
+            expected.add(number)
+        else:
+            at_work.end(number)
+            expected.discard(number)
+        assert read_at_work(path) == expected
+    assert os.path.getsize(path) <= 60 * 8
+
+
+def test_the_file_outlives_a_process(tmp_path: Path) -> None:
+    """Catches numbers that are lost with the process that wrote them."""
+    path = str(tmp_path / "at-work")
+    code = (
+        "import os, signal, sys\n"
+        "from apcbatch.cluster.at_work import AtWork\n"
+        "at_work = AtWork(sys.argv[1])\n"
+        "for number in (0, 7, 9): at_work.begin(number)\n"
+        "at_work.end(7)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == -9
+    assert read_at_work(path) == {0, 9}
+
+
+def test_what_cannot_be_read_is_not_known(tmp_path: Path) -> None:
+    """Catches a missing file that is taken for one that says nobody, and a torn one that ends the driver."""
+    assert read_at_work(str(tmp_path / "none")) is None
+    (tmp_path / "torn").write_bytes((4).to_bytes(8, "little") + b"\1\2\3")
+    assert read_at_work(str(tmp_path / "torn")) == {3}
+
+
+def items(count: int) -> list[Item]:
+    return [Item(number, Request(str(number), [1]), family=0) for number in range(count)]
+
+
+def test_only_who_was_at_work_is_blamed() -> None:
+    """Catches blame for requests that had not begun, and a unit that is torn into pieces for nothing."""
+    first, second = items(9)[:5], items(9)[5:]
+    verdict = judge([first, second], {1, 6})
+    assert [[item.number for item in group.items] for group in verdict.groups] == [[0, 2, 3, 4], [5, 7, 8], [1], [6]]
+    assert [group.is_alone for group in verdict.groups] == [False, False, True, True]
+    assert [item.deaths for item in first + second] == [0, 1, 0, 0, 0, 0, 1, 0, 0]
+    assert not verdict.guilty
+    assert judge([[first[1]]], {1}).guilty == [first[1]]
+    verdict = judge([[second[1]], [first[0]]], ())
+    assert not verdict.guilty and [len(group.items) for group in verdict.groups] == [1, 1]
+
+
+def test_nobody_knows_who_was_at_work() -> None:
+    """Catches requests that are given up together, or that are not tried alone."""
+    some = items(3)
+    for _ in range(3):
+        verdict = judge([some], None)
+        assert not verdict.guilty and [group.is_alone for group in verdict.groups] == [True] * 3
+    assert judge([[some[0]]], None).guilty == [some[0]]

@@ -1,0 +1,45 @@
+"""What the summary says of each worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.cluster.tally import Tally
+from apcbatch.errors import RequestError
+from apcbatch.types import Result
+from tests.cluster.runs import Planned, run
+from tests.cluster.simulator import Trouble
+
+
+def test_a_tally_adds_up() -> None:
+    """Catches a sum that is taken from another number, a first token that is counted as decoded, and errors that are
+    counted as work."""
+    tally = Tally(3, "host", "cpu")
+    assert tally.summary()["tokens_per_s"] is None
+    some = {"cached_tokens": 6, "computed_tokens": 4, "prefill_ms": 250.0, "decode_ms": 750.0}
+    other = Result("other", 10, [1, 2], **some)
+    tally.answered(Result("one", 10, [1, 2, 3], **some, others=[other]))
+    tally.answered(Result("two", 10, [], **some))
+    tally.answered(Result("three", 10, error=RequestError("invalid_request", "no")))
+    assert tally.summary() == {
+        "id": 3, "node": "host", "device": "cpu", "units": 0, "requests": 3, "prefill_tokens": 8, "decode_tokens": 3,
+        "cached_tokens": 12, "busy_s": 2.0, "tokens_per_s": 5.5, "ending": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("poison", [0, 1])
+def test_workers_add_up_to_the_run(tau: Planned, poison: int) -> None:
+    """Catches a worker that is missing or there twice, and work that is counted for two or for none."""
+    ids = frozenset(request.id for request in tau.requests[50 : 50 + poison])
+    outcome = run(tau.requests, 4, trouble=Trouble(poison=ids))
+    workers = outcome.engine.counters.workers
+    assert [one["id"] for one in workers] == list(range(1, 5 + 2 * poison))
+    assert [one["ending"] for one in workers].count("lost") == 2 * poison
+    answered = [result for result in outcome.results if result.error is None]
+    assert sum(one["requests"] for one in workers) == len(answered) == len(tau.requests) - poison
+    for name in ("cached_tokens", "computed_tokens"):
+        found = sum(one["prefill_tokens" if name == "computed_tokens" else name] for one in workers)
+        assert found == sum(getattr(result, name) for result in answered)
+    not_ended = outcome.engine.counters.units - sum(one["units"] for one in workers)
+    assert 2 * poison <= not_ended <= 4 * poison
+    assert all(one["node"] and one["device"] == "cpu" for one in workers)
