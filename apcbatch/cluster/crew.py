@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
 from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
-from apcbatch.cluster.tally import LOST, Tally
+from apcbatch.cluster.tally import LET_GO, LOST, Tally
 from apcbatch.cluster.unit import Key
 
 FILLING = 1.5  # the requests that a worker should have, over those that it runs at a time: some wait for others' states
@@ -114,6 +114,7 @@ class Crew:
         becoming ready in between."""
         self._seam, self._say, self._most_replaced = seam, say, most_replaced
         self._replaced = 0
+        self._vacant: list[WorkerKind] = []  # places that nobody is asked for
         self._all: dict[WorkerId, Worker] = {}
         self._rates: dict[str, Rates] = {}
         self._first: WorkerFacts | None = None
@@ -255,9 +256,7 @@ class Crew:
 
     def lose(self, worker: Worker, reason: str, is_replaced: bool = True) -> None:
         """A worker is gone; another one is asked for in its place, if that makes sense."""
-        del self._all[worker.id]
-        if worker.facts is not None:
-            self._num_ready -= Counter((worker.class_,))
+        self._forget(worker)
         self.num_lost += 1
         worker.tally.ending = LOST
         self.last_reason = reason
@@ -265,7 +264,25 @@ class Crew:
         if is_replaced and self._replaced < self._most_replaced:
             self._replaced += 1
             ending = f"; worker {self._ask(worker.kind).id} takes its place"
+        elif is_replaced:
+            self._vacant.append(worker.kind)
         self._say(f"worker {worker.id} is lost: {reason}{ending}")
+
+    def let_go(self, worker: Worker) -> None:
+        """End a worker that has nothing to do. Others may be asked for in its place later."""
+        self._forget(worker)
+        self._seam.kill(worker.id)
+        self._vacant.append(worker.kind)
+        worker.tally.ending = LET_GO
+        was = "has nothing left to do" if worker.facts is not None else "is not needed any more"
+        self._say(f"worker {worker.id} {was} and is let go; {len(self._all)} are left")
+
+    def fill(self, most: int) -> None:
+        """Ask for so many of those again that were let go or lost, as far as that makes sense."""
+        for _ in range(min(most, len(self._vacant), self._most_replaced - self._replaced)):
+            self._replaced += 1
+            worker = self._ask(self._vacant.pop())
+            self._say(f"worker {worker.id} is asked for, since there is more to do again")
 
     def kill_all(self) -> None:
         """End every worker."""
@@ -273,6 +290,11 @@ class Crew:
             self._seam.kill(worker)
         self._all.clear()
         self._num_ready.clear()
+
+    def _forget(self, worker: Worker) -> None:
+        del self._all[worker.id]
+        if worker.facts is not None:
+            self._num_ready -= Counter((worker.class_,))
 
     def _ask(self, kind: WorkerKind) -> Worker:
         id = self._seam.spawn(kind)

@@ -21,6 +21,7 @@ from apcbatch.cluster.placing import Placing
 from apcbatch.cluster.recovery import judge, worker_lost
 from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
 from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
+from apcbatch.cluster.staffing import Staffing
 from apcbatch.cluster.states import States
 from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Without
 from apcbatch.cluster.units import Cutter, Quantum, estimate
@@ -48,6 +49,7 @@ class ClusterEngine:
         self._placing = Placing()
         self._parting = Parting(self._placing, self._states)
         self._loose = LooseItems(hooks.conversation_of)
+        self._staffing = Staffing(self._crew, self._placing, self._loose, self._states, settings.idle_s)
         self._counters = ClusterCounters()
         self._coverage = CoverageTree()  # of what all workers have computed
         self._observer: Observer | None = None
@@ -257,6 +259,8 @@ class ClusterEngine:
                 at_work = self._seam.at_work(worker.id)
                 self._seam.kill(worker.id)
                 self._lose(worker, reason, at_work)
+            for worker in self._staffing.settle(now) if self._num_unfinished else ():
+                self._forget(worker)
         if not len(self._crew):
             raise StoppedError(
                 f"no worker is left: {self._crew.last_reason}; expected at least one to go on with "
@@ -320,13 +324,17 @@ class ClusterEngine:
         self._num_errands -= 1
 
     def _lose(self, worker: Worker, reason: str, at_work: Collection[int] | None) -> None:
-        """A worker is gone: what it had goes back, what it owned is forgotten. at_work: see judge."""
+        """A worker is gone: what it had goes back. at_work: see judge."""
         self._crew.lose(worker, reason)
+        self._forget(worker)
+        self._again([unfinished(errand.items.values()) for errand in worker.errands], at_work, reason)
+
+    def _forget(self, worker: Worker) -> None:
+        """What a worker owned that is not there any more is nobody's."""
         self._states.forget_worker(worker.id)
         self._loose.forget_worker(worker.id)
         for errand in worker.errands:
             self._forget_errand(errand)
-        self._again([unfinished(errand.items.values()) for errand in worker.errands], at_work, reason)
         self._forget_classes()
 
     def _forget_classes(self) -> None:

@@ -33,15 +33,17 @@ def open_cluster(
     warn: Callable[[str], None],
     say: Callable[[str], None],
     conversation_of: Callable[[Request], Hashable],
+    most_workers: int | None = None,
 ) -> ClusterEngine:
     """An engine over workers of the cluster at an address. salt: the secret itself. say: gets a line when a worker
-    comes or goes. conversation_of: what the requests of one conversation have in common. Waits for the first worker;
-    UsageError (StoppedError) if there is no cluster, or no worker comes."""
+    comes or goes. conversation_of: what the requests of one conversation have in common. most_workers: that can have
+    work, None if that is not known. Waits for the first worker; UsageError (StoppedError) if there is no cluster, or no
+    worker comes."""
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
         gpus = 0 if config.device == "cpu" else 1 if config.device == "cuda" else config.worker_gpus
         sizes = (config.workers, config.worker_cpus, gpus, config.worker_memory, config.cpu_workers)
-        kinds = kinds_for(cluster.machines(), *sizes)
+        kinds = kinds_for(cluster.machines(), *sizes)[:most_workers]
         settings = ClusterSettings(
             kinds, most_state_bytes=cluster.most_state_bytes(), worker_timeout_s=config.worker_timeout
         )

@@ -117,6 +117,7 @@ class RaySeam:
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened. UsageError if the first worker cannot be opened: the others could not either."""
         self._tell_who_is_slow()
+        self._end_closed()
         lost: list[Event] = list(self._given_up())
         if lost:
             return lost
@@ -154,7 +155,7 @@ class RaySeam:
             return None
 
     def kill(self, worker: WorkerId) -> None:
-        """End a worker; one that is idle may first finish its store's writing, for which `close` waits."""
+        """End a worker; one that is idle may first finish its store's writing, which `wait` and `close` see to."""
         remote = self._remotes.pop(worker, None)
         if remote is None:
             return
@@ -193,6 +194,14 @@ class RaySeam:
     def pids(self) -> dict[WorkerId, int]:
         """The process of each worker that is ready, on its own machine."""
         return {remote.id: remote.pid for remote in self._remotes.values() if remote.pid}
+
+    def _end_closed(self) -> None:
+        """End those that have finished their writing, so that the cluster has their room again."""
+        if self._closing:
+            done, _ = self._ray.wait([call for _, call in self._closing], num_returns=len(self._closing), timeout=0)
+            for actor, call in [one for one in self._closing if one[1] in done]:
+                self._closing.remove((actor, call))
+                self._ray.kill(actor)
 
     def _awaited(self) -> dict[Any, _Remote]:
         """All that may bring news, and whose it is."""

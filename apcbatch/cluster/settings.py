@@ -20,9 +20,9 @@ class ClusterSettings:
     """kinds: one for each worker. most_state_bytes, most_states: of states that lie between workers. worker_timeout_s:
     a worker that says nothing for so long while it has work is given up; start_timeout_s: one that is not ready after
     so long. most_replaced: workers that are asked for in a row without one becoming ready. ahead_requests,
-    ahead_tokens: what is read ahead. least_unit_s: shorter units only where the work is short. send_slack_s: a state is
-    computed again rather than sent only if that saves so many seconds, for then the request's record says that it was
-    computed."""
+    ahead_tokens: what is read ahead. idle_s: see Staffing. least_unit_s: shorter units only where the work is
+    short. send_slack_s: a state is computed again rather than sent only if that saves so many seconds, for then the
+    request's record says that it was computed."""
 
     kinds: tuple[WorkerKind, ...]
     most_state_bytes: int = 8 << 30
@@ -32,6 +32,7 @@ class ClusterSettings:
     most_replaced: int = 8
     ahead_requests: int = 1 << 15
     ahead_tokens: int = 1 << 27
+    idle_s: float = 60.0
     least_unit_s: float = LEAST_GROUP_S
     send_slack_s: float = 0.1
 

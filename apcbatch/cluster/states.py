@@ -6,7 +6,9 @@ only as long as somebody will read it; of a worker that is gone nothing is held.
 
 from __future__ import annotations
 
-from apcbatch.cluster.items import Item, State
+from collections.abc import Set
+
+from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.seam import WorkerId
 from apcbatch.cluster.unit import Handle
 
@@ -73,6 +75,14 @@ class States:
         """Let go of every state that nobody will read."""
         for state in [state for state in self._held if not state.is_wanted]:
             self._forget(state)
+
+    def owners_for_others_than(self, begun: Set[Group]) -> set[WorkerId]:
+        """The workers that own a state which somebody will read who is in none of these groups."""
+        return {
+            state.owner
+            for state in self._held
+            if state.unseen or any(reader.group not in begun for reader in state.readers)
+        }
 
     def forget_worker(self, worker: WorkerId) -> None:
         """What a worker owned is gone."""

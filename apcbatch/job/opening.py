@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from apcbatch.config import Config
@@ -36,6 +36,7 @@ from apcbatch.model.small_files import model_files_digest
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
+MOST_COUNTED = 256  # lines, of which each may be work for a worker
 CLUSTER_OPTIONS = ("workers", "cpu_workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
 
@@ -106,15 +107,18 @@ def open_run(
     if sentence is not None:
         note(sentence)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    most_workers = None
     if STDIN not in inputs.files:  # which may keep a reader waiting
         records = _announced(records, renderer)
+        if config.ray is not None:
+            records, most_workers = _with_work(records, config.limit)
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
         if config.stop:
             raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
-        engine = _open_engine(config, warn, note)
+        engine = _open_engine(config, warn, note, most_workers)
         return OpenRun(config, records, renderer, engine, Answers(), engine.numerics)
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
@@ -134,7 +138,7 @@ def open_run(
     else:
         run_file.check_replaceable()
     stage(f"loading {config.model}")
-    engine = _open_engine(config, warn, note)
+    engine = _open_engine(config, warn, note, most_workers)
     with ExitStack() as stack:
         stack.callback(engine.close)
         run_file.set_model(engine.fingerprint, engine.weights_digest, engine.numerics)
@@ -185,6 +189,17 @@ def _announced(records: Iterator[Conversation | BadLine], renderer: Renderer) ->
     return records if first is None else chain([first], records)
 
 
+def _with_work(
+    records: Iterator[Conversation | BadLine], limit: int | None
+) -> tuple[Iterator[Conversation | BadLine], int | None]:
+    """The same records, and how many workers can have work, for a message makes one request at most; None where there
+    are many."""
+    most = MOST_COUNTED if limit is None else min(limit, MOST_COUNTED)
+    first = list(islice(records, most))
+    number = sum(max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in first)
+    return chain(first, records), max(1, number) if len(first) < MOST_COUNTED else None
+
+
 def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> None:
     if answers.num_unsigned:
         warn(
@@ -218,13 +233,17 @@ def check_cluster(config: Config) -> None:
         )
 
 
-def _open_engine(config: Config, warn: Callable[[str], None], note: Callable[[str], None]) -> JobEngine:
-    """The engine of a run: this process's own, or a cluster's. note: gets a line when a worker comes or goes."""
+def _open_engine(
+    config: Config, warn: Callable[[str], None], note: Callable[[str], None], most_workers: int | None
+) -> JobEngine:
+    """The engine of a run: this process's own, or a cluster's. note: gets a line when a worker comes or goes.
+    most_workers: that can have work, None for any number."""
     if config.ray is None:
         return make_engine(config, warn)
     from apcbatch.cluster.opening import open_cluster
 
-    return open_cluster(config, config.ray, read_salt(config), warn, note, lambda request: request.tag.ticket.line)
+    salt = read_salt(config)
+    return open_cluster(config, config.ray, salt, warn, note, lambda request: request.tag.ticket.line, most_workers)
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:

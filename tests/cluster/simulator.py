@@ -35,7 +35,8 @@ class Speeds:
     call_s: float = 1e-3
     bytes_per_s: float = 1e9
     state_bytes: int = 20 << 20
-    start_s: float = 0.0
+    start_s: float = 0.0  # until a worker is ready,
+    next_start_s: float = 0.0  # and more for each one that was asked for before it
     node_death_s: float = 1.5  # until the driver knows
 
 
@@ -140,7 +141,8 @@ class SimSeam:
             one.ends = self.now
             self._at(self.now, lambda: Lost(worker, "there is no room for it"))
         else:
-            self._at(self.now + self.speeds.start_s, lambda: self._ready(worker))
+            start_s = self.speeds.start_s + (worker - 1) * self.speeds.next_start_s
+            self._at(self.now + start_s, lambda: self._ready(worker))
         return worker
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Token]) -> None:

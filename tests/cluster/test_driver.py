@@ -151,7 +151,7 @@ def test_a_worker_with_other_weights_gets_nothing() -> None:
     results = list(engine.run(requests))
     assert sorted(result.id for result in results) == sorted(request.id for request in requests)
     assert all(result.error is None for result in results)
-    assert engine._crew.tallies[1].requests == 0 and len(engine._crew) == 2, "it is ended and not asked for again"
+    assert engine.counters.workers[1]["requests"] == 0 and len(engine._crew) == 2, "it is ended and not asked for again"
     assert any("the model's weights on" in line and "differs" in line for line in lines)
 
 

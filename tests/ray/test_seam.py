@@ -161,6 +161,22 @@ def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
     assert talk.seam.wait(0.1) == []
 
 
+def test_who_is_let_go_leaves_its_room(talk: Talk) -> None:
+    """Catches an actor that stays on the cluster although its worker was ended, so that no machine can ever go and no
+    other worker has its room."""
+    first, second = talk.spawn(), talk.spawn()
+    third = talk.seam.spawn(KIND)  # both nodes are full
+    assert not any(isinstance(event, Ready) for event in talk.seam.wait(1.0))
+    talk.seam.kill(first)
+    talk.until(lambda event: isinstance(event, Ready) and event.worker == third)
+    talk.seam.kill(third)
+    talk.seam.kill(second)
+    end, ray = time.monotonic() + PATIENCE_S, talk.seam._ray
+    while ray.available_resources().get("CPU", 0) < 2:
+        assert time.monotonic() < end, "the room of ended workers is not free"
+        talk.seam.wait(0.1)
+
+
 def test_a_worker_that_cannot_be_opened_ends_the_run(talk: Talk) -> None:
     """Catches workers that are asked for again and again although the model is wrong."""
     talk.seam.spawn(WorkerKind(name="broken"))

@@ -1,0 +1,41 @@
+"""How many workers a run on a cluster can have work for, by the first lines of its input."""
+
+from __future__ import annotations
+
+import pytest
+
+from apcbatch.cluster import opening as cluster_opening
+from tests.chats import conversation, read_records, write_lines
+from tests.job.fakes import FakeEngine
+
+MESSAGES = len(conversation(1)["messages"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "most"),
+    [
+        ([conversation(1)], (), MESSAGES),
+        ([conversation(number, turns=3) for number in range(2)], (), 2 * len(conversation(0, turns=3)["messages"])),
+        ([conversation(number) for number in range(9)], ("--limit", 2), 2 * MESSAGES),
+        ([{"prompt": "Once"}, {}], ("--limit", 5), 2),
+        ([], (), 1),
+        ([conversation(number) for number in range(400)], (), None),
+        ([conversation(number) for number in range(400)], ("--limit", 300), None),
+    ],
+)
+def test_no_more_workers_than_requests(apcbatch, monkeypatch, tmp_path, lines, options, most):
+    """Faults: 64 workers are asked for and the input has three lines; a line that is lost or done twice."""
+    seen = []
+
+    def open_cluster(config, address, salt, warn, say, conversation_of, most_workers):
+        seen.append(most_workers)
+        return FakeEngine(config, warn)
+
+    monkeypatch.setattr(cluster_opening, "open_cluster", open_cluster)
+    write_lines(tmp_path / "in.jsonl", lines)
+    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", "last", "--ray", "auto", *options)
+    assert seen == [most]
+    limit = options[1] if options else len(lines)
+    assert sorted(one["line"] for one in read_records(tmp_path / "out.jsonl")) == [
+        *range(1, 1 + min(limit, len(lines)))
+    ]
