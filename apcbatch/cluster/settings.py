@@ -26,7 +26,7 @@ class ClusterSettings:
 
     kinds: tuple[WorkerKind, ...]
     most_state_bytes: int = 8 << 30
-    most_states: int = 1024
+    most_states: int = 1 << 14
     worker_timeout_s: float = 600.0
     start_timeout_s: float = 600.0
     most_replaced: int = 8
