@@ -25,7 +25,6 @@ from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import answered
 from apcbatch.errors import RequestError, StoppedError
-from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
@@ -366,7 +365,7 @@ class ClusterEngine:
         """A request was answered: note what is computed now, as an engine does."""
         tokens, request = item.tokens, item.request
         if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
-            tokens = np.concatenate((tokens, as_token_array(result.token_ids[:-1])))
+            tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
         self._coverage.insert(tokens)
         if self._observer is not None:
             self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)
