@@ -28,7 +28,6 @@ from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import answered
 from apcbatch.errors import StoppedError
-from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
@@ -140,9 +139,12 @@ class ClusterEngine:
     def abort(self) -> None:
         """Drop every request that is not finished. The workers that have some are ended."""
         self.drop_waiting()
+        for worker in self._crew:
+            for errand in worker.errands:
+                self._forget_errand(worker, errand)
         self._crew.kill_all()
         self._states.clear()
-        self._num_unfinished = self._num_errands = self._states.num_promised = 0
+        self._num_unfinished = 0
         self._results.clear()
 
     def flush(self) -> None:
@@ -214,8 +216,10 @@ class ClusterEngine:
 
     def _room(self) -> float:
         """How many states a group may leave. Where there is little room, a worker rather waits for another one than
-        makes a state that goes before it is read."""
-        return self._states.room if self._states.is_tight and self._num_errands else float("inf")
+        makes a state that goes before it is read, but not once half of them wait: then a state that is computed
+        twice costs less."""
+        is_waiting_worth_it = 2 * self._num_errands >= len(self._crew)
+        return self._states.room if self._states.is_tight and is_waiting_worth_it else float("inf")
 
     def _force_if_stuck(self) -> None:
         """If groups wait for each other in a ring, the first one goes on alone."""
@@ -228,8 +232,9 @@ class ClusterEngine:
         unit, items = package.unit, {item.number: item for item in group.items}
         errand = Errand(unit.number, group, items, package.exports, package.expected_s)
         self._crew.begin(worker, errand)
-        self._states.num_promised += len(errand.exports)
         self._num_errands += 1
+        for state in package.exports.values():
+            self._states.promise(facts.footprint.pool_bytes(state.position))
         self._counters.units += 1
         self._counters.states_sent += package.num_sent
         self._seam.submit(worker.id, unit, {key: state.handle for key, state in package.imports.items()})
@@ -291,8 +296,8 @@ class ClusterEngine:
             if state is None:
                 self._counters.messages_ignored += 1
                 return
-            self._states.num_promised -= 1
             assert worker.facts is not None, "a worker with an errand has said what it is"
+            self._states.settle(worker.facts.footprint.pool_bytes(state.position))
             self._states.put(state, message.state, message.num_bytes, worker.id, worker.facts.node)
             if state.waiting:
                 self._placing.made(state)
@@ -305,8 +310,8 @@ class ClusterEngine:
             self._done(worker, errand, message)
 
     def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
+        self._forget_errand(worker, errand)
         self._crew.end(worker, errand)
-        self._forget_errand(errand)
         worker.tally.units += 1
         rates = self._crew.rates(worker.class_)
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
@@ -318,10 +323,12 @@ class ClusterEngine:
         self._again([unfinished(errand.items.values())], None, "the unit ended without it")
         self._look_again = 0.0
 
-    def _forget_errand(self, errand: Errand) -> None:
+    def _forget_errand(self, worker: Worker, errand: Errand) -> None:
         """A worker is no longer at a unit: what it has not said of it will not come."""
-        self._states.num_promised -= len(errand.exports)
+        assert worker.facts is not None, "a worker with an errand has said what it is"
         self._num_errands -= 1
+        for state in errand.exports.values():
+            self._states.settle(worker.facts.footprint.pool_bytes(state.position))
 
     def _lose(self, worker: Worker, reason: str, at_work: Collection[int] | None) -> None:
         """A worker is gone: what it had goes back. at_work: see judge."""
@@ -334,7 +341,7 @@ class ClusterEngine:
         self._states.forget_worker(worker.id)
         self._loose.forget_worker(worker.id)
         for errand in worker.errands:
-            self._forget_errand(errand)
+            self._forget_errand(worker, errand)
         self._forget_classes()
 
     def _forget_classes(self) -> None:
@@ -370,7 +377,7 @@ class ClusterEngine:
         """A request was answered: note what is computed now, as an engine does."""
         tokens, request = item.tokens, item.request
         if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
-            tokens = np.concatenate((tokens, as_token_array(result.token_ids[:-1])))
+            tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
         self._coverage.insert(tokens)
         if self._observer is not None:
             self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)

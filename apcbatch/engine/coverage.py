@@ -41,9 +41,6 @@ class _Node:
     dropped: set[int] = field(default_factory=set)  # the first tokens of branches that were below and are gone
     regrown: bool = False  # begins as a dropped branch did, which may have gone along with it, and on from there
 
-    def __len__(self) -> int:
-        return len(self.edge_bytes) // 4
-
     @property
     def edge(self) -> TokenArray:
         """The tokens from the parent to here, a read-only view."""
@@ -66,7 +63,7 @@ class CoverageTree:
         node, length, on_edge = self._walk(tokens)
         if length == len(tokens):
             return Match(length, False, True)
-        if on_edge < len(node):
+        if on_edge < len(node.edge):
             return Match(length, True, not node.regrown)
         forked = bool(node.children or node.dropped)
         return Match(length, forked, not node.regrown and int(tokens[length]) not in node.dropped)
@@ -78,7 +75,7 @@ class CoverageTree:
         rest = tokens[length:]
         if not len(rest):
             return
-        if on_edge < len(node):
+        if on_edge < len(node.edge):
             node = self._split(node, on_edge)
         self._add(node, rest)
         self.unique_tokens += len(rest)
@@ -89,7 +86,7 @@ class CoverageTree:
         """The deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
         node, length, on_edge = self._root, 0, 0
         whole = tokens.tobytes()
-        while length < len(tokens) and on_edge == len(node):
+        while length < len(tokens) and 4 * on_edge == len(node.edge_bytes):
             child = node.children.get(int(tokens[length]))
             if child is None:
                 break
@@ -97,7 +94,7 @@ class CoverageTree:
             if touch:
                 node.last_use = self._clock
             if whole.startswith(node.edge_bytes, 4 * length):  # the most common case, at the speed of memory
-                on_edge = len(node)
+                on_edge = len(node.edge_bytes) // 4
             else:
                 on_edge = common_length(node.edge, tokens[length:])
             length += on_edge
@@ -136,7 +133,7 @@ class CoverageTree:
             first = int(leaf.edge[0])
             del leaf.parent.children[first]
             leaf.parent.dropped.add(first)
-            self.num_tokens -= len(leaf)
+            self.num_tokens -= len(leaf.edge)
             self._num_nodes -= 1
 
     def _nodes(self) -> list[_Node]:
