@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 
@@ -72,17 +71,21 @@ def test_what_a_lost_worker_had_goes_to_others() -> None:
 
 
 def test_a_worker_with_too_much_gives_some_away() -> None:
-    """Catches workers that stay idle beside one that has a long line, and conversations that are torn in two by it."""
-    loose = by_conversation()
-    for number in range(MOST_TOGETHER):
+    """Catches workers that stay idle beside one that has a long line, and conversations that go back and forth then."""
+    loose, many = by_conversation(), 3 * MOST_TOGETHER
+    for number in range(many):
         loose.add(item(number, number))
-    loose.take(1, 1)
-    for number in range(MOST_TOGETHER, 4 * MOST_TOGETHER):
-        loose.add(item(number, number % MOST_TOGETHER))
-    helped = loose.take(2, 2)
-    assert helped and not Counter(one.number for one in helped) - Counter(range(MOST_TOGETHER, 4 * MOST_TOGETHER))
-    moved = {one.request.tag for one in helped}
-    assert not moved & {one.request.tag for one in loose.take(1, 2)}
+    while len(loose):
+        loose.take(1, 1)
+    for number in range(many):
+        loose.add(item(many + number, number))  # all of them wait for worker 1
+    moved = {one.request.tag for one in loose.take(2, 2)}
+    assert moved and len(moved) + len(loose) == many
+    while len(loose):
+        assert not moved & {one.request.tag for one in loose.take(1, 2)}
+    for number in sorted(moved):
+        loose.add(item(2 * many + number, number))
+    assert loose.take(1, 2) == [] and {one.request.tag for one in loose.take(2, 2)} <= moved
 
 
 def test_requests_that_stand_alone_go_anywhere() -> None:
