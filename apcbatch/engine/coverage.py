@@ -10,6 +10,7 @@ have matched further.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,6 +56,8 @@ class CoverageTree:
         self._max_tokens, self._max_nodes = max_tokens, max_nodes
         self.num_tokens = 0
         self._num_nodes = 0
+        self._leaves: list[tuple[int, int, _Node]] = []  # those used longest ago first, as of when they were entered
+        self._num_entered = 0
         self._clock = 0
         self.unique_tokens = 0
 
@@ -118,28 +121,31 @@ class CoverageTree:
         else:
             first = int(edge[0])
             regrown = parent.regrown or first in parent.dropped
-            parent.children[first] = _Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
+            leaf = parent.children[first] = _Node(edge.tobytes(), parent, last_use=self._clock, regrown=regrown)
             self._num_nodes += 1
+            self._enter(leaf)
         self.num_tokens += len(edge)
 
     def _prune(self) -> None:
         """Drop the least recently extended leaves until a tenth of both bounds is free."""
-        leaves = [node for node in self._nodes() if not node.children]
-        leaves.sort(key=lambda node: node.last_use)
-        for leaf in leaves:
-            if self.num_tokens <= 0.9 * self._max_tokens and self._num_nodes <= 0.9 * self._max_nodes:
-                break
-            assert leaf.parent is not None, "the root is not among the nodes that may be dropped"
+        while self._leaves and (self.num_tokens > 0.9 * self._max_tokens or self._num_nodes > 0.9 * self._max_nodes):
+            last_use, _, leaf = heapq.heappop(self._leaves)
+            parent = leaf.parent
+            if leaf.children or parent is None:
+                continue  # it is no leaf any more, or was dropped
+            if leaf.last_use > last_use:
+                self._enter(leaf)
+                continue
             first = int(leaf.edge[0])
-            del leaf.parent.children[first]
-            leaf.parent.dropped.add(first)
+            del parent.children[first]
+            parent.dropped.add(first)
+            leaf.parent = None
             self.num_tokens -= len(leaf.edge)
             self._num_nodes -= 1
+            if not parent.children and parent is not self._root:
+                self._enter(parent)
 
-    def _nodes(self) -> list[_Node]:
-        found, stack = [], list(self._root.children.values())
-        while stack:
-            node = stack.pop()
-            found.append(node)
-            stack.extend(node.children.values())
-        return found
+    def _enter(self, leaf: _Node) -> None:
+        """Note a leaf among those that may be dropped."""
+        self._num_entered += 1
+        heapq.heappush(self._leaves, (leaf.last_use, self._num_entered, leaf))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 import pytest
 
@@ -22,21 +21,24 @@ def by_conversation() -> LooseItems:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_conversations_stay_and_nothing_is_lost(seed: int) -> None:
-    """Catches a conversation that goes from worker to worker while its worker has room, one that is out of order, and a
-    request that is taken twice or never."""
+    """Catches a conversation that goes from worker to worker while its worker has room, and a request that is taken
+    twice or never. A turn comes when the one before it was taken, as in a rollout."""
     source, loose, number = random.Random(seed), by_conversation(), 0
     owners: dict[int, int] = {}
     taken: list[Item] = []
     open_turns = {conversation: source.randrange(1, 6) for conversation in range(20)}
+    waiting: set[int] = set()
     while any(open_turns.values()) or len(loose):
         for conversation in source.sample(sorted(open_turns), 5):
-            if open_turns[conversation]:
+            if open_turns[conversation] and conversation not in waiting:
+                waiting.add(conversation)
                 open_turns[conversation] -= 1
                 loose.add(item(number, conversation))
                 number += 1
         worker = source.randrange(4)
         for one in loose.take(worker, 4):
             taken.append(one)
+            waiting.remove(one.request.tag)
             assert owners.setdefault(one.request.tag, worker) == worker, "few wait, so that none needs to move"
     assert sorted(one.number for one in taken) == list(range(number))
     for conversation in range(20):
@@ -69,17 +71,21 @@ def test_what_a_lost_worker_had_goes_to_others() -> None:
 
 
 def test_a_worker_with_too_much_gives_some_away() -> None:
-    """Catches workers that stay idle beside one that has a long line, and conversations that are torn in two by it."""
-    loose = by_conversation()
-    for number in range(MOST_TOGETHER):
+    """Catches workers that stay idle beside one that has a long line, and conversations that go back and forth then."""
+    loose, many = by_conversation(), 3 * MOST_TOGETHER
+    for number in range(many):
         loose.add(item(number, number))
-    loose.take(1, 1)
-    for number in range(MOST_TOGETHER, 4 * MOST_TOGETHER):
-        loose.add(item(number, number % MOST_TOGETHER))
-    helped = loose.take(2, 2)
-    assert helped and not Counter(one.number for one in helped) - Counter(range(MOST_TOGETHER, 4 * MOST_TOGETHER))
-    moved = {one.request.tag for one in helped}
-    assert not moved & {one.request.tag for one in loose.take(1, 2)}
+    while len(loose):
+        loose.take(1, 1)
+    for number in range(many):
+        loose.add(item(many + number, number))  # all of them wait for worker 1
+    moved = {one.request.tag for one in loose.take(2, 2)}
+    assert moved and len(moved) + len(loose) == many
+    while len(loose):
+        assert not moved & {one.request.tag for one in loose.take(1, 2)}
+    for number in sorted(moved):
+        loose.add(item(2 * many + number, number))
+    assert loose.take(1, 2) == [] and {one.request.tag for one in loose.take(2, 2)} <= moved
 
 
 def test_requests_that_stand_alone_go_anywhere() -> None:

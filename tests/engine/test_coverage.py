@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -27,7 +30,10 @@ def expected(prompt: Prompt, covered: list[Prompt]) -> Match:
 
 def check_counts(tree: CoverageTree) -> None:
     """The tree's counters against its nodes, and that each node hangs where its first token says."""
-    nodes = tree._nodes()
+    nodes, stack = [], list(tree._root.children.values())
+    while stack:
+        nodes.append(stack.pop())
+        stack += nodes[-1].children.values()
     assert tree.num_tokens == sum(len(node.edge) for node in nodes)
     assert tree._num_nodes == len(nodes)
     for node in nodes:
@@ -101,3 +107,20 @@ def test_what_goes_on_is_one_node() -> None:
     for prompt in [(50,), (51,), tuple(range(10)), (52,)]:
         tree.insert(array(prompt))
     assert lengths(tree, [tuple(range(10)), (50,), (51,), (52,)]) == [10, 0, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_least_recently_extended_branches_go_first(seed: int) -> None:
+    """Catches a bound that is not kept, counters that drift, and an old branch that outlives a younger one."""
+    source, tree = random.Random(seed), CoverageTree(max_tokens=400, max_nodes=40)
+    used: dict[int, int] = {}
+    for turn in range(600):
+        conversation = min(source.randrange(60), source.randrange(60))
+        used[conversation] = turn
+        tree.insert(array((conversation, *(source.randrange(3) for _ in range(source.randrange(1, 20))))))
+        assert tree.num_tokens <= 400 and tree._num_nodes <= 40
+        check_counts(tree)
+        there = {first for first in used if lengths(tree, [(first,)]) == [1]}
+        gone = used.keys() - there
+        assert conversation in there
+        assert not gone or max(used[one] for one in gone) < min(used[one] for one in there)
