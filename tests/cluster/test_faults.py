@@ -38,7 +38,7 @@ def test_seeded_kills(tau_data: Dataset) -> None:
     requests = planned(data).requests
     num_killed = num_retried = 0
     for seed in range(SEEDS):
-        left, answered = requests, set[str]()
+        left, answered, again = requests, set[str](), 0
         driver_dies = seed % 4 == 0
         outcome = run(left, **seeded(seed, 6.0), stop_after=1 + seed if driver_dies else None)
         while True:
@@ -51,7 +51,8 @@ def test_seeded_kills(tau_data: Dataset) -> None:
             left = planned(data, skip=frozenset(map(int, answered))).requests
             if not left:
                 break
-            outcome, driver_dies = run(left, **seeded(seed + 1000, 6.0)), False
+            again += 1
+            outcome, driver_dies = run(left, **seeded(seed + 1000 * again, 6.0)), False
         assert len(answered) == len(requests)
     print(f"{num_killed} kills in {SEEDS} runs; {num_retried} requests that two of them hit were retried")
     assert num_killed >= 1.5 * SEEDS and num_retried < 0.1 * num_killed
