@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import struct
+import tempfile
+import time
 from contextlib import suppress
+from pathlib import Path
 
 PLACE = struct.Struct("<q")  # a request's number and 1; 0 for nobody
 MOST_BYTES = 1 << 20
+PREFIX = "apcbatch-at-work-"
+OLD_S = 86400.0  # of a file that nobody has read: both its worker and whoever would read it were killed
 
 
 class AtWork:
@@ -39,6 +44,17 @@ class AtWork:
         if self._file >= 0:
             with suppress(OSError):  # no room: who is to blame will not be known
                 os.pwrite(self._file, PLACE.pack(value), place * PLACE.size)
+
+
+def make_file() -> str:
+    """The path of a new file in the temporary folder; old ones there that were left behind go."""
+    for one in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - one.stat().st_mtime > OLD_S:
+                one.unlink()
+    file, path = tempfile.mkstemp(prefix=PREFIX)
+    os.close(file)
+    return path
 
 
 def read_at_work(path: str) -> frozenset[int] | None:

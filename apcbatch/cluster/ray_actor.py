@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from apcbatch.cluster.at_work import read_at_work
+from apcbatch.cluster.at_work import make_file, read_at_work
 from apcbatch.cluster.seam import MOST_UNITS, WorkerFacts
 from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
 
@@ -132,8 +131,7 @@ class WorkerActor:
 
         node_id = ray.get_runtime_context().get_node_id()
         self._node = f"{socket.gethostname()}/{node_id[:8]}"
-        file, self._at_work = tempfile.mkstemp(prefix="apcbatch-at-work-")
-        os.close(file)
+        self._at_work = make_file()
 
         def open_worker() -> WorkerFacts:
             self._worker = make(

@@ -151,8 +151,8 @@ class RaySeam:
         try:
             numbers: Collection[int] | None = self._ray.get(take.remote(path), timeout=AT_WORK_S)
             return numbers
-        except self._ray.exceptions.RayError:  # its node is gone, or too busy
-            return None
+        except self._ray.exceptions.RayError:  # its node is gone as well, and then nobody is to blame; or too busy
+            return None if node_id in self._cluster.live_nodes() else ()
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker; one that is idle may first finish its store's writing, which `wait` and `close` see to."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.cluster.at_work import AtWork, read_at_work
+from apcbatch.cluster.at_work import AtWork, make_file, read_at_work
 from apcbatch.cluster.items import Item
 from apcbatch.cluster.recovery import judge
 from apcbatch.types import Request
@@ -46,6 +46,19 @@ def test_the_file_outlives_a_process(tmp_path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == -9
     assert read_at_work(path) == {0, 9}
+
+
+def test_files_that_were_left_behind_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a temporary folder that fills up with runs that were killed, and a live worker's or somebody else's file
+    that goes."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    first, second = make_file(), make_file()
+    (tmp_path / "other").touch()
+    for path in (first, tmp_path / "other"):
+        os.utime(path, (1.0, 1.0))
+    third = make_file()
+    assert {str(path) for path in tmp_path.iterdir()} == {second, third, str(tmp_path / "other")}
+    assert os.stat(third).st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_read_is_not_known(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def test_a_node_goes_and_another_comes(talk: Talk, nodes: Any) -> None:
     nodes.remove_node(third, allow_graceful=False)
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and lost.worker == doomed and lost.with_node
+    assert talk.seam.at_work(doomed) == (), "nobody is to blame for the end of a machine"
     talk.seam.submit(other, unit(3, "say", imports=(b"ab",)), {b"ab": state})
     assert Without(3, b"ab") in talk.done(3)
     late = talk.seam.spawn(KIND)
