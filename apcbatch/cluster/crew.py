@@ -1,7 +1,7 @@
 """The workers: who is there, what each one has to do, who has been silent for too long, whom to replace.
 
-Must not know: what units hold. Invariants: a worker has at most two units, of which the first runs; what is known to be
-gone is never asked again.
+Must not know: what units hold. Invariants: a worker has so many units that it can run as many requests at a time as it
+takes, and no more than MOST_UNITS; what is known to be gone is never asked again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
-from apcbatch.cluster.seam import Seam, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Key
 
-MOST_UNITS = 2
+FILLING = 1.5  # the requests that a worker should have, over those that it runs at a time: some wait for others' states
 TYPICAL = (1000, 100)  # tokens of prompts and of answers
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
@@ -23,14 +23,19 @@ HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """A unit at a worker. begun: when it became the first there. expected_s: how long it should take."""
+    """A unit at a worker. left: requests without an answer. begun: when it became the first there. expected_s: how long
+    it should take."""
 
     unit: int
     group: Group
     items: dict[int, Item]
     exports: dict[Key, State]
     expected_s: float
+    left: int = 0
     begun: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.left = len(self.items)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,11 +56,23 @@ class Worker:
         assert self.facts is not None, "a worker has a class once it is ready"
         return self.facts.fingerprint
 
+    @property
+    def load(self) -> int:
+        """Its requests without an answer."""
+        return sum(errand.left for errand in self.errands)
+
     def begin(self, errand: Errand, now: float) -> None:
         """It is given a unit."""
         errand.begun = self.heard = now
         self.errands.append(errand)
         self._when_free(now)
+
+    def answered(self, errand: Errand, now: float) -> bool:
+        """A request of a unit is answered. Whether it is since then that another unit should be given."""
+        errand.left -= 1
+        was_free = self.free <= now
+        self._when_free(now)
+        return not was_free and self.free <= now
 
     def end(self, errand: Errand, now: float) -> None:
         """A unit is done; the next one runs."""
@@ -66,10 +83,13 @@ class Worker:
         self._when_free(now)
 
     def _when_free(self, now: float) -> None:
-        self.free = now
-        if len(self.errands) >= MOST_UNITS:
-            self.free = float("inf")
-        elif self.errands:
+        """At once while it could run more than it has; else shortly before its only unit should end."""
+        assert self.facts is not None, "a worker that has units has said what it is"
+        num_units, self.free = len(self.errands), now
+        if not num_units or (num_units < MOST_UNITS and self.load < FILLING * self.facts.max_running):
+            return
+        self.free = float("inf")
+        if num_units == 1:
             first = self.errands[0]
             ahead = max(HAND_OUT_AHEAD_S, HAND_OUT_AHEAD_SHARE * first.expected_s)
             self.free = first.begun + first.expected_s - ahead
@@ -131,9 +151,9 @@ class Crew:
         )
 
     def takers(self, now: float) -> list[Worker]:
-        """Workers that should be given a unit now: those without one first."""
+        """Workers that should be given a unit now: those with the least to do first."""
         takers = [worker for worker in self._all.values() if worker.free <= now and worker.facts is not None]
-        return sorted(takers, key=_without_work_first)
+        return sorted(takers, key=_least_work_first)
 
     def next_free(self, now: float) -> float:
         """When the next worker should be given a unit that should not be yet; infinity if that is not known."""
@@ -170,5 +190,5 @@ class Crew:
         return worker
 
 
-def _without_work_first(worker: Worker) -> tuple[int, float]:
-    return len(worker.errands), worker.free
+def _least_work_first(worker: Worker) -> tuple[int, float]:
+    return worker.load, worker.free

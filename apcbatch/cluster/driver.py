@@ -177,16 +177,21 @@ class ClusterEngine:
         if not len(placing.queue) and not len(self._loose):
             self._look_again = float("inf")  # whatever comes says so
             return
-        for worker in crew.takers(now):
-            if not len(placing.queue) and not len(self._loose):
-                break
-            assert worker.facts is not None, "a worker that takes units has said what it is"
-            group = placing.take(worker.class_, worker.facts.node, self._room())
-            if group is None and len(self._loose):
-                group = Group(self._loose.take(worker.id, len(crew.ready)))
-            if group is not None and group.items:
-                self._send(worker, group, worker.facts)
+        while any([self._give(worker) for worker in crew.takers(now)]):
+            pass  # each gets one before anybody gets another
         self._look_again = crew.next_free(now)
+
+    def _give(self, worker: Worker) -> bool:
+        """Give a worker a unit; False if there is none for it."""
+        placing, loose = self._placing, self._loose
+        assert worker.facts is not None, "a worker that takes units has said what it is"
+        group = placing.take(worker.class_, worker.facts.node, self._room()) if len(placing.queue) else None
+        if group is None and len(loose):
+            group = Group(loose.take(worker.id, len(self._crew.ready)))
+        if group is None or not group.items:
+            return False
+        self._send(worker, group, worker.facts)
+        return True
 
     def _room(self) -> float:
         """How many states a group may leave. Where there is little room, a worker rather waits for another one than
@@ -255,6 +260,8 @@ class ClusterEngine:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
                 self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)
             self._end(item, result)
+            if worker.answered(errand, worker.heard):
+                self._look_again = 0.0
         elif isinstance(message, Made):
             state = errand.exports.get(message.key)
             if state is None or state.handle is not None:

@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from apcbatch.cluster.seam import WorkerFacts
+from apcbatch.cluster.seam import MOST_UNITS, WorkerFacts
 from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
 
-CONCURRENCY = 4
+CONCURRENCY = MOST_UNITS + 2
 FETCH_S = 60.0  # for all states of a unit
 MOST_WARNINGS = 100
 
@@ -92,7 +92,7 @@ def make_worker(**options: Any) -> WorkerLike:
 class WorkerActor:
     """One worker. It has none until `start`, so that what is wrong with it is said as an error of a call.
 
-    Ray runs its methods in threads: two units, `hold` and one more at a time.
+    Ray runs its methods in threads: the units, `hold` and one more at a time.
     """
 
     def __init__(self) -> None:

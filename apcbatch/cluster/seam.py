@@ -13,6 +13,7 @@ from apcbatch.cluster.unit import Handle, Key, Message, Unit
 from apcbatch.plan.footprint import Footprint
 
 WorkerId = int
+MOST_UNITS = 8  # that a worker is given at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class WorkerKind:
 class WorkerFacts:
     """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
     workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
-    its answer. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0."""
+    its answer. max_running: requests that it runs at a time, which takes it hardly longer than one.
+    prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0."""
 
     fingerprint: str
     key_fingerprint: bytes
@@ -43,6 +45,7 @@ class WorkerFacts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_request_tokens: int
+    max_running: int = 1
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     counters: Mapping[str, float] = field(default_factory=dict)
