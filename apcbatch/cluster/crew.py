@@ -14,8 +14,9 @@ from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
 from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Key
+from apcbatch.engine.serving import LOOK_AHEAD
 
-FILLING = 1.5  # the requests that a worker should have, over those that it runs at a time: some wait for others' states
+FILLING = 1 + LOOK_AHEAD  # requests of a worker, over those that it runs at a time: as many as an engine looks among
 TYPICAL = (1000, 100)  # tokens of prompts and of answers
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
@@ -150,9 +151,15 @@ class Crew:
             f"worker {worker.id} is ready: {facts.device}, {facts.dtype}, {facts.threads} threads on {facts.node}"
         )
 
-    def takers(self, now: float) -> list[Worker]:
-        """Workers that should be given a unit now: those with the least to do first."""
-        takers = [worker for worker in self._all.values() if worker.free <= now and worker.facts is not None]
+    def takers(self, now: float, num_unanswered: int) -> list[Worker]:
+        """Workers that should be given a unit now: those with the least to do first, and none that has more than its
+        fair share of all unanswered requests."""
+        most = num_unanswered / max(1, len(self._all))
+        takers = [
+            worker
+            for worker in self._all.values()
+            if worker.free <= now and worker.facts is not None and (not worker.errands or worker.load <= most)
+        ]
         return sorted(takers, key=_least_work_first)
 
     def next_free(self, now: float) -> float:

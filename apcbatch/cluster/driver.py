@@ -177,7 +177,7 @@ class ClusterEngine:
         if not len(placing.queue) and not len(self._loose):
             self._look_again = float("inf")  # whatever comes says so
             return
-        while any([self._give(worker) for worker in crew.takers(now)]):
+        while any([self._give(worker) for worker in crew.takers(now, self._num_unfinished)]):
             pass  # each gets one before anybody gets another
         self._look_again = crew.next_free(now)
 

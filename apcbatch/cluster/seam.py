@@ -13,7 +13,7 @@ from apcbatch.cluster.unit import Handle, Key, Message, Unit
 from apcbatch.plan.footprint import Footprint
 
 WorkerId = int
-MOST_UNITS = 8  # that a worker is given at a time
+MOST_UNITS = 16  # that a worker is given at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class WorkerKind:
 class WorkerFacts:
     """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
     workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
-    its answer. max_running: requests that it runs at a time, which takes it hardly longer than one.
+    its answer. max_running: requests that it runs at a time and hardly slower than one alone.
     prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0."""
 
     fingerprint: str
