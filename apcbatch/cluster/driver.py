@@ -211,7 +211,8 @@ class ClusterEngine:
         """Give a group to a worker."""
         package = self._packer.pack(group, facts, self._crew.rates(worker.class_))
         unit, items = package.unit, {item.number: item for item in group.items}
-        errand = Errand(unit.number, group, items, package.exports, package.expected_s)
+        import_bytes = sum(facts.footprint.pool_bytes(state.position) for state in package.imports.values())
+        errand = Errand(unit.number, group, items, package.exports, package.expected_s, import_bytes)
         worker.begin(errand, self._seam.clock())
         self._counters.units += 1
         self._counters.states_sent += package.num_sent

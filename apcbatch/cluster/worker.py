@@ -72,6 +72,7 @@ class Worker:
             eos_token_ids=engine.eos_token_ids,
             max_request_tokens=self._config.max_request_tokens,
             max_running=self._config.max_running if engine.device == "cuda" else 1,
+            pool_bytes=self._config.pool_size,
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:

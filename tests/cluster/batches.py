@@ -33,6 +33,7 @@ class Speeds:
     state_s: float = 0.015
     call_s: float = 0.002
     state_bytes: int = 22 << 20
+    pool_bytes: int = 4 << 30
     max_running: int = 32
     max_batch_tokens: int = 2048
 
@@ -199,7 +200,7 @@ class BatchSeam:
         self.workers[worker], self._inboxes[worker] = Batcher(self._speeds), deque()
         facts = WorkerFacts(
             "gpu", KEYS, f"node{worker}", "cuda", "bfloat16", 1, Footprint(self._speeds.state_bytes), None, 1 << 30,
-            frozenset(), 1 << 30, self._speeds.max_running,
+            frozenset(), 1 << 30, self._speeds.max_running, self._speeds.pool_bytes,
         )  # fmt: skip
         self._say(self.now, Ready(worker, facts))
         return worker
