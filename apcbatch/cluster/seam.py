@@ -31,8 +31,9 @@ class WorkerKind:
 class WorkerFacts:
     """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
     workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
-    its answer. max_running: requests that it runs at a time and hardly slower than one alone.
-    pool_bytes: room for snapshots. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0."""
+    its answer. max_running: requests that it runs at a time and hardly slower than one alone, 0 where each takes
+    its own time. pool_bytes: room for snapshots. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them,
+    else 0."""
 
     fingerprint: str
     key_fingerprint: bytes
@@ -45,7 +46,7 @@ class WorkerFacts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_request_tokens: int
-    max_running: int = 1
+    max_running: int = 0
     pool_bytes: int = 4 << 30
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0

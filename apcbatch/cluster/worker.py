@@ -71,7 +71,7 @@ class Worker:
             vocab_size=engine.vocab_size,
             eos_token_ids=engine.eos_token_ids,
             max_request_tokens=self._config.max_request_tokens,
-            max_running=self._config.max_running if engine.device == "cuda" else 1,
+            max_running=self._config.max_running if engine.device == "cuda" else 0,
             pool_bytes=self._config.pool_size,
         )
 
