@@ -5,8 +5,9 @@
 For each dataset, so many times over with prefixes of its own each time, and each number of workers: the makespan over
 its lower bound max(total / n, longest path); the computed tokens over the plan's own and over its unique tokens, on the
 grid of 64 tokens and on that of 1; what travelled; the driver's own CPU seconds for 1,000 requests. Then seeded kills
-of workers, nodes and the driver: lines lost, doubled or different. The last line is one JSON document. The workers'
-speeds are options; a request's answer takes up to --max-tokens.
+of workers, nodes and the driver: lines lost, doubled or different. The last line is one JSON document, which --add puts
+into benchmarks/results/cluster.json under a name. The workers' speeds are options; a request's answer takes up to
+--max-tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tests.cluster.simulator import Speeds, Trouble
 from tests.plan.plan_oracle import Dataset
 from tests.plan.test_plan_cases import read_words
 
+RESULTS = Path(__file__).with_name("results") / "cluster.json"
 DATASETS = ("tau_bench", "toolbench_dfs")
 AHEAD = {"ahead_requests": 1 << 20, "ahead_tokens": 1 << 40}
 HEADINGS = (
@@ -34,7 +36,9 @@ HEADINGS = (
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--datasets", default=",".join(DATASETS), help="Their names.")
 @click.option("--repeat", default=10, help="How many times over each dataset is taken.")
+@click.option("--least-requests", default=0, help="Or so many times that there are at least so many requests.")
 @click.option("--workers", default="1,2,8,64,512", help="Numbers of workers.")
 @click.option("--blocks", default="64,1", help="Block sizes.")
 @click.option("--max-tokens", default=32, help="Of an answer.")
@@ -42,10 +46,14 @@ HEADINGS = (
 @click.option("--decode", default=1000.0, help="Tokens a second of a worker, all answers together.")
 @click.option("--state-mib", default=20.0, help="Of a state.")
 @click.option("--bandwidth", default=1e9, help="Bytes a second to another node.")
+@click.option("--object-gib", default=1.0, help="Of states, for each worker.")
 @click.option("--kills", default=200, help="Runs with seeded kills.")
+@click.option("--add", default="", help="The name of the document in benchmarks/results/cluster.json.")
 def main(
     folder: Path,
+    datasets: str,
     repeat: int,
+    least_requests: int,
     workers: str,
     blocks: str,
     max_tokens: int,
@@ -53,26 +61,35 @@ def main(
     decode: float,
     state_mib: float,
     bandwidth: float,
+    object_gib: float,
     kills: int,
+    add: str,
 ) -> None:
     speeds = Speeds(prefill, decode, bytes_per_s=bandwidth, state_bytes=int(state_mib * (1 << 20)))
     click.echo("| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS))
     rows: list[dict[str, Any]] = []
-    for name in DATASETS:
+    for name in datasets.split(","):
         data = read_words(folder / f"{name}.jsonl")
+        times = max(repeat, -(-least_requests // len(data.prompts)))
         for block in map(int, blocks.split(",")):
-            chosen = planned(repeated(data, repeat), block, max_tokens)
+            chosen = planned(repeated(data, times), block, max_tokens)
             for number in map(int, workers.split(",")):
-                rows.append(measured(name, block, chosen, number, speeds))
+                rows.append(measured(name, block, chosen, number, speeds, object_gib))
                 click.echo("| " + " | ".join(shown(value) for value in rows[-1].values()) + " |")
-    faults = killed(first(read_words(folder / "tau_bench.jsonl"), 16), kills, speeds)
-    click.echo(", ".join(f"{value} {name}" for name, value in faults.items()))
-    click.echo(json.dumps({"speeds": asdict(speeds), "rows": rows, "kills": faults}))
+    document: dict[str, Any] = {"speeds": asdict(speeds), "object_gib": object_gib, "rows": rows}
+    if kills:
+        document["kills"] = killed(first(read_words(folder / "tau_bench.jsonl"), 16), kills, speeds)
+        click.echo(", ".join(f"{value} {name}" for name, value in document["kills"].items()))
+    click.echo(json.dumps(document))
+    if add:
+        stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps(stored | {add: document}, indent=1) + "\n", encoding="utf-8")
 
 
-def measured(name: str, block: int, chosen: Planned, number: int, speeds: Speeds) -> dict[str, Any]:
+def measured(name: str, block: int, chosen: Planned, number: int, speeds: Speeds, object_gib: float) -> dict[str, Any]:
     """One row of the table."""
-    outcome = run(chosen.requests, number, speeds, audited=False, **AHEAD)
+    most_state_bytes = int(number * object_gib * (1 << 30))
+    outcome = run(chosen.requests, number, speeds, audited=False, most_state_bytes=most_state_bytes, **AHEAD)
     check_answers(outcome, chosen.requests)
     seam, counters = outcome.seam, outcome.engine.counters
     bound = max(lower_bound(chosen.requests, speeds, number))

@@ -47,9 +47,10 @@ def document() -> str:
 
 def class_parts(found: type) -> Iterator[str]:
     """The heading, signature and docstring of a class, then of each of its public methods and properties. A dataclass
-    is what it holds: its fields are in the signature."""
+    is what it holds: its fields are in the signature, those of its bases first, as what is said of them."""
     yield f"## {found.__name__}"
     yield code(found.__name__, parameters(found), "")
+    yield from (text_of(base) for base in reversed(found.__mro__) if holds_fields(base, found))
     yield text_of(found)
     for name, member in vars(found).items():
         if name.startswith("_") or dataclasses.is_dataclass(found):
@@ -63,6 +64,11 @@ def class_parts(found: type) -> Iterator[str]:
             yield f"### {title}"
             yield code(title, parameters(member), inspect.signature(member).return_annotation)
             yield text_of(member)
+
+
+def holds_fields(base: type, found: type) -> bool:
+    """Whether a dataclass has fields from a base, whose docstring says what they mean."""
+    return base is not found and dataclasses.is_dataclass(base) and dataclasses.is_dataclass(found)
 
 
 def parameters(called: Any) -> list[str]:

@@ -6,7 +6,8 @@ takes, and no more than MOST_UNITS; what is known to be gone is never asked agai
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +45,7 @@ class Errand:
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something.
-    free: when it should be given another unit."""
+    free: when it should be given another unit. place: of its only valid entry in the crew's heaps."""
 
     id: WorkerId
     kind: WorkerKind
@@ -53,6 +54,7 @@ class Worker:
     heard: float = 0.0
     errands: deque[Errand] = field(default_factory=deque)
     free: float = 0.0
+    place: int = 0
 
     @property
     def class_(self) -> str:
@@ -70,12 +72,10 @@ class Worker:
         self.errands.append(errand)
         self._when_free(now)
 
-    def answered(self, errand: Errand, now: float) -> bool:
-        """A request of a unit is answered. Whether it is since then that another unit should be given."""
+    def answered(self, errand: Errand, now: float) -> None:
+        """A request of a unit is answered."""
         errand.left -= 1
-        was_free = self.free <= now
         self._when_free(now)
-        return not was_free and self.free <= now
 
     def end(self, errand: Errand, now: float) -> None:
         """A unit is done; the next one runs."""
@@ -110,6 +110,10 @@ class Crew:
         self._replaced = 0
         self._all: dict[WorkerId, Worker] = {}
         self._rates: dict[str, Rates] = {}
+        self._num_ready: Counter[str] = Counter()  # by class
+        self._takers: dict[str, list[tuple[int, int, Worker]]] = {}  # by class: the least to do first
+        self._later: list[tuple[float, int, Worker]] = []  # the first to be free first
+        self._num_places = 0
         self.wanted = len(kinds)
         self.num_lost = 0
         self.last_reason = "none was asked for"
@@ -137,38 +141,87 @@ class Crew:
 
     def typical_rates(self) -> Rates:
         """Of the class with the most workers."""
-        classes = [worker.class_ for worker in self.ready]
-        if not classes:
+        if not self._num_ready:
             return next(iter(self._rates.values()), Rates())
-        return self._rates[max(sorted(set(classes)), key=classes.count)]
+        return self._rates[max(sorted(self._num_ready), key=lambda class_: self._num_ready[class_])]
 
     def capacities(self) -> dict[str, float]:
         """By class, how much of a typical mixture of tokens its workers do in a second."""
-        classes = [worker.class_ for worker in self._all.values() if worker.facts is not None]
-        return {class_: classes.count(class_) / self._rates[class_].seconds(*TYPICAL) for class_ in set(classes)}
+        return {class_: number / self._rates[class_].seconds(*TYPICAL) for class_, number in self._num_ready.items()}
 
     def welcome(self, worker: Worker, facts: WorkerFacts) -> None:
         """A worker is ready."""
         worker.facts, worker.heard, self._replaced = facts, self._seam.clock(), 0
         self._rates.setdefault(facts.fingerprint, Rates(facts.prefill_tokens_per_s, facts.decode_tokens_per_s))
+        self._num_ready[facts.fingerprint] += 1
+        worker.free = worker.heard
+        self._queue(worker)
         self._say(
             f"worker {worker.id} is ready: {facts.device}, {facts.dtype}, {facts.threads} threads on {facts.node}"
         )
 
-    def takers(self, now: float, num_unanswered: int) -> list[Worker]:
-        """Workers that should be given a unit now: those with the least to do first, and none that has more than its
-        fair share of all unanswered requests."""
-        most = num_unanswered / max(1, len(self._all))
-        takers = [
-            worker
-            for worker in self._all.values()
-            if worker.free <= now and worker.facts is not None and (not worker.errands or worker.load <= most)
-        ]
-        return sorted(takers, key=_least_work_first)
+    def begin(self, worker: Worker, errand: Errand) -> None:
+        """A worker is given a unit."""
+        worker.begin(errand, self._seam.clock())
+        self._queue(worker)
 
-    def next_free(self, now: float) -> float:
+    def answered(self, worker: Worker, errand: Errand) -> bool:
+        """A request of a unit is answered. Whether it is since then that the worker should be given another unit."""
+        now, was_free = self._seam.clock(), worker.free
+        worker.answered(errand, now)
+        if (was_free <= now) == (worker.free <= now):
+            return False
+        self._queue(worker)
+        return worker.free <= now
+
+    def end(self, worker: Worker, errand: Errand) -> None:
+        """A unit is done."""
+        worker.end(errand, self._seam.clock())
+        self._queue(worker)
+
+    def classes(self) -> list[str]:
+        """Those of the workers that take units."""
+        return list(self._num_ready)
+
+    def taker(self, class_: str) -> Worker | None:
+        """Of the workers of a class that should be given a unit now, the one with the least to do."""
+        self._free_now()
+        takers = self._takers.get(class_, [])
+        while takers and not self._is_valid(takers[0]):
+            heapq.heappop(takers)
+        return takers[0][2] if takers else None
+
+    def takers(self) -> list[Worker]:
+        """Workers that should be given a unit now: those with the least to do first."""
+        self._free_now()
+        entries = [entry for takers in self._takers.values() for entry in takers if self._is_valid(entry)]
+        return [worker for _, _, worker in sorted(entries, key=lambda entry: entry[:2])]
+
+    def next_free(self) -> float:
         """When the next worker should be given a unit that should not be yet; infinity if that is not known."""
-        return min([worker.free for worker in self._all.values() if worker.free > now], default=float("inf"))
+        self._free_now()
+        return self._later[0][0] if self._later else float("inf")
+
+    def _free_now(self) -> None:
+        """Let those take units whose time has come."""
+        now = self._seam.clock()
+        while self._later and (self._later[0][0] <= now or not self._is_valid(self._later[0])):
+            entry = heapq.heappop(self._later)
+            if self._is_valid(entry):
+                self._queue(entry[2])
+
+    def _queue(self, worker: Worker) -> None:
+        """Enter a worker anew where it belongs; what was entered before does not count."""
+        self._num_places += 1
+        worker.place = self._num_places
+        if worker.free <= self._seam.clock():
+            heapq.heappush(self._takers.setdefault(worker.class_, []), (worker.load, worker.place, worker))
+        elif worker.free != float("inf"):
+            heapq.heappush(self._later, (worker.free, worker.place, worker))
+
+    def _is_valid(self, entry: tuple[float, int, Worker]) -> bool:
+        _, place, worker = entry
+        return worker.place == place and worker.id in self._all
 
     def silent(self, now: float, worker_s: float, start_s: float) -> Iterator[tuple[Worker, str]]:
         """Workers that said nothing for too long, each with the reason to give it up."""
@@ -181,6 +234,8 @@ class Crew:
     def lose(self, worker: Worker, reason: str) -> None:
         """A worker is gone; another one is asked for in its place, if that makes sense."""
         del self._all[worker.id]
+        if worker.facts is not None:
+            self._num_ready -= Counter((worker.class_,))
         self.num_lost += 1
         self.last_reason = reason
         ending = ""
@@ -194,12 +249,9 @@ class Crew:
         for worker in self._all:
             self._seam.kill(worker)
         self._all.clear()
+        self._num_ready.clear()
 
     def _ask(self, kind: WorkerKind) -> Worker:
         worker = Worker(self._seam.spawn(kind), kind, self._seam.clock())
         self._all[worker.id] = worker
         return worker
-
-
-def _least_work_first(worker: Worker) -> tuple[int, float]:
-    return worker.load, worker.free

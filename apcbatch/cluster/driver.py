@@ -25,7 +25,6 @@ from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import answered
 from apcbatch.errors import RequestError, StoppedError
-from apcbatch.prefix import as_token_array
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class ClusterEngine:
         self._observer: Observer | None = None
         self._results: list[Result] = []
         self._num_unfinished = 0
+        self._num_errands = 0  # units at workers
         self._look_again = 0.0  # when to look for workers that could be given something
         self._watch_again = 0.0
         self._facts = self._first_facts()
@@ -134,6 +134,9 @@ class ClusterEngine:
     def abort(self) -> None:
         """Drop every request that is not finished. The workers that have some are ended."""
         self.drop_waiting()
+        for worker in self._crew:
+            for errand in worker.errands:
+                self._forget_errand(worker, errand)
         self._crew.kill_all()
         self._states.clear()
         self._num_unfinished = 0
@@ -177,34 +180,45 @@ class ClusterEngine:
         if not len(placing.queue) and not len(self._loose):
             self._look_again = float("inf")  # whatever comes says so
             return
-        while any([self._give(worker) for worker in crew.takers(now, self._num_unfinished)]):
-            pass  # each gets one before anybody gets another
-        self._look_again = crew.next_free(now)
+        for class_ in crew.classes():
+            while (worker := crew.taker(class_)) is not None and self._may_have_more(worker) and self._give(worker):
+                pass
+        while len(self._loose) and any([self._give_loose(worker) for worker in crew.takers()]):
+            pass  # each gets some before anybody gets more
+        self._look_again = crew.next_free()
+
+    def _may_have_more(self, worker: Worker) -> bool:
+        """Whether a worker has no more than its fair share of all unanswered requests."""
+        return not worker.errands or worker.load * len(self._crew) <= self._num_unfinished
 
     def _give(self, worker: Worker) -> bool:
-        """Give a worker a unit; False if there is none for it."""
-        placing, loose = self._placing, self._loose
+        """Give a worker a unit; False if there is none for workers of its class."""
         assert worker.facts is not None, "a worker that takes units has said what it is"
-        group = placing.take(worker.class_, worker.facts.node, self._room()) if len(placing.queue) else None
-        if group is None and len(loose):
-            group = Group(loose.take(worker.id, len(self._crew.ready)))
-        if group is None or not group.items:
+        group = self._placing.take(worker.class_, worker.facts.node, self._room())
+        if group is None:
             return False
         self._send(worker, group, worker.facts)
         return True
 
+    def _give_loose(self, worker: Worker) -> bool:
+        """Give a worker requests without a plan; False if there are none for it."""
+        items = self._loose.take(worker.id, len(self._crew.ready))
+        if not items:
+            return False
+        assert worker.facts is not None, "a worker that takes units has said what it is"
+        self._send(worker, Group(items), worker.facts)
+        return True
+
     def _room(self) -> float:
         """How many states a group may leave. Where there is little room, a worker rather waits for another one than
-        makes a state that goes before it is read."""
-        errands = [errand for worker in self._crew for errand in worker.errands] if self._states.is_tight else []
-        if not errands:
-            return float("inf")
-        return self._states.room(sum(state.handle is None for one in errands for state in one.exports.values()))
+        makes a state that goes before it is read, but not once half of them wait: then a state that is computed
+        twice costs less."""
+        is_waiting_worth_it = 2 * self._num_errands >= len(self._crew)
+        return self._states.room if self._states.is_tight and is_waiting_worth_it else float("inf")
 
     def _force_if_stuck(self) -> None:
         """If groups wait for each other in a ring, the first one goes on alone."""
-        idle = not any(worker.errands for worker in self._crew)
-        if idle and not len(self._placing.queue) and not len(self._loose) and any(self._placing.waiting):
+        if not self._num_errands and not len(self._placing.queue) and not len(self._loose) and self._placing.waiting:
             self._placing.force()
 
     def _send(self, worker: Worker, group: Group, facts: WorkerFacts) -> None:
@@ -213,7 +227,10 @@ class ClusterEngine:
         unit, items = package.unit, {item.number: item for item in group.items}
         import_bytes = sum(facts.footprint.pool_bytes(state.position) for state in package.imports.values())
         errand = Errand(unit.number, group, items, package.exports, package.expected_s, import_bytes)
-        worker.begin(errand, self._seam.clock())
+        self._crew.begin(worker, errand)
+        self._num_errands += 1
+        for state in package.exports.values():
+            self._states.promise(facts.footprint.pool_bytes(state.position))
         self._counters.units += 1
         self._counters.states_sent += package.num_sent
         self._seam.submit(worker.id, unit, {key: state.handle for key, state in package.imports.items()})
@@ -261,14 +278,15 @@ class ClusterEngine:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
                 self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)
             self._end(item, result)
-            if worker.answered(errand, worker.heard):
+            if self._crew.answered(worker, errand):
                 self._look_again = 0.0
         elif isinstance(message, Made):
-            state = errand.exports.get(message.key)
-            if state is None or state.handle is not None:
+            state = errand.exports.pop(message.key, None)
+            if state is None:
                 self._counters.messages_ignored += 1
                 return
             assert worker.facts is not None, "a worker with an errand has said what it is"
+            self._states.settle(worker.facts.footprint.pool_bytes(state.position))
             self._states.put(state, message.state, message.num_bytes, worker.id, worker.facts.node)
             if state.waiting:
                 self._placing.made(state)
@@ -279,7 +297,8 @@ class ClusterEngine:
             self._done(worker, errand, message)
 
     def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
-        worker.end(errand, self._seam.clock())
+        self._forget_errand(worker, errand)
+        self._crew.end(worker, errand)
         rates = self._crew.rates(worker.class_)
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
@@ -290,12 +309,20 @@ class ClusterEngine:
         self._again(unfinished(errand.items.values()), "the worker ended the unit without it")
         self._look_again = 0.0
 
+    def _forget_errand(self, worker: Worker, errand: Errand) -> None:
+        """A worker is no longer at a unit: what it has not said of it will not come."""
+        assert worker.facts is not None, "a worker with an errand has said what it is"
+        self._num_errands -= 1
+        for state in errand.exports.values():
+            self._states.settle(worker.facts.footprint.pool_bytes(state.position))
+
     def _lose(self, worker: Worker, reason: str, with_node: bool) -> None:
         """A worker is gone: what it had goes back, what it owned is forgotten."""
         self._crew.lose(worker, reason)
         self._states.forget_worker(worker.id)
         self._loose.forget_worker(worker.id)
         for index, errand in enumerate(worker.errands):
+            self._forget_errand(worker, errand)
             is_blamed = index == 0 and not with_node
             self._again(unfinished(errand.items.values()), reason if is_blamed else None)
         self._forget_classes()
@@ -337,13 +364,13 @@ class ClusterEngine:
         self._num_unfinished -= 1
         self._placing.forsaken(self._states.ended(item))
         if result.error is None:
-            self._note(item.request, result)
+            self._note(item, result)
 
-    def _note(self, request: Request, result: Result) -> None:
+    def _note(self, item: Item, result: Result) -> None:
         """A request was answered: note what is computed now, as an engine does."""
-        tokens = as_token_array(request.token_ids)
+        tokens, request = item.tokens, item.request
         if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
-            tokens = np.concatenate((tokens, as_token_array(result.token_ids[:-1])))
+            tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
         self._coverage.insert(tokens)
         if self._observer is not None:
             self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)

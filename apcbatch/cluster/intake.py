@@ -6,11 +6,9 @@ it that the plan has keep a snapshot there of the same prefix.
 
 from __future__ import annotations
 
-import numpy as np
-
 from apcbatch.cluster.items import Item, State
 from apcbatch.cluster.unit import Key
-from apcbatch.prefix import PrefixHasher, TokenArray, as_token_array
+from apcbatch.prefix import PrefixHasher
 from apcbatch.types import Request
 
 
@@ -53,10 +51,7 @@ class Intake:
         positions = sorted({plan.resume_at, *plan.keep} - {0})
         if not positions:
             return
-        ids = item.request.token_ids[: positions[-1]]
-        is_checked = isinstance(ids, np.ndarray) and ids.dtype == np.int32  # then no look at every token is needed
-        tokens: TokenArray = ids if is_checked else as_token_array(ids)  # type: ignore[assignment]
-        keys = dict(PrefixHasher(self._key_fingerprint, tokens).keys_at(positions))
+        keys = dict(PrefixHasher(self._key_fingerprint, item.tokens).keys_at(positions))
         state = self._latest.get(keys[plan.resume_at]) if plan.resume_at else None
         if state is not None:
             item.resume, item.family = state, state.family

@@ -6,10 +6,13 @@ a maker comes before its readers in the plan's order; a request that has ended h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from apcbatch.cluster.unit import Handle, Key
+from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import Request, RequestPlan
 
 
@@ -78,6 +81,12 @@ class Item:
         return self.request.plan
 
     @property
+    def tokens(self) -> TokenArray:
+        """Its prompt. An int32 array was looked at by whoever made it; anything else is looked at here."""
+        ids = self.request.token_ids
+        return ids if isinstance(ids, np.ndarray) and ids.dtype == np.int32 else as_token_array(ids)
+
+    @property
     def prefill_tokens(self) -> int:
         """Tokens of its prompt that the plan has it compute."""
         return len(self.request.token_ids) - (self.request.plan.resume_at if self.request.plan else 0)
@@ -99,13 +108,15 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Items that travel together, in the plan's order. needs: states from outside, as of when it was placed. pending:
-    those of them that it waits for. priority: the longest path from its beginning on, in seconds."""
+    """Items that travel together, in the plan's order. needs: states from outside, and how many of its requests resume
+    from each; num_made: states that it makes for others; both as of when it was placed. pending: those that it waits
+    for. priority: the longest path from its beginning on, in seconds."""
 
     items: list[Item]
     seconds: float = 0.0
     priority: float = 0.0
-    needs: list[State] = field(default_factory=list)
+    needs: Mapping[State, int] = field(default_factory=dict)
+    num_made: int = 0
     pending: set[State] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -122,22 +133,28 @@ class Group:
     @property
     def growth(self) -> int:
         """The states that it makes for others, less those that it is the last to read."""
-        made = [state for item in self.items for state in item.keeps.values() if state.maker is item]
-        num_exported = sum(state.unseen > 0 or self._is_read_elsewhere(state) for state in made)
-        return num_exported - sum(not state.unseen and not self._is_read_elsewhere(state) for state in self.needs)
+        return self.num_made - sum(
+            not state.unseen and len(state.readers) == readers for state, readers in self.needs.items()
+        )
+
+    def note_states(self) -> None:
+        """Find out what it needs and what it makes for others."""
+        self.needs = self.outside()
+        made = (state for item in self.items for state in item.keeps.values() if state.maker is item)
+        self.num_made = sum(state.unseen > 0 or self._is_read_elsewhere(state) for state in made)
 
     def _is_read_elsewhere(self, state: State) -> bool:
         return any(reader.group is not self for reader in state.readers)
 
-    def outside(self) -> Iterator[State]:
-        """The states that its requests resume from and that no request before them in it makes; once each."""
-        made: set[State] = set()
+    def outside(self) -> dict[State, int]:
+        """The states that its requests resume from and that no request before them in it makes, and how many do."""
+        made, found = set[State](), dict[State, int]()
         for item in self.items:
             state = item.resume
             if state is not None and state not in made:
-                made.add(state)
-                yield state
+                found[state] = found.get(state, 0) + 1
             made.update(state for state in item.keeps.values() if state.maker is item)
+        return found
 
     def first_reader(self, state: State) -> Item:
         """The first of its requests that resumes from a state."""

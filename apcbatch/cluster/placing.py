@@ -6,7 +6,7 @@ group waits only for states that an unfinished request outside it will make; a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from apcbatch.cluster.items import Group, State
 from apcbatch.cluster.queue import ReadyQueue
@@ -21,9 +21,9 @@ class Placing:
         self.num_forced = 0
 
     @property
-    def waiting(self) -> Iterable[Group]:
+    def waiting(self) -> Collection[Group]:
         """The groups that wait for a state."""
-        return self._waiting
+        return self._waiting.keys()
 
     @property
     def seconds(self) -> float:
@@ -34,14 +34,14 @@ class Placing:
         """Let a group wait for what is being made, and begin if there is nothing to wait for. What nobody will make,
         its own first reader makes."""
         self._forget(group)
-        for state in list(group.outside()):
+        for state in group.outside():
             if state.handle is not None:
                 continue
             if state.maker is None:
                 group.first_reader(state).lead(state)
             elif state.maker.group is not group:
                 group.pending.add(state)
-        group.needs = list(group.outside())
+        group.note_states()
         for state in group.pending:
             state.waiting.add(group)
         if group.pending:

@@ -12,6 +12,7 @@ PRIOR_DECODE_TOKENS_PER_S = 200.0
 PRIOR_BYTES_PER_S = 1e9
 PRIOR_LATENCY_S = 2e-3
 PRIOR_TOKENS = 256.0  # what the prior weighs, as if so many tokens had been measured
+PRIOR_BYTES = 1e6  # and so many bytes sent
 SMALLEST = 1e-9  # seconds a token
 
 
@@ -27,6 +28,7 @@ class Rates:
         weight = PRIOR_TOKENS**2
         self._pp, self._pd, self._dd = weight, 0.0, weight
         self._ps, self._ds = weight * self.prefill_s, weight * self.decode_s
+        self._sent_bytes, self._sent_s = PRIOR_BYTES, PRIOR_BYTES / PRIOR_BYTES_PER_S
         self._answered = self._might_answer = 0.0
 
     def seconds(self, prefill_tokens: int, most_answer_tokens: int) -> float:
@@ -63,4 +65,5 @@ class Rates:
     def add_transfer(self, num_bytes: float, seconds: float) -> None:
         """Learn how fast states come in."""
         if num_bytes > 0 and seconds > 0:
-            self.bytes_per_s += 0.2 * (num_bytes / seconds - self.bytes_per_s)
+            self._sent_bytes, self._sent_s = FADING * self._sent_bytes + num_bytes, FADING * self._sent_s + seconds
+            self.bytes_per_s = self._sent_bytes / self._sent_s

@@ -6,12 +6,13 @@ Must not know: the driver, where workers run.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from apcbatch.cluster.seam import WorkerFacts, WorkerKind
 from apcbatch.cluster.unit import Key
 from apcbatch.cluster.units import LEAST_GROUP_S
+from apcbatch.engine.tally import Tally
 from apcbatch.types import Request
 
 
@@ -26,7 +27,7 @@ class ClusterSettings:
 
     kinds: tuple[WorkerKind, ...]
     most_state_bytes: int = 8 << 30
-    most_states: int = 1024
+    most_states: int = 1 << 14
     worker_timeout_s: float = 600.0
     start_timeout_s: float = 600.0
     most_replaced: int = 8
@@ -50,26 +51,12 @@ class Hooks:
 
 
 @dataclass
-class ClusterCounters:
+class ClusterCounters(Tally):
     """The sums of what the workers' engines have counted, under the names of the engine's own counters; peaks are the
-    highest of any worker. The others are the driver's: distinct tokens that were computed; units handed out; states
-    that travelled, were dropped for lack of room, were lost with a worker; imports that a worker could not have;
-    requests that were given to a second worker; messages that came twice or too late."""
+    highest of any worker. The others are the driver's, as are unique_tokens, the distinct ones that were computed:
+    units handed out; states that travelled, were dropped for lack of room, were lost with a worker; imports that a
+    worker could not have; requests that were given to a second worker; messages that came twice or too late."""
 
-    snapshots_written: int = 0
-    snapshots_read: int = 0
-    snapshots_for_later: int = 0
-    snapshots_evicted: int = 0
-    peak_live_snapshots: int = 0
-    unique_tokens: int = 0
-    store_bytes_written: int = 0
-    store_bytes_read: int = 0
-    store_skipped: int = 0
-    peak_device_bytes: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    chunks: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
     units: int = 0
     states_sent: int = 0
     states_dropped: int = 0

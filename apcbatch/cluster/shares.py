@@ -23,8 +23,11 @@ class Shares:
         """The class that a group belongs to; None if it may begin anywhere."""
         return self._class_of.get(group.items[0].family)
 
-    def may_begin(self, group: Group, class_: str) -> bool:
-        """Whether a class should begin with the families of a group: none other would be done with them sooner."""
+    def may_have(self, group: Group, class_: str) -> bool:
+        """Whether a group is for workers of a class: it belongs to it, or to none and no other class would be done with
+        its families sooner."""
+        if (owner := self.class_of(group)) is not None:
+            return owner == class_
         if len(self.capacities) < 2:
             return True
         seconds = sum(self._left_s.get(family, 0.0) for family in {item.family for item in group.items})

@@ -14,11 +14,13 @@ TIGHT = 0.8  # of either bound
 
 
 class States:
-    """The states that lie somewhere. num_dropped: for lack of room; num_lost: with their workers."""
+    """The states that lie somewhere. num_promised, promised_bytes: of those that units at work have yet to make.
+    num_dropped: for lack of room; num_lost: with their workers."""
 
     def __init__(self, most_bytes: int, most_states: int) -> None:
         self._most_bytes, self._most_states = most_bytes, most_states
         self._held: set[State] = set()
+        self.num_promised = self.promised_bytes = 0
         self.num_bytes = self.num_dropped = self.num_lost = self.peak_bytes = self.peak_states = 0
 
     def __len__(self) -> int:
@@ -26,14 +28,26 @@ class States:
 
     @property
     def is_tight(self) -> bool:
-        """Whether there is little room left."""
-        return self.num_bytes > TIGHT * self._most_bytes or len(self._held) > TIGHT * self._most_states
+        """Whether there is little room left, with those that are promised."""
+        num_bytes, number = self.num_bytes + self.promised_bytes, len(self._held) + self.num_promised
+        return num_bytes > TIGHT * self._most_bytes or number > TIGHT * self._most_states
 
-    def room(self, num_promised: int) -> float:
-        """How many states more there is room for, besides so many that are being made."""
-        mean = self.num_bytes / max(1, len(self._held))
-        by_bytes = (self._most_bytes - self.num_bytes) / mean if mean else float("inf")
-        return min(by_bytes, self._most_states - len(self._held)) - num_promised
+    @property
+    def room(self) -> float:
+        """How many states more there is room for, besides those that are promised."""
+        num_bytes, number = self.num_bytes + self.promised_bytes, len(self._held) + self.num_promised
+        by_bytes = (self._most_bytes - num_bytes) * number / num_bytes if num_bytes else float("inf")
+        return min(by_bytes, self._most_states - number)
+
+    def promise(self, num_bytes: int) -> None:
+        """A unit at work will make a state of this size."""
+        self.num_promised += 1
+        self.promised_bytes += num_bytes
+
+    def settle(self, num_bytes: int) -> None:
+        """A state that was promised is there, or will not come."""
+        self.num_promised -= 1
+        self.promised_bytes -= num_bytes
 
     def put(self, state: State, handle: Handle, num_bytes: int, owner: WorkerId, node: str) -> None:
         """A state is there. Beyond the bounds the states go that save least, maybe this one."""

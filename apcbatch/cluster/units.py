@@ -36,15 +36,10 @@ class Quantum:
 
 
 def estimate(items: Iterable[Item], rates: Rates) -> None:
-    """Set how long each request takes, and the longest path from it on. Items: in the plan's order."""
-    backwards = sorted(items, key=lambda item: -item.number)
-    for item in backwards:
+    """Set how long each request takes."""
+    for item in items:
         item.seconds = rates.seconds(item.prefill_tokens, item.most_answer_tokens)
         item.below_s = max(item.below_s, item.seconds)
-    for item in backwards:  # readers come before their makers
-        maker = item.resume.maker if item.resume is not None else None
-        if maker is not None:
-            maker.below_s = max(maker.below_s, maker.seconds + item.below_s)
 
 
 class Cutter:
@@ -99,6 +94,19 @@ class Cutter:
             self._end(bag)
 
     def _end(self, members: list[Item]) -> None:
-        group = Group(sorted(members, key=lambda item: item.number))
+        members.sort(key=lambda item: item.number)
+        for item in reversed(members):  # readers come before their makers
+            _lengthen(item, item.below_s)
+        group = Group(members)
+        for item in members:
+            if item.resume is not None and item.resume.maker is not None and item.resume.maker.group is not group:
+                _lengthen(item, group.priority)  # it begins with the whole group
         self._groups.append(group)
         self._left_s -= group.seconds
+
+
+def _lengthen(item: Item, below_s: float) -> None:
+    """The path from a request's maker on is at least as long as this one from itself."""
+    maker = item.resume.maker if item.resume is not None else None
+    if maker is not None:
+        maker.below_s = max(maker.below_s, maker.seconds + below_s)

@@ -5,35 +5,20 @@ Must not know: requests, when it is asked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from apcbatch.engine.observer import StepFacts
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.snapshots import Snapshots
+from apcbatch.engine.tally import Tally
 from apcbatch.store import Store
 
 
 @dataclass
-class Counters:
-    """snapshots_read counts distinct ones that were resumed from. prefill_tokens, decode_tokens: computed in passes, of
-    requests that failed later too; chunks: of sequences in them. seconds: by phase."""
-
-    snapshots_written: int = 0
-    snapshots_read: int = 0
-    snapshots_for_later: int = 0
-    snapshots_evicted: int = 0
-    peak_live_snapshots: int = 0
-    unique_tokens: int = 0
-    store_bytes_written: int = 0
-    store_bytes_read: int = 0
-    store_skipped: int = 0
-    peak_device_bytes: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    chunks: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
+class Counters(Tally):
+    """What one engine has done so far."""
 
     def add_pass(self, chunks: int, prefill_tokens: int, decode_tokens: int, seconds_per_token: float) -> None:
         """Count a pass; its time is shared by its tokens."""

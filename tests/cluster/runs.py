@@ -101,7 +101,7 @@ def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
     for waiting in engine._loose._waiting.values():
         places += waiting
     groups = list(engine._placing.waiting)
-    groups += [entry[2] for heap in engine._placing.queue._heaps.values() for entry in heap]
+    groups += engine._placing.queue
     for group in groups:
         places += group.items
     for worker in engine._crew:

@@ -267,6 +267,7 @@ class _Work:
         self.missing: set[Key] = set()
         self.made: set[Key] = set()
         self.prefill_tokens = self.decode_tokens = 0
+        self.import_bytes, self.import_s = 0, 0.0
         self._adopt(states)
 
     def run(self) -> None:
@@ -288,7 +289,7 @@ class _Work:
         assert unit.exports <= self.made | self.missing, "nobody in the unit makes what it is to export"
         left = {key for key, reads in self.reads.items() if reads and key not in self.missing}
         assert not left or self.missing, "a snapshot was kept for readers that do not come"
-        counters = {"store_bytes_written": 1.0}
+        counters = {"store_bytes_written": 1.0, "import_bytes": self.import_bytes, "import_s": self.import_s}
         done = Done(unit.number, self.now - begin, self.prefill_tokens, self.decode_tokens, counters)
         seam.say(self.worker, self.now, done)
 
@@ -301,7 +302,10 @@ class _Work:
                 continue
             if self.one.node not in token.nodes:
                 token.nodes.add(self.one.node)
-                self.now += speeds.call_s + speeds.state_bytes / speeds.bytes_per_s
+                took_s = speeds.call_s + speeds.state_bytes / speeds.bytes_per_s
+                self.now += took_s
+                self.import_bytes += speeds.state_bytes
+                self.import_s += took_s
                 self.seam.bytes_sent += speeds.state_bytes
             self.given.add(key)
 

@@ -51,14 +51,20 @@ def test_a_shared_stem_is_computed_once() -> None:
 
 
 def test_a_slow_network_computes_again() -> None:
-    """Catches states that are sent although computing them again would be faster, and readers that then each compute
-    for themselves."""
-    chosen = stem_and_branches(64)
-    slow = Speeds(prefill_tokens_per_s=1000, bytes_per_s=1e6)  # 20 s for a state of 0.6 s
-    outcome = run(chosen.requests, 4, slow, most_states=8, least_unit_s=2.0, ahead_requests=1)
-    check_answers(outcome, chosen.requests)
-    first = run(chosen.requests, 4, slow, least_unit_s=2.0)
-    check_answers(first, chosen.requests)
+    """Catches states that are sent although computing them again is faster, a slow network that is never noticed, and
+    states that are computed again although sending them is faster."""
+    data = repeated(dataset(*(STEM + numbers(100, 50 + branch) for branch in range(20))), 12)
+    chosen = planned(data, block_size=10)
+    for bytes_per_s, is_fast in ((1e6, False), (1e9, True)):  # 21 or 0.02 s for a state of 0.6 s
+        speeds = Speeds(prefill_tokens_per_s=1000, bytes_per_s=bytes_per_s)
+        outcome = run(chosen.requests, 4, speeds, least_unit_s=0.2, ahead_requests=20)
+        check_answers(outcome, chosen.requests)
+        extra, sent = outcome.seam.computed_tokens - chosen.computed_tokens, outcome.engine.counters.states_sent
+        if is_fast:
+            assert extra == 0 and sent >= 12
+        else:
+            assert extra >= 6 * len(STEM) and 0 < sent <= 12, "the first ones are sent, to know how long it takes"
+            assert outcome.seam.last_answer_s < 100, "12 states, one after the other, take 252 s"
 
 
 def test_tau_bench_is_done_as_planned(tau: Planned) -> None:

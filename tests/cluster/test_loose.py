@@ -1,0 +1,92 @@
+"""LooseItems: requests without a plan stay with the worker of their conversation, are shared out and never lost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from apcbatch.cluster.items import Item
+from apcbatch.cluster.loose import MOST_TOGETHER, LooseItems
+from apcbatch.types import Request
+
+
+def item(number: int, conversation: int | None) -> Item:
+    return Item(number, Request(str(number), [1], tag=conversation), family=number)
+
+
+def by_conversation() -> LooseItems:
+    return LooseItems(lambda request: request.tag)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_conversations_stay_and_nothing_is_lost(seed: int) -> None:
+    """Catches a conversation that goes from worker to worker while its worker has room, one that is out of order, and a
+    request that is taken twice or never."""
+    source, loose, number = random.Random(seed), by_conversation(), 0
+    owners: dict[int, int] = {}
+    taken: list[Item] = []
+    open_turns = {conversation: source.randrange(1, 6) for conversation in range(20)}
+    while any(open_turns.values()) or len(loose):
+        for conversation in source.sample(sorted(open_turns), 5):
+            if open_turns[conversation]:
+                open_turns[conversation] -= 1
+                loose.add(item(number, conversation))
+                number += 1
+        worker = source.randrange(4)
+        for one in loose.take(worker, 4):
+            taken.append(one)
+            assert owners.setdefault(one.request.tag, worker) == worker, "few wait, so that none needs to move"
+    assert sorted(one.number for one in taken) == list(range(number))
+    for conversation in range(20):
+        turns = [one.number for one in taken if one.request.tag == conversation]
+        assert turns == sorted(turns)
+
+
+def test_new_conversations_are_shared_out() -> None:
+    """Catches a first worker that takes everything."""
+    loose = by_conversation()
+    for number in range(40):
+        loose.add(item(number, number))
+    counts = [len(loose.take(worker, 4)) for worker in range(4)]
+    assert counts[0] == 10 and all(counts) and sum(counts) + len(loose) == 40
+
+
+def test_what_a_lost_worker_had_goes_to_others() -> None:
+    """Catches requests that wait for a worker that is gone, before and after they are submitted."""
+    loose = by_conversation()
+    for number in range(6):
+        loose.add(item(number, number))
+    first = loose.take(1, 1)
+    assert len(first) == 6
+    for number in range(6, 9):
+        loose.add(item(number, number - 6))  # the next turns wait for worker 1
+    assert loose.take(2, 2) == [] and len(loose) == 3
+    loose.forget_worker(1)
+    loose.add(item(9, 3))  # its conversation was worker 1's too
+    assert [one.number for one in loose.take(2, 1)] == [6, 7, 8, 9] and not len(loose)
+
+
+def test_a_worker_with_too_much_gives_some_away() -> None:
+    """Catches workers that stay idle beside one that has a long line, and conversations that are torn in two by it."""
+    loose = by_conversation()
+    for number in range(MOST_TOGETHER):
+        loose.add(item(number, number))
+    loose.take(1, 1)
+    for number in range(MOST_TOGETHER, 4 * MOST_TOGETHER):
+        loose.add(item(number, number % MOST_TOGETHER))
+    helped = loose.take(2, 2)
+    assert helped and not Counter(one.number for one in helped) - Counter(range(MOST_TOGETHER, 4 * MOST_TOGETHER))
+    moved = {one.request.tag for one in helped}
+    assert not moved & {one.request.tag for one in loose.take(1, 2)}
+
+
+def test_requests_that_stand_alone_go_anywhere() -> None:
+    """Catches None taken for a conversation, which would bind all of them to one worker."""
+    loose = by_conversation()
+    for number in range(8):
+        loose.add(item(number, None))
+    assert loose.take(1, 4) and loose.take(2, 4)
+    rest = loose.clear()
+    assert rest and not len(loose) and loose.take(3, 1) == []
