@@ -16,8 +16,8 @@ from apcbatch.types import Result
 
 
 class FakeWorker:
-    """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
-    `raise`; `warn`. threads: -1 cannot be opened."""
+    """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `count`,
+    the units that it has; `die`; `raise`; `warn`. threads: -1 cannot be opened."""
 
     def __init__(self, *, node: str, warn: Any, threads: int) -> None:
         if threads < 0:
@@ -75,6 +75,9 @@ class FakeWorker:
             raise RuntimeError("the device is broken")
         elif order == "warn":
             self._warn(operand)
+        elif order == "count":
+            yield Answer(unit.number, piece.number, Result(id="count", prompt_tokens=1, token_ids=[len(self._going)]))
+            return
         read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]
         yield Answer(unit.number, piece.number, Result(id=piece.request, prompt_tokens=1, token_ids=read))
 

@@ -12,7 +12,7 @@ import pytest
 
 from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.cluster.ray_seam import RaySeam
-from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerKind
+from apcbatch.cluster.seam import MOST_UNITS, Event, Lost, Ready, Said, WorkerKind
 from apcbatch.cluster.unit import Answer, Done, Made, Piece, Unit, Without
 from apcbatch.errors import UsageError
 from tests.ray.conftest import add_node
@@ -102,6 +102,16 @@ def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     ]
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
+
+
+def test_a_worker_has_all_its_units_at_a_time(talk: Talk) -> None:
+    """Catches an actor with fewer threads than a worker is given units: those left over would wait for one to end."""
+    worker = talk.spawn()
+    talk.seam.submit(worker, unit(1, "sleep 2", "count"), {})
+    for number in range(2, MOST_UNITS + 1):
+        talk.seam.submit(worker, unit(number, "say"), {})
+    answers = [one.result.token_ids for one in talk.done(1) if isinstance(one, Answer)]
+    assert answers[-1] == [MOST_UNITS]
 
 
 def test_states_go_from_worker_to_worker(talk: Talk) -> None:
