@@ -16,9 +16,11 @@ from apcbatch.cluster.rates import Rates
 from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.tally import LET_GO, LOST, Tally
 from apcbatch.cluster.unit import Key
+from apcbatch.engine.serving import LOOK_AHEAD
 
-FILLING = 1.5  # the requests that a worker should have, over those that it runs at a time: some wait for others' states
+FILLING = 1 + LOOK_AHEAD  # requests of a worker, over those that it runs at a time: as many as an engine looks among
 TYPICAL = (1000, 100)  # tokens of prompts and of answers
+MOST_IMPORTED = 0.5  # of a worker's room for snapshots, by what several units bring along
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
 STRANGE = {  # what all workers must have in common, and the fact that tells
@@ -30,14 +32,15 @@ STRANGE = {  # what all workers must have in common, and the fact that tells
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """A unit at a worker. left: requests without an answer. begun: when it became the first there. expected_s: how long
-    it should take."""
+    """A unit at a worker. import_bytes: of snapshots, for the states that come along. left: requests without an answer.
+    begun: when it became the first there. expected_s: how long it should take."""
 
     unit: int
     group: Group
     items: dict[int, Item]
     exports: dict[Key, State]
     expected_s: float
+    import_bytes: int = 0
     left: int = 0
     begun: float = 0.0
 
@@ -95,8 +98,10 @@ class Worker:
         """At once while it could run more than it has; else shortly before its only unit should end."""
         assert self.facts is not None, "a worker that has units has said what it is"
         num_units, self.free = len(self.errands), now
-        has_room = num_units < MOST_UNITS and self.load < FILLING * self.facts.max_running
-        if not num_units or (has_room and not any(errand.group.is_alone for errand in self.errands)):
+        most_bytes = MOST_IMPORTED * self.facts.pool_bytes
+        has_room = num_units < MOST_UNITS and sum(errand.import_bytes for errand in self.errands) < most_bytes
+        has_room = has_room and not any(errand.group.is_alone for errand in self.errands)
+        if not num_units or (has_room and self.load < FILLING * self.facts.max_running):
             return
         self.free = float("inf")
         if num_units == 1 and not self.errands[0].group.is_alone:

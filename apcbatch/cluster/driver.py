@@ -186,11 +186,15 @@ class ClusterEngine:
             self._look_again = float("inf")  # whatever comes says so
             return
         for class_ in crew.classes():
-            while (worker := crew.taker(class_)) is not None and self._give(worker):
+            while (worker := crew.taker(class_)) is not None and self._may_have_more(worker) and self._give(worker):
                 pass
         while len(self._loose) and any([self._give_loose(worker) for worker in crew.takers()]):
             pass  # each gets some before anybody gets more
         self._look_again = crew.next_free()
+
+    def _may_have_more(self, worker: Worker) -> bool:
+        """Whether a worker has no more than its fair share of all unanswered requests."""
+        return not worker.errands or worker.load * len(self._crew) <= self._num_unfinished
 
     def _give(self, worker: Worker) -> bool:
         """Give a worker a unit; False if there is none for workers of its class."""
@@ -230,7 +234,8 @@ class ClusterEngine:
         """Give a group to a worker."""
         package = self._packer.pack(group, facts, self._crew.rates(worker.class_))
         unit, items = package.unit, {item.number: item for item in group.items}
-        errand = Errand(unit.number, group, items, package.exports, package.expected_s)
+        import_bytes = sum(facts.footprint.pool_bytes(state.position) for state in package.imports.values())
+        errand = Errand(unit.number, group, items, package.exports, package.expected_s, import_bytes)
         self._crew.begin(worker, errand)
         self._num_errands += 1
         for state in package.exports.values():

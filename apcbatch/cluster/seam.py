@@ -14,7 +14,7 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.version import VERSION
 
 WorkerId = int
-MOST_UNITS = 8  # that a worker is given at a time
+MOST_UNITS = 16  # that a worker is given at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class WorkerKind:
 class WorkerFacts:
     """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
     workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
-    its answer. max_running: requests that it runs at a time, which takes it hardly longer than one.
-    prefill_tokens_per_s, decode_tokens_per_s: if it has measured them, else 0.
-    numerics: its arithmetic. version, weights_digest, model_files: of the program, and of the model's weights and other
-    files; they must be those of the other workers."""
+    its answer. max_running: requests that it runs at a time and hardly slower than one alone, 0 where each takes
+    its own time. pool_bytes: room for snapshots. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them,
+    else 0. numerics: its arithmetic. version, weights_digest, model_files: of the program, and of the model's weights
+    and other files; they must be those of the other workers."""
 
     fingerprint: str
     key_fingerprint: bytes
@@ -48,7 +48,8 @@ class WorkerFacts:
     vocab_size: int
     eos_token_ids: frozenset[int]
     max_request_tokens: int
-    max_running: int = 1
+    max_running: int = 0
+    pool_bytes: int = 4 << 30
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
     counters: Mapping[str, float] = field(default_factory=dict)

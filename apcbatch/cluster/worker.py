@@ -85,7 +85,8 @@ class Worker:
             numerics=engine.numerics,
             weights_digest=engine.weights_digest,
             model_files=model_files_digest(locate_model(self._config.model)),
-            max_running=self._config.max_running,
+            max_running=self._config.max_running if engine.device == "cuda" else 0,
+            pool_bytes=self._config.pool_size,
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:

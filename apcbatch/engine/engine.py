@@ -17,6 +17,7 @@ from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters, facts_between
 from apcbatch.engine.failures import failed_pass, no_room
+from apcbatch.engine.gate import COST_ON_DEVICE
 from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
@@ -131,15 +132,16 @@ class Engine:
             page_tables=page_tables,
             persistence=self._persistence,
         )
+        self._runs_ahead = place.type != "cpu"  # a device computes the next pass while the host reads this one
         self._scheduler = Scheduler(
             self._snapshots,
             page_tables,
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
             capacity_bytes=pool_size_bytes,
+            prompt_cost=COST_ON_DEVICE if self._runs_ahead else 0,
         )
         self._look_ahead = LOOK_AHEAD * max_running
-        self._runs_ahead = place.type != "cpu"  # a device computes the next pass while the host reads this one
         self._next: Pass | None = None  # begun already
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()

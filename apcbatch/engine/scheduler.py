@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from apcbatch.engine.admission import Admission
 from apcbatch.engine.forks import Forks
+from apcbatch.engine.gate import Gate
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import NO_PAGES
 from apcbatch.engine.pool import Snapshot
@@ -44,7 +45,9 @@ class Scheduler:
         max_batch_tokens: int,
         max_running: int,
         capacity_bytes: int,
+        prompt_cost: int = 0,
     ) -> None:
+        """prompt_cost: of a pass with prompts, in decode passes beyond one; see gate.py."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
@@ -53,6 +56,7 @@ class Scheduler:
         self._free_slots = list(range(num_live_slots(max_running) - 1, -1, -1))
         self._promises = Promises()
         self._admission = Admission(capacity_bytes)
+        self._gate = Gate(max_running, prompt_cost)
         self._num_submitted = 0
         self.on_begin: Callable[[Sequence], None] = lambda sequence: None
         self._owed_pages = (
@@ -75,12 +79,19 @@ class Scheduler:
             while forks.waiting and self._begin_answer(forks):
                 pass
         chunks = [self._chunk(sequence, 1) for sequence in self.running if not sequence.in_prefill]
-        budget = max(1, self._max_batch_tokens - len(chunks))
+        num_decodes, impossible = len(chunks), list[Sequence]()
+        budget = max(1, self._max_batch_tokens - num_decodes)
         for sequence in self.running:
             if sequence.in_prefill and budget > 0:
                 chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
                 budget -= chunks[-1].count
-        impossible = self._fill(chunks, budget) if self.waiting and self._num_free and budget > 0 else []
+        if self.waiting and self._num_free and budget > 0:
+            has_prompts = len(chunks) > num_decodes
+            if has_prompts or not num_decodes or self._gate.opens(self._num_free):
+                num_before = len(self.running)
+                impossible = self._fill(chunks, budget)
+                if len(self.running) == num_before or not self._num_free:
+                    self._gate.close()
         for chunk in chunks:  # once all of the pass have the slots that somebody waits for
             positions = chunk.sequence.retention.kept_if_room(chunk.begin, chunk.end)
             if positions:
@@ -96,9 +107,12 @@ class Scheduler:
         if (
             len(chunks) < len(self.running)
             or any(chunk.sequence.in_prefill or chunk.sequence.needs_logits for chunk in chunks)
-            or ((self.waiting or self._num_owed) and (self._num_free or len(going) < len(chunks)))
+            or (self._num_owed and (self._num_free or len(going) < len(chunks)))
             or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
         ):
+            return []
+        num_free = self._num_free + len(chunks) - len(going)
+        if self.waiting and num_free and (not going or self._gate.opens(num_free)):
             return []
         return [self._chunk(chunk.sequence, 1, chunk.end) for chunk in going]
 

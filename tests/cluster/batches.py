@@ -1,255 +1,261 @@
-"""A worker in virtual time that computes in batches, as an engine on a GPU does: a pass takes hardly longer for many
-requests than for one.
-
-It stands behind the seam as the other simulated workers do, and takes units as `apcbatch.cluster.worker.Worker` does:
-all that it was given are run together.
+"""Workers in virtual time that compute in passes, as engines on GPUs do: a pass takes hardly longer for many requests
+than for one, and a pass with prompts in it longer than one without. They stand behind the seam like those of
+simulator.py, and have all the units that they were given at a time.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from apcbatch.cluster.seam import Event, Ready, Said, WorkerFacts, WorkerId, WorkerKind
 from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit
+from apcbatch.engine.gate import Gate
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import PrefixHasher, as_token_array
-from apcbatch.types import Result
+from apcbatch.types import Request, RequestPlan, Result
 from tests.cluster.simulator import answer_of
+
+NEVER = float("inf")
+KEYS = b"keys"
 
 
 @dataclass(frozen=True)
-class Passes:
-    """pass_s: of any pass. prefill_tokens_per_s: what prompts add to that. state_s: what a state that is sent, or taken
-    in, keeps the engine from its passes. call_s: until a message is there, each way."""
+class Speeds:
+    """Seconds of a pass without prompts, of one with prompts, what a token of a prompt adds, of the engine for a state
+    that is sent or taken in, of a message on its way. Measured on an H200, for the shape of mamba-2.8b."""
 
-    pass_s: float = 0.005
-    prefill_tokens_per_s: float = 80_000.0
+    decode_s: float = 0.0058
+    prompts_s: float = 0.022
+    token_s: float = 1 / 80_000
+    state_s: float = 0.015
+    call_s: float = 0.002
+    state_bytes: int = 22 << 20
+    pool_bytes: int = 4 << 30
     max_running: int = 32
     max_batch_tokens: int = 2048
-    state_bytes: int = 22 << 20
-    state_s: float = 0.015
-    call_s: float = 2e-3
-    unit_s: float = 0.0
 
 
-H200 = Passes()
+H200 = Speeds()
 
 
 @dataclass(eq=False)
-class _Going:
-    """A request at an engine."""
+class _Sequence:
+    """A request at an engine. left: tokens of its prompt; num_answered: those of its answer that are there. keys: of
+    what it keeps, by position."""
 
-    unit: int
+    unit: Unit
     piece: Piece
+    plan: RequestPlan
+    source: Key | None
+    keys: dict[int, Key]
     left: int
-    answer: list[int]
-    resumes: Key | None
-    keeps: dict[int, Key]
-    position: int
-    computed: int = 0
     num_answered: int = 0
-    begun: float = 0.0
+
+    @property
+    def position(self) -> int:
+        return len(self.piece.request.token_ids) - self.left
+
+
+@dataclass
+class _Tally:
+    """Of a unit: requests without an answer, seconds of passes that it took, tokens."""
+
+    left: int
+    seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
 
 
 class Batcher:
-    """One engine and the units that it was given. now: its own clock, at the end of the last pass."""
+    """An engine and its units. now: the end of its last pass. num_passes, num_with_prompts: so far."""
 
-    def __init__(self, passes: Passes, key_fingerprint: bytes) -> None:
-        self.passes, self._key_fingerprint = passes, key_fingerprint
+    def __init__(self, speeds: Speeds = H200) -> None:
         self.now = 0.0
-        self.waiting: deque[_Going] = deque()
-        self.running: list[_Going] = []
-        self.units: dict[int, Unit] = {}
-        self._left: dict[int, int] = {}
-        self._spent: dict[int, list[float]] = {}
+        self.num_passes = self.num_with_prompts = 0
+        self.running: list[_Sequence] = []
+        self._speeds = speeds
+        self._gate = Gate(speeds.max_running, cost=3)
+        self._waiting: deque[_Sequence] = deque()
         self._held: set[Key] = set()
-        self.num_passes = self.num_rows = 0
-        self.busy_s = self.state_s = 0.0
-
-    def begin(self, unit: Unit, states: Mapping[Key, object]) -> None:
-        """Take a unit in."""
-        self.units[unit.number] = unit
-        self._left[unit.number] = len(unit.pieces)
-        self._spent[unit.number] = [0.0, 0, 0]
-        self._held.update(unit.imports)
-        self.now += self.passes.state_s * len(unit.imports)
-        self.state_s += self.passes.state_s * len(unit.imports)
-        for piece in unit.pieces:
-            tokens = as_token_array(piece.request.token_ids)
-            plan = piece.plan
-            keys = dict(PrefixHasher(self._key_fingerprint, tokens).keys_at(sorted({plan.resume_at, *plan.keep} - {0})))
-            resumes = keys.get(plan.resume_at)
-            keeps = {position: keys[position] for position in plan.keep}
-            answer = answer_of(piece.request)
-            left = len(tokens) - plan.resume_at
-            self.waiting.append(_Going(unit.number, piece, left, answer, resumes, keeps, plan.resume_at, left))
+        self._tallies: dict[int, _Tally] = {}  # by unit
 
     @property
     def is_busy(self) -> bool:
-        return bool(self.units)
+        return bool(self._tallies)
+
+    def begin(self, unit: Unit) -> None:
+        """Take a unit in; a state that requests here still wait to read is there already."""
+        awaited = {one.source for one in self._waiting}
+        self.now += self._speeds.state_s * sum(key not in awaited for key in unit.imports)
+        self._held.update(unit.imports)
+        self._tallies[unit.number] = _Tally(len(unit.pieces))
+        for piece in unit.pieces:
+            plan, tokens = piece.plan, as_token_array(piece.request.token_ids)
+            assert plan is not None
+            keys = dict(PrefixHasher(KEYS, tokens).keys_at(sorted({plan.resume_at, *plan.keep} - {0})))
+            source = keys.pop(plan.resume_at, None)
+            self._waiting.append(_Sequence(unit, piece, plan, source, keys, len(tokens) - plan.resume_at))
 
     def step(self) -> list[Message]:
         """One pass."""
-        said: list[Message] = []
-        begin = self.now
-        decoding = [one for one in self.running if not one.left]
-        budget = self.passes.max_batch_tokens - len(decoding)
-        chunks = []
-        for one in self.running:
-            if one.left and budget > 0:
-                chunks.append((one, min(one.left, budget)))
-                budget -= chunks[-1][1]
-        passed_over: deque[_Going] = deque()
-        while self.waiting and len(self.running) < self.passes.max_running and budget > 0:
-            one = self.waiting.popleft()
-            if one.resumes is not None and one.resumes not in self._held:
-                passed_over.append(one)
-                continue
-            self.running.append(one)
-            chunks.append((one, min(one.left, budget)))
-            budget -= chunks[-1][1]
-        passed_over.extend(self.waiting)
-        self.waiting = passed_over
-        assert chunks or decoding, "an engine is stuck"
-        num_prefill = sum(count for _, count in chunks)
-        seconds = self.passes.pass_s + num_prefill / self.passes.prefill_tokens_per_s
+        speeds, decoding = self._speeds, [one for one in self.running if not one.left]
+        prompts = self._prompts(speeds.max_batch_tokens - len(decoding), bool(decoding))
+        assert prompts or decoding, "nothing that the engine has can begin"
+        num_tokens = sum(prompts.values())
+        seconds = speeds.prompts_s + num_tokens * speeds.token_s if prompts else speeds.decode_s
         self.now += seconds
-        self.busy_s += seconds
         self.num_passes += 1
-        self.num_rows += len(chunks) + len(decoding)
-        total = num_prefill + len(decoding)
-        for one, count in chunks:
-            spent = self._spent[one.unit]
-            spent[0] += seconds * count / total
-            spent[1] += count
-            one.left -= count
-            one.position += count
-            for position, key in one.keeps.items():
-                if one.position - count < position <= one.position:
-                    self._held.add(key)
-                    if key in self.units[one.unit].exports:
-                        self.now += self.passes.state_s
-                        self.state_s += self.passes.state_s
-                        said.append(Made(one.unit, key, position, self.passes.state_bytes, key))
-            if not one.left:
-                one.num_answered = 1
+        self.num_with_prompts += bool(prompts)
         for one in decoding:
-            spent = self._spent[one.unit]
-            spent[0] += seconds / total
-            spent[2] += 1
             one.num_answered += 1
-        for one in [one for one in self.running if one.num_answered >= len(one.answer)]:
-            self.running.remove(one)
-            request, plan = one.piece.request, one.piece.plan
-            said.append(
-                Answer(
-                    one.unit, one.piece.number,
-                    Result(request.id, len(request.token_ids), token_ids=one.answer, cached_tokens=plan.resume_at,
-                           computed_tokens=one.computed, boundary=plan.resume_at,
-                           cached_from="memory" if plan.resume_at else "none", ideal_cached_tokens=plan.ideal),
-                )
-            )  # fmt: skip
-            self._left[one.unit] -= 1
-        for number in [number for number, left in self._left.items() if not left]:
-            del self._left[number], self.units[number]
-            self.now += self.passes.unit_s
-            seconds, prefill, decode = self._spent.pop(number)
-            said.append(Done(number, seconds, int(prefill), int(decode), {}))
+            tally = self._tallies[one.unit.number]
+            tally.seconds += seconds / (num_tokens + len(decoding))
+            tally.decode_tokens += 1
+        said: list[Message] = []
+        for one, count in prompts.items():
+            tally = self._tallies[one.unit.number]
+            tally.seconds += seconds * count / (num_tokens + len(decoding))
+            tally.prefill_tokens += count
+            begin, one.left = one.position, one.left - count
+            one.num_answered = int(not one.left)
+            for position in [position for position in one.keys if begin < position <= one.position]:
+                said += self._publish(one, position)
+        for one in [one for one in self.running if one.num_answered == len(answer_of(one.piece.request))]:
+            said += self._finish(one)
+        return said
+
+    def _prompts(self, budget: int, decodes: bool) -> dict[_Sequence, int]:
+        """The tokens of prompts in the next pass; those begin that can, if the gate is open."""
+        prompts: dict[_Sequence, int] = {}
+        for one in self.running:
+            if one.left and budget:
+                prompts[one] = min(one.left, budget)
+                budget -= prompts[one]
+        num_before, most = len(self.running), self._speeds.max_running
+        num_free = most - num_before
+        if not (self._waiting and num_free and budget):
+            return prompts
+        if decodes and not prompts and not self._gate.opens(num_free):
+            return prompts
+        for one in list(self._waiting):
+            if len(self.running) < most and budget and (one.source is None or one.source in self._held):
+                self._waiting.remove(one)
+                self.running.append(one)
+                prompts[one] = min(one.left, budget)
+                budget -= prompts[one]
+        if len(self.running) in (num_before, most):
+            self._gate.close()
+        return prompts
+
+    def _publish(self, one: _Sequence, position: int) -> list[Message]:
+        key = one.keys[position]
+        self._held.add(key)
+        if key not in one.unit.exports:
+            return []
+        self.now += self._speeds.state_s
+        return [Made(one.unit.number, key, position, self._speeds.state_bytes, key)]
+
+    def _finish(self, one: _Sequence) -> list[Message]:
+        self.running.remove(one)
+        unit, request, resumed = one.unit, one.piece.request, one.plan.resume_at
+        num_prompt, answer = len(request.token_ids), answer_of(request)
+        result = Result(
+            request.id, num_prompt, token_ids=answer, cached_tokens=resumed, computed_tokens=num_prompt - resumed,
+            boundary=resumed, cached_from="memory" if resumed else "none", ideal_cached_tokens=one.plan.ideal,
+        )  # fmt: skip
+        said: list[Message] = [Answer(unit.number, one.piece.number, result)]
+        tally = self._tallies[unit.number]
+        tally.left -= 1
+        if not tally.left:
+            del self._tallies[unit.number]
+            said.append(Done(unit.number, tally.seconds, tally.prefill_tokens, tally.decode_tokens))
         return said
 
 
-class BatchSeam:
-    """Implements apcbatch.cluster.seam.Seam over Batchers."""
+def seconds_alone(requests: Sequence[Request], speeds: Speeds = H200) -> float:
+    """What one engine takes that has all requests from the start."""
+    batcher = Batcher(speeds)
+    batcher.begin(Unit(1, tuple(Piece(number, request, request.plan) for number, request in enumerate(requests))))
+    while batcher.is_busy:
+        batcher.step()
+    return batcher.now
 
-    def __init__(self, passes: Passes = H200) -> None:
-        self.passes = passes
+
+class BatchSeam:
+    """Implements apcbatch.cluster.seam.Seam over Batchers, each on a node of its own."""
+
+    def __init__(self, speeds: Speeds = H200) -> None:
         self.now = self.last_answer_s = 0.0
         self.workers: dict[WorkerId, Batcher] = {}
-        self.num_units = 0
-        self.trace: list[tuple] = []
-        self._inbox: dict[WorkerId, deque[tuple[float, Unit, Mapping]]] = {}
-        self._events: list[tuple[float, int, Event]] = []
-        self._count = 0
-        self.spent_s = 0.0
-        self.check = lambda: None
-        self.bytes_sent = 0
-        self.idle: dict[WorkerId, float] = {}
-        self.clock_cost_s = 0.0
+        self._speeds = speeds
+        self._inboxes: dict[WorkerId, deque[tuple[float, Unit]]] = {}
+        self._agenda: list[tuple[float, int, Event]] = []
+        self._num_said = 0
 
     def spawn(self, kind: WorkerKind) -> WorkerId:
         worker = len(self.workers) + 1
-        self.workers[worker] = Batcher(self.passes, b"key")
-        self._inbox[worker] = deque()
-        self.idle[worker] = 0.0
-        footprint = Footprint(self.passes.state_bytes)
-        facts = WorkerFacts("f", b"key", f"node{worker}", "cuda", "bfloat16", 1, footprint, None, 1 << 30, frozenset(), 1 << 30, self.passes.max_running)  # fmt: skip
+        self.workers[worker], self._inboxes[worker] = Batcher(self._speeds), deque()
+        facts = WorkerFacts(
+            "gpu", KEYS, f"node{worker}", "cuda", "bfloat16", 1, Footprint(self._speeds.state_bytes), None, 1 << 30,
+            frozenset(), 1 << 30, self._speeds.max_running, self._speeds.pool_bytes,
+        )  # fmt: skip
         self._say(self.now, Ready(worker, facts))
         return worker
 
-    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, object]) -> None:
-        self.num_units += 1
-        self.bytes_sent += len(states) * self.passes.state_bytes
-        self.trace.append((self.now, "submit", worker, unit.number, len(unit.pieces), len(unit.imports), len(unit.exports)))  # fmt: skip
-        self._inbox[worker].append((self.now + self.passes.call_s, unit, states))
+    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Key]) -> None:
+        assert set(states) == set(unit.imports)
+        self._inboxes[worker].append((self.now + self._speeds.call_s, unit))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """Run the workers up to the first event."""
         end = self.now + timeout_s
         while True:
-            when = self._events[0][0] if self._events else float("inf")
-            able = {worker: self._next(worker) for worker in self.workers}
-            worker = min(able, key=able.get)
-            if min(when, able[worker]) > end:
+            said = self._agenda[0][0] if self._agenda else NEVER
+            worker = min(self.workers, key=self._next)
+            if min(said, self._next(worker)) > end:
                 self.now = end
                 return []
-            if when <= able[worker]:
+            if said <= self._next(worker):
                 break
             self._run(worker)
-        self.now = max(self.now, when)
-        events = []
-        while self._events and self._events[0][0] <= self.now:
-            event = self._events.pop(0)[2]
-            if isinstance(event, Said) and isinstance(event.message, Answer):
-                self.last_answer_s = self.now
-            if isinstance(event, Said) and isinstance(event.message, Done):
-                self.trace.append((self.now, "done", event.worker, event.message.unit))
-            events.append(event)
+        self.now = max(self.now, said)
+        events: list[Event] = []
+        while self._agenda and self._agenda[0][0] <= self.now:
+            events.append(heapq.heappop(self._agenda)[2])
+        if any(isinstance(event, Said) and isinstance(event.message, Answer) for event in events):
+            self.last_answer_s = self.now
         return events
 
     def get(self, handle: Key) -> bytes:
         return handle
 
     def kill(self, worker: WorkerId) -> None:
-        self.workers.pop(worker, None)
+        del self.workers[worker]
 
     def clock(self) -> float:
         return self.now
 
     def close(self) -> None:
-        pass
+        self.workers.clear()
 
     def _next(self, worker: WorkerId) -> float:
-        batcher = self.workers[worker]
+        """When a worker does something next."""
+        batcher, inbox = self.workers[worker], self._inboxes[worker]
         if batcher.is_busy:
             return batcher.now
-        inbox = self._inbox[worker]
-        return max(batcher.now, inbox[0][0]) if inbox else float("inf")
+        return max(batcher.now, inbox[0][0]) if inbox else NEVER
 
     def _run(self, worker: WorkerId) -> None:
-        batcher, inbox = self.workers[worker], self._inbox[worker]
-        when = self._next(worker)
-        if not batcher.is_busy:
-            self.idle[worker] += when - batcher.now
-        batcher.now = when
+        """Take in what has come, and do a pass."""
+        batcher, inbox = self.workers[worker], self._inboxes[worker]
+        batcher.now = self._next(worker)
         while inbox and inbox[0][0] <= batcher.now:
-            _, unit, states = inbox.popleft()
-            batcher.begin(unit, states)
+            batcher.begin(inbox.popleft()[1])
         for message in batcher.step():
-            self._say(batcher.now + self.passes.call_s, Said(worker, message))
+            self._say(batcher.now + self._speeds.call_s, Said(worker, message))
 
     def _say(self, when: float, event: Event) -> None:
-        self._count += 1
-        self._events.append((when, self._count, event))
-        self._events.sort(key=lambda entry: entry[:2])
+        self._num_said += 1
+        heapq.heappush(self._agenda, (when, self._num_said, event))

@@ -13,7 +13,7 @@ import pytest
 from apcbatch.cluster.at_work import read_at_work
 from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.cluster.ray_seam import RaySeam
-from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerKind
+from apcbatch.cluster.seam import MOST_UNITS, Event, Lost, Ready, Said, WorkerKind
 from apcbatch.cluster.unit import Alive, Answer, Done, Made, Piece, Unit, Without
 from apcbatch.errors import UsageError
 from tests.ray.conftest import add_node
@@ -120,6 +120,16 @@ def test_a_worker_is_heard_while_it_works(talk: Talk) -> None:
     assert talk.seam.at_work(worker) == {102}
     assert not os.path.exists(path)
     talk.seam.kill(worker)
+
+
+def test_a_worker_has_all_its_units_at_a_time(talk: Talk) -> None:
+    """Catches an actor with fewer threads than a worker is given units: those left over would wait for one to end."""
+    worker = talk.spawn()
+    talk.seam.submit(worker, unit(1, "sleep 2", "count"), {})
+    for number in range(2, MOST_UNITS + 1):
+        talk.seam.submit(worker, unit(number, "say"), {})
+    answers = [one.result.token_ids for one in talk.done(1) if isinstance(one, Answer)]
+    assert answers[-1] == [MOST_UNITS]
 
 
 def test_states_go_from_worker_to_worker(talk: Talk) -> None:
