@@ -40,11 +40,12 @@ void bound_convolution(const ProductParams& product, const Batch& batch, const V
                          pointer(z), stream_of(stream));
 }
 
+// The scan's dt is the product; x stands in its place.
 void bound_step(const ProductParams& product, const Batch& batch, const View& x, Address A, const View& B,
                 const View& C, Address D, const View& z, Address dt_bias, const View& state, const View& y,
                 int64_t d_inner, int64_t d_state, Address stream) {
     few_rows_step(product,
-                  scan_params(batch.ragged, x, View{}, A, B, C, D, z, dt_bias, state, y, d_inner, d_state),
+                  scan_params(batch.ragged, x, x, A, B, C, D, z, dt_bias, state, y, d_inner, d_state),
                   stream_of(stream));
 }
 
