@@ -132,22 +132,20 @@ class FewRows {
         }
     }
 
-    // By all threads, once the block has multiplied. Those that copied load what the first elements need
-    // while the others still multiply.
+    // By all threads, once they have multiplied or copied. Those that copied come first: they load what the
+    // first elements need while the others still multiply.
     __device__ void make_results(const Results& results) const {
-        const int idle = int(threadIdx.x) - 32 * cut_.warps, rows = end_ - begin_, all = rows * p.rows;
-        if (idle < 0) {
+        const int rows = end_ - begin_, all = rows * p.rows, threads = int(blockDim.x);
+        const int first = (int(threadIdx.x) + kIdleThreads) % threads;
+        if (first >= all) {
             __syncthreads();
             return;
         }
-        int i = idle;
-        do {
-            const int mine = min(i, all - 1);
-            typename Results::Item item(results, mine % rows, mine / rows);
-            if (i == idle) __syncthreads();
-            if (i < all) item.finish(elements_[i]);
-            i += kIdleThreads;
-        } while (i < all);
+        for (int i = first; i < all; i += threads) {
+            typename Results::Item item(results, i % rows, i / rows);
+            if (i == first) __syncthreads();
+            item.finish(elements_[i]);
+        }
     }
 
   private:
