@@ -35,7 +35,7 @@ from apcbatch.model.hf_config import ModelConfig
 REPEATS = 5
 PREFILL = ((1, 2048), (1, 8192), (1, 32768), (16, 512), (64, 128))
 DECODE = (1, 8, 32, 128)
-NEW_TOKENS = 128
+NEW_TOKENS = 64
 MAX_BATCH_TOKENS = 8192
 NUMBERS = itertools.count()
 KINDS = {"exact": True, "fast": False}  # of products: whether they are exact

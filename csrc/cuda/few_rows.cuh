@@ -133,18 +133,17 @@ class FewRows {
     }
 
     // By all threads, once they have multiplied or copied. Those that copied come first: they load what the
-    // first elements need while the others still multiply.
+    // first elements need while the others still multiply. Whoever has none meets the others all the same.
     __device__ void make_results(const Results& results) const {
         const int rows = end_ - begin_, all = rows * p.rows, threads = int(blockDim.x);
-        const int first = (int(threadIdx.x) + kIdleThreads) % threads;
-        if (first >= all) {
-            __syncthreads();
-            return;
-        }
-        for (int i = first; i < all; i += threads) {
-            typename Results::Item item(results, i % rows, i / rows);
-            if (i == first) __syncthreads();
-            item.finish(elements_[i]);
+        const int mine = (int(threadIdx.x) + kIdleThreads) % threads, first = min(mine, all - 1);
+        typename Results::Item item(results, first % rows, first / rows);
+        __syncthreads();
+        if (mine < all) item.finish(elements_[mine]);
+#pragma unroll 1
+        for (int i = mine + threads; i < all; i += threads) {
+            typename Results::Item next(results, i % rows, i / rows);
+            next.finish(elements_[i]);
         }
     }
 

@@ -11,6 +11,8 @@ import torch
 
 from apcbatch import Engine
 from apcbatch.kernels.backend import backend_for
+from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import graphs
 from apcbatch.model.arena import StateArena
@@ -20,8 +22,10 @@ from apcbatch.model.families import load_model_config, state_layout
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
-AT_ONCE = {"hidden_size": 64, "time_step_rank": 8}  # a shape whose decode passes are one launch
-WHOLE = {"hidden_size": 64, "intermediate_size": 96}  # a shape whose decode passes a graph holds in bfloat16
+# Shapes whose decode passes are one launch with fast products, a graph in bfloat16, and which have products of few rows
+# together with the ops after them.
+AT_ONCE = {"hidden_size": 64, "time_step_rank": 16, "state_size": 16}
+WHOLE = {"hidden_size": 64, "intermediate_size": 96, "mamba_dt_rank": 16, "mamba_d_state": 16}
 MODELS = {
     "mamba": ("mamba", {}),
     "falcon_mamba": ("falcon_mamba", {}),
@@ -165,6 +169,20 @@ def _decode_batch(contexts: list[int], vocab: int) -> Batch:
         context=context,
         token_slots=table[slots, context // 64] * 64 + context % 64,
     )
+
+
+@pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once", "jamba whole"])
+def test_a_few_sequences_multiply_with_the_ops_after(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches models that are meant to test products of few rows together with the ops after them, and do not."""
+    batches, convolved = [], FewRows.convolved
+
+    def noted(few: FewRows, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        batches.append(batch.num_sequences)
+        return convolved(few, h, batch)
+
+    monkeypatch.setattr(FewRows, "convolved", noted)
+    serve(checkpoint(model), 5, dtype="bfloat16", policy="none", max_running=8)
+    assert 8 in batches and max(batches) == 8
 
 
 @pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once"])
