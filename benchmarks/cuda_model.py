@@ -219,12 +219,12 @@ def main() -> None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(document, indent=1) + "\n")
 
+    if options.input:  # first, as this process keeps the device's memory
+        for run in whole_runs(options.models[0], options.dtype, options):
+            keep(run, document["runs"])
     for folder, model in zip(options.models, document["models"], strict=True):
         for figure in figures(folder, options.dtype):
             keep(figure, model["figures"])
-    if options.input:
-        for run in whole_runs(options.models[0], options.dtype, options):
-            keep(run, document["runs"])
     print(json.dumps(document))
 
 
