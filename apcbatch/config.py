@@ -62,10 +62,11 @@ class Config:
         "auto", "Model", "Where to compute; auto takes CUDA if it is there.", choices=("auto", "cpu", "cuda")
     )
     exact: bool = option(
-        False,
+        True,
         "Model",
-        "On CUDA, add the inputs of every product in one order, so that cached answers equal cold ones bit for bit; "
-        "somewhat slower. On the CPU they always do.",
+        "On CUDA, add the inputs of every product in one order, so that cached answers equal cold ones bit for bit, as "
+        "they always do on the CPU; --fast leaves the order to the libraries, which is somewhat faster.",
+        opposite="--fast",
     )
     isa: str | None = option(
         None,
@@ -352,6 +353,11 @@ OPTIONS: Mapping[str, Spec] = {
 def flag_name(name: str) -> str:
     """`block_size` -> `--block-size`."""
     return "--" + name.replace("_", "-")
+
+
+def opposite_flag(name: str) -> str:
+    """The flag that turns a switch off which is on by default: `trace` -> `--no-trace`."""
+    return OPTIONS[name].opposite or f"--no-{flag_name(name).removeprefix('--')}"
 
 
 def env_name(name: str) -> str:

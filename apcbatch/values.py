@@ -34,7 +34,8 @@ class Spec:
     the rest says.
 
     flag: the short form besides the long one, '' for none, None where the option has no flag at all. secret: a text
-    that is written nowhere; the value `@FILE`, which names the file that holds it, may be.
+    that is written nowhere; the value `@FILE`, which names the file that holds it, may be. opposite: the flag that
+    turns a switch off which is on by default; --no-NAME unless it is given.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Spec:
     flag: str | None = ""
     secret: bool = False
     most: int | None = None
+    opposite: str | None = None
 
 
 def shown(spec: Spec, value: Any) -> Any:

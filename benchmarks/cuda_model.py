@@ -1,10 +1,13 @@
-"""A whole model on a CUDA device: prefill against its matrix products, decode against the bytes of its weights.
+"""Whole models on a CUDA device, with exact products and with fast ones: what docs/performance-cuda.md says of them.
 
-    python benchmarks/cuda_model.py MODEL [--dtype bfloat16]
+    python benchmarks/make_shapes.py shapes --shape mamba-2.8b --shape jamba-mini-block
+    python benchmarks/cuda_model.py shapes/mamba-2.8b shapes/jamba-mini-block --input chats.jsonl \\
+        --out benchmarks/results/cuda_models.json
+    python tools/make_performance_docs.py
 
-MODEL is a folder (benchmarks/make_shapes.py writes some). Everything goes through the public Engine; the figures are
-medians; the last line is one JSON document, and one before it what is measured by then. Must not know: how the engine
-does it.
+Both kinds of products go through the public Engine, in turns; figures are medians. Whole runs (--input) are those of
+the first model, each a process of its own. The last line is the document; OUT grows as figures come. Must not know: how
+the engine does it.
 """
 
 from __future__ import annotations
@@ -14,23 +17,34 @@ import itertools
 import json
 import random
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from apcbatch import Engine, Request
+from apcbatch import Engine, Request, __version__
 from apcbatch.model.families import load_model_config
 from apcbatch.model.hf_config import ModelConfig
 
 REPEATS = 5
 PREFILL = ((1, 2048), (1, 8192), (1, 32768), (16, 512), (64, 128))
 DECODE = (1, 8, 32, 128)
-NEW_TOKENS = 128
+NEW_TOKENS = 64
 MAX_BATCH_TOKENS = 8192
 NUMBERS = itertools.count()
+KINDS = {"exact": True, "fast": False}  # of products: whether they are exact
+RUNS = {
+    "planned, no store": ["--policy", "planned"],
+    "planned, no store, fast": ["--policy", "planned", "--fast"],
+    "all, cold store": ["--policy", "all", "--store"],
+    "all, warm store": ["--policy", "all", "--store"],
+}
 
 
 def serve(engine: Engine, prompts: Sequence[list[int]], new_tokens: int) -> float:
@@ -44,10 +58,10 @@ def serve(engine: Engine, prompts: Sequence[list[int]], new_tokens: int) -> floa
     return time.perf_counter() - begin
 
 
-def median(run: Callable[[], float]) -> float:
-    """Of REPEATS runs after one that warms up."""
-    run()
-    return statistics.median(run() for _ in range(REPEATS))
+def in_turns(runs: Mapping[str, Callable[[], float]]) -> dict[str, float]:
+    """The median of each: REPEATS rounds after one that warms up."""
+    rounds = [{name: run() for name, run in runs.items()} for _ in range(1 + REPEATS)]
+    return {name: statistics.median(one[name] for one in rounds[1:]) for name in runs}
 
 
 def device_seconds(run: Callable[[], object], count: int = 20) -> float:
@@ -104,69 +118,114 @@ def bytes_a_step(config: ModelConfig, dtype: torch.dtype) -> int:
     return int((weights - idle + config.vocab_size * h) * dtype.itemsize)
 
 
-def measure(folder: Path, dtype: str) -> dict[str, Any]:
-    """All figures."""
-    options = {
-        "dtype": dtype,
-        "device": "cuda",
-        "max_batch_tokens": MAX_BATCH_TOKENS,
-        "max_running": max(DECODE),
-    }
-    document: dict[str, Any] = {"model": folder.name, "dtype": dtype, "device": torch.cuda.get_device_name()}
-    document["bandwidth_bytes_s"] = bandwidth()
-    config = load_model_config(folder)
-    document["bytes_a_step"] = bytes_a_step(config, getattr(torch, dtype))
-    engine = Engine(folder, policy="none", **options)
-    vocab = engine.vocab_size
+class Prompts:
+    """Random ones, fresh for every call."""
 
-    def prompts(count: int, length: int) -> list[list[int]]:
-        return [[random.randrange(vocab) for _ in range(length)] for _ in range(count)]
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
 
+    def draw(self, count: int, length: int) -> list[list[int]]:
+        return [[random.randrange(self._vocab_size) for _ in range(length)] for _ in range(count)]
+
+
+def prefill(engines: Mapping[str, Engine], prompts: Prompts, count: int, length: int) -> dict[str, float]:
+    """Tokens a second of each engine."""
+
+    def run(engine: Engine) -> float:
+        return serve(engine, prompts.draw(count, length), 1)
+
+    runs = {name: partial(run, engine) for name, engine in engines.items()}
+    return {name: count * length / seconds for name, seconds in in_turns(runs).items()}
+
+
+def decode(engines: Mapping[str, Engine], prompts: Prompts, running: int) -> dict[str, float]:
+    """Seconds of a step of each engine: what more new tokens take."""
+    short = prompts.draw(running, 16)
+    long = in_turns({name: partial(serve, engine, short, 1 + NEW_TOKENS) for name, engine in engines.items()})
+    first = in_turns({name: partial(serve, engine, short, 1) for name, engine in engines.items()})
+    return {name: (long[name] - first[name]) / NEW_TOKENS for name in engines}
+
+
+def open_timed(folder: Path, **options: Any) -> tuple[Engine, float]:
+    """An engine, and the seconds until it was there."""
+    begin = time.perf_counter()
+    engine = Engine(folder, max_batch_tokens=MAX_BATCH_TOKENS, max_running=max(DECODE), device="cuda", **options)
+    return engine, time.perf_counter() - begin
+
+
+def figures(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
+    """One after the other: name, unit, and a value of each kind of products."""
+    engines, took = {}, {}
+    for name, exact in KINDS.items():
+        engines[name], took[name] = open_timed(folder, dtype=dtype, policy="none", exact=exact)
+    yield {"name": "loading", "unit": "s", **took}
+    prompts, config, kind = Prompts(engines["exact"].vocab_size), load_model_config(folder), getattr(torch, dtype)
     for count, length in PREFILL:
-        seconds = median(lambda count=count, length=length: serve(engine, prompts(count, length), 1))
-        alone = products_seconds(config, count * length, getattr(torch, dtype))
-        document[f"prefill {count} x {length}"] = {
-            "tokens_s": count * length / seconds,
-            "products_share": alone / seconds,
-        }
+        rates = prefill(engines, prompts, count, length)
+        products = count * length / products_seconds(config, count * length, kind)
+        yield {"name": f"prefill {count} x {length}", "unit": "tokens/s", **rates, "products": products}
     for running in DECODE:
-        short = prompts(running, 16)
-        step = (
-            median(lambda short=short: serve(engine, short, 1 + NEW_TOKENS))
-            - median(lambda short=short: serve(engine, short, 1))
-        ) / NEW_TOKENS
-        document[f"decode {running}"] = {
-            "step_ms": 1e3 * step,
-            "tokens_s": running / step,
-            "of_bandwidth": document["bytes_a_step"] / step / document["bandwidth_bytes_s"],
-        }
-    engine.close()
-    print(json.dumps(document), flush=True)
-    keeping = Engine(folder, policy="all", block_size=64, **options)
-    plain = Engine(folder, policy="none", **options)
-    pairs = [(serve(keeping, p, 1), serve(plain, p, 1)) for p in (prompts(1, 2048) for _ in range(REPEATS + 1))]
-    document["snapshots every 64 over none"] = statistics.median(a / b for a, b in pairs[1:])
-    for engine in (keeping, plain):
+        steps = decode(engines, prompts, running)
+        yield {"name": f"decode {running}", "unit": "s", **steps, "bytes": bytes_a_step(config, kind)}
+    for engine in engines.values():
         engine.close()
-    exact = Engine(folder, policy="none", exact=True, **options)
-    document["exact prefill 1 x 2048 tokens_s"] = 2048 / median(lambda: serve(exact, prompts(1, 2048), 1))
-    short = prompts(1, 16)
-    document["exact decode 1 step_ms"] = (
-        1e3
-        * (median(lambda: serve(exact, short, 1 + NEW_TOKENS)) - median(lambda: serve(exact, short, 1)))
-        / NEW_TOKENS
-    )
-    exact.close()
-    return document
+    keeping, plain = (open_timed(folder, dtype=dtype, policy=policy)[0] for policy in ("all", "none"))
+    runs = {"keeping": keeping, "plain": plain}
+    rates = prefill(runs, prompts, 1, 2048)
+    yield {"name": "snapshots every 64 over none", "unit": "times", "exact": rates["plain"] / rates["keeping"]}
+    for engine in runs.values():
+        engine.close()
+
+
+def whole_runs(folder: Path, dtype: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Runs of the command over the input, each with a summary's seconds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, flags in RUNS.items():
+            command = [sys.executable, "-m", "apcbatch", "run", str(options.input), "--limit", str(options.limit)]
+            command += ["-o", f"{scratch}/{next(NUMBERS)}.jsonl", "--model", str(folder), "--dtype", dtype]
+            command += ["--device", "cuda", "--max-tokens", "16", "--ignore-eos", "--max-batch-tokens", "8192"]
+            command += ["--pool-size", "16GiB", "--quiet", "--progress", "none", *flags]
+            if "--store" in flags:
+                command += [f"{scratch}/store", "--store-size", "40GiB"]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+            yield {"name": name, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def main() -> None:
-    """Measure one model and print the document."""
+    """Measure the models and print the document."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", type=Path)
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL", help="folders of models")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
-    arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.model, arguments.dtype)))
+    parser.add_argument("--input", type=Path, help="conversations for whole runs")
+    parser.add_argument("--limit", type=int, default=40, help="conversations of them; default: %(default)s")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    begin = time.perf_counter()
+    document: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "version": __version__,
+        "repeats": REPEATS,
+        "bandwidth_bytes_s": bandwidth(),
+        "models": [{"model": folder.name, "dtype": options.dtype, "figures": []} for folder in options.models],
+        "runs": [],
+    }
+
+    def keep(found: dict[str, Any], where: list[dict[str, Any]]) -> None:
+        print(json.dumps(found), flush=True)
+        where.append(found)
+        document["seconds"] = time.perf_counter() - begin
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+    if options.input:  # first, as this process keeps the device's memory
+        for run in whole_runs(options.models[0], options.dtype, options):
+            keep(run, document["runs"])
+    for folder, model in zip(options.models, document["models"], strict=True):
+        for figure in figures(folder, options.dtype):
+            keep(figure, model["figures"])
+    print(json.dumps(document))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Writes docs/performance.md and its picture from the documents of the benchmarks; it measures nothing.
+"""Writes docs/performance.md, its picture, and docs/performance-cuda-models.md from the documents of the benchmarks; it
+measures nothing.
 
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 
 Reads engine.json (benchmarks/measure.py) and, where they are there, peers.json (benchmarks/peers.py) and
-end_to_end.json (benchmarks/end_to_end.py). The picture needs matplotlib.
+end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json (benchmarks/cuda_model.py) and
+cuda_vllm.json, which has the figures of another engine and the bars. The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from performance import engine, others, picture
+from performance import cuda, engine, others, picture
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = Path(__file__).with_name("performance_head.md")
+CUDA_HEAD = Path(__file__).with_name("performance_cuda_head.md")
 PICTURE = Path("images") / "performance.svg"
 
 
@@ -39,8 +42,16 @@ def page(results: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def cuda_page(results: Path) -> str | None:
+    """The whole page about models on a CUDA device; None where none was measured."""
+    measured, other = read(results / "cuda_models.json"), read(results / "cuda_vllm.json")
+    if measured is None or other is None:
+        return None
+    return "\n\n".join([CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other)]) + "\n"
+
+
 def main() -> None:
-    """Write the page and its picture."""
+    """Write the pages and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
@@ -49,6 +60,9 @@ def main() -> None:
     (options.docs / PICTURE).parent.mkdir(parents=True, exist_ok=True)
     picture.draw(read(options.results / "engine.json") or {}, options.docs / PICTURE)
     (options.docs / "performance.md").write_text(text, encoding="utf-8")
+    on_cuda = cuda_page(options.results)
+    if on_cuda is not None:
+        (options.docs / "performance-cuda-models.md").write_text(on_cuda, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from apcbatch.config import OPTIONS, Config, flag_name
+from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.values import Spec, format_size
 
 METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
@@ -106,6 +106,6 @@ def _option(name: str, spec: Spec) -> Callable[[Any], Any]:
 def _switch(name: str, group: str, help: str, short: str | None = None) -> Callable[[Any], Any]:
     flag = flag_name(name)
     if name in OPTIONS and getattr(Config, name):
-        flag += f"/--no-{flag.removeprefix('--')}"
+        flag += f"/{opposite_flag(name)}"
     flags = [short, flag] if short else [flag]
     return click.option(*flags, name, is_flag=True, help=help, cls=GroupedOption, group=group)

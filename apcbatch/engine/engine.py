@@ -55,7 +55,7 @@ class Engine:
 
     model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA
     if it is there. exact: on CUDA, products of one order of sums, so that a cached answer equals a cold one bit for
-    bit, as it does on the CPU.
+    bit, as it does on the CPU; False: somewhat faster, the libraries' products.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:
@@ -71,7 +71,7 @@ class Engine:
         *,
         dtype: str = "float32",
         device: str = "cpu",
-        exact: bool = False,
+        exact: bool = True,
         block_size: int = 64,
         policy: Policy = "all",
         store: str | Path | None = None,

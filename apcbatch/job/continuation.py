@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from apcbatch.config import ENV_PREFIX, OPTIONS, Config
+from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.data.address import shown_address
 from apcbatch.values import FILE_MARK, format_size, shown
 
@@ -67,11 +67,11 @@ def _is_control(character: str) -> bool:
 
 def _flag(name: str, config: Config) -> Iterator[str]:
     spec, value = OPTIONS[name], getattr(config, name)
-    flag = "--" + name.replace("_", "-")
+    flag = flag_name(name)
     if name == "store" and value is None:
         yield "--no-store"
     elif value is False and getattr(Config, name) is True:
-        yield f"--no-{flag.removeprefix('--')}"
+        yield opposite_flag(name)
     elif spec.flag is None or value is None or value is False:
         return
     elif value is True:

@@ -195,7 +195,10 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     pairs += [(name, earlier[name], now["config"][name]) for name in CHANGES_ANSWERS if name in earlier]
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))
     if now["model_fingerprint"] is not None and not _may_mix(then, now):
-        pairs.append(("model_fingerprint", then.get("model_fingerprint"), now["model_fingerprint"]))
+        fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]
+        pairs.append(("model_fingerprint", *fingerprints))
+        if fingerprints[0] != fingerprints[1]:  # on a CPU products are exact in any case
+            pairs.append(("exact", earlier.get("exact"), now["config"]["exact"]))
     yield from (pair for pair in pairs if pair[1] != pair[2])
 
 

@@ -33,9 +33,26 @@ bool bound_library(const ProductParams& params, const std::string& bytes, Addres
     return library_product(params, choice, stream_of(stream));
 }
 
+void bound_convolution(const ProductParams& product, const Batch& batch, const View& weight, Address bias,
+                       const View& state, const View& x, Address z, int64_t d_inner, int64_t width,
+                       Address stream) {
+    few_rows_convolution(product, conv_params(batch.ragged, x, weight, bias, state, x, d_inner, width),
+                         pointer(z), stream_of(stream));
+}
+
+// The scan's dt is the product; x stands in its place.
+void bound_step(const ProductParams& product, const Batch& batch, const View& x, Address A, const View& B,
+                const View& C, Address D, const View& z, Address dt_bias, const View& state, const View& y,
+                int64_t d_inner, int64_t d_state, Address stream) {
+    few_rows_step(product,
+                  scan_params(batch.ragged, x, x, A, B, C, D, z, dt_bias, state, y, d_inner, d_state),
+                  stream_of(stream));
+}
+
 }  // namespace
 
 void bind_products(py::module_& m) {
+    using namespace py::literals;
     m.attr("MOST_FEW_ROWS") = kMostFewRows;
     m.attr("MOST_PIECES") = kMostPieces;
     py::class_<ProductParams>(m, "Product").def(py::init(&product));
@@ -46,6 +63,10 @@ void bind_products(py::module_& m) {
         const py::gil_scoped_release released;
         few_rows_product(params, stream_of(stream));
     });
+    m.def("few_rows_convolution", &bound_convolution, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a,
+          "weight"_a, "bias"_a, "state"_a, "x"_a, "z"_a, "d_inner"_a, "width"_a, "stream"_a);
+    m.def("few_rows_step", &bound_step, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a, "x"_a, "A"_a,
+          "B"_a, "C"_a, "D"_a, "z"_a, "dt_bias"_a, "state"_a, "y"_a, "d_inner"_a, "d_state"_a, "stream"_a);
     m.def("takes_pieces", &takes_pieces);
     m.def("sum_pieces",
           [](Address parts, std::int64_t count, int pieces, Address y, int y_dtype, Address stream) {

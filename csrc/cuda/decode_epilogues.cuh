@@ -31,7 +31,7 @@ struct Convolve {
     const DecodeLayer& layer;
     T window[kMostDecodeTaps];  // the newest last
     float weight[kMostDecodeTaps], bias;
-    const StateSlots& slots;
+    const StateSlots slots;
 
     __device__ Convolve(const DecodeParams& params, const DecodeLayer& of, const StateSlots& its)
         : p(params), layer(of), slots(its) {}
@@ -110,7 +110,7 @@ struct Channel {
     int c, b;
     bool takes;
     float h[kMostDecodeStates], A[kMostDecodeStates], x, gate, D, dt_bias;
-    const StateSlots& slots;
+    const StateSlots slots;
 
     // The block's row-th; a block has at most kItems channels over all vectors.
     __device__ Channel(const DecodeShape& shape, int row, int vector, const StateSlots& its)
@@ -136,19 +136,15 @@ struct Channel {
         D = layer.D[c], dt_bias = layer.dt_bias[c];
     }
 
-    // low: the row's dt (r), B (n) and C (n); see selective_step.cu.
-    __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt, const float* low) {
-        const int n = p.shape.d_state;
+    // B, C: 0 and -0 of states that are not there; see selective_step.cu.
+    __device__ void step(const DecodeParams& p, const DecodeLayer& layer, float raw_dt,
+                         const float (&B)[kMostDecodeStates], const float (&C)[kMostDecodeStates]) {
         const float dt = softplus(__fadd_rn(raw_dt, dt_bias)), input = __fmul_rn(dt, x);
-        float rate[kStatesAtOnce], B[kStatesAtOnce], C[kStatesAtOnce];
+        float rate[kMostDecodeStates];
 #pragma unroll
-        for (int i = 0; i < kStatesAtOnce; ++i) {
-            const bool inside = i < n;
-            const int state = min(i, n - 1);
-            h[i] = inside && slots.initial >= 0 ? h[i] : 0.0f;
+        for (int i = 0; i < kMostDecodeStates; ++i) {
+            h[i] = i < p.shape.d_state && slots.initial >= 0 ? h[i] : 0.0f;
             rate[i] = rate_of(A[i]);
-            B[i] = inside ? low[p.shape.dt_rank + state] : 0.0f;
-            C[i] = inside ? low[p.shape.dt_rank + n + state] : -0.0f;
         }
         float y = step_states(h, rate, dt, input, B, C);
         y = __fmul_rn(__fmaf_rn(D, x, y), silu(gate));
@@ -177,8 +173,16 @@ struct Step {
 
     __device__ void prepare(int, int) {}
     __device__ void finish(int, int b, float sum) {
-        const int columns = p.shape.dt_rank + 2 * p.shape.d_state;
-        channel.step(p, layer, widen(narrow<T>(sum)), low + b * columns);
+        const int r = p.shape.dt_rank, n = p.shape.d_state;
+        const float* row = low + b * (r + 2 * n);
+        float B[kMostDecodeStates], C[kMostDecodeStates];
+#pragma unroll
+        for (int i = 0; i < kMostDecodeStates; ++i) {
+            const int state = min(i, n - 1);
+            B[i] = i < n ? row[r + state] : 0.0f;
+            C[i] = i < n ? row[r + n + state] : -0.0f;
+        }
+        channel.step(p, layer, widen(narrow<T>(sum)), B, C);
     }
 };
 

@@ -1,10 +1,12 @@
 // The products of experts with the rows of few tokens, each element one chain (see products.h), so that a
-// token has the bits that it has among many. The weights are read once for every 8 to 24 tokens of an expert.
+// token has the bits that it has among many. The weights are read once for every 8 or 32 tokens of an expert.
 //
-// Each warp goes round tiles of its own (an expert, 16 of its rows of weights, some of its tokens) over all
-// inputs; so no sums meet. It copies them into a ring of its own in shared memory, whole cache lines at a
-// time, several stages ahead and across the ends of tiles. A gated tile has 8 of the gate's rows and 8 of the
-// up's, so that both sums of an element come to one lane. Must not know: what was chosen why.
+// Crews go round tiles (an expert, some of its rows of weights, some of its tokens) over all inputs; so no
+// sums meet. A crew copies a tile into a ring of its own in shared memory, whole cache lines at a time,
+// several stages ahead and across the ends of tiles, and each of its warps multiplies 16 of the rows. For few
+// tokens a warp is a crew, so that nobody waits for another; for more a block is one, so that its warps share
+// the tokens' rows. Of a gated tile a warp has 8 of the gate's rows and 8 of the up's, so that both sums of
+// an element come to one lane. Must not know: what was chosen why.
 #include <stdexcept>
 
 #include "dependent_launch.cuh"
@@ -15,14 +17,25 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-template <int kNTiles_, int kInputs_, int kStages_>
+// kCrew: warps.
+template <int kCrew_, int kNTiles_, int kInputs_, int kStages_>
 struct ChainTile {
-    static constexpr int kNTiles = kNTiles_, kInputs = kInputs_, kStages = kStages_,
+    static constexpr int kCrew = kCrew_, kNTiles = kNTiles_, kInputs = kInputs_, kStages = kStages_,
                          kTokens = kNTiles * kColumns;
+    static constexpr int kCrews = kWarps / kCrew, kRows = kCrew * kWeightRows;
     static constexpr int kChunks = kInputs / 8;  // of a row in one stage
-    static constexpr int kRowsAtOnce = 32 / kChunks;
-    static constexpr int kStage = (kWeightRows + kTokens) * kChunks;
-    static constexpr int kBytes = kWarps * kStage * kStages * 16;
+    static constexpr int kRowsAtOnce = 32 * kCrew / kChunks;
+    static constexpr int kStage = (kRows + kTokens) * kChunks;
+    static constexpr int kBytes = kCrews * kStage * kStages * 16;
+    static_assert(kRows % kRowsAtOnce == 0 && kBytes <= 200 * 1024, "a tile is copied as a whole, and fits");
+
+    static __device__ __forceinline__ void meet() {
+        if constexpr (kCrew == 1) {
+            __syncwarp();
+        } else {
+            __syncthreads();
+        }
+    }
 
     // Where a stage has this chunk of this row: the four rows that half a warp reads at once lie in different
     // banks.
@@ -31,46 +44,46 @@ struct ChainTile {
     }
 };
 // The longer the piece of a row that is asked for at once, the faster the memory.
-using ChainEight = ChainTile<1, 256, 2>;
-using ChainSixteen = ChainTile<2, 128, 3>;
-using ChainMore = ChainTile<3, 128, 2>;
+using ChainEight = ChainTile<1, 1, 256, 2>;
+using ChainMore = ChainTile<kWarps, 4, 128, 4>;
 
-// Where a warp is: a tile, and an input of it.
+// Where a crew is: a tile, and an input of it.
 template <class T, bool kGated>
 struct ChainPlace {
-    static constexpr int kRowsEach = kGated ? kWeightRows / 2 : kWeightRows;  // of y
+    static constexpr int kOfWarp = kGated ? kWeightRows / 2 : kWeightRows;  // rows of y
+    static constexpr int kRowsEach = T::kCrew * kOfWarp;
     Place<T> place;
     int tile, input = 0;
     bool any;
 
-    __device__ __forceinline__ ChainPlace(const Groups& groups, int row_tiles, int warp)
-        : tile(int(blockIdx.x) + warp * int(gridDim.x)), any(place.seek(groups, tile, row_tiles)) {}
+    __device__ __forceinline__ ChainPlace(const Groups& groups, int row_tiles, int crew)
+        : tile(int(blockIdx.x) + crew * int(gridDim.x)), any(place.seek(groups, tile, row_tiles)) {}
 
     // The next stage; true where the tile ends.
     __device__ __forceinline__ bool go_on(const ExpertProduct& p, const Groups& groups, int row_tiles) {
         input += T::kInputs;
         if (input < p.in) return false;
         input = 0;
-        tile += int(gridDim.x) * kWarps;
+        tile += int(gridDim.x) * T::kCrews;
         any = place.seek(groups, tile, row_tiles);
         return true;
     }
 };
 
-// Neighbouring lanes copy neighbouring chunks of a row.
+// Neighbouring threads copy neighbouring chunks of a row.
 template <class T, bool kGated>
 __device__ __forceinline__ void copy_stage(uint4* stage, const ExpertProduct& p, const Groups& groups,
                                            const ChainPlace<T, kGated>& at) {
-    constexpr int kRowsEach = ChainPlace<T, kGated>::kRowsEach;
-    const int lane = threadIdx.x % 32, row = lane / T::kChunks, chunk = lane % T::kChunks;
+    constexpr int kOfWarp = ChainPlace<T, kGated>::kOfWarp, kRowsEach = ChainPlace<T, kGated>::kRowsEach;
+    const int thread = threadIdx.x % (32 * T::kCrew), row = thread / T::kChunks, chunk = thread % T::kChunks;
     const int input = at.input + chunk * 8;
     const bool there = input < p.in;
     const auto* weights = static_cast<const Bf16*>(p.weights[groups.expert[at.place.active]]);
 #pragma unroll
-    for (int i = 0; i < kWeightRows; i += T::kRowsAtOnce) {
-        const int within = (i + row) % kRowsEach, out = at.place.row_tile * kRowsEach + within;
-        const std::int64_t from =
-            out + (i + row < kRowsEach ? 0 : p.out);  // the up's rows are `out` after the gate's
+    for (int i = 0; i < T::kRows; i += T::kRowsAtOnce) {
+        const int warp = (i + row) / kWeightRows, of_warp = (i + row) % kWeightRows;
+        const int out = at.place.row_tile * kRowsEach + warp * kOfWarp + of_warp % kOfWarp;
+        const std::int64_t from = out + (of_warp < kOfWarp ? 0 : p.out);  // the up's after the gate's
         const bool is_row = there && out < p.out;
         copy_chunk(stage + T::at(i + row, chunk), is_row ? weights + from * p.in + input : p.x, is_row);
     }
@@ -80,8 +93,9 @@ __device__ __forceinline__ void copy_stage(uint4* stage, const ExpertProduct& p,
         const bool is_token = there && i + row < at.place.count;
         const int place = at.place.first + min(i + row, at.place.count - 1);
         const std::int64_t from = kGated ? groups.pairs[place] / p.per_token : place;
-        copy_inputs(stage + T::at(kWeightRows + i + row, chunk),
-                    is_token ? static_cast<const Bf16*>(p.x) + from * p.in + input : p.x, is_token);
+        if (i + row < T::kTokens)
+            copy_inputs(stage + T::at(T::kRows + i + row, chunk),
+                        is_token ? static_cast<const Bf16*>(p.x) + from * p.in + input : p.x, is_token);
     }
 }
 
@@ -94,7 +108,8 @@ __device__ __forceinline__ uint2 four_inputs(const uint4* stage, int row, int st
 
 template <class T>
 __device__ __forceinline__ void add_stage(float (&sums)[T::kNTiles][4], const uint4* stage, int count) {
-    const int row = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+    const int token = threadIdx.x % 32 / 4, quarter = threadIdx.x % 4;
+    const int row = int(threadIdx.x) / 32 % T::kCrew * kWeightRows + token;
 #pragma unroll 4
     for (int step = 0; step < T::kInputs / 16; ++step) {
         const uint2 low = four_inputs<T>(stage, row, step, quarter),
@@ -103,7 +118,7 @@ __device__ __forceinline__ void add_stage(float (&sums)[T::kNTiles][4], const ui
 #pragma unroll
         for (int j = 0; j < T::kNTiles; ++j) {
             if (j * kColumns >= count) break;
-            const uint2 x = four_inputs<T>(stage, kWeightRows + j * kColumns + row, step, quarter);
+            const uint2 x = four_inputs<T>(stage, T::kRows + j * kColumns + token, step, quarter);
             multiply_add<Bf16>(sums[j], a, x.x, x.y);
         }
     }
@@ -112,7 +127,8 @@ __device__ __forceinline__ void add_stage(float (&sums)[T::kNTiles][4], const ui
 template <class T, bool kGated>
 __device__ __forceinline__ void put(const ExpertProduct& p, const Groups& groups, const Place<T>& place,
                                     const float (&sums)[T::kNTiles][4]) {
-    const int lane = threadIdx.x % 32;
+    constexpr int kOfWarp = ChainPlace<T, kGated>::kOfWarp, kRowsEach = ChainPlace<T, kGated>::kRowsEach;
+    const int lane = threadIdx.x % 32, warp = int(threadIdx.x) / 32 % T::kCrew;
 #pragma unroll
     for (int j = 0; j < T::kNTiles; ++j) {
 #pragma unroll
@@ -120,7 +136,7 @@ __device__ __forceinline__ void put(const ExpertProduct& p, const Groups& groups
             const int column = j * kColumns + lane % 4 * 2 + i % 2, at = place.first + column;
             if (column >= place.count || (kGated && i >= 2)) continue;
             const int half = i / 2 * (kWeightRows / 2);
-            const int out = place.row_tile * ChainPlace<T, kGated>::kRowsEach + half + lane / 4;
+            const int out = place.row_tile * kRowsEach + warp * kOfWarp + half + lane / 4;
             if (out >= p.out) continue;
             if constexpr (kGated) {  // as one product stores both, and silu_mul goes on
                 const float gate = widen(narrow<Bf16>(sums[j][i])),
@@ -144,9 +160,9 @@ __global__ void __launch_bounds__(kThreads, 1) expert_chains_kernel(const __grid
         reinterpret_cast<int*>(&groups)[i] = reinterpret_cast<const int*>(p.groups)[i];
     __syncthreads();
     constexpr int kRows = ChainPlace<T, kGated>::kRowsEach;
-    const int warp = threadIdx.x / 32, row_tiles = (p.out + kRows - 1) / kRows;
-    uint4* const ring = memory + warp * T::kStages * T::kStage;
-    ChainPlace<T, kGated> copied(groups, row_tiles, warp), multiplied = copied;
+    const int crew = int(threadIdx.x) / 32 / T::kCrew, row_tiles = (p.out + kRows - 1) / kRows;
+    uint4* const ring = memory + crew * T::kStages * T::kStage;
+    ChainPlace<T, kGated> copied(groups, row_tiles, crew), multiplied = copied;
     const auto copy = [&](int slot) {
         if (copied.any) {
             copy_stage<T, kGated>(ring + slot * T::kStage, p, groups, copied);
@@ -159,11 +175,11 @@ __global__ void __launch_bounds__(kThreads, 1) expert_chains_kernel(const __grid
     int filled = T::kStages - 1, read = 0;  // the slot that is copied next, and the one multiplied next
     float sums[T::kNTiles][4] = {};
     while (multiplied.any) {
-        __syncwarp();  // all lanes have read the slot that is written now
+        T::meet();  // all have read the slot that is written now
         copy(filled);
         filled = filled + 1 == T::kStages ? 0 : filled + 1;
         wait_for_copies<T::kStages - 1>();
-        __syncwarp();
+        T::meet();
         add_stage<T>(sums, ring + read * T::kStage, multiplied.place.count);
         read = read + 1 == T::kStages ? 0 : read + 1;
         const Place<T> place = multiplied.place;
@@ -197,7 +213,6 @@ void expert_chains(const ExpertProduct& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
     if (p.in % 16) throw std::invalid_argument("an expert's inputs must be a multiple of 16 for chains");
     if (p.tokens <= ChainEight::kTokens) return launch<ChainEight>(p, stream);
-    if (p.tokens <= ChainSixteen::kTokens) return launch<ChainSixteen>(p, stream);
     launch<ChainMore>(p, stream);
 }
 

@@ -39,5 +39,12 @@ bool takes_few_rows(const ProductParams& params);
 // In bfloat16, for kMostFewRows rows at most: reads the weights once, at the memory's speed.
 void few_rows_product(const ProductParams& params, cudaStream_t stream);
 
+// The same, and the op after it in a decode pass of a mixer, one token of each sequence; y is not written.
+// in_proj: half of the columns are the convolution's x, the others z (rows, d_inner).
+void few_rows_convolution(const ProductParams& product, const ConvParams& convolution, void* z,
+                          cudaStream_t stream);
+// dt_proj: the columns are the scan's dt.
+void few_rows_step(const ProductParams& product, const ScanParams& scan, cudaStream_t stream);
+
 }  // namespace cuda
 }  // namespace apcbatch

@@ -11,6 +11,8 @@ import torch
 
 from apcbatch import Engine
 from apcbatch.kernels.backend import backend_for
+from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model import graphs
 from apcbatch.model.arena import StateArena
@@ -20,8 +22,10 @@ from apcbatch.model.families import load_model_config, state_layout
 from tests.engine.test_sameness import Answers, agent_prompts, answers
 
 pytestmark = pytest.mark.cuda
-AT_ONCE = {"hidden_size": 64, "time_step_rank": 8}  # a shape whose decode passes are one launch
-WHOLE = {"hidden_size": 64, "intermediate_size": 96}  # a shape whose decode passes a graph holds in bfloat16
+# Shapes whose decode passes are one launch with fast products, a graph in bfloat16, and which have products of few rows
+# together with the ops after them.
+AT_ONCE = {"hidden_size": 64, "time_step_rank": 16, "state_size": 16}
+WHOLE = {"hidden_size": 64, "intermediate_size": 96, "mamba_dt_rank": 16, "mamba_d_state": 16}
 MODELS = {
     "mamba": ("mamba", {}),
     "falcon_mamba": ("falcon_mamba", {}),
@@ -48,11 +52,12 @@ def tokens(of: Answers) -> dict[str, list[int]]:
     return {key: answer[0] for key, answer in of.items()}
 
 
+@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_device_answers_like_the_cpu(model: str, checkpoint) -> None:
+def test_the_device_answers_like_the_cpu(model: str, exact: bool, checkpoint) -> None:
     """Catches any layer that computes something else than the CPU's, which equals transformers'."""
     folder = checkpoint(model)
-    on_device, on_cpu = serve(folder, 3, **COLD), serve(folder, 3, device="cpu", **COLD)
+    on_device, on_cpu = serve(folder, 3, exact=exact, **COLD), serve(folder, 3, device="cpu", **COLD)
     assert tokens(on_device) == tokens(on_cpu)
     for key, (_, logprobs) in on_device.items():
         assert logprobs == pytest.approx(on_cpu[key][1], rel=1e-3, abs=1e-4)
@@ -60,20 +65,21 @@ def test_the_device_answers_like_the_cpu(model: str, checkpoint) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("block_size", [1, 16, 64])
-def test_float32_tokens_are_the_same_cached_and_cold(model: str, block_size: int, checkpoint) -> None:
+def test_fast_tokens_of_float32_are_the_same_cached_and_cold(model: str, block_size: int, checkpoint) -> None:
     """Catches a state that is restored from another position or slot."""
     folder, seed = checkpoint(model), random.randrange(1 << 30)
-    cold = serve(folder, seed, **COLD)
-    cached = serve(folder, seed, policy="all", block_size=block_size, max_running=8, max_batch_tokens=100)
+    options = {"exact": False, "block_size": block_size}
+    cold = serve(folder, seed, **options, **COLD)
+    cached = serve(folder, seed, **options, policy="all", max_running=8, max_batch_tokens=100)
     assert tokens(cached) == tokens(cold), f"seed {seed}"
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_exact_answers_are_the_same_bit_for_bit(model: str, dtype: str, checkpoint, tmp_path: Path) -> None:
-    """Catches bits that depend on cuts, batch mates, graphs, memory or disk, where exactness was asked for."""
+    """Catches bits that depend on cuts, batch mates, graphs, memory or disk."""
     folder, seed = checkpoint(model), random.randrange(1 << 30)
-    options = {"dtype": dtype, "exact": True, "block_size": 16}
+    options = {"dtype": dtype, "block_size": 16}
     cold = serve(folder, seed, **options, **COLD)
     for further in (
         {"policy": "all", "max_running": 8, "max_batch_tokens": 64},
@@ -87,7 +93,7 @@ def test_exact_answers_are_the_same_bit_for_bit(model: str, dtype: str, checkpoi
 def test_replayed_passes_equal_launched_ones(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a graph that goes on with the slots, pages or tokens of the batch it was captured with."""
     folder, seed = checkpoint(model), random.randrange(1 << 30)
-    options = {"exact": True, "policy": "none", "max_running": 5, "dtype": "bfloat16"}
+    options = {"policy": "none", "max_running": 5, "dtype": "bfloat16"}
     replayed = serve(folder, seed, **options)
     monkeypatch.setattr(graphs, "LARGEST_GRAPH", 0)
     assert serve(folder, seed, **options) == replayed, f"seed {seed}"
@@ -122,7 +128,7 @@ def test_a_filled_up_graph_equals_a_launched_pass(checkpoint) -> None:
     config, device = load_model_config(folder), torch.device("cuda", 0)
     arena = StateArena(state_layout(config, "bfloat16"), 16, 64, device)
     parts = [*arena.slots.values(), *arena.pages.values()]
-    model = CausalLM(folder, config, torch.bfloat16, arena, backend_for(device))
+    model = CausalLM(folder, config, torch.bfloat16, arena, backend_for(device, exact=False))
     graphed = graphs.GraphedLM(model, device)
     for contexts in ([3, 700, 64, 63, 129, 5, 9], [1, 90, 64, 128, 65], [1300, 7, 2]):
         for part in parts:
@@ -165,10 +171,24 @@ def _decode_batch(contexts: list[int], vocab: int) -> Batch:
     )
 
 
+@pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once", "jamba whole"])
+def test_a_few_sequences_multiply_with_the_ops_after(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches models that are meant to test products of few rows together with the ops after them, and do not."""
+    batches, convolved = [], FewRows.convolved
+
+    def noted(few: FewRows, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        batches.append(batch.num_sequences)
+        return convolved(few, h, batch)
+
+    monkeypatch.setattr(FewRows, "convolved", noted)
+    serve(checkpoint(model), 5, dtype="bfloat16", policy="none", max_running=8)
+    assert 8 in batches and max(batches) == 8
+
+
 @pytest.mark.parametrize("model", ["mamba at once", "falcon_mamba at once"])
 def test_few_sequences_decode_in_one_launch(model: str, checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches models that are meant to test the decode pass in one launch and do not reach it, and free products where
-    exact ones were asked for."""
+    """Catches models that are meant to test the decode pass in one launch and do not reach it, and fast products where
+    nobody asked for them."""
     batches, decode = [], CausalLM.decode
 
     def noted(lm: CausalLM, batch: Batch) -> torch.Tensor:
@@ -177,18 +197,18 @@ def test_few_sequences_decode_in_one_launch(model: str, checkpoint, monkeypatch:
 
     monkeypatch.setattr(CausalLM, "decode", noted)
     for dtype in ("float32", "bfloat16"):
-        serve(checkpoint(model), 5, dtype=dtype, exact=True)
+        serve(checkpoint(model), 5, dtype=dtype)
         assert not batches
-        serve(checkpoint(model), 5, dtype=dtype, policy="none", max_running=8)
+        serve(checkpoint(model), 5, dtype=dtype, exact=False, policy="none", max_running=8)
         assert 8 in batches
         batches.clear()
 
 
 def test_snapshots_are_of_the_device_alone(tiny_checkpoint, tmp_path: Path) -> None:
-    """Catches a state made by other arithmetic that is taken for one's own: the CPU's on the device, and the free
+    """Catches a state made by other arithmetic that is taken for one's own: the CPU's on the device, and the fast
     products' by exact ones."""
     folder = tiny_checkpoint("mamba")
-    makers = ({"device": "cpu"}, {"device": "cuda"}, {"device": "cuda", "exact": True})
+    makers = ({"device": "cpu"}, {"device": "cuda"}, {"device": "cuda", "exact": False})
     prints = set()
     for options in makers:
         engine = Engine(folder, store=tmp_path / "store", **options)

@@ -83,12 +83,24 @@ def test_resume_of_a_different_run_is_refused_field_by_field(apcbatch, twelve, t
     monkeypatch.setenv("FAKE_FINGERPRINT", "e" * 64)
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 2 and "model_fingerprint" in done.stderr and "max_tokens" not in done.stderr
+    assert "exact" not in done.stderr
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--fast", "--resume")
+    assert done.code == 2 and "exact              then True, now False" in done.stderr
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(7)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume")
     assert done.code == 2 and "input.size_bytes" in done.stderr
     assert (tmp_path / "out.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(("flags", "kept"), [(["--fast"], ["--fast"]), (["--exact"], ["--exact"]), ([], [])])
+def test_the_command_that_continues_keeps_the_kind_of_products(flags, kept, apcbatch, twelve, tmp_path):
+    """Fault: a run that was begun with fast products goes on with exact ones, whose answers are others."""
+    write_lines(tmp_path / "in.jsonl", [{"messages": "none"}, conversation(1)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, *flags, "--strict")
+    assert done.code == 1
+    assert [word for word in done.last_words.split() if word in ("--fast", "--exact")] == kept
 
 
 def test_what_cannot_change_an_answer_may_change_on_the_way(apcbatch, twelve, tmp_path):

@@ -226,7 +226,7 @@ class Run:
             },
             "options": [
                 ["model", "demo", "default"], ["block_size", 64 << self.number, "--block-size"],
-                ["stop", [bad], "a configuration file"], ["store", None, "default"], ["exact", False, "default"],
+                ["stop", [bad], "a configuration file"], ["store", None, "default"], ["exact", True, "default"],
             ],
             "input": "examples/agents.jsonl",
         }  # fmt: skip

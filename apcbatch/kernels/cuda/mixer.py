@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 
 from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear, linear
 from apcbatch.kernels.cuda.norm import rms_norm
 from apcbatch.kernels.cuda.residual import normed
-from apcbatch.kernels.cuda.scan import causal_conv, selective_scan
+from apcbatch.kernels.cuda.scan import batch_on, causal_conv, selective_scan
 from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -23,17 +24,43 @@ class DeviceMixer:
         self, norm: PreNorm, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
+        self._few_rows = FewRows(weights, ssm, conv)
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         w = self.weights
-        n, d = w.A.shape
-        r, dtype = w.dt_proj.in_features, w.in_proj.dtype
-        xz = linear(normed(residual, self.norm, dtype), w.in_proj, bias=w.in_bias)  # (t, h) -> (t, 2d)
-        x = causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, self.conv, batch)
+        h = normed(residual, self.norm, w.in_proj.dtype)
+        batch = batch_on(h.device, batch)
+        few = self._few_rows.takes(batch)
+        x, z = self._few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
+        dt, b, c = self._small(x)
+        y = self._few_rows.stepped(dt, x, b, c, z, batch) if few else self._scanned(dt, x, b, c, z, batch)
+        residual.leave(linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)
+
+    def _convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        w, d = self.weights, self.weights.A.shape[1]
+        xz = linear(h, w.in_proj, bias=w.in_bias)  # (t, h) -> (t, 2d)
+        return causal_conv(xz[:, :d], w.conv_weight, w.conv_bias, self.conv, batch), xz[:, d:]
+
+    def _small(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(t, d) -> dt (t, r), B and C (t, n), normed where the family norms them."""
+        w, n, r = self.weights, self.weights.A.shape[0], self.weights.dt_proj.in_features
         dbc = linear(x, w.x_proj)  # (t, d) -> (t, r + 2n)
         dt, b, c = dbc[:, :r], dbc[:, r : r + n], dbc[:, r + n :]
         if w.norms is not None:
-            dt, b, c = (rms_norm(part, norm, w.norm_eps, dtype) for part, norm in zip((dt, b, c), w.norms, strict=True))
+            dt, b, c = (
+                rms_norm(part, norm, w.norm_eps, x.dtype) for part, norm in zip((dt, b, c), w.norms, strict=True)
+            )
+        return dt, b, c
+
+    def _scanned(
+        self,
+        dt: torch.Tensor,
+        x: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        z: torch.Tensor,
+        batch: DeviceBatch,
+    ) -> torch.Tensor:
+        w = self.weights
         dt = linear(dt, w.dt_proj)  # (t, r) -> (t, d)
-        y = selective_scan(x, dt, w.A, b, c, w.D, xz[:, d:], w.dt_bias, self.ssm, batch)
-        residual.leave(linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)
+        return selective_scan(x, dt, w.A, b, c, w.D, z, w.dt_bias, self.ssm, batch)

@@ -1,0 +1,114 @@
+"""The products of a Mamba mixer for a few rows of exact weights, together with the ops after them, on a CUDA device:
+in_proj and the convolution in one launch, dt_proj and the state's step in another.
+
+Must not know: models, the other products. Invariant: the bits are those of the product and of the op after it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch.kernels.arguments import address, require_slots, slot_stride
+from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.layer import MixerWeights
+
+MOST_TAPS = 4
+STATES = 16
+_FLOAT32, _BFLOAT16 = DTYPE_CODES[torch.float32], DTYPE_CODES[torch.bfloat16]
+
+
+class FewRows:
+    """weights, ssm (slots, n, d), conv (slots, w - 1, d): of one mixer."""
+
+    def __init__(self, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor) -> None:
+        self._weights, self._ssm, self._conv = weights, ssm, conv
+        self._able = (
+            all(_has_chains(part) for part in (weights.in_proj, weights.dt_proj))
+            and weights.in_bias is None
+            and weights.A.shape[0] == STATES
+            and weights.conv_weight.shape[1] <= MOST_TAPS
+            and weights.conv_weight.dtype == torch.float32
+        )
+
+    def takes(self, batch: DeviceBatch) -> bool:
+        """Whether the ops are there for this batch: one token of each of a few sequences."""
+        return self._able and batch.num_tokens == batch.num_sequences <= extension().MOST_FEW_ROWS
+
+    def convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x, z): in_proj's product, x after the convolution: (t, h) -> (t, d) each."""
+        w, d = self._weights, self._weights.A.shape[1]
+        width = w.conv_weight.shape[1]
+        stride = slot_stride(self._conv, (width - 1, d), h.dtype, batch.device)
+        require_slots(batch.max_slot, self._conv.shape[0])
+        x, z = h.new_empty((2, len(h), d))
+        with torch.cuda.device(h.device):
+            extension().few_rows_convolution(
+                _product(h, w.in_proj),
+                batch=batch.params,
+                weight=(w.conv_weight.data_ptr(), width, _FLOAT32),
+                bias=address(w.conv_bias),
+                state=(self._conv.data_ptr(), stride, _BFLOAT16),
+                x=(x.data_ptr(), d, _BFLOAT16),
+                z=z.data_ptr(),
+                d_inner=d,
+                width=width,
+                stream=current_stream(),
+            )
+        return x, z
+
+    def stepped(
+        self,
+        dt: torch.Tensor,
+        x: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        z: torch.Tensor,
+        batch: DeviceBatch,
+    ) -> torch.Tensor:
+        """y (t, d): the states' step with dt_proj's product. dt: (t, r). x, z: (t, d) as `convolved` gives them. b, c:
+        (t, n), rows that begin at a multiple of 8 bytes."""
+        w, (n, d) = self._weights, self._weights.A.shape
+        stride = slot_stride(self._ssm, (n, d), torch.float32, batch.device)
+        require_slots(batch.max_slot, self._ssm.shape[0])
+        y = torch.empty_like(x)
+        with torch.cuda.device(x.device):
+            extension().few_rows_step(
+                _product(dt, w.dt_proj),
+                batch=batch.params,
+                x=(x.data_ptr(), d, _BFLOAT16),
+                A=w.A.data_ptr(),
+                B=(b.data_ptr(), b.stride(0), _BFLOAT16),
+                C=(c.data_ptr(), c.stride(0), _BFLOAT16),
+                D=w.D.data_ptr(),
+                z=(z.data_ptr(), d, _BFLOAT16),
+                dt_bias=w.dt_bias.data_ptr(),
+                state=(self._ssm.data_ptr(), stride, _FLOAT32),
+                y=(y.data_ptr(), d, _BFLOAT16),
+                d_inner=d,
+                d_state=n,
+                stream=current_stream(),
+            )
+        return y
+
+
+def _has_chains(packed: DeviceLinear) -> bool:
+    """Whether products with these weights in bfloat16 are chains."""
+    return packed.dtype == torch.bfloat16 and packed.chains is not None and packed.chains.takes(packed.weight)
+
+
+def _product(x: torch.Tensor, packed: DeviceLinear) -> object:
+    """As _CUDA takes it, of rows x (t, in); its results go nowhere."""
+    return extension().Product(
+        x.shape[0],
+        packed.in_features,
+        packed.out_features,
+        _BFLOAT16,
+        packed.weight.data_ptr(),
+        x.data_ptr(),
+        x.stride(0),
+        0,
+        _BFLOAT16,
+        packed.pieces,
+    )
