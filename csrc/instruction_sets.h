@@ -11,6 +11,7 @@
 // apcbatch/config.py names it for users; a test compares the two.
 #pragma once
 
+// clang-format off: it takes a hyphen for a minus
 #if defined(__x86_64__)
 #define APC_ISAS(ISA, argument)                                                                            \
     ISA(argument, plain, plain, widen, )                                                                   \
@@ -19,7 +20,10 @@
         APC_HAS(avx2) APC_HAS(fma) APC_HAS(avx512f) APC_HAS(avx512bw) APC_HAS(avx512dq) APC_HAS(avx512vl)) \
     ISA(argument, avx512bf16, avx512, dp,                                                                  \
         APC_HAS(avx2) APC_HAS(fma) APC_HAS(avx512f) APC_HAS(avx512bw) APC_HAS(avx512dq) APC_HAS(avx512vl)  \
-            APC_HAS(avx512bf16))
+            APC_HAS(avx512bf16))                                                                           \
+    ISA(argument, amx, avx512, amx,                                                                        \
+        APC_HAS(avx2) APC_HAS(fma) APC_HAS(avx512f) APC_HAS(avx512bw) APC_HAS(avx512dq) APC_HAS(avx512vl)  \
+            APC_HAS(amx-tile) APC_HAS(amx-bf16))
 #else
 #define APC_ISAS(ISA, argument) ISA(argument, plain, plain, widen, )
 #endif

@@ -30,7 +30,7 @@ constexpr int64_t kCouple = int64_t(sizeof(float) / sizeof(T));
 template <class T>
 void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t panel, T* to) {
     constexpr int64_t group = kCouple<T>;
-    std::memset(to, 0, sizeof(T) * size_t(ceil_div(k, group) * group * kPanel));
+    std::memset(to, 0, sizeof(T) * size_t(packed_k(k, sizeof(T)) * kPanel));
     for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel && n < out; ++n) {
         T* column = to + (n - panel * kPanel) * group;
         for (int64_t i = 0; i < k; ++i)
@@ -40,13 +40,12 @@ void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t
 
 template <class T>
 void pack(const T* weight, int64_t stride, int64_t out, int64_t in, T* packed, int num_threads) {
-    constexpr int64_t group = kCouple<T>;
     const int64_t panels = panels_of(out), blocks = ceil_div(in, kBlockK);
     share_rows(blocks * panels, kBlockK * kPanel, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t k0 = i / panels * kBlockK, panel = i % panels;
             const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
-            T* to = packed + k0 * panels * kPanel + panel * ceil_div(k, group) * group * kPanel;
+            T* to = packed + k0 * panels * kPanel + panel * packed_k(k, sizeof(T)) * kPanel;
             pack_panel(weight + k0, stride, out, k, panel, to);
         }
     });
@@ -62,8 +61,8 @@ void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, in
             const int64_t panel = indices[r] / kPanel;
             for (int64_t k0 = 0; k0 < in; k0 += kBlockK) {
                 const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
-                const T* column = packed + k0 * panels * kPanel +
-                                  panel * ceil_div(k, group) * group * kPanel + indices[r] % kPanel * group;
+                const T* column = packed + k0 * panels * kPanel + panel * packed_k(k, sizeof(T)) * kPanel +
+                                  indices[r] % kPanel * group;
                 for (int64_t i = 0; i < k; ++i)
                     rows[r * in + k0 + i] = column[(i / group) * kPanel * group + i % group];
             }
@@ -110,15 +109,16 @@ Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
     return best;
 }
 
-int64_t scratch_bytes(int64_t rows, int64_t panels) { return rows * kRowBytes + 4 * panels * rows * kPanel; }
+int64_t scratch_bytes(int64_t rows, int64_t panels) {
+    return scratch_rows(rows) * (kRowBytes + 4 * panels * kPanel);
+}
 
 }  // namespace
 
 int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
-    const int64_t couple = with_type(dtype, [](auto w) { return kCouple<TypeOf<decltype(w)>>; });
     int64_t values = 0, bytes = 0;
-    if (out < 0 || out > INT64_MAX - kPanel || in < 0 || in > INT64_MAX - couple ||
-        __builtin_mul_overflow(panels_of(out) * kPanel, ceil_div(in, couple) * couple, &values) ||
+    if (out < 0 || out > INT64_MAX - kPanel || in < 0 || in > INT64_MAX - kTileK ||
+        __builtin_mul_overflow(panels_of(out) * kPanel, packed_k(in, bytes_of(dtype)), &values) ||
         __builtin_mul_overflow(values, bytes_of(dtype), &bytes)) {
         throw std::length_error("packed weights must have fewer than 2^63 bytes; " + std::to_string(out) +
                                 " rows of " + std::to_string(in) + " columns have more");
