@@ -197,7 +197,7 @@ void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
 
 }  // namespace
 
-LinearIsa linear_isa() { return {run, kTileRows}; }
+LinearIsa linear_isa() { return {run, shape_of<mode_of(Of<float>())>, shape_of<mode_of(Of<BFloat16>())>}; }
 
 }  // namespace APC_ISA
 }  // namespace apcbatch

@@ -40,6 +40,10 @@ struct Registers<Mode::kMatrix> {
     Registers& operator=(const Registers&) = delete;
 };
 
+// Reading costs more rows than with vectors, whose arithmetic is slower.
+template <>
+constexpr LinearShape shape_of<Mode::kMatrix> = {kMatrixRows, 64.0, 4.0};
+
 struct MatrixTile {
     const char* a;        // rows in scratch
     const char* b;        // the first panel's block

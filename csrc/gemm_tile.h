@@ -41,6 +41,9 @@ constexpr Mode mode_of(Of<BFloat16>) { return Mode::kDot; }
 constexpr Mode mode_of(Of<BFloat16>) { return Mode::kWidened; }
 #endif
 
+template <Mode mode>
+constexpr LinearShape shape_of = {kTileRows, 4.0, 0.5};
+
 // What a thread must have while it multiplies.
 template <Mode mode>
 struct Registers {};

@@ -75,15 +75,15 @@ struct Cut {
     int64_t rows, row_blocks, panels, panel_blocks;
 };
 
-// Time of one piece for each k, in about the time that one row of one panel takes: reading the panel costs
-// what a few rows do, copying a row of x what half a panel does.
-double piece_cost(int64_t rows, int64_t panels) {
-    return double(panels) * double(rows < 4 ? 4 : rows) + 0.5 * double(rows);
+// Time of one piece. A panel is read while the one before it is multiplied.
+double piece_cost(const LinearShape& shape, int64_t rows, int64_t panels) {
+    const double panel = double(rows) < shape.panel_costs ? shape.panel_costs : double(rows);
+    return double(panels) * panel + shape.row_costs * double(rows);
 }
 
 // The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
 // each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
-Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
+Cut cut(const LinearArgs& args, const LinearShape& shape, int64_t threads) {
     const int64_t panels = panels_of(args.out);
     const int64_t fewest = ceil_div(args.t, kMaxRows);
     const int64_t most = threads > 1 && panels < 8 * threads ? fewest * 4 : fewest;
@@ -91,14 +91,14 @@ Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
     double best_time = 0.0;
     for (int64_t row_blocks = fewest; row_blocks <= most; ++row_blocks) {
         int64_t rows = ceil_div(args.t, row_blocks);
-        if (row_blocks > 1) rows = ceil_div(rows, tile_rows) * tile_rows;
+        if (row_blocks > 1) rows = ceil_div(rows, shape.tile_rows) * shape.tile_rows;
         const int64_t real_row_blocks = ceil_div(args.t, rows);
         const int64_t enough = ceil_div(8 * threads, real_row_blocks);
         for (int64_t wanted = ceil_div(panels, kMaxPanels); wanted <= panels; ++wanted) {
             const int64_t width = ceil_div(panels, wanted);
             const int64_t panel_blocks = ceil_div(panels, width);
             const int64_t rounds = ceil_div(real_row_blocks * panel_blocks, threads);
-            const double time = double(rounds) * piece_cost(rows, width);
+            const double time = double(rounds) * piece_cost(shape, rows, width);
             if (best_time == 0.0 || time < best_time) {
                 best = {rows, real_row_blocks, width, panel_blocks};
                 best_time = time;
@@ -145,9 +145,10 @@ void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const
 void linear(const LinearArgs& args, int num_threads) {
     const LinearIsa isa = APC_FOR_OWN_ISA(linear_isa)();
     if (args.t == 0 || args.out == 0) return;
+    const LinearShape& shape = args.w_dtype == DType::bfloat16 ? isa.bfloat16 : isa.float32;
     const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
     const int64_t threads = work < double(kSerialWork) ? 1 : usable_threads(num_threads);
-    const Cut c = cut(args, isa.tile_rows, threads);
+    const Cut c = cut(args, shape, threads);
     const int64_t pieces = c.row_blocks * c.panel_blocks;
     share_pieces(pieces, threads, scratch_bytes(c.rows, c.panels), [&](int64_t piece, char* scratch) {
         const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;

@@ -55,9 +55,17 @@ struct LinearPiece {
 
 using LinearKernel = void (*)(const LinearArgs&, const LinearPiece&, char* scratch);
 
+// What cuts a product well, for weights of one type. Costs are in about the time that one row of one panel
+// takes for each k.
+struct LinearShape {
+    int64_t tile_rows;   // of the largest register tile; row blocks are multiples of it
+    double panel_costs;  // reading a panel
+    double row_costs;    // copying a row of x
+};
+
 struct LinearIsa {
     LinearKernel run;
-    int64_t tile_rows;  // rows of the largest register tile; row blocks are multiples of it
+    LinearShape float32, bfloat16;
 };
 
 #define APC_DECLARE(argument, name, ...) \
