@@ -57,8 +57,8 @@ std::atomic<Isa>& current() {
 bool isa_available(Isa isa) {
     switch (isa) {
 #define APC_HAS(feature) &&__builtin_cpu_supports(#feature)
-#define APC_AVAILABLE(argument, name, kernels, product, features) \
-    case Isa::name:                                               \
+#define APC_AVAILABLE(argument, name, kernels, attention, product, features) \
+    case Isa::name:                                                          \
         return true features && system_allows(isa);
         APC_ISAS(APC_AVAILABLE, )
 #undef APC_AVAILABLE
@@ -83,7 +83,7 @@ const char* isa_name(Isa isa) {
 }
 
 const char* isa_product(Isa isa) {
-#define APC_PRODUCT(argument, name, kernels, product, ...) #product,
+#define APC_PRODUCT(argument, name, kernels, attention, product, ...) #product,
     static const char* const products[] = {APC_ISAS(APC_PRODUCT, )};
 #undef APC_PRODUCT
     return products[int(isa)];

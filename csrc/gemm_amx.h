@@ -117,7 +117,7 @@ __attribute__((noinline)) void matrix_tile(const MatrixTile& t) {
 
 // Panels that one tile takes at once, of those left.
 template <>
-int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
+inline int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
     const int64_t most = rows <= kRegisterRows ? 4 : 2;
     return left >= most ? most : left >= 2 ? 2 : 1;
 }
