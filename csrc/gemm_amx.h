@@ -115,18 +115,103 @@ __attribute__((noinline)) void matrix_tile(const MatrixTile& t) {
     if constexpr (Registers > 1 && Panels > 1) _tile_stored(3, below + t.sums_panel, row);
 }
 
-// Panels that one tile takes at once, of those left.
+// While it lives, arithmetic on vectors takes denormal numbers as zero, as tdpbf16ps does.
+class DenormalsAreZero {
+  public:
+    DenormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~DenormalsAreZero() { _mm_setcsr(before_); }
+    DenormalsAreZero(const DenormalsAreZero&) = delete;
+    DenormalsAreZero& operator=(const DenormalsAreZero&) = delete;
+
+  private:
+    unsigned before_;
+};
+
+// What matrix_tile computes, for the few rows that vectors multiply as fast as their weights come from
+// memory. Not inline: nothing of it may move out of the life of a DenormalsAreZero.
+template <int Rows, int Panels>
+__attribute__((noinline)) void vector_tile(const MatrixTile& t) {
+    const char* a = t.a;
+    const char* b = t.b;
+    const int64_t panel_bytes = t.panel_bytes;
+    Vec sums[Rows][Panels];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < Panels; ++p)
+            sums[r][p] = t.first ? Vec::zero() : Vec::load(t.sums + r * kPanel + p * t.sums_panel);
+    }
+    for (const char* end = b + panel_bytes; b != end;) {
+        Vec even[Rows][Panels], odd[Rows][Panels];
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (int p = 0; p < Panels; ++p) even[r][p] = odd[r][p] = Vec::zero();
+        }
+        for (int pair = 0; pair < kTileK / 2; ++pair, a += 4, b += 4 * kPanel) {
+            Vec x_even[Rows], x_odd[Rows];
+#pragma GCC unroll 4
+            for (int r = 0; r < Rows; ++r) {
+                const Vec x = Vec::broadcast(load_lane(a + r * kRowBytes));
+                x_even[r] = as_float(shift_left<16>(as_bits(x)));
+                x_odd[r] = as_float(as_bits(x) & VecI::broadcast(int32_t(0xffff0000u)));
+            }
+#pragma GCC unroll 8
+            for (int p = 0; p < Panels; ++p) {
+                const char* w = b + p * panel_bytes;
+                __builtin_prefetch(w + ahead_of(1));
+                const Vec w_even = even_k(w), w_odd = odd_k(w);
+#pragma GCC unroll 4
+                for (int r = 0; r < Rows; ++r) {
+                    even[r][p] = fma(x_even[r], w_even, even[r][p]);
+                    odd[r][p] = fma(x_odd[r], w_odd, odd[r][p]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (int p = 0; p < Panels; ++p) sums[r][p] = sums[r][p] + (even[r][p] + odd[r][p]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+        for (int p = 0; p < Panels; ++p) sums[r][p].store(t.sums + r * kPanel + p * t.sums_panel);
+    }
+}
+
+// Rows that vectors multiply.
+constexpr int64_t kVectorRows = 2;
+
+// Panels that are multiplied together, of those left: x stays in the first cache level for all of them.
 template <>
 inline int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
-    const int64_t most = rows <= kRegisterRows ? 4 : 2;
-    return left >= most ? most : left >= 2 ? 2 : 1;
+    int64_t panels = rows == 1 ? 8 : 4;
+    while (panels > left) panels /= 2;
+    return panels;
 }
 
 // `rows` rows or the largest tile's, `panels` as tile_panels says.
 inline void run_matrix_tile(int64_t rows, int64_t panels, const MatrixTile& t) {
-    if (panels == 4) return matrix_tile<1, 4>(t);
-    if (rows <= kRegisterRows) return panels == 2 ? matrix_tile<1, 2>(t) : matrix_tile<1, 1>(t);
-    return panels == 2 ? matrix_tile<2, 2>(t) : matrix_tile<2, 1>(t);
+    if (rows > kRegisterRows) {
+        if (panels == 1) return matrix_tile<2, 1>(t);
+        MatrixTile two = t;
+        for (int64_t p = 0; p < panels; p += 2) {
+            matrix_tile<2, 2>(two);
+            two.b += 2 * t.panel_bytes;
+            two.later += 2 * t.panel_bytes;
+            two.sums += 2 * t.sums_panel;
+        }
+        return;
+    }
+    if (rows > kVectorRows)
+        return panels == 4 ? matrix_tile<1, 4>(t) : panels == 2 ? matrix_tile<1, 2>(t) : matrix_tile<1, 1>(t);
+    const DenormalsAreZero mode;
+    if (panels == 8) return vector_tile<1, 8>(t);
+    if (panels == 4) return rows == 1 ? vector_tile<1, 4>(t) : vector_tile<2, 4>(t);
+    if (panels == 2) return rows == 1 ? vector_tile<1, 2>(t) : vector_tile<2, 2>(t);
+    return rows == 1 ? vector_tile<1, 1>(t) : vector_tile<2, 1>(t);
 }
 
 }  // namespace

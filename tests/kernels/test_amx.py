@@ -91,6 +91,25 @@ def test_any_cut_of_the_rows_gives_the_same_bits():
             begin += rows
 
 
+def test_vectors_and_registers_agree_on_any_numbers():
+    """One or two rows are multiplied by vectors: another rounding of the smallest numbers, or of a zero."""
+    generator = torch.Generator().manual_seed(fresh_seed())
+
+    def any_numbers(*shape: int) -> torch.Tensor:
+        exponents = torch.randint(-75, 10, (shape[0], 1), generator=generator) + torch.randint(
+            -8, 8, shape, generator=generator
+        )
+        return (torch.randn(shape, generator=generator) * torch.exp2(exponents)).to(torch.bfloat16)
+
+    packed, x = ops.pack_linear(any_numbers(150, 290)), any_numbers(40, 290)
+    whole = ops.linear(x, packed, out_dtype=torch.float32)
+    assert bool((whole == 0).any()) and bool((whole != 0).any()) and bool(whole.isfinite().all())
+    for rows in (1, 2):
+        for begin in range(0, 40, rows):
+            part = ops.linear(x[begin : begin + rows], packed, out_dtype=torch.float32)
+            assert torch.equal(part, whole[begin : begin + rows])
+
+
 def test_denormal_numbers_count_as_zero():
     """Where it is not so, a snapshot of another processor is continued by other arithmetic."""
     x = torch.full((3, 40), 1e-39, dtype=torch.bfloat16)
