@@ -53,39 +53,34 @@ void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int
     });
 }
 
-// Adds the bias to one panel's finished sums (rows of kPanel values) and writes them to the columns that y
-// has: what tiles do themselves where all columns exist.
-template <class Y>
-void finish(const LinearArgs& args, const LinearPiece& piece, int64_t panel, const float* sums) {
-    const int64_t column = panel * kPanel;
-    const int64_t columns = args.out - column < kPanel ? args.out - column : kPanel;
-    float bias[kPanel] = {};
-    if (args.bias) memcpy(bias, args.bias + column, size_t(4 * columns));
-    for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
-        Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
-        Y done[kPanel];
-        Y* target = columns == kPanel ? to : done;
-        for (int64_t i = 0; i < kPanel; i += kLanes) {
-            const Vec sum = Vec::load(sums + i);
-            (args.bias ? sum + Vec::load(bias + i) : sum).store(target + i);
-        }
-        if (columns != kPanel) memcpy(to, done, sizeof(Y) * size_t(columns));
-    }
-}
-
 struct Scratch {
     char* rows;   // the copy of x
     float* sums;  // (panels, scratch_rows, kPanel) partial sums
 };
 
+// Adds the bias to the finished sums of some panels, kMostPanels at most, and writes them to the columns that
+// y has: what register tiles do themselves where all columns exist. Row by row, as y fills whole cache lines
+// so.
+template <class Y>
+void finish(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
+            int64_t panels) {
+    const int64_t column = (piece.panel + p) * kPanel, panel = scratch_rows(piece.rows) * kPanel;
+    const int64_t columns = args.out - column < panels * kPanel ? args.out - column : panels * kPanel;
+    float bias[kMostPanels * kPanel] = {};
+    if (args.bias) memcpy(bias, args.bias + column, size_t(4 * columns));
+    const float* sums = scratch.sums + p * panel;
+    for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
+        Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
+        for (int64_t i = 0; i < columns; i += kLanes) {
+            const Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
+            store_first(args.bias ? sum + Vec::load(bias + i) : sum, to + i, columns - i);
+        }
+    }
+}
+
 void finish_panels(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
                    int64_t panels) {
-    with_type(args.y_dtype, [&](auto y) {
-        for (int64_t q = p; q < p + panels; ++q) {
-            const float* sums = scratch.sums + q * scratch_rows(piece.rows) * kPanel;
-            finish<TypeOf<decltype(y)>>(args, piece, piece.panel + q, sums);
-        }
-    });
+    with_type(args.y_dtype, [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, scratch, p, panels); });
 }
 
 // One block of k of a piece.

@@ -20,6 +20,8 @@ constexpr int kTileRows = 4, kTilePanels = 1;
 
 constexpr int kVecs = int(kPanel) / kLanes;  // vectors of one panel
 
+constexpr int64_t kMostPanels = 8;  // of any tile
+
 // Weights are fetched this many bytes before a tile uses them, also over the end of a panel's block into the
 // next: few where few rows take many panels, whose streams the processor follows by itself.
 constexpr int64_t ahead_of(int64_t rows) { return rows <= 3 ? 256 : 1024; }
