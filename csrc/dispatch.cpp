@@ -11,19 +11,14 @@ namespace apcbatch {
 namespace {
 
 // Linux gives a process the registers of AMX's tiles only if it asks, then to all its threads and for good.
-bool tiles_granted() {
+bool system_allows(Isa isa) {
 #if defined(__x86_64__) && defined(__linux__)
     constexpr long kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    if (isa != Isa::amx) return true;
     static const bool granted = syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
     return granted;
-#else
-    return false;
-#endif
-}
-
-bool system_allows(Isa isa) {
-#if defined(__x86_64__)
-    return isa != Isa::amx || tiles_granted();
+#elif defined(__x86_64__)
+    return isa != Isa::amx;
 #else
     return isa == Isa::plain;
 #endif
