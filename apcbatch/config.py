@@ -72,7 +72,7 @@ class Config:
         None,
         "Model",
         "Instruction set of the CPU kernels; the best one is found by default.",
-        choices=("avx512bf16", "avx512", "avx2", "plain"),
+        choices=("amx", "avx512bf16", "avx512", "avx2", "plain"),
         flag=None,
     )
 

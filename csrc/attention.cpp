@@ -62,7 +62,7 @@ void paged_attention(const AttentionParams& params, int num_threads) {
         work += unit_cost(params, unit) * group * params.head_dim * 2;
         rows = std::max(rows, (unit.end - unit.begin) * group);
     }
-    const auto run = APC_FOR_ISA(attention_unit);
+    const auto run = APC_FOR_ISA_ATTENTION(attention_unit);
     const int64_t count = int64_t(units.size());
     share_pieces(count, work < kSerialWork ? 1 : num_threads, attention_scratch_bytes(params.head_dim, rows),
                  [&](int64_t i, char* scratch) { run(params, units[size_t(i)], scratch); });

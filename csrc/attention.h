@@ -58,10 +58,15 @@ constexpr int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 1
 
 constexpr int64_t kWeightRows = 16;  // at least any instruction set's rows of a tile
 
-// Scratch of a unit: keys, values, a tile's weights; queries, outputs, maxima and sums of its rows.
+// Scratch of a unit: keys, values, a tile's weights; queries, outputs, maxima and sums of its rows. The
+// second term is that of attention_amx.h, which also has a tile's scores and outputs, and whole tiles of
+// queries.
 constexpr int64_t attention_scratch_bytes(int64_t head_dim, int64_t rows) {
-    const int64_t dim = padded_dim(head_dim);
-    return 4 * (kPageTokens * (head_dim + dim + kWeightRows) + rows * (2 * dim + 2));
+    const int64_t dim = padded_dim(head_dim), inner = (head_dim + 31) / 32 * 32;
+    const int64_t vectors = 4 * (kPageTokens * (head_dim + dim + kWeightRows) + rows * (2 * dim + 2));
+    const int64_t matrices = 2 * kPageTokens * (inner + dim) + kWeightRows * (6 * kPageTokens + 4 * dim) +
+                             2 * (rows + kWeightRows) * inner + 4 * rows * (dim + 2);
+    return vectors > matrices ? vectors : matrices;
 }
 
 // What is wrong with the numbers that a kernel follows into the cache.

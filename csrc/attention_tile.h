@@ -7,14 +7,13 @@
 // position are never read into it: the values beside the tile's common keys are added row by row.
 #pragma once
 
+#include "attention_amx.h"
 #include "attention_page.h"
-#include "vmath.h"
+#include "attention_weights.h"
 
 namespace apcbatch {
 namespace APC_ISA {
 namespace {
-
-constexpr int kPageVecs = int(kPageTokens) / kLanes;
 
 // The unit's rows and scratch. dim: padded_dim(head_dim).
 struct Work {
@@ -34,44 +33,6 @@ struct Values {
     const V* v;
     int64_t stride;
 };
-
-// Adds 16 lanes as a fixed tree.
-APC_INLINE float add_lanes(const Vec (&sums)[16 / kLanes]) {
-    float lane[16];
-    for (int v = 0; v < 16 / kLanes; ++v) sums[v].store(lane + v * kLanes);
-    for (int half = 8; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-    }
-    return lane[0];
-}
-
-APC_INLINE float largest_lane(Vec a) {
-    float lane[kLanes];
-    a.store(lane);
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
-    }
-    return lane[0];
-}
-
-// A row's scores become exp(score - running maximum); those from `count` on become zero. Returns their sum.
-APC_INLINE float weigh(float* scores, int64_t count, float* maximum) {
-    for (int64_t i = count; i < kPageTokens; ++i) scores[i] = -__builtin_inff();
-    Vec best = Vec::broadcast(*maximum);
-#pragma GCC unroll 8
-    for (int v = 0; v < kPageVecs; ++v) best = max(best, Vec::load(scores + v * kLanes));
-    *maximum = largest_lane(best);
-    const Vec base = Vec::broadcast(*maximum);
-    Vec sums[16 / kLanes];
-    for (Vec& sum : sums) sum = Vec::zero();
-#pragma GCC unroll 8
-    for (int v = 0; v < kPageVecs; ++v) {
-        const Vec weight = exp(Vec::load(scores + v * kLanes) - base);
-        weight.store(scores + v * kLanes);
-        sums[v % (16 / kLanes)] = sums[v % (16 / kLanes)] + weight;
-    }
-    return add_lanes(sums);
-}
 
 // One page for the rows [row, row + rows), which see counts[r] of its keys each.
 template <class V>
@@ -163,16 +124,18 @@ void load_queries(const AttentionParams& p, const AttentionUnit& unit, const Wor
     }
 }
 
+// y (rows, dim) over the sums of the rows' weights.
 template <class Out>
-void store_rows(const AttentionParams& p, const AttentionUnit& unit, const Work& work) {
+void store_rows(const AttentionParams& p, const AttentionUnit& unit, const float* y, int64_t dim,
+                const float* sums) {
     const int64_t group = p.heads / p.kv_heads;
     const int64_t first = p.cu_seqlens[unit.sequence] + unit.begin;
     for (int64_t r = 0; r < (unit.end - unit.begin) * group; ++r) {
         const int64_t head = unit.kv_head * group + r % group;
         Out* out = static_cast<Out*>(p.out) + ((first + r / group) * p.heads + head) * p.head_dim;
-        const Vec sum = Vec::broadcast(work.sum[r]);
+        const Vec sum = Vec::broadcast(sums[r]);
         for (int64_t d = 0; d < p.head_dim; d += kLanes) {
-            store_first(Vec::load(work.y + r * work.dim + d) / sum, out + d, p.head_dim - d);
+            store_first(Vec::load(y + r * dim + d) / sum, out + d, p.head_dim - d);
         }
     }
 }
@@ -200,13 +163,21 @@ template <class Q>
 void attend(const AttentionParams& p, const AttentionUnit& unit, const Work& work) {
     load_queries<Q>(p, unit, work);
     with_type(p.cache_dtype, [&](auto k) { attend_pages<TypeOf<decltype(k)>>(p, unit, work); });
-    store_rows<Q>(p, unit, work);
+    store_rows<Q>(p, unit, work.y, work.dim, work.sum);
 }
 
 }  // namespace
 
 void attention_unit(const AttentionParams& p, const AttentionUnit& unit, char* scratch) {
-    const Work work = cut_scratch(p, (unit.end - unit.begin) * (p.heads / p.kv_heads), scratch);
+    const int64_t rows = (unit.end - unit.begin) * (p.heads / p.kv_heads);
+#if defined(__AMX_BF16__)
+    if (p.q_dtype == DType::bfloat16 && p.cache_dtype == DType::bfloat16) {
+        const MatrixWork work = cut_matrix_scratch(p, rows, scratch);
+        attend_matrix(p, unit, work);
+        return store_rows<BFloat16>(p, unit, work.y, work.dim, work.sum);
+    }
+#endif
+    const Work work = cut_scratch(p, rows, scratch);
     with_type(p.q_dtype, [&](auto q) { attend<TypeOf<decltype(q)>>(p, unit, work); });
 }
 

@@ -18,7 +18,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
 OPENMP = "-fopenmp"
 WITHOUT_OPENMP = "-Wno-unknown-pragmas"  # of a build with one thread
 
-_ROW = re.compile(r"ISA\(argument, (\w+), \w+, \w+,((?:\s|APC_HAS\([\w-]+\))*)\)")
+_ROW = re.compile(r"ISA\(argument, (\w+), \w+, \w+, \w+,((?:\s|APC_HAS\([\w-]+\))*)\)")
 
 
 def instruction_sets() -> dict[str, list[str]]:

@@ -28,10 +28,12 @@ Function for_isa(const Function (&entries)[kNumIsas]) {
 }
 
 #define APC_SHARED_KERNEL(function, name, kernels, ...) &kernels::function,
+#define APC_ATTENTION_KERNEL(function, name, kernels, attention, ...) &attention::function,
 #define APC_OWN_KERNEL(function, name, ...) &name::function,
-// The kernel of this name for the instruction set in use; for the matrix product, whose kernels no set
-// shares.
+// The kernel of this name for the instruction set in use; for attention; for the matrix product, whose
+// kernels no set shares.
 #define APC_FOR_ISA(function) for_isa({APC_ISAS(APC_SHARED_KERNEL, function)})
+#define APC_FOR_ISA_ATTENTION(function) for_isa({APC_ISAS(APC_ATTENTION_KERNEL, function)})
 #define APC_FOR_OWN_ISA(function) for_isa({APC_ISAS(APC_OWN_KERNEL, function)})
 
 }  // namespace apcbatch

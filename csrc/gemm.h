@@ -4,7 +4,7 @@
 // threads, how a product is cut into pieces.
 #pragma once
 
-#include "gemm_tile.h"
+#include "gemm_amx.h"
 #include "lanes.h"
 
 namespace apcbatch {
@@ -20,10 +20,10 @@ APC_INLINE void convert(const From* from, To* to, int64_t count) {
 
 template <Mode mode>
 APC_INLINE void copy_row(const BFloat16* x, int64_t k, char* to) {
-    if constexpr (mode == Mode::kDot) {
-        BFloat16* out = reinterpret_cast<BFloat16*>(to);
-        memcpy(out, x, size_t(2 * k));
-        if (k % 2 != 0) out[k] = {0};
+    if constexpr (mode == Mode::kDot || mode == Mode::kMatrix) {
+        const int64_t padding = packed_k(k, 2) - k;
+        memcpy(to, x, size_t(2 * k));
+        memset(to + 2 * k, 0, size_t(2 * padding));
     } else {
         convert(x, reinterpret_cast<float*>(to), k);
     }
@@ -41,7 +41,7 @@ APC_INLINE void copy_row(const float* x, int64_t k, char* to) {
 }
 
 // Copies rows of x, inputs [k0, k0 + k), to scratch: as float32, rounded to bfloat16 first where the weights
-// are; or, for kDot, as bfloat16 with an even count.
+// are; or, for kDot and kMatrix, as bfloat16 with zeros up to packed_k.
 template <Mode mode>
 void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int64_t k, char* to) {
     with_type(args.x_dtype, [&](auto of) {
@@ -53,30 +53,35 @@ void copy_rows(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int
     });
 }
 
-// Adds the bias to one panel's finished sums (rows of kPanel values) and writes them to the columns that y
-// has: what tiles do themselves where all columns exist.
+struct Scratch {
+    char* rows;   // the copy of x
+    float* sums;  // (panels, scratch_rows, kPanel) partial sums
+};
+
+// Adds the bias to the finished sums of some panels, kMostPanels at most, and writes them to the columns that
+// y has: what register tiles do themselves where all columns exist. Row by row, as y fills whole cache lines
+// so.
 template <class Y>
-void finish(const LinearArgs& args, const LinearPiece& piece, int64_t panel, const float* sums) {
-    const int64_t column = panel * kPanel;
-    const int64_t columns = args.out - column < kPanel ? args.out - column : kPanel;
-    float bias[kPanel] = {};
+void finish(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
+            int64_t panels) {
+    const int64_t column = (piece.panel + p) * kPanel, panel = scratch_rows(piece.rows) * kPanel;
+    const int64_t columns = args.out - column < panels * kPanel ? args.out - column : panels * kPanel;
+    float bias[kMostPanels * kPanel] = {};
     if (args.bias) memcpy(bias, args.bias + column, size_t(4 * columns));
+    const float* sums = scratch.sums + p * panel;
     for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
         Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
-        Y done[kPanel];
-        Y* target = columns == kPanel ? to : done;
-        for (int64_t i = 0; i < kPanel; i += kLanes) {
-            const Vec sum = Vec::load(sums + i);
-            (args.bias ? sum + Vec::load(bias + i) : sum).store(target + i);
+        for (int64_t i = 0; i < columns; i += kLanes) {
+            const Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
+            store_first(args.bias ? sum + Vec::load(bias + i) : sum, to + i, columns - i);
         }
-        if (columns != kPanel) memcpy(to, done, sizeof(Y) * size_t(columns));
     }
 }
 
-struct Scratch {
-    char* rows;   // the copy of x
-    float* sums;  // (panels, rows, kPanel) partial sums
-};
+void finish_panels(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
+                   int64_t panels) {
+    with_type(args.y_dtype, [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, scratch, p, panels); });
+}
 
 // One block of k of a piece.
 struct Block {
@@ -88,13 +93,13 @@ struct Block {
 
 template <Mode mode>
 Block block_of(const LinearArgs& args, const LinearPiece& piece, int64_t k0) {
-    constexpr int64_t together = mode == Mode::kFloat ? 1 : 2;  // k in one couple of a panel
+    constexpr int64_t value_bytes = mode == Mode::kFloat ? 4 : 2;
     Block block{};
     block.k = args.in - k0 < kBlockK ? args.in - k0 : kBlockK;
     block.first = k0 == 0;
     block.last = k0 + block.k == args.in;
-    block.panel_bytes = (block.k + together - 1) / together * kPanel * 4;
-    block.weights = static_cast<const char*>(args.w) + k0 / together * kPanel * 4 * panels_of(args.out) +
+    block.panel_bytes = packed_k(block.k, value_bytes) * kPanel * value_bytes;
+    block.weights = static_cast<const char*>(args.w) + k0 * kPanel * value_bytes * panels_of(args.out) +
                     piece.panel * block.panel_bytes;
     return block;
 }
@@ -117,7 +122,7 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
     t.k = block.k;
     t.b = block.weights + p * block.panel_bytes;
     t.panel_bytes = block.panel_bytes;
-    t.sums_panel = piece.rows * kPanel;
+    t.sums_panel = scratch_rows(piece.rows) * kPanel;
     t.y_row = args.y_stride;
     t.y_dtype = args.y_dtype;
     t.bias = args.bias ? args.bias + column : nullptr;
@@ -125,7 +130,7 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
     for (int64_t i = 0, row = 0; i < tiles; ++i) {
         const int64_t rows = (piece.rows - row + tiles - i - 1) / (tiles - i);
         t.a = scratch.rows + row * kRowBytes;
-        t.to = scratch.sums + (p * piece.rows + row) * kPanel;
+        t.to = scratch.sums + p * t.sums_panel + row * kPanel;
         t.from = block.first ? nullptr : t.to;
         t.ahead = ahead_of(rows);
         fetch_later(t, panels, i, tiles);
@@ -136,13 +141,30 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
         run_tile<mode>(rows, panels, t);
         row += rows;
     }
-    if (!block.last || direct) return;
-    for (int64_t q = p; q < p + panels; ++q) {
-        const float* sums = scratch.sums + q * piece.rows * kPanel;
-        with_type(args.y_dtype,
-                  [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, piece.panel + q, sums); });
-    }
+    if (block.last && !direct) finish_panels(args, piece, scratch, p, panels);
 }
+
+#if defined(__AMX_BF16__)
+template <>
+void run_panels<Mode::kMatrix>(const LinearArgs& args, const LinearPiece& piece, const Block& block,
+                               const Scratch& scratch, int64_t p, int64_t panels) {
+    MatrixTile t{};
+    t.b = block.weights + p * block.panel_bytes;
+    t.panel_bytes = block.panel_bytes;
+    t.sums_panel = scratch_rows(piece.rows) * kPanel;
+    t.first = block.first;
+    const int64_t tiles = (piece.rows + kMatrixRows - 1) / kMatrixRows;
+    t.later_step = (kRegisterBytes / tiles + 63) / 64 * 64;
+    for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t row = i * kMatrixRows;
+        t.later = t.b + panels * t.panel_bytes + t.panel_bytes * i / tiles;
+        t.a = scratch.rows + row * kRowBytes;
+        t.sums = scratch.sums + p * t.sums_panel + row * kPanel;
+        run_matrix_tile(piece.rows - row, panels, t);
+    }
+    if (block.last) finish_panels(args, piece, scratch, p, panels);
+}
+#endif
 
 template <Mode mode>
 void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch) {
@@ -160,13 +182,17 @@ void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& 
 void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
     Scratch scratch{};
     scratch.rows = memory;
-    scratch.sums = reinterpret_cast<float*>(memory + piece.rows * kRowBytes);
-    with_type(args.w_dtype, [&](auto w) { run_piece<mode_of(decltype(w)())>(args, piece, scratch); });
+    scratch.sums = reinterpret_cast<float*>(memory + scratch_rows(piece.rows) * kRowBytes);
+    with_type(args.w_dtype, [&](auto w) {
+        constexpr Mode mode = mode_of(decltype(w)());
+        [[maybe_unused]] const Registers<mode> registers;
+        run_piece<mode>(args, piece, scratch);
+    });
 }
 
 }  // namespace
 
-LinearIsa linear_isa() { return {run, kTileRows}; }
+LinearIsa linear_isa() { return {run, shape_of<mode_of(Of<float>())>, shape_of<mode_of(Of<BFloat16>())>}; }
 
 }  // namespace APC_ISA
 }  // namespace apcbatch

@@ -1,5 +1,5 @@
 // The register tiles of the packed matrix product: some rows of x times one or more panels, over one block of
-// k. Must not know: blocks, pieces, threads.
+// k. Those of matrix registers are in gemm_amx.h. Must not know: blocks, pieces, threads.
 #pragma once
 
 #include "linear.h"
@@ -20,6 +20,8 @@ constexpr int kTileRows = 4, kTilePanels = 1;
 
 constexpr int kVecs = int(kPanel) / kLanes;  // vectors of one panel
 
+constexpr int64_t kMostPanels = 8;  // of any tile
+
 // Weights are fetched this many bytes before a tile uses them, also over the end of a panel's block into the
 // next: few where few rows take many panels, whose streams the processor follows by itself.
 constexpr int64_t ahead_of(int64_t rows) { return rows <= 3 ? 256 : 1024; }
@@ -28,15 +30,25 @@ enum class Mode {
     kFloat,    // float32 weights
     kWidened,  // bfloat16 weights, widened in registers; the arithmetic of kFloat
     kDot,      // bfloat16 weights and inputs in couples, vdpbf16ps
+    kMatrix,   // bfloat16 weights and inputs in matrix registers, tdpbf16ps
 };
 
 // How weights of a type are multiplied here.
 constexpr Mode mode_of(Of<float>) { return Mode::kFloat; }
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+constexpr Mode mode_of(Of<BFloat16>) { return Mode::kMatrix; }
+#elif defined(__AVX512BF16__)
 constexpr Mode mode_of(Of<BFloat16>) { return Mode::kDot; }
 #else
 constexpr Mode mode_of(Of<BFloat16>) { return Mode::kWidened; }
 #endif
+
+template <Mode mode>
+constexpr LinearShape shape_of = {kTileRows, 4.0, 0.5};
+
+// What a thread must have while it multiplies.
+template <Mode mode>
+struct Registers {};
 
 // What one tile reads and writes. Its sums start at zero or at `from`, and go to `to` (rows of kPanel, panels
 // sums_panel apart) or, with the bias, to y (rows y_row apart).

@@ -30,7 +30,7 @@ constexpr int64_t kCouple = int64_t(sizeof(float) / sizeof(T));
 template <class T>
 void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t panel, T* to) {
     constexpr int64_t group = kCouple<T>;
-    std::memset(to, 0, sizeof(T) * size_t(ceil_div(k, group) * group * kPanel));
+    std::memset(to, 0, sizeof(T) * size_t(packed_k(k, sizeof(T)) * kPanel));
     for (int64_t n = panel * kPanel; n < (panel + 1) * kPanel && n < out; ++n) {
         T* column = to + (n - panel * kPanel) * group;
         for (int64_t i = 0; i < k; ++i)
@@ -40,13 +40,12 @@ void pack_panel(const T* weight, int64_t stride, int64_t out, int64_t k, int64_t
 
 template <class T>
 void pack(const T* weight, int64_t stride, int64_t out, int64_t in, T* packed, int num_threads) {
-    constexpr int64_t group = kCouple<T>;
     const int64_t panels = panels_of(out), blocks = ceil_div(in, kBlockK);
     share_rows(blocks * panels, kBlockK * kPanel, num_threads, 0, [&](int64_t begin, int64_t end, char*) {
         for (int64_t i = begin; i < end; ++i) {
             const int64_t k0 = i / panels * kBlockK, panel = i % panels;
             const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
-            T* to = packed + k0 * panels * kPanel + panel * ceil_div(k, group) * group * kPanel;
+            T* to = packed + k0 * panels * kPanel + panel * packed_k(k, sizeof(T)) * kPanel;
             pack_panel(weight + k0, stride, out, k, panel, to);
         }
     });
@@ -62,8 +61,8 @@ void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, in
             const int64_t panel = indices[r] / kPanel;
             for (int64_t k0 = 0; k0 < in; k0 += kBlockK) {
                 const int64_t k = in - k0 < kBlockK ? in - k0 : kBlockK;
-                const T* column = packed + k0 * panels * kPanel +
-                                  panel * ceil_div(k, group) * group * kPanel + indices[r] % kPanel * group;
+                const T* column = packed + k0 * panels * kPanel + panel * packed_k(k, sizeof(T)) * kPanel +
+                                  indices[r] % kPanel * group;
                 for (int64_t i = 0; i < k; ++i)
                     rows[r * in + k0 + i] = column[(i / group) * kPanel * group + i % group];
             }
@@ -76,15 +75,15 @@ struct Cut {
     int64_t rows, row_blocks, panels, panel_blocks;
 };
 
-// Time of one piece for each k, in about the time that one row of one panel takes: reading the panel costs
-// what a few rows do, copying a row of x what half a panel does.
-double piece_cost(int64_t rows, int64_t panels) {
-    return double(panels) * double(rows < 4 ? 4 : rows) + 0.5 * double(rows);
+// Time of one piece. A panel is read while the one before it is multiplied.
+double piece_cost(const LinearShape& shape, int64_t rows, int64_t panels) {
+    const double panel = double(rows) < shape.panel_costs ? shape.panel_costs : double(rows);
+    return double(panels) * panel + shape.row_costs * double(rows);
 }
 
 // The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
 // each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
-Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
+Cut cut(const LinearArgs& args, const LinearShape& shape, int64_t threads) {
     const int64_t panels = panels_of(args.out);
     const int64_t fewest = ceil_div(args.t, kMaxRows);
     const int64_t most = threads > 1 && panels < 8 * threads ? fewest * 4 : fewest;
@@ -92,14 +91,14 @@ Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
     double best_time = 0.0;
     for (int64_t row_blocks = fewest; row_blocks <= most; ++row_blocks) {
         int64_t rows = ceil_div(args.t, row_blocks);
-        if (row_blocks > 1) rows = ceil_div(rows, tile_rows) * tile_rows;
+        if (row_blocks > 1) rows = ceil_div(rows, shape.tile_rows) * shape.tile_rows;
         const int64_t real_row_blocks = ceil_div(args.t, rows);
         const int64_t enough = ceil_div(8 * threads, real_row_blocks);
         for (int64_t wanted = ceil_div(panels, kMaxPanels); wanted <= panels; ++wanted) {
             const int64_t width = ceil_div(panels, wanted);
             const int64_t panel_blocks = ceil_div(panels, width);
             const int64_t rounds = ceil_div(real_row_blocks * panel_blocks, threads);
-            const double time = double(rounds) * piece_cost(rows, width);
+            const double time = double(rounds) * piece_cost(shape, rows, width);
             if (best_time == 0.0 || time < best_time) {
                 best = {rows, real_row_blocks, width, panel_blocks};
                 best_time = time;
@@ -110,15 +109,16 @@ Cut cut(const LinearArgs& args, int64_t tile_rows, int64_t threads) {
     return best;
 }
 
-int64_t scratch_bytes(int64_t rows, int64_t panels) { return rows * kRowBytes + 4 * panels * rows * kPanel; }
+int64_t scratch_bytes(int64_t rows, int64_t panels) {
+    return scratch_rows(rows) * (kRowBytes + 4 * panels * kPanel);
+}
 
 }  // namespace
 
 int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
-    const int64_t couple = with_type(dtype, [](auto w) { return kCouple<TypeOf<decltype(w)>>; });
     int64_t values = 0, bytes = 0;
-    if (out < 0 || out > INT64_MAX - kPanel || in < 0 || in > INT64_MAX - couple ||
-        __builtin_mul_overflow(panels_of(out) * kPanel, ceil_div(in, couple) * couple, &values) ||
+    if (out < 0 || out > INT64_MAX - kPanel || in < 0 || in > INT64_MAX - kTileK ||
+        __builtin_mul_overflow(panels_of(out) * kPanel, packed_k(in, bytes_of(dtype)), &values) ||
         __builtin_mul_overflow(values, bytes_of(dtype), &bytes)) {
         throw std::length_error("packed weights must have fewer than 2^63 bytes; " + std::to_string(out) +
                                 " rows of " + std::to_string(in) + " columns have more");
@@ -145,9 +145,10 @@ void unpack_rows(const void* packed, int64_t out, int64_t in, DType dtype, const
 void linear(const LinearArgs& args, int num_threads) {
     const LinearIsa isa = APC_FOR_OWN_ISA(linear_isa)();
     if (args.t == 0 || args.out == 0) return;
+    const LinearShape& shape = args.w_dtype == DType::bfloat16 ? isa.bfloat16 : isa.float32;
     const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
     const int64_t threads = work < double(kSerialWork) ? 1 : usable_threads(num_threads);
-    const Cut c = cut(args, isa.tile_rows, threads);
+    const Cut c = cut(args, shape, threads);
     const int64_t pieces = c.row_blocks * c.panel_blocks;
     share_pieces(pieces, threads, scratch_bytes(c.rows, c.panels), [&](int64_t piece, char* scratch) {
         const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;

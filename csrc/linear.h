@@ -2,8 +2,9 @@
 // Knows addresses, sizes and strides; must not know torch, Python or which model calls it.
 //
 // Arithmetic of one output element: one float32 accumulator from +0, fused multiply-adds over k strictly
-// ascending, then the bias, then one rounding to the output type. It depends on that row and that column
-// alone.
+// ascending, then the bias, then one rounding to the output type. Two instruction sets multiply bfloat16 in
+// steps of several k, each step one instruction (gemm_tile.h, gemm_amx.h). Always it depends on that row and
+// that column alone.
 #pragma once
 
 #include <stdint.h>
@@ -14,15 +15,24 @@
 namespace apcbatch {
 
 // Packed weights: blocks of kBlockK inputs; in a block, panels of kPanel outputs side by side; in a panel, k
-// by k, kPanel values (float32), or pair by pair of k, kPanel (even k, odd k) couples (bfloat16). Outputs and
-// an odd last k are padded with zeros. Execution walks this order, so weights stream from memory front to
-// back.
+// by k, kPanel values (float32), or pair by pair of k, kPanel (even k, odd k) couples (bfloat16). Outputs are
+// padded with zeros, and the last k of bfloat16 to kTileK of them: 16 pairs by 16 couples are what AMX loads
+// as one tile. Execution walks this order, so weights stream from memory front to back.
 constexpr int64_t kPanel = 16;
 constexpr int64_t kBlockK = 256;
+constexpr int64_t kTileK = 32;
 
-// Scratch of one piece: its rows of x, then the partial sums (panels, rows, kPanel). Bytes between copied
-// rows: not a power of two, or all rows of a tile would share cache sets.
+// Values of each output that k inputs take in a panel.
+constexpr int64_t packed_k(int64_t k, int64_t value_bytes) {
+    return value_bytes == 2 ? (k + kTileK - 1) / kTileK * kTileK : k;
+}
+
+// Scratch of one piece: its rows of x, then the partial sums (panels, rows, kPanel), of scratch_rows each.
+// Bytes between copied rows: not a power of two, or all rows of a tile would share cache sets.
 constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
+
+// Whole tiles of AMX.
+constexpr int64_t scratch_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
 
 struct LinearArgs {
     int64_t t = 0, in = 0, out = 0;
@@ -45,9 +55,17 @@ struct LinearPiece {
 
 using LinearKernel = void (*)(const LinearArgs&, const LinearPiece&, char* scratch);
 
+// What cuts a product well, for weights of one type. Costs are in about the time that one row of one panel
+// takes for each k.
+struct LinearShape {
+    int64_t tile_rows;   // of the largest register tile; row blocks are multiples of it
+    double panel_costs;  // reading a panel
+    double row_costs;    // copying a row of x
+};
+
 struct LinearIsa {
     LinearKernel run;
-    int64_t tile_rows;  // rows of the largest register tile; row blocks are multiples of it
+    LinearShape float32, bfloat16;
 };
 
 #define APC_DECLARE(argument, name, ...) \

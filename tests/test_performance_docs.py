@@ -63,6 +63,23 @@ def test_page_of_the_engine_alone(tmp_path: Path) -> None:
     assert (tmp_path / "docs" / "images" / "performance.svg").read_text().startswith("<?xml")
 
 
+def test_page_with_threads(tmp_path: Path) -> None:
+    """Faults: a gain the wrong way up; a share of another pass."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    one = {"model": "mamba-130m", "dtype": "float32", "threads": 1, "pass": "prefill of 2048", "parts": {"scan": 0.09}}
+    rates = [
+        {**one, "tokens_per_s": 500.0},
+        {**one, "threads": 16, "tokens_per_s": 6000.0, "parts": {"scan": 0.13}},
+        {**one, "dtype": "bfloat16", "threads": 16, "tokens_per_s": 21000.0, "parts": {"scan": 0.31}},
+    ]
+    machine = {"processor": "Sixteen cores", "isa": "amx", "torch": "2", "python": "3"}
+    page = made(tmp_path, engine=engine(), threads={"machine": machine, "rates": rates})
+    assert "| mamba-130m float32, prefill of 2048 | 500 | 6,000 | 12.0 |  |" in page
+    assert "| mamba-130m bfloat16, prefill of 2048 |  | 21,000 |  | 3.50 |" in page
+    assert "| 13 % |" in page and "| 31 % |" in page and "9 %" not in page.partition("Sixteen")[2].partition("##")[0]
+    assert "Sixteen cores, kernels for amx" in page
+
+
 def test_page_with_peers(tmp_path: Path) -> None:
     """Faults: a ratio the wrong way up; a contender over fewer conversations that does not say so."""
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")

@@ -3,9 +3,10 @@ measures nothing.
 
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 
-Reads engine.json (benchmarks/measure.py) and, where they are there, peers.json (benchmarks/peers.py) and
-end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json (benchmarks/cuda_model.py) and
-cuda_vllm.json, which has the figures of another engine and the bars. The picture needs matplotlib.
+Reads engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py), peers.json
+(benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json
+(benchmarks/cuda_model.py) and cuda_vllm.json, which has the figures of another engine and the bars. The picture needs
+matplotlib.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from performance import cuda, engine, others, picture
+from performance import cuda, engine, others, picture, threads
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = Path(__file__).with_name("performance_head.md")
@@ -34,6 +35,9 @@ def page(results: Path) -> str:
     if measured is None:
         raise SystemExit(f"{results / 'engine.json'} is not there; run benchmarks/measure.py first")
     parts = [HEAD.read_text(encoding="utf-8").rstrip(), *engine.sections(measured)]
+    cores = read(results / "threads.json")
+    if cores is not None:
+        parts += threads.sections(cores)
     peers, end_to_end = read(results / "peers.json"), read(results / "end_to_end.json")
     if peers is not None:
         parts += others.peers(peers)

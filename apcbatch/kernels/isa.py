@@ -20,7 +20,7 @@ def isa() -> str:
 
 
 def available_isas() -> list[str]:
-    """Those that this processor has, the plainest first."""
+    """Those that this processor has and its system grants, the plainest first."""
     return _C.available_isas()
 
 
@@ -35,8 +35,8 @@ def set_isa(name: str) -> None:
 def numerics(dtype: torch.dtype) -> str:
     """The arithmetic of weights of this dtype, float32 or bfloat16, under the instruction set in use.
 
-    float32 is the same on all of them. bfloat16 weights are widened to float32 ("bf16-widen"), but for
-    avx512bf16, whose dot product rounds differently ("bf16-dp"): csrc/instruction_sets.h has the word of each.
+    float32 is the same on all of them. bfloat16 weights are widened to float32 ("bf16-widen"), but for avx512bf16
+    ("bf16-dp") and amx ("bf16-amx"), whose products round differently: csrc/instruction_sets.h has the word of each.
     """
     if dtype == torch.float32:
         return f"f32-fma-{NUMERICS_VERSION}"

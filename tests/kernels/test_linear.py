@@ -161,4 +161,5 @@ def test_unusable_arguments_are_sentences(call, sentence):
 def test_numerics_names_the_arithmetic(isa):
     """A store shared by processors whose bfloat16 arithmetic differs."""
     assert ops.numerics(torch.float32) == "f32-fma-1"
-    assert ops.numerics(torch.bfloat16) == ("bf16-dp-1" if isa == "avx512bf16" else "bf16-widen-1")
+    product = {"avx512bf16": "dp", "amx": "amx"}.get(isa, "widen")
+    assert ops.numerics(torch.bfloat16) == f"bf16-{product}-1"

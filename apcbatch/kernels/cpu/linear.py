@@ -1,8 +1,8 @@
 """The packed matrix product of the CPU: weights packed once, then y = x W^T (+ bias) for any number of rows.
 
 Must not know: models, which projection it is. Invariant: a row of y depends on that row of x alone; each
-element is one float32 accumulator, fused multiply-adds over the inputs in ascending order, then the bias, and
-one rounding.
+element is one float32 accumulator, fused multiply-adds over the inputs in ascending order (bfloat16 in steps of
+several on avx512bf16 and amx), then the bias, and one rounding.
 """
 
 from __future__ import annotations

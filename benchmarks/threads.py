@@ -1,0 +1,80 @@
+"""How prefill and decode gain from threads: tokens/s and where the time goes, for both shapes in both dtypes.
+
+    python benchmarks/make_shapes.py shapes
+    python benchmarks/threads.py shapes --out benchmarks/results/threads.json
+    python tools/make_performance_docs.py
+
+Takes two minutes on 16 idle cores. The last line is the document: machine, and rates, one for each shape, dtype, number
+of threads and pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+import torch
+
+from apcbatch.bench.machine import describe
+from apcbatch.bench.server import Server
+from apcbatch.engine.engine import Engine
+from apcbatch.kernels.fused_seconds import recorded_parts
+
+SHAPES = ("mamba-130m", "jamba-small")
+DTYPES = ("float32", "bfloat16")
+PROMPT = 2048  # tokens of a prefill
+NEW_TOKENS = 12  # of each running sequence
+
+
+def timed_pass(server: Server, running: int) -> tuple[float, dict[str, float]]:
+    """Tokens/s of one pass and the share of each part: a prefill where `running` is 0, else decoding."""
+    prompts = server.prompts(running or 1, 16 if running else PROMPT)
+    with recorded_parts() as parts:
+        seconds = server.serve(prompts, 1 + NEW_TOKENS if running else 1)
+    rate = running * NEW_TOKENS / seconds["decode"] if running else PROMPT / seconds["wall"]
+    return rate, {part: spent / seconds["wall"] for part, spent in parts.items() if spent}
+
+
+def measure(server: Server, running: int, repeats: int) -> dict[str, Any]:
+    """The median pass of some."""
+    passes = [timed_pass(server, running) for _ in range(repeats)]
+    rate = median_low([rate for rate, _ in passes])
+    name = f"decode, {running} running" if running else f"prefill of {PROMPT}"
+    return {"pass": name, "tokens_per_s": rate, "parts": dict(passes)[rate]}
+
+
+def main() -> None:
+    """Measure and write the document."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shapes", type=Path)
+    parser.add_argument("--threads", type=int, nargs="+", default=[16, 8, 4, 2, 1])
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    servers = {}
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            engine = Engine(
+                str(options.shapes / shape), dtype=dtype, policy="none", max_running=128, max_batch_tokens=PROMPT
+            )
+            servers[shape, dtype] = Server(engine)
+    document: dict[str, Any] = {"machine": describe(), "rates": []}
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        for (shape, dtype), server in servers.items():
+            timed_pass(server, 1)
+            for running in (0, *options.running):
+                one = {"model": shape, "dtype": dtype, "threads": threads, **measure(server, running, options.repeats)}
+                document["rates"].append(one)
+                print(f"{shape} {dtype}, {threads} threads, {one['pass']}: {one['tokens_per_s']:.1f}", flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

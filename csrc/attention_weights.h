@@ -1,0 +1,54 @@
+// How a row's scores of one page become weights: the softmax of attention, page by page.
+// Must not know: rows of a tile, how scores are made.
+#pragma once
+
+#include "attention.h"
+#include "vmath.h"
+
+namespace apcbatch {
+namespace APC_ISA {
+namespace {
+
+constexpr int kPageVecs = int(kPageTokens) / kLanes;
+
+// Adds 16 lanes as a fixed tree.
+APC_INLINE float add_lanes(const Vec (&sums)[16 / kLanes]) {
+    float lane[16];
+    for (int v = 0; v < 16 / kLanes; ++v) sums[v].store(lane + v * kLanes);
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    }
+    return lane[0];
+}
+
+APC_INLINE float largest_lane(Vec a) {
+    float lane[kLanes];
+    a.store(lane);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+    }
+    return lane[0];
+}
+
+// A row's scores become exp(score - running maximum); those from `count` on become zero. Returns their sum.
+APC_INLINE float weigh(float* scores, int64_t count, float* maximum) {
+    for (int64_t i = count; i < kPageTokens; ++i) scores[i] = -__builtin_inff();
+    Vec best = Vec::broadcast(*maximum);
+#pragma GCC unroll 8
+    for (int v = 0; v < kPageVecs; ++v) best = max(best, Vec::load(scores + v * kLanes));
+    *maximum = largest_lane(best);
+    const Vec base = Vec::broadcast(*maximum);
+    Vec sums[16 / kLanes];
+    for (Vec& sum : sums) sum = Vec::zero();
+#pragma GCC unroll 8
+    for (int v = 0; v < kPageVecs; ++v) {
+        const Vec weight = exp(Vec::load(scores + v * kLanes) - base);
+        weight.store(scores + v * kLanes);
+        sums[v % (16 / kLanes)] = sums[v % (16 / kLanes)] + weight;
+    }
+    return add_lanes(sums);
+}
+
+}  // namespace
+}  // namespace APC_ISA
+}  // namespace apcbatch
