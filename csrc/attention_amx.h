@@ -188,7 +188,7 @@ void attend_matrix_page(const MatrixWork& work, const BFloat16* values, int64_t 
     const bool finite = copy_values(values, stride, count, work);
     for (int64_t row = 0; row < rows; row += kRegisterRows) {
         const int64_t size = rows - row < kRegisterRows ? rows - row : kRegisterRows;
-        int64_t counts[kRegisterRows];
+        int64_t counts[kRegisterRows] = {};
         for (int64_t r = 0; r < size; ++r) {
             const int64_t seen = first + (row + r) / group + 1 - key;
             counts[r] = seen < 0 ? 0 : seen < kPageTokens ? seen : kPageTokens;
