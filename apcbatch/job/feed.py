@@ -60,6 +60,10 @@ class Feeder:
         """Requests to be answered in this run; None until the whole input is read."""
         return self.num_requests - self.num_skipped if self.exhausted else None
 
+    def pause(self) -> bool:
+        """Never: a line is read in no time."""
+        return False
+
     def next(self) -> Work | None:
         """The next piece of work; None if a line gives none (it is answered already) or the input has ended."""
         try:

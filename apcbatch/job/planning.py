@@ -62,6 +62,7 @@ class PlannedFeeder:
         self._config, self._feeder, self._engine = config, feeder, engine
         self._ready: deque[Work] = deque()
         self._next: Request | None = None  # the first of the next window
+        self._has_begun = True  # whether the engine may have begun with the last window
         self.plan_s = 0.0
 
     @property
@@ -79,10 +80,19 @@ class PlannedFeeder:
         """Requests to be answered in this run; None until the whole input is read."""
         return self._feeder.total
 
+    def pause(self) -> bool:
+        """Whether the engine should begin with what it has before more is read: reading and planning a window takes
+        seconds, in which the workers of a cluster are at the one before. True once at each window's end."""
+        if self._ready or self._has_begun:
+            return False
+        self._has_begun = True
+        return True
+
     def next(self) -> Work | None:
         """The next piece of work; None if there is none at the moment (see exhausted)."""
         if not self._ready:
             self._plan_window()
+            self._has_begun = False
         return self._ready.popleft() if self._ready else None
 
     def follow(self, result: Result) -> list[Work]:

@@ -66,6 +66,9 @@ class WorkSource(Protocol):
     def total(self) -> int | None:
         """Requests to be answered in this run; None until the whole input is read."""
 
+    def pause(self) -> bool:
+        """Whether the engine should begin with what it has before more is read. True once at a window's end."""
+
     def next(self) -> Work | None:
         """The next piece of work; None if there is none at the moment (see exhausted)."""
 

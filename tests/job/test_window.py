@@ -15,11 +15,13 @@ from apcbatch.data.inputs import find_inputs
 from apcbatch.job.record import Ticket
 from apcbatch.job.window import REQUEST_TOKENS, Window
 from apcbatch.job.work import Tag
+from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.tuning.survey import survey
 from apcbatch.types import Request
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
+from tests.job.fakes import FakeEngine
 
 
 def requests(*conversations: tuple[int, ...]) -> list[Request]:
@@ -112,3 +114,22 @@ def test_a_request_beyond_the_ceiling_is_an_error_record_and_the_others_complete
     options = ["--max-tokens", "2", "--max-request-tokens", "2000", "--json", "-"]
     assert main(["plan", "in.jsonl", *options]) == 0
     assert json.loads(capsys.readouterr().out)["dataset"]["requests"] == 6
+
+
+def test_an_engine_begins_before_the_next_window_is_read(apcbatch, engines, tmp_path, monkeypatch) -> None:
+    """Catches workers of a cluster, which takes whatever it is given, that wait until the whole input is planned."""
+    monkeypatch.setenv("APCBATCH_POLICY", "planned")
+    hungry = {
+        "wants_more": property(lambda self: True),
+        "can_run": lambda self, request: True,
+        "held": lambda self, keys: set(),
+        "footprint": Footprint(1),
+        "key_fingerprint": b"k",
+    }
+    for name, value in hungry.items():
+        monkeypatch.setattr(FakeEngine, name, value, raising=False)
+    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(12)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--window", 2)
+    assert done.code == 0
+    num_requests = len(read_records(tmp_path / "out.jsonl"))
+    assert num_requests >= 12 and engines[0].most_waiting <= num_requests / 6
