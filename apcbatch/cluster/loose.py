@@ -6,7 +6,8 @@ Must not know: units, states. Invariants: a request is taken once; the requests 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 
 from apcbatch.cluster.items import Item
 from apcbatch.cluster.seam import WorkerId
@@ -17,23 +18,32 @@ MOST_CONVERSATIONS = 1 << 17  # whose worker is remembered
 
 
 class LooseItems:
-    """Waiting requests, by the worker that served their conversation."""
+    """Waiting requests, a line for each conversation, by the worker that served it. A request that stands alone is a
+    line of its own."""
 
     def __init__(self, conversation_of: Callable[[Request], Hashable]) -> None:
         """conversation_of: what the requests of one conversation have in common; None for a request that stands
         alone."""
         self._conversation_of = conversation_of
         self._worker_of: OrderedDict[Hashable, WorkerId] = OrderedDict()
-        self._waiting: dict[WorkerId | None, deque[Item]] = {}
+        self._lines: dict[Hashable, deque[Item]] = {}
+        self._owned: dict[WorkerId | None, dict[Hashable, None]] = {}  # the lines that wait for a worker, or for any
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
+    def __iter__(self) -> Iterator[Item]:
+        return (item for line in self._lines.values() for item in line)
+
     def add(self, item: Item) -> None:
         """A request waits."""
-        worker = self._worker_of.get(self._conversation_of(item.request))
-        self._waiting.setdefault(worker, deque()).append(item)
+        conversation = self._conversation_of(item.request)
+        name = _Alone(item.number) if conversation is None else conversation
+        if name not in self._lines:
+            self._lines[name] = deque()
+            self._owned.setdefault(self._worker_of.get(name), {})[name] = None
+        self._lines[name].append(item)
         self._num_waiting += 1
 
     def take(self, worker: WorkerId, num_workers: int) -> list[Item]:
@@ -44,8 +54,8 @@ class LooseItems:
         if len(taken) < most:
             taken += self._take_from(None, most - len(taken), worker)
         if not taken:
-            longest = max(self._waiting, key=lambda owner: len(self._waiting[owner]), default=None)
-            if longest is not None and len(self._waiting[longest]) > MOST_TOGETHER:
+            longest = max(self._owned, key=lambda owner: len(self._owned[owner]), default=None)
+            if longest is not None and len(self._owned[longest]) > MOST_TOGETHER:
                 taken = self._take_from(longest, most, worker)
         while len(self._worker_of) > MOST_CONVERSATIONS:
             self._worker_of.popitem(last=False)
@@ -55,29 +65,40 @@ class LooseItems:
         """A worker is gone: its conversations may go anywhere."""
         for conversation in [one for one, owner in self._worker_of.items() if owner == worker]:
             del self._worker_of[conversation]
-        self._waiting.setdefault(None, deque()).extend(self._waiting.pop(worker, ()))
+        self._owned.setdefault(None, {}).update(self._owned.pop(worker, {}))
 
     def clear(self) -> list[Item]:
         """Take everything."""
-        items = [item for waiting in self._waiting.values() for item in waiting]
-        self._waiting.clear()
+        items = list(self)
+        self._lines.clear()
+        self._owned.clear()
         self._num_waiting = 0
         return items
 
     def _take_from(self, owner: WorkerId | None, most: int, taker: WorkerId) -> list[Item]:
-        """Requests that wait for an owner, or for nobody; what belongs to a third one by now is left to it."""
-        waiting = self._waiting.get(owner, deque())
+        """The first requests of the lines that wait for an owner, or for any. What is left of a line waits for the
+        taker."""
+        owned = self._owned.get(owner, {})
         taken: list[Item] = []
-        while waiting and len(taken) < most:
-            item = waiting.popleft()
-            conversation = self._conversation_of(item.request)
-            server = self._worker_of.get(conversation)
-            if server not in (None, owner, taker):
-                self._waiting.setdefault(server, deque()).append(item)
-                continue
-            taken.append(item)
-            if conversation is not None:
-                self._worker_of[conversation] = taker
-                self._worker_of.move_to_end(conversation)
+        while owned and len(taken) < most:
+            name = next(iter(owned))
+            del owned[name]
+            line = self._lines[name]
+            while line and len(taken) < most:
+                taken.append(line.popleft())
+            if line:
+                self._owned.setdefault(taker, {})[name] = None
+            else:
+                del self._lines[name]
+            if not isinstance(name, _Alone):
+                self._worker_of[name] = taker
+                self._worker_of.move_to_end(name)
         self._num_waiting -= len(taken)
         return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """The line of a request that stands alone."""
+
+    number: int

@@ -98,8 +98,7 @@ class Outcome:
 def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
     """Every unanswered request is in exactly one place; what is held is within the bounds and lies with the living."""
     places = [item for item in engine._intake.buffered]
-    for waiting in engine._loose._waiting.values():
-        places += waiting
+    places += engine._loose
     groups = list(engine._placing.waiting)
     groups += engine._placing.queue
     for group in groups:

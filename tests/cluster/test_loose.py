@@ -19,6 +19,26 @@ def by_conversation() -> LooseItems:
     return LooseItems(lambda request: request.tag)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_that_wait_together_are_taken_in_order(seed: int) -> None:
+    """Catches a later turn that is taken before an earlier one where all turns of a conversation wait at once, as under
+    a policy without a plan."""
+    source, loose = random.Random(seed), by_conversation()
+    turns = [conversation for conversation in range(12) for _ in range(source.randrange(1, 60))]
+    for number, conversation in enumerate(turns):
+        loose.add(item(number, conversation))
+    taken: list[tuple[int, Item]] = []
+    while len(loose):
+        worker = source.randrange(3)
+        if source.random() < 0.1:
+            loose.forget_worker(worker)
+        taken += [(worker, one) for one in loose.take(worker, 3)]
+    assert sorted(one.number for _, one in taken) == list(range(len(turns)))
+    for conversation in range(12):
+        numbers = [one.number for _, one in taken if one.request.tag == conversation]
+        assert numbers == sorted(numbers)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_conversations_stay_and_nothing_is_lost(seed: int) -> None:
     """Catches a conversation that goes from worker to worker while its worker has room, and a request that is taken
