@@ -33,6 +33,12 @@ def settle_allocator() -> None:
         mallopt(m_arena_max, 1)
 
 
+def settle_collector() -> None:
+    """Look for cycles of objects every 50,000 new ones and not every 700; for a process that holds hundreds of
+    thousands of them and makes hardly a cycle, as the command of a cluster. It took a third of its time (measured)."""
+    gc.set_threshold(50_000, 10, 10)
+
+
 def settle_leaving() -> None:
     """Have the interpreter end without a last look for cycles among all objects, torch's among them; call it when the
     process has nothing left to do. It saves about 0.45 s of each command that has loaded torch (measured)."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from apcbatch.process import settle_collector
 from tests.cluster.runs import Planned, check_answers, first, lower_bound, planned, repeated, run
 from tests.cluster.simulator import Speeds, Trouble
 from tests.plan.plan_oracle import Dataset
@@ -65,6 +66,7 @@ def main(
     kills: int,
     add: str,
 ) -> None:
+    settle_collector()  # as the command of a cluster does
     speeds = Speeds(prefill, decode, bytes_per_s=bandwidth, state_bytes=int(state_mib * (1 << 20)))
     click.echo("| " + " | ".join(HEADINGS) + " |\n|" + "---|" * len(HEADINGS))
     rows: list[dict[str, Any]] = []

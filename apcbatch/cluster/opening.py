@@ -21,6 +21,7 @@ from apcbatch.cluster.wire import take_apart
 from apcbatch.config import Config
 from apcbatch.engine.settings import check_request
 from apcbatch.errors import RequestError
+from apcbatch.process import settle_collector
 from apcbatch.types import Request
 
 STAYS_HERE = ("cache_salt", "origins")  # of a Config
@@ -39,6 +40,7 @@ def open_cluster(
     comes or goes. conversation_of: what the requests of one conversation have in common. most_workers: that can have
     work, None if that is not known. Waits for the first worker; UsageError (StoppedError) if there is no cluster, or no
     worker comes."""
+    settle_collector()
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
         gpus = 0 if config.device == "cpu" else 1 if config.device == "cuda" else config.worker_gpus
