@@ -15,10 +15,13 @@ from apcbatch.errors import UsageError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Result
 
+GATHER_S = 60.0
+
 
 class FakeWorker:
     """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
-    `raise`; `warn`; `speak N`, that N tokens are done; `count`, the units that it has. threads: -1 cannot be opened."""
+    `raise`; `warn`; `speak N`, that N tokens are done; `gather N`, the units that it
+    has once there are N. threads: -1 cannot be opened."""
 
     def __init__(self, *, node: str, at_work: str, warn: Any, speak: Any, threads: int) -> None:
         if threads < 0:
@@ -80,8 +83,12 @@ class FakeWorker:
             self._speak(Alive(unit.number, int(operand)))
         elif order == "warn":
             self._warn(operand)
-        elif order == "count":
-            yield Answer(unit.number, piece.number, Result(id="count", prompt_tokens=1, token_ids=[len(self._going)]))
+        elif order == "gather":
+            end = time.monotonic() + GATHER_S
+            while len(self._going) < int(operand) and time.monotonic() < end:
+                time.sleep(0.02)
+                yield Alive(unit.number, len(self._going))
+            yield Answer(unit.number, piece.number, Result(id="units", prompt_tokens=1, token_ids=[len(self._going)]))
             return
         read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]
         self._at_work.end(piece.number)

@@ -125,7 +125,7 @@ def test_a_worker_is_heard_while_it_works(talk: Talk) -> None:
 def test_a_worker_has_all_its_units_at_a_time(talk: Talk) -> None:
     """Catches an actor with fewer threads than a worker is given units: those left over would wait for one to end."""
     worker = talk.spawn()
-    talk.seam.submit(worker, unit(1, "sleep 2", "count"), {})
+    talk.seam.submit(worker, unit(1, f"gather {MOST_UNITS}"), {})
     for number in range(2, MOST_UNITS + 1):
         talk.seam.submit(worker, unit(number, "say"), {})
     answers = [one.result.token_ids for one in talk.done(1) if isinstance(one, Answer)]
