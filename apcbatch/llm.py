@@ -142,7 +142,7 @@ class LLM:
         failures: list[Failure] = []
         try:
             while not source.exhausted:
-                for results in serve(engine, lambda: self._take(source, engine, failures)):
+                for results in serve(engine, lambda: self._take(source, failures)):
                     yield from self._made(failures)
                     for result in results:
                         for work in source.follow(result):
@@ -153,12 +153,12 @@ class LLM:
             self._is_running = False
             engine.abort()
 
-    def _take(self, source: WorkSource, engine: JobEngine, failures: list[Failure]) -> Request | None:
+    def _take(self, source: WorkSource, failures: list[Failure]) -> Request | None:
         """The next request; None if there is none now, or if failures, to which what cannot be answered goes, are to be
         handed on first."""
         may_begin = source.num_open_rollouts < self._config.max_running
         while may_begin and not source.exhausted and len(failures) < _MOST_FAILURES:
-            if engine.num_unfinished and source.pause():
+            if source.pause():
                 return None
             work = source.next()
             if isinstance(work, Failure):

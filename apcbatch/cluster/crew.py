@@ -51,8 +51,7 @@ class Errand:
 @dataclass(slots=True, eq=False)
 class Worker:
     """A worker that was asked for. facts: None until it is ready. heard: when it last said or was given something.
-    free: when it should be given another unit. place: of its only valid entry in the crew's heaps. tokens: computed
-    since it began, as it last said."""
+    free: when it should be given another unit. place: of its only valid entry in the crew's heaps."""
 
     id: WorkerId
     kind: WorkerKind
@@ -63,12 +62,16 @@ class Worker:
     errands: deque[Errand] = field(default_factory=deque)
     free: float = 0.0
     place: int = 0
-    tokens: int = 0
+
+    @property
+    def known(self) -> WorkerFacts:
+        """The facts of one that is ready."""
+        assert self.facts is not None, "only a worker that is ready has units"
+        return self.facts
 
     @property
     def class_(self) -> str:
-        assert self.facts is not None, "a worker has a class once it is ready"
-        return self.facts.fingerprint
+        return self.known.fingerprint
 
     @property
     def load(self) -> int:
@@ -96,12 +99,11 @@ class Worker:
 
     def _when_free(self, now: float) -> None:
         """At once while it could run more than it has; else shortly before its only unit should end."""
-        assert self.facts is not None, "a worker that has units has said what it is"
         num_units, self.free = len(self.errands), now
-        most_bytes = MOST_IMPORTED * self.facts.pool_bytes
+        most_bytes = MOST_IMPORTED * self.known.pool_bytes
         has_room = num_units < MOST_UNITS and sum(errand.import_bytes for errand in self.errands) < most_bytes
         has_room = has_room and not any(errand.group.is_alone for errand in self.errands)
-        if not num_units or (has_room and self.load < FILLING * self.facts.max_running):
+        if not num_units or (has_room and self.load < FILLING * self.known.max_running):
             return
         self.free = float("inf")
         if num_units == 1 and not self.errands[0].group.is_alone:
@@ -127,7 +129,6 @@ class Crew:
         self._takers: dict[str, list[tuple[int, int, Worker]]] = {}  # by class: the least to do first
         self._later: list[tuple[float, int, Worker]] = []  # the first to be free first
         self._num_places = 0
-        self.wanted = len(kinds)
         self.num_lost = 0
         self.last_reason = "none was asked for"
         self.tallies: list[Tally] = []

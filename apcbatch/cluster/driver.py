@@ -23,7 +23,7 @@ from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
 from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
 from apcbatch.cluster.staffing import Staffing
 from apcbatch.cluster.states import States
-from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Without
+from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Without
 from apcbatch.cluster.units import Cutter, Quantum, estimate
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import answered
@@ -158,9 +158,7 @@ class ClusterEngine:
     def _first_facts(self) -> WorkerFacts:
         while not self._crew.ready:
             self._listen(LONGEST_WAIT_S)
-        facts = self._crew.ready[0].facts
-        assert facts is not None, "a ready worker has said what it is"
-        return facts
+        return self._crew.ready[0].known
 
     def _cut(self) -> None:
         """Cut what is buffered once little is left to hand out."""
@@ -198,24 +196,30 @@ class ClusterEngine:
 
     def _give(self, worker: Worker) -> bool:
         """Give a worker a unit; False if there is none for workers of its class."""
-        assert worker.facts is not None, "a worker that takes units has said what it is"
-        crew, class_, node, is_idle = self._crew, worker.class_, worker.facts.node, not worker.errands
-        group = self._placing.take(class_, node, self._room(), is_idle)
-        pace_s = crew.rates(class_).seconds(*TYPICAL)
-        if group is None and self._parting.take_share(class_, pace_s, crew.typical_rates().prefill_s):
-            group = self._placing.take(class_, node, self._room(), is_idle)
+        group = self._take(worker)
+        if group is None and self._part(worker.class_):
+            group = self._take(worker)
         if group is None:
             return False
-        self._send(worker, group, worker.facts)
+        self._send(worker, group)
         return True
+
+    def _take(self, worker: Worker) -> Group | None:
+        return self._placing.take(worker.class_, worker.known.node, self._room(), is_idle=not worker.errands)
+
+    def _part(self, class_: str) -> bool:
+        """Give a class that has nothing left a share of what another one has; whether there was any."""
+        crew = self._crew
+        if len(crew.classes()) < 2:
+            return False
+        return self._parting.take_share(class_, crew.rates(class_).seconds(*TYPICAL), crew.typical_rates().prefill_s)
 
     def _give_loose(self, worker: Worker) -> bool:
         """Give a worker requests without a plan; False if there are none for it."""
         items = self._loose.take(worker.id, len(self._crew.ready))
         if not items:
             return False
-        assert worker.facts is not None, "a worker that takes units has said what it is"
-        self._send(worker, Group(items), worker.facts)
+        self._send(worker, Group(items))
         return True
 
     def _room(self) -> float:
@@ -230,8 +234,9 @@ class ClusterEngine:
         if not self._num_errands and not len(self._placing.queue) and not len(self._loose) and self._placing.waiting:
             self._placing.force()
 
-    def _send(self, worker: Worker, group: Group, facts: WorkerFacts) -> None:
+    def _send(self, worker: Worker, group: Group) -> None:
         """Give a group to a worker."""
+        facts = worker.known
         package = self._packer.pack(group, facts, self._crew.rates(worker.class_))
         unit, items = package.unit, {item.number: item for item in group.items}
         import_bytes = sum(facts.footprint.pool_bytes(state.position) for state in package.imports.values())
@@ -286,9 +291,8 @@ class ClusterEngine:
             if item is None or item.is_done:
                 self._counters.messages_ignored += 1
                 return
-            result = message.result
-            assert worker.facts is not None, "a worker with an errand has said what it is"
-            result.numerics = worker.facts.numerics if worker.facts.numerics != self.numerics else None
+            result, numerics = message.result, worker.known.numerics
+            result.numerics = numerics if numerics != self.numerics else None
             worker.tally.answered(result)
             if result.error is None and item.most_answer_tokens:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
@@ -301,17 +305,14 @@ class ClusterEngine:
             if state is None:
                 self._counters.messages_ignored += 1
                 return
-            assert worker.facts is not None, "a worker with an errand has said what it is"
-            self._states.settle(worker.facts.footprint.pool_bytes(state.position))
-            self._states.put(state, message.state, message.num_bytes, worker.id, worker.facts.node)
+            self._states.settle(worker.known.footprint.pool_bytes(state.position))
+            self._states.put(state, message.state, message.num_bytes, worker.id, worker.known.node)
             if state.waiting:
                 self._placing.made(state)
                 self._look_again = 0.0
         elif isinstance(message, Without):
             self._counters.imports_missed += 1
-        elif isinstance(message, Alive):
-            worker.tokens = message.tokens
-        else:
+        elif isinstance(message, Done):
             self._done(worker, errand, message)
 
     def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
@@ -330,10 +331,9 @@ class ClusterEngine:
 
     def _forget_errand(self, worker: Worker, errand: Errand) -> None:
         """A worker is no longer at a unit: what it has not said of it will not come."""
-        assert worker.facts is not None, "a worker with an errand has said what it is"
         self._num_errands -= 1
         for state in errand.exports.values():
-            self._states.settle(worker.facts.footprint.pool_bytes(state.position))
+            self._states.settle(worker.known.footprint.pool_bytes(state.position))
 
     def _lose(self, worker: Worker, reason: str, at_work: Collection[int] | None) -> None:
         """A worker is gone: what it had goes back. at_work: see judge."""

@@ -83,7 +83,7 @@ class PlannedFeeder:
     def pause(self) -> bool:
         """Whether the engine should begin with what it has before more is read: reading and planning a window takes
         seconds, in which the workers of a cluster are at the one before. True once at each window's end."""
-        if self._ready or self._has_begun:
+        if self._ready or self._has_begun or not self._engine.num_unfinished:
             return False
         self._has_begun = True
         return True

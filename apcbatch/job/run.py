@@ -161,7 +161,7 @@ class Job:
         while not self._stopping(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
-            if engine.num_unfinished and source.pause():
+            if source.pause():
                 return None
             work = source.next()
             if isinstance(work, Request):

@@ -98,6 +98,7 @@ class RunFile:
             "config": config.values(),
             "origins": dict(config.origins),
         }
+        self._earlier: Mapping[str, Any] = {}  # what `check` has read
 
     def set_model(self, fingerprint: str, weights_digest: str, numerics: str) -> None:
         """Add what is known only once the weights are read."""
@@ -111,9 +112,8 @@ class RunFile:
     def keep_earlier_numerics(self) -> str | None:
         """Go on with what `check` has let pass: OUT stays a run of its first arithmetic. That one's name if the answers
         from now on are computed by another one, else None."""
-        earlier, _ = read_run_file(self.path)
-        assert earlier is not None, "checked"
-        (now,), then = self._facts["numerics"], earlier.get("numerics") or self._facts["numerics"]
+        earlier, (now,) = self._earlier, self._facts["numerics"]
+        then = earlier.get("numerics") or [now]
         self._facts["numerics"] = list(dict.fromkeys([*then, now]))
         if earlier.get("model_fingerprint") == self._facts["model_fingerprint"]:
             return None
@@ -140,6 +140,7 @@ class RunFile:
                 f"{self.path} {reason}, so nothing says which run wrote {self.output}; "
                 f"put that run's file there, or choose another -o, or {ways}"
             )
+        self._earlier = earlier
         differences = list(_differences(earlier, self._facts))
         if differences:
             width = max(len(field) for field, _, _ in differences)
