@@ -16,7 +16,7 @@ from apcbatch.engine.gate import Gate
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import PrefixHasher, as_token_array
 from apcbatch.types import Request, RequestPlan, Result
-from tests.cluster.simulator import answer_of
+from tests.cluster.simulated_work import answer_of
 
 NEVER = float("inf")
 KEYS = b"keys"

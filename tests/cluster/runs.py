@@ -15,7 +15,8 @@ from apcbatch.engine.serving import serve
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.types import Request, Result
-from tests.cluster.simulator import SimSeam, Speeds, Trouble, answer_of
+from tests.cluster.simulated_work import answer_of
+from tests.cluster.simulator import SimSeam, Speeds, Trouble
 from tests.plan.plan_oracle import Dataset
 
 CPU = WorkerKind()

@@ -13,7 +13,7 @@ from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.cluster.unit import Unit
 from tests.cluster.batches import H200, BatchSeam, seconds_alone
 from tests.cluster.runs import Planned, first, planned
-from tests.cluster.simulator import answer_of
+from tests.cluster.simulated_work import answer_of
 from tests.plan.plan_oracle import Dataset
 
 

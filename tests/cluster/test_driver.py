@@ -189,10 +189,6 @@ def test_stored_snapshots_are_left_to_the_workers() -> None:
 
 def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
     """Catches a first Ctrl-C after which waiting requests are computed all the same, or running ones are lost."""
-    from apcbatch.cluster.driver import ClusterEngine
-    from apcbatch.cluster.settings import ClusterSettings
-    from tests.cluster.simulator import SimSeam
-
     seam = SimSeam()
     engine = ClusterEngine(seam, ClusterSettings((WorkerKind(),) * 3), Hooks(to_wire=lambda request: request))
     for request in tau.requests:

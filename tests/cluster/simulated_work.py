@@ -1,0 +1,189 @@
+"""What a simulated worker does with a unit: prompts, then answers, in virtual time.
+
+It checks what it is given: a state is used only after it was made, what a plan resumes from is there, what it keeps is
+read as often as it says, and what a unit is to export is kept by one of its requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from apcbatch.cluster.seam import WorkerId, WorkerKind
+from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Unit, Without
+from apcbatch.prefix import PrefixHasher, as_token_array
+from apcbatch.types import Request, Result
+
+if TYPE_CHECKING:
+    from tests.cluster.simulator import SimSeam
+
+MAX_RUNNING = 32
+NEVER = float("inf")
+SPEAKS_EVERY_S = 5.0
+
+
+@dataclass(eq=False)
+class Token:
+    """A state that was made."""
+
+    key: Key
+    position: int
+    owner: WorkerId
+    made: float
+    nodes: set[str]
+
+
+@dataclass
+class Span:
+    """When a worker's engine is at a request."""
+
+    id: str
+    number: int
+    begin: float
+    end: float = NEVER
+
+
+@dataclass(eq=False)
+class SimWorker:
+    kind: WorkerKind
+    node: str
+    fingerprint: str
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    ends: float = NEVER  # it was alive before this moment
+    is_ready: bool = False
+    is_busy: bool = False
+    said_until: float = 0.0
+    spans: list[Span] = field(default_factory=list)  # of the requests of the unit that it works on
+    queue: deque[tuple[Unit, Mapping[Key, Token]]] = field(default_factory=deque)
+
+
+class SimWork:
+    """One unit, computed in virtual time: prompts first, then answers, so many requests at a time."""
+
+    def __init__(
+        self, seam: SimSeam, worker: WorkerId, one: SimWorker, unit: Unit, states: Mapping[Key, Token]
+    ) -> None:
+        self.seam, self.worker, self.one, self.unit = seam, worker, one, unit
+        self.now = self.spoke = seam.now
+        self.reads: dict[Key, int] = {}  # of what is held
+        self.given: set[Key] = set()
+        self.missing: set[Key] = set()
+        self.made: set[Key] = set()
+        self.prefill_tokens = self.decode_tokens = 0
+        self.import_bytes, self.import_s = 0, 0.0
+        self._adopt(states)
+
+    def run(self) -> None:
+        seam, unit = self.seam, self.unit
+        begin, pieces = seam.now, unit.pieces
+        for first in range(0, len(pieces), MAX_RUNNING):
+            results, spans = [], dict[int, Span]()
+            for piece in pieces[first : first + MAX_RUNNING]:
+                span = spans[piece.number] = Span(piece.request.id, piece.number, self.now)
+                self.one.spans.append(span)
+                if piece.request.id in seam.trouble.poison:
+                    seam._at(self.now, lambda: seam._die(self.worker, seam.now, "a request ended it"))
+                    self.now += 1.0
+                    return
+                if piece.request.id in seam.trouble.hanging:
+                    self.now = NEVER
+                    return
+                results.append((piece, self._prefill(piece)))
+            for piece, result in results:
+                tokens = len(result.token_ids)
+                self.decode_tokens += tokens
+                self._compute(tokens / self.one.decode_tokens_per_s)
+                spans[piece.number].end = self.now
+                seam.say(self.worker, self.now, Answer(unit.number, piece.number, result))
+        assert unit.exports <= self.made | self.missing, "nobody in the unit makes what it is to export"
+        left = {key for key, reads in self.reads.items() if reads and key not in self.missing}
+        assert not left or self.missing, "a snapshot was kept for readers that do not come"
+        counters = {"store_bytes_written": 1.0, "import_bytes": self.import_bytes, "import_s": self.import_s}
+        done = Done(unit.number, self.now - begin, self.prefill_tokens, self.decode_tokens, counters)
+        seam.say(self.worker, self.now, done)
+
+    def _compute(self, seconds: float) -> None:
+        """Let time pass, and say now and then that the worker is alive."""
+        seam, end = self.seam, self.now + seconds
+        while self.spoke + SPEAKS_EVERY_S < end:
+            self.spoke += SPEAKS_EVERY_S
+            seam.speak(self.worker, self.spoke, Alive(self.unit.number, 0))
+        self.now = end
+
+    def _adopt(self, states: Mapping[Key, Token]) -> None:
+        speeds = self.seam.speeds
+        for key, token in states.items():
+            if self.seam.workers[token.owner].ends <= self.now:
+                self.missing.add(key)
+                self.seam.say(self.worker, self.now, Without(self.unit.number, key))
+                continue
+            if self.one.node not in token.nodes:
+                token.nodes.add(self.one.node)
+                took_s = speeds.call_s + speeds.state_bytes / speeds.bytes_per_s
+                self.now += took_s
+                self.import_bytes += speeds.state_bytes
+                self.import_s += took_s
+                self.seam.bytes_sent += speeds.state_bytes
+            self.given.add(key)
+
+    def _prefill(self, piece) -> Result:
+        request: Request = piece.request
+        tokens = as_token_array(request.token_ids)
+        plan, cached = piece.plan, 0
+        keys: dict[int, Key] = {}
+        if plan is not None:
+            positions = sorted({plan.resume_at, *plan.keep} - {0})
+            keys = dict(PrefixHasher(self.one.fingerprint.encode(), tokens).keys_at(positions))
+            cached = self._resumed(plan.resume_at, keys)
+            self._keep(plan, keys, cached)
+        self._compute((len(tokens) - cached) / self.one.prefill_tokens_per_s)
+        self.prefill_tokens += len(tokens) - cached
+        self.seam.computed_tokens += len(tokens) - cached
+        return Result(
+            request.id,
+            len(tokens),
+            token_ids=answer_of(request),
+            cached_tokens=cached,
+            computed_tokens=len(tokens) - cached,
+            boundary=cached,
+            cached_from="memory" if cached else "none",
+            ideal_cached_tokens=plan.ideal if plan else None,
+        )
+
+    def _resumed(self, resume_at: int, keys: Mapping[int, Key]) -> int:
+        if not resume_at:
+            return 0
+        key = keys[resume_at]
+        if key in self.given:
+            return resume_at
+        if key in self.reads:
+            self.reads[key] -= 1
+            assert self.reads[key] >= 0, "more requests resume from a snapshot than its plan says"
+            return resume_at
+        assert key in self.missing, "a request resumes from what is neither made in its unit nor imported"
+        return 0
+
+    def _keep(self, plan, keys: Mapping[int, Key], cached: int) -> None:
+        for position, reads in zip(plan.keep, plan.reads, strict=True):
+            assert position > cached, "a request keeps what it has resumed from already"
+            key = keys[position]
+            is_exported = key in self.unit.exports
+            assert reads or is_exported, "a snapshot is kept for nobody"
+            self.reads[key] = self.reads.get(key, 0) + reads
+            if is_exported:
+                self.made.add(key)
+                when = self.now + (position - cached) / self.one.prefill_tokens_per_s
+                token = Token(key, position, self.worker, when, {self.one.node})
+                size = self.seam.speeds.state_bytes
+                self.seam.say(self.worker, when, Made(self.unit.number, key, position, size, token))
+
+
+def answer_of(request: Request) -> list[int]:
+    """The answer to a request: any function of its prompt."""
+    digest = hashlib.sha256(as_token_array(request.token_ids).tobytes()).digest()
+    length = 1 + digest[0] * request.max_tokens // 256
+    return [int.from_bytes(digest[1:4], "little")] * min(length, request.max_tokens)
