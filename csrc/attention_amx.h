@@ -181,18 +181,15 @@ void attend_register(const MatrixWork& work, int64_t row, int64_t rows, const in
     if (y != rows_y) memcpy(rows_y, y, size_t(4 * rows * work.dim));
 }
 
-// All rows of the unit over the page that begins at position `key` and has `count` keys. first: the position
-// of the unit's first query.
-void attend_matrix_page(const MatrixWork& work, const BFloat16* values, int64_t stride, int64_t key,
-                        int64_t count, int64_t first, int64_t group, int64_t rows) {
+// All rows of the unit over the page that begins at position `key` and has `count` keys.
+void attend_matrix_page(const MatrixWork& work, const BFloat16* values, int64_t key, int64_t count,
+                        const UnitRows& rows) {
+    const int64_t stride = rows.stride;
     const bool finite = copy_values(values, stride, count, work);
-    for (int64_t row = 0; row < rows; row += kRegisterRows) {
-        const int64_t size = rows - row < kRegisterRows ? rows - row : kRegisterRows;
+    for (int64_t row = 0; row < rows.count; row += kRegisterRows) {
+        const int64_t size = rows.count - row < kRegisterRows ? rows.count - row : kRegisterRows;
         int64_t counts[kRegisterRows] = {};
-        for (int64_t r = 0; r < size; ++r) {
-            const int64_t seen = first + (row + r) / group + 1 - key;
-            counts[r] = seen < 0 ? 0 : seen < kPageTokens ? seen : kPageTokens;
-        }
+        for (int64_t r = 0; r < size; ++r) counts[r] = rows.seen(row + r, key);
         if (finite) {
             if (counts[size - 1] > 0) attend_register(work, row, size, counts);
             continue;
@@ -222,12 +219,9 @@ void load_matrix_queries(const AttentionParams& p, const AttentionUnit& unit, co
 // All pages of the unit, the next one always on its way into the cache.
 void attend_matrix(const AttentionParams& p, const AttentionUnit& unit, const MatrixWork& work) {
     const Registers<Mode::kMatrix> registers;
-    const int64_t group = p.heads / p.kv_heads;
-    const int64_t rows = (unit.end - unit.begin) * group;
-    const int64_t first = p.context[unit.sequence] + unit.begin;
-    const int64_t length = p.context[unit.sequence] + unit.end;  // keys that the last query sees
-    const int64_t stride = p.kv_heads * p.head_dim;
-    const int64_t* pages = p.page_table + unit.sequence * p.page_table_stride;
+    const UnitRows rows(p, unit);
+    const int64_t length = rows.length, stride = rows.stride;
+    const int64_t* pages = rows.pages;
     const auto at = [&](const void* cache, int64_t page) {
         return static_cast<const BFloat16*>(cache) + page * kPageTokens * stride + unit.kv_head * p.head_dim;
     };
@@ -237,7 +231,7 @@ void attend_matrix(const AttentionParams& p, const AttentionUnit& unit, const Ma
         const bool more = key + kPageTokens < length;
         copy_keys(at(p.k_cache, pages[0]), more ? at(p.k_cache, pages[1]) : nullptr, stride, count, work);
         if (more) prefetch_vectors(at(p.v_cache, pages[1]), stride, count, p.head_dim);
-        attend_matrix_page(work, at(p.v_cache, pages[0]), stride, key, count, first, group, rows);
+        attend_matrix_page(work, at(p.v_cache, pages[0]), key, count, rows);
     }
 }
 

@@ -67,18 +67,13 @@ void attend_tile(const Work& work, const Values<V>& values, int64_t row, int64_t
     }
 }
 
-// All rows of the unit over the page that begins at position `key`. first: the position of the unit's first
-// query.
+// All rows of the unit over the page that begins at position `key`.
 template <class V>
-void attend_page(const Work& work, const Values<V>& values, int64_t key, int64_t first, int64_t group,
-                 int64_t rows) {
-    for (int64_t row = 0; row < rows; row += kQueryRows) {
-        const int64_t size = rows - row < kQueryRows ? rows - row : kQueryRows;
+void attend_page(const Work& work, const Values<V>& values, int64_t key, const UnitRows& rows) {
+    for (int64_t row = 0; row < rows.count; row += kQueryRows) {
+        const int64_t size = rows.count - row < kQueryRows ? rows.count - row : kQueryRows;
         int64_t counts[kQueryRows];
-        for (int64_t r = 0; r < size; ++r) {
-            const int64_t seen = first + (row + r) / group + 1 - key;
-            counts[r] = seen < 0 ? 0 : seen < kPageTokens ? seen : kPageTokens;
-        }
+        for (int64_t r = 0; r < size; ++r) counts[r] = rows.seen(row + r, key);
         if (counts[size - 1] > 0) attend_tile(work, values, row, size, counts);
     }
 }
@@ -87,13 +82,10 @@ void attend_page(const Work& work, const Values<V>& values, int64_t key, int64_t
 // place; more tiles are better served by a copy.
 template <class Cache>
 void attend_pages(const AttentionParams& p, const AttentionUnit& unit, const Work& work) {
-    const int64_t group = p.heads / p.kv_heads;
-    const int64_t rows = (unit.end - unit.begin) * group;
-    const int64_t first = p.context[unit.sequence] + unit.begin;
-    const int64_t length = p.context[unit.sequence] + unit.end;  // keys that the last query sees
-    const int64_t stride = p.kv_heads * p.head_dim;
-    const int64_t* pages = p.page_table + unit.sequence * p.page_table_stride;
-    const bool in_place = rows <= kQueryRows && work.dim == p.head_dim;
+    const UnitRows rows(p, unit);
+    const int64_t length = rows.length, stride = rows.stride;
+    const int64_t* pages = rows.pages;
+    const bool in_place = rows.count <= kQueryRows && work.dim == p.head_dim;
     for (int64_t key = 0; key < length; key += kPageTokens, ++pages) {
         const int64_t count = length - key < kPageTokens ? length - key : kPageTokens;
         const bool more = key + kPageTokens < length;
@@ -105,10 +97,10 @@ void attend_pages(const AttentionParams& p, const AttentionUnit& unit, const Wor
         transpose_keys(k + at, more ? k + next : nullptr, stride, count, p.head_dim, work.keys);
         if (more) prefetch_vectors(v + next, stride, count, p.head_dim);
         if (in_place) {
-            attend_page(work, Values<Cache>{v + at, stride}, key, first, group, rows);
+            attend_page(work, Values<Cache>{v + at, stride}, key, rows);
         } else {
             copy_vectors(v + at, stride, count, p.head_dim, 1.0f, work.values, work.dim);
-            attend_page(work, Values<float>{work.values, work.dim}, key, first, group, rows);
+            attend_page(work, Values<float>{work.values, work.dim}, key, rows);
         }
     }
 }

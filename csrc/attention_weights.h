@@ -1,5 +1,5 @@
-// How a row's scores of one page become weights: the softmax of attention, page by page.
-// Must not know: rows of a tile, how scores are made.
+// The rows of a unit, what each sees of a page, and how its scores of one become weights: the softmax of
+// attention, page by page. Must not know: rows of a tile, how scores are made.
 #pragma once
 
 #include "attention.h"
@@ -10,6 +10,28 @@ namespace APC_ISA {
 namespace {
 
 constexpr int kPageVecs = int(kPageTokens) / kLanes;
+
+// A unit's rows, each a query of one head, and the keys of its sequence.
+struct UnitRows {
+    int64_t group, count;   // heads that share the kv head; queries times those
+    int64_t first, length;  // position of the first query; keys that the last one sees
+    int64_t stride;         // from one key of a page to the next
+    const int64_t* pages;
+
+    UnitRows(const AttentionParams& p, const AttentionUnit& unit)
+        : group(p.heads / p.kv_heads),
+          count((unit.end - unit.begin) * group),
+          first(p.context[unit.sequence] + unit.begin),
+          length(p.context[unit.sequence] + unit.end),
+          stride(p.kv_heads * p.head_dim),
+          pages(p.page_table + unit.sequence * p.page_table_stride) {}
+
+    // Keys that a row sees of the page that begins at position `key`.
+    int64_t seen(int64_t row, int64_t key) const {
+        const int64_t seen = first + row / group + 1 - key;
+        return seen < 0 ? 0 : seen < kPageTokens ? seen : kPageTokens;
+    }
+};
 
 // Adds 16 lanes as a fixed tree.
 APC_INLINE float add_lanes(const Vec (&sums)[16 / kLanes]) {
