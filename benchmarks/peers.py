@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from peer_engines.process import Engine
 from peer_engines.protocol import tokens_of
 
 from apcbatch.bench.machine import describe
 
-ENGINES = Path(__file__).resolve().parent / "peer_engines"
-ROOT = ENGINES.parent.parent
 GGUF_NAMES = {"float32": "f32", "bfloat16": "bf16"}
 PREFILL, DECODE = (512, 2048), (1, 16, 32)
 DECODE_PROMPT, NEW_TOKENS = 16, 16
@@ -34,53 +31,17 @@ GREEDY_PROMPTS, GREEDY_TOKENS = 4, 12
 WARM_UP = 128
 
 
-class Engine:
-    """A process that answers the calls of peer_engines/protocol.py."""
-
-    def __init__(self, command: list[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment()
-        )
-        self._read()
-        self.token_s = 0.0
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """The reply to one call."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"call": name, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-        return self._read()["reply"]
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"an engine ended with status {self._process.wait()}; its message is above")
-        return json.loads(line)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-
-
 def open_engines(options: argparse.Namespace, shape: str, dtype: str) -> dict[str, Engine]:
     """The engines that are there for a shape and dtype, ours first."""
     folder, threads = str((options.shapes / shape).resolve()), str(options.threads)
-    commands = {"apcbatch": [sys.executable, str(ENGINES / "ours.py"), folder, dtype, threads]}
+    commands = {"apcbatch": [sys.executable, "ours.py", folder, dtype, threads]}
     if options.llama_python:
         for name in [GGUF_NAMES[dtype], *options.also]:
             path = options.gguf / f"{shape}-{name}.gguf"
-            script = str(ENGINES / "llama_cpp_engine.py")
-            commands[f"llama.cpp {name}"] = [options.llama_python, script, str(path.resolve()), threads]
+            commands[f"llama.cpp {name}"] = [options.llama_python, "llama_cpp_engine.py", str(path.resolve()), threads]
     if not options.no_transformers:
-        commands["transformers"] = [sys.executable, str(ENGINES / "hugging_face.py"), folder, dtype, threads]
-    return {name: Engine(command) for name, command in commands.items()}
+        commands["transformers"] = [sys.executable, "hugging_face.py", folder, dtype, threads]
+    return {name: Engine(*command) for name, command in commands.items()}
 
 
 def agreement(engines: dict[str, Engine], vocabulary: int) -> dict[str, str]:

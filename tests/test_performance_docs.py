@@ -151,9 +151,9 @@ def test_page_of_models_on_cuda(tmp_path: Path) -> None:
     }  # fmt: skip
     other = {
         "engine": "Another", "how": "somehow", "run": 25.5,
-        "models": {"some": {"decode 1": 5e-3}}, "bars": {"some": {"loading": 2.5}},
+        "models": {"some": {"decode 1": 5e-3}},
     }  # fmt: skip
-    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other)
+    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={"some": {"loading": 2.5}})
     page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
     for row in (
         "| loading, s | 1.25 | 1.00 | 1.25 |  |  | 2.50 |",

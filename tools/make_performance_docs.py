@@ -5,8 +5,8 @@ measures nothing.
 
 Reads engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py), peers.json
 (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json
-(benchmarks/cuda_model.py) and cuda_vllm.json, which has the figures of another engine and the bars. The picture needs
-matplotlib.
+(benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py) and cuda_bars.json, which has what was aimed for.
+The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def page(results: Path) -> str:
 
 def cuda_page(results: Path) -> str | None:
     """The whole page about models on a CUDA device; None where none was measured."""
-    measured, other = read(results / "cuda_models.json"), read(results / "cuda_vllm.json")
-    if measured is None or other is None:
+    measured, other, bars = (read(results / f"cuda_{name}.json") for name in ("models", "vllm", "bars"))
+    if measured is None or other is None or bars is None:
         return None
-    return "\n\n".join([CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other)]) + "\n"
+    return "\n\n".join([CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other, bars)]) + "\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The page about whole models on a CUDA device, from the document of benchmarks/cuda_model.py and figures of vLLM.
+"""The page about whole models on a CUDA device, from the documents of benchmarks/cuda_model.py and cuda_vllm.py.
 
 Must not know: how either was measured.
 """
@@ -14,24 +14,25 @@ Document = dict[str, Any]
 UNITS = {"prefill": (1e-3, "k tokens/s"), "decode": (1e3, "ms a step"), "loading": (1.0, "s")}
 
 
-def sections(document: Document, other: Document) -> list[str]:
-    """Headings, sentences and tables in order. other: a document of another engine's figures and of the bars."""
+def sections(document: Document, other: Document, bars: Document) -> list[str]:
+    """Headings, sentences and tables in order. other: the document of another engine. bars: what was aimed for, by
+    model and figure."""
     return [
         f"Device: {document['device']}, torch {document['torch']}; apcbatch {document['version']}. A copy moves "
         f"{1e-12 * document['bandwidth_bytes_s']:.2f} TB/s. Medians of {document['repeats']}, in turns; measured in "
         f"{document['seconds']:.0f} seconds. {other['engine']}: {other['how']}.",
-        *(part for model in document["models"] for part in _model(model, other, document["bandwidth_bytes_s"])),
+        *(part for model in document["models"] for part in _model(model, other, bars, document["bandwidth_bytes_s"])),
         *_runs(document["runs"], other),
     ]
 
 
-def _model(model: Document, other: Document, bandwidth: float) -> Iterator[str]:
+def _model(model: Document, other: Document, bars: Document, bandwidth: float) -> Iterator[str]:
     name = model["model"]
     yield f"## {name}, {model['dtype']}"
     if "note" in model:
         yield model["note"]
     rows = [
-        _row(figure, other["models"].get(name, {}), other["bars"].get(name, {}), bandwidth)
+        _row(figure, other["models"].get(name, {}), bars.get(name, {}), bandwidth)
         for figure in model["figures"]
         if figure["unit"] != "times"
     ]
