@@ -1,12 +1,13 @@
-"""Writes docs/performance.md, its picture, and docs/performance-cuda-models.md from the documents of the benchmarks; it
-measures nothing.
+"""Writes docs/performance.md, its picture, docs/performance-cuda-models.md and docs/performance-int8.md from the documents
+of the benchmarks; it measures nothing.
 
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 
 Reads engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py), peers.json
 (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json
 (benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py) and cuda_bars.json, which has what was aimed for.
-The picture needs matplotlib.
+The third page is made from int8_products*.json, one for each machine (benchmarks/int8_products.py), and
+int8_quality.json (benchmarks/int8_quality.py). The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from performance import cuda, engine, others, picture, threads
+from performance import cuda, engine, int8, others, picture, threads
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = Path(__file__).with_name("performance_head.md")
 CUDA_HEAD = Path(__file__).with_name("performance_cuda_head.md")
+INT8_HEAD = Path(__file__).with_name("performance_int8_head.md")
 PICTURE = Path("images") / "performance.svg"
 
 
@@ -54,6 +56,15 @@ def cuda_page(results: Path) -> str | None:
     return "\n\n".join([CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other, bars)]) + "\n"
 
 
+def int8_page(results: Path) -> str | None:
+    """The whole page about products of 8-bit integers; None where none were measured."""
+    machines = [json.loads(path.read_text()) for path in sorted(results.glob("int8_products*.json"))]
+    quality = read(results / "int8_quality.json")
+    if not machines or quality is None:
+        return None
+    return "\n\n".join([INT8_HEAD.read_text(encoding="utf-8").rstrip(), *int8.sections(machines, quality)]) + "\n"
+
+
 def main() -> None:
     """Write the pages and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -64,9 +75,11 @@ def main() -> None:
     (options.docs / PICTURE).parent.mkdir(parents=True, exist_ok=True)
     picture.draw(read(options.results / "engine.json") or {}, options.docs / PICTURE)
     (options.docs / "performance.md").write_text(text, encoding="utf-8")
-    on_cuda = cuda_page(options.results)
-    if on_cuda is not None:
-        (options.docs / "performance-cuda-models.md").write_text(on_cuda, encoding="utf-8")
+    further = {"performance-cuda-models.md": cuda_page, "performance-int8.md": int8_page}
+    for name, make in further.items():
+        made = make(options.results)
+        if made is not None:
+            (options.docs / name).write_text(made, encoding="utf-8")
 
 
 if __name__ == "__main__":
