@@ -25,6 +25,7 @@ SHAPES = [
     (2560, 160),
     (5000, 1024),
     (1100, 2064),
+    (2400, 1024),
 ]  # out, in
 
 
@@ -67,6 +68,29 @@ def test_a_row_has_the_bits_that_it_has_alone(outputs: int, inputs: int, dtype: 
         assert torch.equal(product(shifted, weight, out_dtype), y[:50])
 
 
+def test_many_rows_of_two_pieces_have_the_bits_of_few() -> None:
+    """Catches pieces that the library adds to the result in another order, to what was there before, or rounded."""
+    weight, x = wide(2400, 1024, dtype=torch.bfloat16), wide(1500, 1024, dtype=torch.bfloat16)
+    assert pieces_of(weight) == 2
+    chained = Chains(DEVICE)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        y = chained.product(x, weight, out_dtype, 2)
+        few = [chained.product(part, weight, out_dtype, 2) for part in x.split(32)]
+        assert torch.equal(torch.cat(few), y)
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(7, 48), (192, 5120), (2560, 160), (2400, 1024), (9000, 272)])
+def test_more_rows_than_a_launch_has_at_once(outputs: int, inputs: int) -> None:
+    """Catches rows of a later group that are read or written as those of the first, and more than there are."""
+    weight, x = wide(outputs, inputs, dtype=torch.bfloat16), wide(100, inputs, dtype=torch.bfloat16)
+    pieces = pieces_of(weight)
+    y = torch.full((101, outputs), torch.nan, device=DEVICE)
+    chains._chains(x, weight, y[:100], pieces)
+    few = [Chains(DEVICE).product(part, weight, torch.float32, pieces) for part in x.split(8)]
+    assert torch.equal(torch.cat(few), y[:100])
+    assert y[100].isnan().all()
+
+
 def test_no_rows() -> None:
     """Catches a launch of no blocks."""
     weight = wide(32, 64, dtype=torch.bfloat16)
@@ -86,17 +110,17 @@ class Spoilt:
         self._arguments = arguments
         return self._real.Product(*arguments)
 
-    def library_choices(self, product: Any, most: int) -> list[bytes]:
-        self._favourite, *rest = self._real.library_choices(product, most)
+    def library_choices(self, product: Any, in_turn: bool, most: int) -> list[bytes]:
+        self._favourite, *rest = self._real.library_choices(product, in_turn, most)
         return [b"spoilt"] if self._alone else [b"spoilt", self._favourite, *rest]
 
-    def library_product(self, product: Any, choice: bytes, stream: int) -> bool:
+    def library_product(self, product: Any, in_turn: bool, choice: bytes, stream: int) -> bool:
         if choice == b"spoilt":
             self.asked += 1
             dtypes, addresses = self._arguments[:4], self._arguments[5:]
             other = self._real.Product(*dtypes, self._weight.data_ptr(), *addresses)
-            return bool(self._real.library_product(other, self._favourite, stream))
-        return bool(self._real.library_product(product, choice, stream))
+            return bool(self._real.library_product(other, in_turn, self._favourite, stream))
+        return bool(self._real.library_product(product, in_turn, choice, stream))
 
 
 @pytest.mark.parametrize("alone", [False, True])
