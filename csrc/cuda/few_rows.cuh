@@ -4,7 +4,7 @@
 // Blocks, one a multiprocessor, share the rows of weights. One thread of a block has inputs of its rows
 // copied into a ring in shared memory, several stages ahead, another one those of x; warps have 16 rows of
 // weights each, over all inputs. Where the inputs are cut into pieces, the blocks of a cluster have one each,
-// and their sums meet in the first. More than 32 rows of x are so many products of their own. The weights are
+// and their sums meet in the first. The weights are
 // asked for before the kernel that makes x has ended. Must not know: models.
 #pragma once
 
@@ -70,9 +70,7 @@ class FewRows {
           behind_(reinterpret_cast<float*>(ring_ + cut.stages * stage_)),
           barriers_(shared_address(ring_ - kOctetBytes)),
           piece_(int(blockIdx.x) % params.pieces),
-          inputs_(params.in / params.pieces),
-          first_(int(blockIdx.y) * kOctets * kOctet),
-          rows_(min(kOctets * kOctet, params.rows - first_)) {
+          inputs_(params.in / params.pieces) {
         const int share = int(blockIdx.x) / p.pieces, shares = int(gridDim.x) / p.pieces;
         begin_ = int(std::int64_t(p.out) * share / shares);
         end_ = int(std::int64_t(p.out) * (share + 1) / shares);
@@ -102,8 +100,8 @@ class FewRows {
     __device__ void copy_x() const {
         await_before();
         each_stage([&](int, int input, int slices, int slot) {
-            copy_slices(&maps_.x, first_, input, slices, kX, ring_ + slot * stage_ + cut_.slices * weights_,
-                        kX, full(slot));
+            copy_slices(&maps_.x, 0, input, slices, kX, ring_ + slot * stage_ + cut_.slices * weights_, kX,
+                        full(slot));
         });
     }
 
@@ -143,7 +141,7 @@ class FewRows {
         }
     }
 
-    // Of all rows of x at once. By all threads, once they have multiplied or copied; the last kResultThreads
+    // By all threads, once they have multiplied or copied; the last kResultThreads
     // make the results, and load what the first ones need while the others still multiply.
     __device__ void make_results(const Results& results) const {
         using Item = typename Results::Item;
@@ -223,12 +221,12 @@ class FewRows {
     }
 
     __device__ void put(int token, int row, float sum) const {
-        if (token >= rows_) return;
+        if (token >= p.rows) return;
         if constexpr (Results::kCollected) {
             behind_[token * (end_ - begin_) + row - begin_] = sum;
         } else {
             using Out = typename Results::Element;
-            static_cast<Out*>(p.y)[std::int64_t(first_ + token) * p.out + row] = narrow<Out>(sum);
+            static_cast<Out*>(p.y)[std::int64_t(token) * p.out + row] = narrow<Out>(sum);
         }
     }
 
@@ -240,7 +238,6 @@ class FewRows {
     float* behind_;  // the ring: the sums of pieces, or elements (rows of x, rows of weights of this block)
     unsigned barriers_;
     const int piece_, inputs_;  // of a piece
-    const int first_, rows_;    // of x
     int begin_, end_;           // rows of weights
 };
 
@@ -310,9 +307,8 @@ void launch_few_rows(const ProductParams& p, const Results& results, cudaStream_
     const Maps maps = {tensor_map(p.weight, p.out, p.in, p.in, cut.tile_rows),
                        tensor_map(p.x, p.rows, p.in, p.rows == 1 ? p.in : p.x_stride, kOctets * kOctet)};
     const int threads = 32 * (cut.warps + kCopyWarps + (Results::kCollected ? kResultWarps : 0));
-    const int groups = (p.rows + kOctets * kOctet - 1) / (kOctets * kOctet);
-    launch_clusters(kernel, dim3(unsigned(shares * p.pieces), unsigned(groups)), unsigned(threads), p.pieces,
-                    bytes, stream, "few_rows_product", p, maps, cut, results);
+    launch_clusters(kernel, dim3(unsigned(shares * p.pieces)), unsigned(threads), p.pieces, bytes, stream,
+                    "few_rows_product", p, maps, cut, results);
 }
 
 template <class Results>

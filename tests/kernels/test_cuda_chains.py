@@ -79,18 +79,6 @@ def test_many_rows_of_two_pieces_have_the_bits_of_few() -> None:
         assert torch.equal(torch.cat(few), y)
 
 
-@pytest.mark.parametrize(("outputs", "inputs"), [(7, 48), (192, 5120), (2560, 160), (2400, 1024), (9000, 272)])
-def test_more_rows_than_a_launch_has_at_once(outputs: int, inputs: int) -> None:
-    """Catches rows of a later group that are read or written as those of the first, and more than there are."""
-    weight, x = wide(outputs, inputs, dtype=torch.bfloat16), wide(100, inputs, dtype=torch.bfloat16)
-    pieces = pieces_of(weight)
-    y = torch.full((101, outputs), torch.nan, device=DEVICE)
-    chains._chains(x, weight, y[:100], pieces)
-    few = [Chains(DEVICE).product(part, weight, torch.float32, pieces) for part in x.split(8)]
-    assert torch.equal(torch.cat(few), y[:100])
-    assert y[100].isnan().all()
-
-
 def test_no_rows() -> None:
     """Catches a launch of no blocks."""
     weight = wide(32, 64, dtype=torch.bfloat16)

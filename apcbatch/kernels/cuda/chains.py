@@ -19,9 +19,7 @@ import torch
 
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 
-ROWS_AT_ONCE = 32  # of x, for which our own kernel reads the weights once; it multiplies so few without being compared
 CANDIDATES = 8  # of the library's kernels
-OWN = b""  # stands for our own kernel among these
 MOST_TIMED_ROWS = 2048  # of x
 TIMINGS = 5  # of a kernel, the shortest counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
@@ -50,7 +48,7 @@ class Chains:
     graph."""
 
     def __init__(self, device: torch.device) -> None:
-        self._taken: dict[tuple[object, ...], bytes] = {}
+        self._taken: dict[tuple[object, ...], bytes | None] = {}
         self._able = torch.cuda.get_device_capability(device)[0] >= 9
 
     def takes(self, weight: torch.Tensor) -> bool:
@@ -71,7 +69,7 @@ class Chains:
 
     def _multiply(self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
         rows = x.shape[0]
-        if rows <= ROWS_AT_ONCE and x.dtype == torch.bfloat16:
+        if rows <= extension().MOST_FEW_ROWS and x.dtype == torch.bfloat16:
             _chains(x, weight, y, pieces)
             return
         bucket = _bucket(rows)
@@ -79,12 +77,12 @@ class Chains:
         if key not in self._taken:
             self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
         taken = self._taken[key]
-        if taken == OWN or not _library(x, weight, y, pieces, taken, _in_turn(pieces, y.dtype, bucket)):
+        if taken is None or not _library(x, weight, y, pieces, taken, _in_turn(pieces, y.dtype, bucket)):
             _chains(x, weight, y, pieces)
 
 
-def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes:
-    """The fastest kernel for so many rows that makes chains: one of the library's that is seen to, or OWN."""
+def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
+    """The library's fastest kernel for so many rows that makes chains; None if none is seen to."""
     generator = torch.Generator(weight.device).manual_seed(rows)
     x = torch.randn((min(rows, MOST_TIMED_ROWS), weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
@@ -92,15 +90,12 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     trial, in_turn = _Trial(weight, out_dtype, pieces, rows), _in_turn(pieces, out_dtype, rows)
     candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, CANDIDATES)
     took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
-    if weight.dtype == torch.bfloat16 and rows <= extension().MOST_FEW_ROWS:
-        took[OWN] = math.inf
     before = torch.empty(2 * _cache_bytes(weight.device), dtype=torch.uint8, device=weight.device)
     for _ in range(TIMINGS):
         for candidate in took:  # in turns, as the device's clock rises from rest
-            own = partial(_chains, x, weight, y, pieces)
-            run = own if candidate == OWN else partial(_library, x, weight, y, pieces, candidate, in_turn)
+            run = partial(_library, x, weight, y, pieces, candidate, in_turn)
             took[candidate] = min(took[candidate], _milliseconds(run, before))
-    return min(took, key=lambda candidate: took[candidate], default=OWN)
+    return min(took, key=lambda candidate: took[candidate], default=None)
 
 
 def _cache_bytes(device: torch.device) -> int:
