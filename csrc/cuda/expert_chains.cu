@@ -22,7 +22,6 @@ template <int kMultiply_, int kNTiles_, int kSlices_, int kStages_>
 struct ChainTile {
     static constexpr int kMultiply = kMultiply_, kNTiles = kNTiles_, kSlices = kSlices_, kStages = kStages_;
     static constexpr int kRows = kMultiply * 16, kTokens = kNTiles * kColumns;
-    static constexpr int kTwo = kNTiles < 2 ? kNTiles : 2;
     static constexpr int kWeights = kRows * kSliceRow, kX = kTokens * kSliceRow;  // bytes of a slice
     static constexpr int kStage = kSlices * (kWeights + kX);
     static constexpr int kBytes = kStages * kStage + kOctetBytes;  // some more to begin at a multiple of it
@@ -143,7 +142,8 @@ struct ExpertChains {
                 if (octets == 1) {
                     add_slice<1>(sums, lane, weights + low, weights + high, x, kSliceSteps);
                 } else if (octets == 2) {
-                    add_slice<T::kTwo>(sums, lane, weights + low, weights + high, x, kSliceSteps);
+                    add_slice<T::kNTiles == 1 ? 1 : 2>(sums, lane, weights + low, weights + high, x,
+                                                       kSliceSteps);
                 } else {
                     add_slice<T::kNTiles>(sums, lane, weights + low, weights + high, x, kSliceSteps);
                 }

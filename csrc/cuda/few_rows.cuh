@@ -27,7 +27,8 @@ constexpr int kMostWarps = 8;     // that multiply
 constexpr int kCopyWarps = 2;     // a thread of each copies
 constexpr int kResultWarps = 10;  // that only make results, and load what these need meanwhile
 constexpr int kResultThreads = 32 * kResultWarps;
-constexpr int kMostStages = 16, kBarrierBytes = 8 * (2 * kMostStages + 1);
+constexpr int kMostStages = 16;
+static_assert(8 * (2 * kMostStages + 1) <= kOctetBytes, "the barriers lie before the ring");
 constexpr int kMostTileRows = kMostWarps * 2 * kOctet;
 constexpr int kRingBytes = 160 * 1024, kStageBytes = 40 * 1024;
 constexpr int kEarlyBytes = 64 * 1024;  // asked for before x is awaited
