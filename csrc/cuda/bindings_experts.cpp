@@ -1,7 +1,10 @@
 // apcbatch._CUDA: the experts of decode passes for Python (pybind11). The Python side checks shapes, and
 // keeps alive what the addresses point at until the stream has passed.
+#include <pybind11/stl.h>
+
 #include "addresses.h"
 #include "experts.h"
+#include "tensor_map.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -14,11 +17,19 @@ void bound_group(int tokens, int per_token, int num_experts, Address chosen, Add
           stream_of(stream));
 }
 
+// The maps of matrices (rows, columns) at these addresses, one after the other.
+py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t rows, std::int64_t columns) {
+    std::vector<CUtensorMap> maps;
+    for (const Address matrix : weights)
+        maps.push_back(tensor_map(pointer(matrix), rows, columns, columns, kExpertBoxRows));
+    return py::bytes(reinterpret_cast<const char*>(maps.data()), maps.size() * sizeof maps[0]);
+}
+
 void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated, bool chains,
                           Address weights, Address x, Address y, Address stream) {
     const auto multiply = chains ? expert_chains : expert_product;
     multiply({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
-              static_cast<const void* const*>(pointer(weights)), pointer(x), pointer(y)},
+              pointer(weights), pointer(x), pointer(y)},
              stream_of(stream));
 }
 
@@ -35,6 +46,7 @@ void bind_experts(py::module_& m) {
     m.attr("MOST_EXPERTS") = kMostExperts;
     m.attr("MOST_TAKEN") = kMostTaken;
     m.attr("GROUPS_BYTES") = sizeof(Groups);
+    m.def("expert_maps", &bound_maps);
     m.def("takes_experts", &takes_experts);
     m.def("group", &bound_group, ReleaseGil());
     m.def("expert_product", &bound_expert_product, ReleaseGil());

@@ -17,20 +17,20 @@ ProductParams product(int rows, int in, int out, int dtype, Address weight, Addr
             pointer(x), x_stride, pointer(y), dtype_of(y_dtype), pieces};
 }
 
-py::list bound_choices(const ProductParams& params, int most) {
+py::list bound_choices(const ProductParams& params, bool in_turn, int most) {
     py::list choices;
-    for (const LibraryChoice& choice : library_choices(params, most)) {
+    for (const LibraryChoice& choice : library_choices(params, in_turn, most)) {
         choices.append(py::bytes(reinterpret_cast<const char*>(choice.data), sizeof choice.data));
     }
     return choices;
 }
 
-bool bound_library(const ProductParams& params, const std::string& bytes, Address stream) {
+bool bound_library(const ProductParams& params, bool in_turn, const std::string& bytes, Address stream) {
     LibraryChoice choice;
     if (bytes.size() != sizeof choice.data) throw std::invalid_argument("a choice has 64 bytes");
     std::memcpy(choice.data, bytes.data(), sizeof choice.data);
     const py::gil_scoped_release released;
-    return library_product(params, choice, stream_of(stream));
+    return library_product(params, in_turn, choice, stream_of(stream));
 }
 
 void bound_convolution(const ProductParams& product, const Batch& batch, const View& weight, Address bias,
@@ -54,6 +54,7 @@ void bound_step(const ProductParams& product, const Batch& batch, const View& x,
 void bind_products(py::module_& m) {
     using namespace py::literals;
     m.attr("MOST_FEW_ROWS") = kMostFewRows;
+    m.attr("MOST_MIXER_ROWS") = kMostMixerRows;
     m.attr("MOST_PIECES") = kMostPieces;
     py::class_<ProductParams>(m, "Product").def(py::init(&product));
     m.def("library_choices", &bound_choices);

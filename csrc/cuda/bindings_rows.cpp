@@ -1,5 +1,7 @@
 // apcbatch._CUDA: norms, choices from logits and attention for Python (pybind11). The Python side checks
 // shapes, and keeps alive what the addresses point at until the stream has passed.
+#include <pybind11/stl.h>
+
 #include "addresses.h"
 #include "rows.h"
 
@@ -7,12 +9,25 @@ namespace apcbatch {
 namespace cuda {
 namespace {
 
-void bound_rms_norm(int64_t t, int64_t h, Address x, int64_t x_stride, int x_dtype, Address delta,
-                    int64_t delta_stride, int delta_dtype, Address weight, float eps, Address y, int y_dtype,
-                    Address stream) {
-    rms_norm({t, h, pointer(x), x_stride, DType(x_dtype), pointer(delta), delta_stride, DType(delta_dtype),
-              floats(weight), eps, pointer(y), DType(y_dtype)},
-             stream_of(stream));
+NormParams norm(int64_t t, int64_t h, Address x, int64_t x_stride, int x_dtype, Address delta,
+                int64_t delta_stride, int delta_dtype, Address weight, float eps, Address y, int y_dtype) {
+    return {t,
+            h,
+            pointer(x),
+            x_stride,
+            DType(x_dtype),
+            pointer(delta),
+            delta_stride,
+            DType(delta_dtype),
+            floats(weight),
+            eps,
+            pointer(y),
+            DType(y_dtype)};
+}
+
+void bound_rms_norms(const std::vector<NormParams>& norms, Address stream) {
+    const py::gil_scoped_release released;
+    rms_norms(norms.data(), int(norms.size()), stream_of(stream));
 }
 
 void bound_silu_mul(int64_t t, int64_t f, Address gate, int64_t gate_stride, Address up, int64_t up_stride,
@@ -77,7 +92,8 @@ void bind_rows(py::module_& m) {
     m.attr("MOST_HEAD_DIM") = kMostHeadDim;
     m.attr("SPLIT_TOKENS") = kSplitTokens;
     m.attr("MOST_SPLIT_HEADS") = kMostSplitHeads;
-    m.def("rms_norm", &bound_rms_norm, ReleaseGil());
+    py::class_<NormParams>(m, "Norm").def(py::init(&norm));
+    m.def("rms_norms", &bound_rms_norms);
     m.def("silu_mul", &bound_silu_mul, ReleaseGil());
     m.def("softmax_topk", &bound_softmax_topk, ReleaseGil());
     m.def("logprob", &bound_logprob, ReleaseGil());

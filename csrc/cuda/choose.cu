@@ -5,6 +5,7 @@
 // what the rows mean.
 #include <climits>
 
+#include "dependent_launch.cuh"
 #include "quads.cuh"
 #include "rows.h"
 
@@ -36,6 +37,8 @@ constexpr int kTopkWarps = 4;
 
 // A warp a row; a lane holds every 32nd logit.
 __global__ void __launch_bounds__(32 * kTopkWarps) softmax_topk_kernel(TopkParams p) {
+    let_next_begin();
+    await_before();
     const int lane = threadIdx.x % 32;
     const std::int64_t row = std::int64_t(blockIdx.x) * kTopkWarps + threadIdx.x / 32;
     if (row >= p.t) return;
@@ -104,8 +107,8 @@ __global__ void __launch_bounds__(kRowThreads) logprob_kernel(LogprobParams p) {
 
 void softmax_topk(const TopkParams& p, cudaStream_t stream) {
     if (p.t == 0) return;
-    softmax_topk_kernel<<<unsigned((p.t + kTopkWarps - 1) / kTopkWarps), 32 * kTopkWarps, 0, stream>>>(p);
-    check_launch("softmax_topk");
+    launch_dependent(softmax_topk_kernel, dim3(unsigned((p.t + kTopkWarps - 1) / kTopkWarps)),
+                     32 * kTopkWarps, 0, stream, "softmax_topk", p);
 }
 
 void logprob(const LogprobParams& p, cudaStream_t stream) {

@@ -33,20 +33,30 @@ inline bool begins_early() {
     return major >= 9;
 }
 
+// cluster: blocks of one; more than one on sm_90 only.
 template <class... Parameters, class... Arguments>
-void launch_dependent(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int shared_bytes,
-                      cudaStream_t stream, const char* name, Arguments... arguments) {
-    cudaLaunchAttribute early;
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int cluster,
+                     int shared_bytes, cudaStream_t stream, const char* name, Arguments... arguments) {
+    cudaLaunchAttribute attributes[2] = {};
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim.x = unsigned(cluster);
+    attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = std::size_t(shared_bytes);
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = begins_early() ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = cluster > 1 ? 2 : begins_early() ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), name);
+}
+
+template <class... Parameters, class... Arguments>
+void launch_dependent(void (*kernel)(Parameters...), dim3 blocks, unsigned threads, int shared_bytes,
+                      cudaStream_t stream, const char* name, Arguments... arguments) {
+    launch_clusters(kernel, blocks, threads, 1, shared_bytes, stream, name, arguments...);
 }
 
 }  // namespace cuda

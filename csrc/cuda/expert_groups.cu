@@ -1,4 +1,5 @@
 // Which tokens each expert has, and the sum of what its experts made of a token. Must not know: products.
+#include "dependent_launch.cuh"
 #include "experts.h"
 #include "quads.cuh"
 
@@ -12,6 +13,8 @@ constexpr int kSumThreads = 256;
 // A warp an expert goes over all pairs, 32 at a time: first it counts its own, then it writes them down.
 __global__ void __launch_bounds__(kGroupThreads) group_kernel(Grouping p) {
     __shared__ int chosen[kMostTaken], counts[kMostExperts];
+    let_next_begin();
+    await_before();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tokens = p.present ? int(min(std::int64_t(p.tokens), *p.present)) : p.tokens;
     const int pairs = tokens * p.per_token;
@@ -53,6 +56,8 @@ __global__ void __launch_bounds__(kGroupThreads) group_kernel(Grouping p) {
 
 // A thread has four columns of a token.
 __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
+    let_next_begin();
+    await_before();
     const int column = (int(blockIdx.x) * kSumThreads + int(threadIdx.x)) * 4;
     const std::int64_t token = blockIdx.y;
     if (column >= p.columns) return;
@@ -84,15 +89,14 @@ __global__ void __launch_bounds__(kSumThreads) expert_sum_kernel(ExpertSum p) {
 }  // namespace
 
 void group(const Grouping& p, cudaStream_t stream) {
-    group_kernel<<<1, kGroupThreads, 0, stream>>>(p);
-    check_launch("group");
+    launch_dependent(group_kernel, dim3(1), kGroupThreads, 0, stream, "group", p);
 }
 
 void expert_sum(const ExpertSum& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
     const unsigned blocks = unsigned((p.columns + 4 * kSumThreads - 1) / (4 * kSumThreads));
-    expert_sum_kernel<<<dim3(blocks, unsigned(p.tokens)), kSumThreads, 0, stream>>>(p);
-    check_launch("expert_sum");
+    launch_dependent(expert_sum_kernel, dim3(blocks, unsigned(p.tokens)), kSumThreads, 0, stream,
+                     "expert_sum", p);
 }
 
 }  // namespace cuda

@@ -103,7 +103,8 @@ struct Source {
     __device__ __forceinline__ void find() {
         any = place.seek(groups, tile, row_tiles);
         if (!any) return;
-        const auto* base = static_cast<const Bf16*>(p.weights[groups.expert[place.active]]);
+        const auto* base =
+            static_cast<const Bf16*>(static_cast<const void* const*>(p.weights)[groups.expert[place.active]]);
         weights = base + (std::int64_t(place.row_tile) * kRowsEach + row) * p.in + chunk * 8;
 #pragma unroll
         for (int j = 0; j < kTokenCopies; ++j) {

@@ -37,15 +37,18 @@ struct ExpertProduct {
     int tokens, per_token;
     int in, out;  // in: a multiple of 8; out: columns of y
     bool gated;
-    const void* const* weights;  // (experts), each (out or 2 out, in) contiguous, aligned to 16 bytes
-    const void* x;               // rows of `in` bfloat16, contiguous, aligned to 16 bytes
+    const void* weights;  // addresses (experts) of (out or 2 out, in), contiguous, aligned to 16 bytes
+    const void* x;        // rows of `in` bfloat16, contiguous, aligned to 16 bytes
     void* y;
 };
 
 void expert_product(const ExpertProduct& params, cudaStream_t stream);
 
-// The same with every element one chain, see products.h; gated, of the products as bfloat16. in: a multiple
+// The same with every element one chain, see products.h; gated, of the products as bfloat16. weights: maps of
+// them (see tensor_map.h) with boxes of kExpertBoxRows, aligned to 128 bytes. A plain product follows a gated
+// one of the same groups. in: a multiple
 // of 16.
+constexpr int kExpertBoxRows = 32;
 void expert_chains(const ExpertProduct& params, cudaStream_t stream);
 
 // y (tokens, columns) = the sum over a token's pairs, in ascending order of expert, of weight * row.

@@ -7,7 +7,8 @@ namespace cuda {
 bool takes_few_rows(const ProductParams& p) {
     const auto whole = [](const void* at) { return reinterpret_cast<std::uintptr_t>(at) % 16 == 0; };
     return p.dtype == DType::bfloat16 && p.rows <= kMostFewRows && takes_pieces(p.in, p.pieces) &&
-           p.x_stride % 8 == 0 && whole(p.weight) && whole(p.x) &&
+           (p.rows == 1 || (p.x_stride >= p.in && p.x_stride % 8 == 0)) && whole(p.weight) && whole(p.x) &&
+           (p.pieces == 1 || p.out <= kMostTileRows * shares_of(p)) &&
            device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 struct Convolved {
     static constexpr bool kCollected = true;
+    static constexpr int kHeld = 2;
     DecodeParams pass;
     DecodeLayer layer;
 
@@ -30,6 +31,7 @@ struct Convolved {
 
 struct Stepped {
     static constexpr bool kCollected = true;
+    static constexpr int kHeld = 1;
     DecodeParams pass;
     DecodeLayer layer;
     const Bf16 *B, *C;
@@ -62,7 +64,8 @@ struct Stepped {
 };
 
 bool single_tokens(const ProductParams& product, const RaggedParams& ragged) {
-    return product.rows == ragged.num_sequences && takes_few_rows(product);
+    return product.rows == ragged.num_sequences && product.rows <= kMostMixerRows && product.pieces == 1 &&
+           takes_few_rows(product);
 }
 
 bool takes_convolution(const ProductParams& product, const ConvParams& p) {
@@ -92,7 +95,7 @@ void few_rows_convolution(const ProductParams& product, const ConvParams& p, voi
     results.layer.conv_weight = static_cast<const float*>(p.weight);
     results.layer.conv_bias = static_cast<const float*>(p.bias);
     results.layer.conv = p.state;
-    if (product.rows > 0) launch_few_rows(product, results, stream);
+    if (product.rows > 0) launch_few_rows<1>(product, results, stream);
 }
 
 void few_rows_step(const ProductParams& product, const ScanParams& p, cudaStream_t stream) {
@@ -112,7 +115,7 @@ void few_rows_step(const ProductParams& product, const ScanParams& p, cudaStream
     results.layer.ssm = p.state;
     results.B = static_cast<const Bf16*>(p.B), results.B_stride = p.B_stride;
     results.C = static_cast<const Bf16*>(p.C), results.C_stride = p.C_stride;
-    if (product.rows > 0) launch_few_rows(product, results, stream);
+    if (product.rows > 0) launch_few_rows<1>(product, results, stream);
 }
 
 }  // namespace cuda

@@ -109,7 +109,7 @@ int type_of(DType dtype) {
 // The library's matrices lie by columns: y^T (out, rows) = W (out, in) x^T (in, rows), W transposed.
 class Problem {
   public:
-    explicit Problem(const ProductParams& p) {
+    Problem(const ProductParams& p, bool in_turn) {
         const Functions& f = functions();
         require(f.desc_create(&desc, kComputeFloat32, kFloat32), "the description of a product");
         const std::int32_t transposed = kTransposed;
@@ -119,7 +119,7 @@ class Problem {
         require(f.layout_create(&weight, from, std::uint64_t(piece), std::uint64_t(p.out), p.in), "W");
         require(f.layout_create(&x, from, std::uint64_t(piece), std::uint64_t(p.rows), p.x_stride), "x");
         require(f.layout_create(&y, to, std::uint64_t(p.out), std::uint64_t(p.rows), p.out), "y");
-        if (p.pieces == 1) return;
+        if (p.pieces == 1 || in_turn) return;
         repeat(weight, p.pieces, piece);
         repeat(x, p.pieces, piece);
         repeat(y, p.pieces, std::int64_t(p.rows) * p.out);
@@ -153,9 +153,9 @@ std::uint32_t alignment(const void* at, std::int64_t row_bytes) {
 
 }  // namespace
 
-std::vector<LibraryChoice> library_choices(const ProductParams& p, int most) {
+std::vector<LibraryChoice> library_choices(const ProductParams& p, bool in_turn, int most) {
     const Functions& f = functions();
-    const Problem problem(p);
+    const Problem problem(p, in_turn);
     void* preference = nullptr;
     require(f.preference_create(&preference), "a preference");
     const std::uint64_t workspace = 0;
@@ -180,11 +180,19 @@ std::vector<LibraryChoice> library_choices(const ProductParams& p, int most) {
     return choices;
 }
 
-bool library_product(const ProductParams& p, const LibraryChoice& choice, cudaStream_t stream) {
-    const Problem problem(p);
+bool library_product(const ProductParams& p, bool in_turn, const LibraryChoice& choice, cudaStream_t stream) {
+    const Problem problem(p, in_turn);
     const float one = 1.0f, zero = 0.0f;
-    return functions().matmul(handle(), problem.desc, &one, p.weight, problem.weight, p.x, problem.x, &zero,
-                              p.y, problem.y, p.y, problem.y, &choice, nullptr, 0, stream) == 0;
+    const std::size_t piece_bytes = std::size_t(p.in / p.pieces) * bytes_of(p.dtype);
+    for (int piece = 0; piece < (in_turn ? p.pieces : 1); ++piece) {
+        const char *weight = static_cast<const char*>(p.weight) + std::size_t(piece) * piece_bytes,
+                   *x = static_cast<const char*>(p.x) + std::size_t(piece) * piece_bytes;
+        const int status = functions().matmul(handle(), problem.desc, &one, weight, problem.weight, x,
+                                              problem.x, piece ? &one : &zero, p.y, problem.y, p.y, problem.y,
+                                              &choice, nullptr, 0, stream);
+        if (status) return false;
+    }
+    return true;
 }
 
 }  // namespace cuda

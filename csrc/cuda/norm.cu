@@ -16,10 +16,7 @@ constexpr std::int64_t kNarrowRow = 256;  // up to this many columns, a warp tak
 constexpr int kHeldQuads = 4;             // of a thread, where a block holds a row in registers
 
 template <int kThreads, int kStep, class X, class Delta, class Y>
-__global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
-    let_next_begin();
-    await_before();
-    const std::int64_t row = blockIdx.x;
+__device__ __forceinline__ void norm_row(const NormParams& p, std::int64_t row) {
     X* x = static_cast<X*>(p.x) + row * p.x_stride;
     const Delta* delta = p.delta ? static_cast<const Delta*>(p.delta) + row * p.delta_stride : nullptr;
     Y* y = static_cast<Y*>(p.y) + row * p.h;
@@ -45,6 +42,24 @@ __global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
         for (int i = 0; i < kStep; ++i) value[i] = value[i] * factor * weight[i];
         store<kStep>(value, y + at);
     }
+}
+
+template <int kThreads, int kStep, class X, class Delta, class Y>
+__global__ void __launch_bounds__(kThreads) rms_norm_kernel(NormParams p) {
+    let_next_begin();
+    await_before();
+    norm_row<kThreads, kStep, X, Delta, Y>(p, blockIdx.x);
+}
+
+struct NarrowNorms {
+    NormParams parts[kMostNorms];
+};
+
+template <class X, class Y>
+__global__ void __launch_bounds__(32) narrow_norms_kernel(const __grid_constant__ NarrowNorms p) {
+    let_next_begin();
+    await_before();
+    norm_row<32, 1, X, float, Y>(p.parts[blockIdx.y], blockIdx.x);
 }
 
 // The same for rows that a block can hold: everything is asked for at once, and what is read once.
@@ -141,6 +156,27 @@ void rms_norm(const NormParams& p, cudaStream_t stream) {
             with_element(p.x_dtype,
                          [&](auto x) { launch_rms_norm<decltype(x), float, decltype(y)>(p, quads, stream); });
         }
+    });
+}
+
+void rms_norms(const NormParams* parts, int count, cudaStream_t stream) {
+    NarrowNorms norms = {};
+    bool alike = count > 1 && count <= kMostNorms && parts[0].t > 0;
+    for (int i = 0; alike && i < count; ++i) {
+        norms.parts[i] = parts[i];
+        alike = parts[i].t == parts[0].t && parts[i].h <= kNarrowRow && !parts[i].delta &&
+                parts[i].x_dtype == parts[0].x_dtype && parts[i].y_dtype == parts[0].y_dtype;
+    }
+    if (!alike) {
+        for (int i = 0; i < count; ++i) rms_norm(parts[i], stream);
+        return;
+    }
+    const dim3 blocks(unsigned(parts[0].t), unsigned(count));
+    with_element(parts[0].y_dtype, [&](auto y) {
+        with_element(parts[0].x_dtype, [&](auto x) {
+            launch_dependent(narrow_norms_kernel<decltype(x), decltype(y)>, blocks, 32, 0, stream,
+                             "rms_norms", norms);
+        });
     });
 }
 

@@ -14,6 +14,11 @@ constexpr std::int64_t kMostChoices = 1024;  // columns of softmax_topk
 constexpr std::int64_t kMostHeadDim = 256;
 
 void rms_norm(const NormParams& params, cudaStream_t stream);
+
+// Several, each by itself: in one launch where there are kMostNorms at most, of narrow rows and the same
+// types.
+constexpr int kMostNorms = 3;
+void rms_norms(const NormParams* params, int count, cudaStream_t stream);
 void silu_mul(const SiluMulParams& params, cudaStream_t stream);
 void softmax_topk(const TopkParams& params, cudaStream_t stream);
 void logprob(const LogprobParams& params, cudaStream_t stream);

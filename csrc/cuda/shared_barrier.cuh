@@ -1,6 +1,7 @@
 // Barriers in shared memory, which know when copies have come. Must not know: kernels. Needs sm_90.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 namespace apcbatch {
@@ -46,9 +47,58 @@ __device__ __forceinline__ void bulk_copy(unsigned to, const void* from, int byt
         : "memory");
 }
 
+// Copies a box of a matrix (see tensor_map.h) from this column and row on, all of whose bytes the barrier
+// expects, those beyond the matrix, too: they become zero.
+__device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matrix, int column, int row,
+                                            unsigned barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+        "[%4];" ::"r"(to),
+        "l"(matrix), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// Before the first copy by a map that lies in global memory and was written there by the host.
+__device__ __forceinline__ void acquire_map(const CUtensorMap* matrix) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(matrix) : "memory");
+}
+
 // Arrives once all that this thread has asked for by copy_chunk has come.
 __device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Blocks of a cluster: each thread arrives once, and who waits then knows that the other blocks have begun.
+__device__ __forceinline__ void arrive_at_cluster() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// The same place in the memory of the cluster's first block.
+__device__ __forceinline__ unsigned first_block(unsigned shared) {
+    unsigned far;
+    asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(far) : "r"(shared));
+    return far;
+}
+__device__ __forceinline__ void store_far(unsigned to, float value) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+// Whoever waits then sees what this thread stored.
+__device__ __forceinline__ void arrive_far(unsigned barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_far(unsigned barrier, unsigned parity) {
+    unsigned done = 0;
+    while (!done) {
+        asm volatile(
+            "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            " selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    }
 }
 
 }  // namespace cuda

@@ -25,6 +25,7 @@ SHAPES = [
     (2560, 160),
     (5000, 1024),
     (1100, 2064),
+    (2400, 1024),
 ]  # out, in
 
 
@@ -67,6 +68,17 @@ def test_a_row_has_the_bits_that_it_has_alone(outputs: int, inputs: int, dtype: 
         assert torch.equal(product(shifted, weight, out_dtype), y[:50])
 
 
+def test_many_rows_of_two_pieces_have_the_bits_of_few() -> None:
+    """Catches pieces that the library adds to the result in another order, to what was there before, or rounded."""
+    weight, x = wide(2400, 1024, dtype=torch.bfloat16), wide(1500, 1024, dtype=torch.bfloat16)
+    assert pieces_of(weight) == 2
+    chained = Chains(DEVICE)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        y = chained.product(x, weight, out_dtype, 2)
+        few = [chained.product(part, weight, out_dtype, 2) for part in x.split(32)]
+        assert torch.equal(torch.cat(few), y)
+
+
 def test_no_rows() -> None:
     """Catches a launch of no blocks."""
     weight = wide(32, 64, dtype=torch.bfloat16)
@@ -86,17 +98,17 @@ class Spoilt:
         self._arguments = arguments
         return self._real.Product(*arguments)
 
-    def library_choices(self, product: Any, most: int) -> list[bytes]:
-        self._favourite, *rest = self._real.library_choices(product, most)
+    def library_choices(self, product: Any, in_turn: bool, most: int) -> list[bytes]:
+        self._favourite, *rest = self._real.library_choices(product, in_turn, most)
         return [b"spoilt"] if self._alone else [b"spoilt", self._favourite, *rest]
 
-    def library_product(self, product: Any, choice: bytes, stream: int) -> bool:
+    def library_product(self, product: Any, in_turn: bool, choice: bytes, stream: int) -> bool:
         if choice == b"spoilt":
             self.asked += 1
             dtypes, addresses = self._arguments[:4], self._arguments[5:]
             other = self._real.Product(*dtypes, self._weight.data_ptr(), *addresses)
-            return bool(self._real.library_product(other, self._favourite, stream))
-        return bool(self._real.library_product(product, choice, stream))
+            return bool(self._real.library_product(other, in_turn, self._favourite, stream))
+        return bool(self._real.library_product(product, in_turn, choice, stream))
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -11,6 +11,7 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.attention import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.kernels.cuda.norm import rms_norms
 
 ops = CudaBackend(torch.device("cuda", 0), exact=False)
 
@@ -46,6 +47,21 @@ def test_norms(columns: int, dtype: torch.dtype) -> None:
     assert torch.equal(residual, kept + x.float())
     exact = residual.double() * (residual.double().pow(2).mean(1, keepdim=True) + eps).rsqrt()
     assert close(normed, exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [(256, 16, 16), (5, 7, 300), (160, 16)])
+def test_norms_at_once(columns: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Catches parts that are mixed up, one that is left out, and a part too wide for a launch of all."""
+    rows, first = random.randrange(1, 70), 0
+    wide, parts = draw(rows, sum(columns), dtype=dtype), []
+    for width in columns:
+        parts.append(wide[:, first : first + width])
+        first += width
+    weights = [None if i == 1 else draw(width) for i, width in enumerate(columns)]
+    normed = rms_norms(parts, weights, 1e-5, dtype)
+    for found, part, weight in zip(normed, parts, weights, strict=True):
+        assert torch.equal(found, ops.rms_norm(part, weight, 1e-5, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -25,6 +25,7 @@ TIMINGS = 5  # of a kernel, the shortest counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
 FEWEST_WEIGHT_ROWS = 2560  # all pieces of fewer rows keep a device busy
 FEWEST_INPUTS = 256  # of a piece
+FEWEST_ROWS_IN_TURN = 1024  # of x, whose two pieces the library adds up itself
 _STEP = {torch.bfloat16: 16, torch.float32: 1}  # inputs come in multiples of it
 
 
@@ -69,14 +70,14 @@ class Chains:
     def _multiply(self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
         rows = x.shape[0]
         if rows <= extension().MOST_FEW_ROWS and x.dtype == torch.bfloat16:
-            extension().few_rows_product(_product(x, weight, y, pieces), current_stream())
+            _chains(x, weight, y, pieces)
             return
         bucket = _bucket(rows)
         key = (*weight.shape, pieces, x.dtype, y.dtype, x.stride(0) == x.shape[1], bucket)
         if key not in self._taken:
             self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
         taken = self._taken[key]
-        if taken is None or not _library(x, weight, y, pieces, taken):
+        if taken is None or not _library(x, weight, y, pieces, taken, _in_turn(pieces, y.dtype, bucket)):
             _chains(x, weight, y, pieces)
 
 
@@ -86,13 +87,13 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     x = torch.randn((min(rows, MOST_TIMED_ROWS), weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
     y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
-    trial = _Trial(weight, out_dtype, pieces, rows)
-    candidates = extension().library_choices(_in_pieces(x, weight, y, pieces)[0], CANDIDATES)
+    trial, in_turn = _Trial(weight, out_dtype, pieces, rows), _in_turn(pieces, out_dtype, rows)
+    candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, CANDIDATES)
     took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
     before = torch.empty(2 * _cache_bytes(weight.device), dtype=torch.uint8, device=weight.device)
     for _ in range(TIMINGS):
         for candidate in took:  # in turns, as the device's clock rises from rest
-            run = partial(_library, x, weight, y, pieces, candidate)
+            run = partial(_library, x, weight, y, pieces, candidate, in_turn)
             took[candidate] = min(took[candidate], _milliseconds(run, before))
     return min(took, key=lambda candidate: took[candidate], default=None)
 
@@ -121,6 +122,7 @@ class _Trial:
             return torch.cat([half, sign * half, rest], dim=2)[:, :, shuffled].flatten(1).to(like.dtype)
 
         self._weight, self._x, self._pieces = halves(outputs, 1), halves(min(rows, MOST_TRIAL_ROWS), -1), pieces
+        self._in_turn = _in_turn(pieces, out_dtype, rows)
         self._y = torch.empty((len(self._x), outputs), dtype=out_dtype, device=like.device)
         self._some = torch.randperm(len(self._x), device=like.device, generator=generator)[:COMPARED_ROWS]
         self._expected = self._y.new_empty((len(self._some), outputs))
@@ -129,14 +131,20 @@ class _Trial:
     def passes(self, choice: bytes) -> bool:
         """Whether this kernel of the library makes the same bits."""
         self._y.fill_(float("nan"))
-        done = _library(self._x, self._weight, self._y, self._pieces, choice)
+        done = _library(self._x, self._weight, self._y, self._pieces, choice, self._in_turn)
         return done and torch.equal(self._y[self._some], self._expected)
 
 
-def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, choice: bytes) -> bool:
+def _in_turn(pieces: int, out_dtype: torch.dtype, rows: int) -> bool:
+    """Whether the library adds the pieces of so many rows to the result one after the other: less to move where there
+    are many rows, but half as much to do at once."""
+    return pieces == 2 and out_dtype == torch.float32 and rows >= FEWEST_ROWS_IN_TURN
+
+
+def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, choice: bytes, in_turn: bool) -> bool:
     """y = the product by this kernel of the library; False where it does not run so."""
-    product, parts = _in_pieces(x, weight, y, pieces)
-    if not extension().library_product(product, choice, current_stream()):
+    product, parts = _in_pieces(x, weight, y, pieces, in_turn)
+    if not extension().library_product(product, in_turn, choice, current_stream()):
         return False
     if parts is not None:
         sizes = y.numel(), len(parts)
@@ -145,11 +153,11 @@ def _library(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
 
 
 def _in_pieces(
-    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int
+    x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int, in_turn: bool
 ) -> tuple[object, torch.Tensor | None]:
     """The product that the library makes, and its pieces (pieces, rows, out) where these are to be added up."""
-    if pieces == 1:
-        return _product(x, weight, y, 1), None
+    if pieces == 1 or in_turn:
+        return _product(x, weight, y, pieces), None
     parts = torch.empty((pieces, *y.shape), dtype=torch.float32, device=y.device)
     return _product(x, weight, parts, pieces), parts
 
@@ -176,8 +184,9 @@ def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int)
 
 
 def _lies(x: torch.Tensor) -> bool:
-    """Whether kernels may read x as it lies: rows one after the other or each aligned."""
-    packed = x.stride(0) == x.shape[1] or x.stride(0) * x.element_size() % ALIGNMENT == 0
+    """Whether kernels may read x as it lies: rows one after the other, or apart and each aligned."""
+    apart = x.stride(0) > x.shape[1] and x.stride(0) * x.element_size() % ALIGNMENT == 0
+    packed = x.stride(0) == x.shape[1] or apart
     return x.stride(1) == 1 and packed and x.data_ptr() % ALIGNMENT == 0
 
 

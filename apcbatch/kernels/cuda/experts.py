@@ -35,10 +35,7 @@ class FewTokens:
         with torch.cuda.device(device):
             if len(downs) > extension().MOST_EXPERTS or not extension().takes_experts():
                 return
-        self._tables = [
-            torch.tensor([part.weight.data_ptr() for part in parts], dtype=torch.int64, device="cpu").to(device)
-            for parts in (gate_ups, downs)
-        ]
+        self._tables = [_table(parts).to(device) for parts in (gate_ups, downs)]
         self.most_pairs = extension().MOST_TAKEN
 
     def mixture(
@@ -116,6 +113,15 @@ class FewTokens:
                 f"x must be contiguous bfloat16 of {self._hidden} columns, for {self.most_pairs} pairs of token and "
                 f"expert at most; it is {x.dtype} of shape {tuple(x.shape)} with strides {x.stride()}, for {pairs}"
             )
+
+
+def _table(parts: Sequence[DeviceLinear]) -> torch.Tensor:
+    """Where the kernels find these weights: their addresses, or of exact ones the maps of tensor copies."""
+    addresses = [part.weight.data_ptr() for part in parts]
+    if not parts[0].exact:
+        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
+    maps = extension().expert_maps(addresses, parts[0].out_features, parts[0].in_features)
+    return torch.frombuffer(bytearray(maps), dtype=torch.uint8)
 
 
 def _alike(parts: Sequence[DeviceLinear]) -> bool:

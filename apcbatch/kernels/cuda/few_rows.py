@@ -34,7 +34,7 @@ class FewRows:
 
     def takes(self, batch: DeviceBatch) -> bool:
         """Whether the ops are there for this batch: one token of each of a few sequences."""
-        return self._able and batch.num_tokens == batch.num_sequences <= extension().MOST_FEW_ROWS
+        return self._able and batch.num_tokens == batch.num_sequences <= extension().MOST_MIXER_ROWS
 
     def convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(x, z): in_proj's product, x after the convolution: (t, h) -> (t, d) each."""
@@ -94,8 +94,9 @@ class FewRows:
 
 
 def _has_chains(packed: DeviceLinear) -> bool:
-    """Whether products with these weights in bfloat16 are chains."""
-    return packed.dtype == torch.bfloat16 and packed.chains is not None and packed.chains.takes(packed.weight)
+    """Whether products with these weights in bfloat16 are chains over all inputs."""
+    chained = packed.chains is not None and packed.chains.takes(packed.weight)
+    return chained and packed.dtype == torch.bfloat16 and packed.pieces == 1
 
 
 def _product(x: torch.Tensor, packed: DeviceLinear) -> object:

@@ -10,7 +10,7 @@ import torch
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear, linear
-from apcbatch.kernels.cuda.norm import rms_norm
+from apcbatch.kernels.cuda.norm import rms_norms
 from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.cuda.scan import batch_on, causal_conv, selective_scan
 from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
@@ -47,9 +47,7 @@ class DeviceMixer:
         dbc = linear(x, w.x_proj)  # (t, d) -> (t, r + 2n)
         dt, b, c = dbc[:, :r], dbc[:, r : r + n], dbc[:, r + n :]
         if w.norms is not None:
-            dt, b, c = (
-                rms_norm(part, norm, w.norm_eps, x.dtype) for part, norm in zip((dt, b, c), w.norms, strict=True)
-            )
+            dt, b, c = rms_norms((dt, b, c), w.norms, w.norm_eps, x.dtype)
         return dt, b, c
 
     def _scanned(

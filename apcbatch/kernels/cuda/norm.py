@@ -6,6 +6,8 @@ Must not know: models. Invariant: a row of the result depends on that row of the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from apcbatch.kernels.arguments import (
@@ -22,7 +24,18 @@ from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extensi
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
     """See apcbatch.kernels.cpu.norm."""
-    return _rms_norm(x, None, weight, eps, out_dtype)
+    return rms_norms([x], [weight], eps, out_dtype)[0]
+
+
+def rms_norms(
+    xs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], eps: float, out_dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """`rms_norm` of each x with its weight: at once where that can be."""
+    norms, ys = zip(
+        *(_norm(x, None, weight, eps, out_dtype) for x, weight in zip(xs, weights, strict=True)), strict=True
+    )
+    extension().rms_norms(list(norms), current_stream())
+    return list(ys)
 
 
 def add_rms_norm_(
@@ -34,16 +47,19 @@ def add_rms_norm_(
 ) -> torch.Tensor:
     """See apcbatch.kernels.cpu.norm."""
     require_sums(residual, delta)
-    return _rms_norm(residual, delta, weight, eps, out_dtype)
+    norm, y = _norm(residual, delta, weight, eps, out_dtype)
+    extension().rms_norms([norm], current_stream())
+    return y
 
 
-def _rms_norm(
+def _norm(
     x: torch.Tensor,
     delta: torch.Tensor | None,
     weight: torch.Tensor | None,
     eps: float,
     out_dtype: torch.dtype,
-) -> torch.Tensor:
+) -> tuple[object, torch.Tensor]:
+    """The norm as _CUDA takes it, and where its result will be."""
     require_matrix(x, "x")
     t, h = x.shape
     if weight is not None:
@@ -52,7 +68,7 @@ def _rms_norm(
     addend = (0, 0, 0) if delta is None else (
         delta.data_ptr(), row_stride(delta, "delta"), dtype_code(delta, "delta", DTYPE_CODES)
     )  # fmt: skip
-    extension().rms_norm(
+    norm = extension().Norm(
         t,
         h,
         x.data_ptr(),
@@ -63,9 +79,8 @@ def _rms_norm(
         eps,
         y.data_ptr(),
         dtype_code(y, "out_dtype", DTYPE_CODES),
-        current_stream(),
     )
-    return y
+    return norm, y
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
