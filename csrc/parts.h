@@ -4,8 +4,19 @@
 
 namespace apcbatch {
 
-enum class Part : int { products, convolution, scan, norms, gated_product, routing };
-constexpr int kParts = 6;
+// waiting: for the other threads, in all of the others.
+enum class Part : int {
+    products,
+    convolution,
+    scan,
+    norms,
+    gated_product,
+    routing,
+    attention,
+    embedding,
+    waiting
+};
+constexpr int kParts = 9;
 
 void record_parts(bool on);    // on: from zero
 const double* part_seconds();  // (kParts), since recording was last turned on
