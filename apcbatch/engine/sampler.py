@@ -33,9 +33,10 @@ class Choice:
 
     def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         self.tokens = tokens
-        self._copies = [None if part is None else part.to("cpu", non_blocking=True) for part in (tokens, logprobs)]
+        self._copies = [tokens, logprobs]
         self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
+            self._copies = [None if part is None else part.to("cpu", non_blocking=True) for part in self._copies]
             self._copied.record()
 
     def read(self) -> tuple[list[int], list[float]]:

@@ -15,8 +15,8 @@ from apcbatch.model.tensor_source import TensorSource
 
 class AttentionMixer:
     """Norms the residual (t, h) and leaves (t, h) to be added to it; the KV of the batch's tokens is written before it
-    is read. norm: the layer's, which it begins with. part: the mixer as a stack of passes has it; no single operation is
-    all of it."""
+    is read. norm: the layer's, which it begins with. part: the mixer as a stack has it; no single operation is all of
+    it."""
 
     def __init__(
         self,

@@ -138,25 +138,34 @@ class CausalLM:
         assert self._decode is not None
         return self._decode(self._embed(batch.tokens), batch.ragged)
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says."""
-        if self._stack is not None and not self.backend.is_observed:
-            return self._passed(batch)[0]
-        return self.head(self._normed(self._run(batch), batch.logits_rows))
+        return self._passed(batch)[0] if self._runs_whole else self._forward(batch)
 
-    @torch.inference_mode()
     def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
         of as many at a time as there is room for."""
+        if not self._runs_whole:
+            return self._forward_scored(batch)
+        logits, hidden = self._passed(batch)
+        assert hidden is not None
+        return logits, hidden
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        return self.head(self._normed(self._run(batch), batch.logits_rows))
+
+    @torch.inference_mode()
+    def _forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.scored_rows is not None
-        if self._stack is not None and not self.backend.is_observed:
-            logits, hidden = self._passed(batch)
-            assert hidden is not None
-            return logits, hidden
         residual = self._run(batch)
         scored = self._normed(residual, batch.scored_rows)
         return self.head(self._normed(residual, batch.logits_rows)), scored
+
+    @property
+    def _runs_whole(self) -> bool:
+        """Whether a pass is one call; nobody sees its ops then."""
+        return self._stack is not None and not self.backend.is_observed
 
     def _passed(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The logits and the scored rows' hidden states, from one call for the whole pass."""

@@ -1,4 +1,4 @@
-"""A whole pass in one call: the bits of its ops one by one, whatever the threads, and errors that end that call alone."""
+"""A whole pass in one call: the bits of its ops one by one, whatever the threads, and errors of that call alone."""
 
 from __future__ import annotations
 

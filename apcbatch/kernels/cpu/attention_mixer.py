@@ -11,6 +11,7 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.arguments import require_cache
 from apcbatch.kernels.cpu.attention import PAGE_TOKENS, cache_views
+from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.residual import norm_plan
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
 
@@ -22,7 +23,9 @@ class FusedAttention:
     a dtype does not fit.
     """
 
-    def __init__(self, norm: PreNorm, weights: AttentionWeights, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    def __init__(
+        self, norm: PreNorm, weights: AttentionWeights[PackedLinear], k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
         require_cache(k_cache, v_cache, PAGE_TOKENS)
         self.num_pages, _, kv_heads, head_dim = k_cache.shape
         qkv, o = weights.qkv_proj, weights.o_proj

@@ -14,11 +14,12 @@ from apcbatch import _C
 from apcbatch.kernels.arguments import address, num_threads, require_indices, require_parameter, require_slots
 from apcbatch.kernels.cpu.attention import PAGE_TOKENS, require_sequences
 from apcbatch.kernels.cpu.attention_mixer import FusedAttention
+from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.mixer import FusedMixer
 from apcbatch.kernels.cpu.residual import norm_plan
 from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import Pages, StackLayer
+from apcbatch.kernels.ops import FeedForward, Pages, StackLayer
 from apcbatch.kernels.ragged import Ragged
 
 
@@ -37,9 +38,7 @@ class FusedStack:
         self._num_pages = min((one.num_pages for one in attentions), default=0)
         self._has_pages = bool(attentions)
         self._num_slots = min((one.num_slots for one in mixers), default=0)
-        parts = [
-            (layer.mixer.plan, *(layer.feed_forward.plans if layer.feed_forward else (None, None))) for layer in layers
-        ]
+        parts = [(layer.mixer.plan, *_plans(layer.feed_forward)) for layer in layers]
         self._plan = _C.Stack(parts, norm_plan(norm, self._hidden), head.plan, address(embedding))
 
     def __call__(
@@ -83,3 +82,11 @@ class FusedStack:
         slots = require_indices(pages.token_slots, "token_slots", (t,), self._num_pages * PAGE_TOKENS)
         table, _, context = require_sequences(t, self._num_pages, pages.page_table, ragged.cu_seqlens, pages.context)
         return Pages(table, context, slots), (table.data_ptr(), table.shape[1], context.data_ptr(), slots.data_ptr())
+
+
+def _plans(part: FeedForward | None) -> tuple[_C.PreNorm | None, _C.Mlp | _C.Mixture | None]:
+    """A feed-forward part's norm, and what it computes."""
+    if part is None:
+        return None, None
+    assert isinstance(part, (FusedMlp, FusedMixture)), "a part of another backend"
+    return part.plans
