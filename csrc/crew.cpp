@@ -92,6 +92,7 @@ void Crew::open(int threads) {
     for (int i = 0; i < room_; ++i) {
         runs_[std::size_t(i)].left.store(0, std::memory_order_relaxed);
         records_[std::size_t(i)].blocks.store(0, std::memory_order_relaxed);
+        records_[std::size_t(i)].busy_s.store(0.0, std::memory_order_relaxed);
         records_[std::size_t(i)].refused.store(0, std::memory_order_relaxed);
     }
     size_ = 1;
@@ -109,9 +110,16 @@ void Crew::serve(int member) {
     Record& record = records_[std::size_t(member)];
     std::uint32_t kernel = 0;
     char* scratch = nullptr;
-    const auto add = [&](std::int64_t blocks) {
-        const std::int64_t before = record.blocks.load(std::memory_order_relaxed);
-        if (blocks > 0) record.blocks.store(before + blocks, std::memory_order_release);
+    const auto work = [&](bool others) {
+        const bool timed = at_.timed.load(std::memory_order_relaxed);
+        const double begin = timed ? clock_s() : 0.0;
+        const std::int64_t blocks =
+            others ? take_others(member, kernel, scratch) : take(member, kernel, scratch);
+        if (blocks == 0) return;
+        const double before = record.busy_s.load(std::memory_order_relaxed);
+        if (timed) record.busy_s.store(before + clock_s() - begin, std::memory_order_relaxed);
+        record.blocks.store(record.blocks.load(std::memory_order_relaxed) + blocks,
+                            std::memory_order_release);
     };
     for (Patience patience;;) {
         const std::uint32_t now = std::uint32_t(left.load(std::memory_order_acquire) >> 32);
@@ -122,13 +130,13 @@ void Crew::serve(int member) {
             if (scratch == nullptr) {
                 record.refused.store(kernel, std::memory_order_release);
             } else {
-                add(take(member, kernel, scratch));
+                work(false);
             }
             patience = Patience();
             continue;
         }
         patience.wait();
-        if (patience.is_up() && scratch != nullptr) add(take_others(member, kernel, scratch));
+        if (patience.is_up() && scratch != nullptr) work(true);
     }
 }
 
@@ -148,6 +156,13 @@ std::int64_t Crew::take(int run, std::uint32_t kernel, char* scratch) {
         seen = left.load(std::memory_order_acquire);
     }
     return taken;
+}
+
+// Of all threads but the leader.
+double Crew::busy_s() const {
+    double sum = 0.0;
+    for (int i = 1; i < size_; ++i) sum += records_[std::size_t(i)].busy_s.load(std::memory_order_relaxed);
+    return sum;
 }
 
 std::int64_t Crew::take_others(int member, std::uint32_t kernel, char* scratch) {
@@ -170,6 +185,9 @@ bool Crew::share(std::int64_t count, std::int64_t threads, std::int64_t scratch_
 
 bool Crew::hand_out(std::int64_t count, std::int64_t threads, std::int64_t scratch_bytes, Piece piece,
                     const void* pieces, char* scratch) {
+    const bool timed = recording_parts();
+    const double begin = timed ? clock_s() : 0.0, busy_before = timed ? busy_s() : 0.0;
+    at_.timed.store(timed, std::memory_order_relaxed);
     at_.scratch_bytes.store(scratch_bytes, std::memory_order_relaxed);
     at_.threads.store(int(threads), std::memory_order_relaxed);
     at_.piece = piece;
@@ -184,7 +202,7 @@ bool Crew::hand_out(std::int64_t count, std::int64_t threads, std::int64_t scrat
         runs_[std::size_t(i)].left.store(packed(kernel_, 0, length), std::memory_order_release);
     }
     std::int64_t own = scratch == nullptr ? 0 : take(0, kernel_, scratch);
-    const PartTimer timer(Part::waiting);
+    double own_s = timed ? clock_s() - begin : 0.0;
     Patience patience;
     for (;;) {
         std::int64_t done = own, refusals = 0;
@@ -193,7 +211,10 @@ bool Crew::hand_out(std::int64_t count, std::int64_t threads, std::int64_t scrat
         if (done == expected_) break;
         patience.wait();
         if (scratch != nullptr) {
-            if (patience.is_up()) own += take_others(0, kernel_, scratch);
+            if (!patience.is_up()) continue;
+            const double again = timed ? clock_s() : 0.0;
+            own += take_others(0, kernel_, scratch);
+            if (timed) own_s += clock_s() - again;
             continue;
         }
         for (std::int64_t i = 1; i < threads; ++i)
@@ -203,6 +224,8 @@ bool Crew::hand_out(std::int64_t count, std::int64_t threads, std::int64_t scrat
         return false;
     }
     expected_ -= own;
+    if (timed)
+        add_part(Part::waiting, clock_s() - begin - (own_s + busy_s() - busy_before) / double(threads));
     return true;
 }
 

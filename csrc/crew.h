@@ -48,6 +48,7 @@ class Crew {
     // Written by one thread alone.
     struct alignas(kApart) Record {
         std::atomic<std::int64_t> blocks{0};    // that it has computed, of all kernels
+        std::atomic<double> busy_s{0.0};        // that it took for them, while parts are recorded
         std::atomic<std::uint32_t> refused{0};  // the kernel that it has no scratch for
     };
 
@@ -63,6 +64,7 @@ class Crew {
     struct alignas(kApart) {
         std::atomic<std::int64_t> scratch_bytes{0};
         std::atomic<int> threads{1};
+        std::atomic<bool> timed{false};
         Piece piece = nullptr;
         const void* pieces = nullptr;
         std::int64_t count = 0, blocks = 0, block = 1;  // block: pieces of one
@@ -74,6 +76,7 @@ class Crew {
                   const void* pieces, char* scratch);
     void serve(int member);
     std::int64_t take(int run, std::uint32_t kernel, char* scratch);
+    double busy_s() const;
     std::int64_t take_others(int member, std::uint32_t kernel, char* scratch);
 };
 

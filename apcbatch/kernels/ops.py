@@ -64,7 +64,8 @@ class PassStack(Protocol):
         /,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The logits (r, vocabulary) float32 of tokens logits_rows (r,) int64, and the normed hidden states (s, h) of
-        hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. Raises ValueError."""
+        hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The logits are overwritten by
+        the next call. Raises ValueError."""
 
 
 class StackLayer(NamedTuple):

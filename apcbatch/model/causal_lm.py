@@ -139,7 +139,8 @@ class CausalLM:
         return self._decode(self._embed(batch.tokens), batch.ragged)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Run the packed batch; states, KV and snapshots are written where the batch says."""
+        """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are those of the
+        last call alone."""
         return self._passed(batch)[0] if self._runs_whole else self._forward(batch)
 
     def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -143,7 +143,7 @@ def test_threads_change_no_bit(family: str, tiny_checkpoint: Callable[..., Path]
     before, answers = torch.get_num_threads(), []
     for threads in (1, 2, 3, 7, 16):
         torch.set_num_threads(threads)
-        answers.append(loaded.model.forward(batch))
+        answers.append(loaded.model.forward(batch).clone())
     torch.set_num_threads(before)
     assert all(same_bits(answer, answers[0]) for answer in answers)
 
@@ -153,7 +153,7 @@ def test_layers_are_told_and_may_fail(threads: int, tiny_checkpoint: Callable[..
     threads waiting."""
     loaded = Loaded(tiny_checkpoint("jamba"))
     batch = loaded.batch([0], [130])
-    expected, told = loaded.model.forward(batch), []
+    expected, told = loaded.model.forward(batch).clone(), []
     loaded.model.on_layer = lambda: told.append(None)
     assert same_bits(loaded.model.forward(batch), expected)
     assert len(told) == loaded.num_layers
@@ -174,7 +174,7 @@ def test_memory_runs_out(refused: int, threads: int, tiny_checkpoint: Callable[.
     """Catches threads that wait for one which has no memory, and a pass that is silently not whole."""
     loaded = Loaded(tiny_checkpoint("jamba", **WIDE["jamba"]))
     batch = loaded.batch([0, 0], [70, 60])
-    expected = loaded.model.forward(batch)
+    expected = loaded.model.forward(batch).clone()
     _C.refuse_scratch(refused)
     try:
         assert same_bits(loaded.model.forward(batch), expected), "a thread without memory leaves its work to others"

@@ -33,6 +33,7 @@ class FusedStack:
         if embedding is not None:
             require_parameter(embedding, "embedding", (self._vocabulary, self._hidden), self._dtype)
         self._kept_alive = list(layers), norm, head, embedding  # the plan holds their addresses
+        self._logits = torch.empty(0, self._vocabulary, dtype=torch.float32)
         attentions = [layer.mixer for layer in layers if isinstance(layer.mixer, FusedAttention)]
         mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, FusedMixer)]
         self._num_pages = min((one.num_pages for one in attentions), default=0)
@@ -50,14 +51,14 @@ class FusedStack:
         hidden_rows: torch.Tensor | None = None,
         on_layer: Callable[[], None] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See PassStack."""
+        """See PassStack. The logits are those of the last call alone."""
         t, r = ragged.num_tokens, logits_rows.numel()
         tokens = require_indices(tokens, "tokens", (t,), self._vocabulary)
         logits_rows = require_indices(logits_rows, "logits_rows", (r,), t)
         if self._num_slots:
             require_slots(ragged.max_slot, self._num_slots)
         pages, where = self._where(ragged, pages)
-        logits = torch.empty(r, self._vocabulary, dtype=torch.float32)
+        logits = self._rows(r)
         hidden, wanted = None, (0, 0, 0)
         if hidden_rows is not None:
             hidden_rows = require_indices(hidden_rows, "hidden_rows", (hidden_rows.numel(),), t)
@@ -73,6 +74,12 @@ class FusedStack:
             num_threads(),
         )
         return logits, hidden
+
+    def _rows(self, count: int) -> torch.Tensor:
+        """Room for so many rows of logits, used again: new memory of that size would have to be cleared each time."""
+        if len(self._logits) < count:
+            self._logits = torch.empty(count, self._vocabulary, dtype=torch.float32)
+        return self._logits[:count]
 
     def _where(self, ragged: Ragged, pages: Pages) -> tuple[Pages, _C.Pages]:
         """The pages, to be kept alive, and as the compiled module takes them."""
