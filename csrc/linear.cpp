@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "huge_pages.h"
 #include "parts.h"
 #include "share.h"
 
@@ -92,6 +93,9 @@ struct Question {
     }
 };
 
+// Threads are not equally fast: what the last of them is behind, in pieces.
+constexpr double kUneven = 0.25;
+
 // The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
 // each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
 Cut search(const Question& question) {
@@ -110,7 +114,7 @@ Cut search(const Question& question) {
             const int64_t width = ceil_div(panels, wanted);
             const int64_t panel_blocks = ceil_div(panels, width);
             const int64_t rounds = ceil_div(real_row_blocks * panel_blocks, threads);
-            const double time = double(rounds) * piece_cost(shape, rows, width);
+            const double time = (double(rounds) + kUneven) * piece_cost(shape, rows, width);
             if (best_time == 0.0 || time < best_time) {
                 best = {rows, real_row_blocks, width, panel_blocks};
                 best_time = time;
@@ -153,6 +157,7 @@ int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
 
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
                  int num_threads) {
+    want_huge_pages(packed, packed_bytes(out, in, dtype));
     with_type(dtype, [&](auto of) {
         using T = TypeOf<decltype(of)>;
         pack(static_cast<const T*>(weight), stride, out, in, static_cast<T*>(packed), num_threads);
