@@ -29,13 +29,11 @@ class Cores:
 
     def advice(self, threads: int) -> str | None:
         """What is wrong with so many threads, and what to do about it; None for nothing."""
+        fix = f"give --threads {self.threads}"
         if threads > self.logical:
-            return f"{threads} threads share {self.logical} processors and wait for one another: give --threads {self.threads}"
+            return f"{threads} threads share {self.logical} processors and wait for one another: {fix}"
         if self.quota is not None and threads > max(1, self.quota):
-            return (
-                f"{threads} threads share a quota of {self.quota:g} processors and are stopped when it is used up: "
-                f"give --threads {self.threads}"
-            )
+            return f"{threads} threads share a quota of {self.quota:g} processors and are stopped when it is used up: {fix}"
         if self.nodes > 1 and threads > self.physical // self.nodes:
             return (
                 f"the cores belong to {self.nodes} NUMA nodes, and every thread reads all weights: run one process a "

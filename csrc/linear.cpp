@@ -93,8 +93,10 @@ struct Question {
     }
 };
 
-// Threads are not equally fast: what the last of them is behind, in pieces.
+// Threads are not equally fast: what the last of them is behind, in pieces, where there are many rows. Of a few
+// rows the weights are read as fast as memory gives them, best in pieces as long as can be.
 constexpr double kUneven = 0.25;
+constexpr int64_t kFewRows = 16;
 
 // The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
 // each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
@@ -103,6 +105,7 @@ Cut search(const Question& question) {
     const LinearShape& shape = question.shape;
     const int64_t fewest = ceil_div(t, kMaxRows);
     const int64_t most = threads > 1 && panels < 8 * threads ? fewest * 4 : fewest;
+    const double behind = t > kFewRows ? kUneven : 0.0;
     Cut best{};
     double best_time = 0.0;
     for (int64_t row_blocks = fewest; row_blocks <= most; ++row_blocks) {
@@ -114,7 +117,7 @@ Cut search(const Question& question) {
             const int64_t width = ceil_div(panels, wanted);
             const int64_t panel_blocks = ceil_div(panels, width);
             const int64_t rounds = ceil_div(real_row_blocks * panel_blocks, threads);
-            const double time = (double(rounds) + kUneven) * piece_cost(shape, rows, width);
+            const double time = (double(rounds) + behind) * piece_cost(shape, rows, width);
             if (best_time == 0.0 || time < best_time) {
                 best = {rows, real_row_blocks, width, panel_blocks};
                 best_time = time;

@@ -54,8 +54,8 @@ def _pages(pages: list[PageArray], begins: list[int]) -> tuple[torch.Tensor, lis
     if not len(pages[0]):
         return torch.empty((len(pages), 0), dtype=torch.int64), begins
     table = np.zeros((len(pages), max(map(len, pages))), np.int64)
-    for row, own in zip(table, pages, strict=True):
+    places = []
+    for row, own, begin in zip(table, pages, begins, strict=True):
         row[: len(own)] = own
-    columns, offsets = np.divmod(begins, PAGE_TOKENS)
-    places = table[np.arange(len(pages)), columns] * PAGE_TOKENS + offsets
-    return torch.from_numpy(table), places.tolist()
+        places.append(own[begin // PAGE_TOKENS] * PAGE_TOKENS + begin % PAGE_TOKENS)
+    return torch.from_numpy(table), places
