@@ -12,9 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cores:
-    """logical: processors that the process may run on. physical: the cores that these are, two siblings counting as one.
-    quota: processors' worth of time that its control group gets, None for no limit. nodes: the NUMA nodes that they
-    belong to. huge_pages: the system's setting for memory in large pages, None if it has none."""
+    """logical: processors that the process may run on. physical: the cores that these are, two siblings counting as
+    one. quota: processors' worth of time that its control group gets, None for no limit. nodes: the NUMA nodes that
+    they belong to. huge_pages: the system's setting for memory in large pages, None if it has none."""
 
     logical: int
     physical: int
@@ -33,7 +33,8 @@ class Cores:
         if threads > self.logical:
             return f"{threads} threads share {self.logical} processors and wait for one another: {fix}"
         if self.quota is not None and threads > max(1, self.quota):
-            return f"{threads} threads share a quota of {self.quota:g} processors and are stopped when it is used up: {fix}"
+            quota = f"a quota of {self.quota:g} processors"
+            return f"{threads} threads share {quota} and are stopped when it is used up: {fix}"
         if self.nodes > 1 and threads > self.physical // self.nodes:
             return (
                 f"the cores belong to {self.nodes} NUMA nodes, and every thread reads all weights: run one process a "

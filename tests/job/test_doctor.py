@@ -111,8 +111,9 @@ def test_a_scan_is_compared_with_the_reference(difference: float, monkeypatch: p
 
 def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a check that ends the others, one that is left out, and a failure without a fix."""
-    errors = dict(zip(CHECKS, (None, doctor.Broken("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"),
-                               ImportError("f"), RuntimeError("g")), strict=True))  # fmt: skip
+    raised = (None, doctor.Broken("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"),
+              ImportError("f"), RuntimeError("g"))  # fmt: skip
+    errors = dict(zip(CHECKS, raised, strict=True))
 
     def check_of(error: Exception | None) -> Callable[..., str]:
         def check(*arguments: Any) -> str:
@@ -129,6 +130,6 @@ def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.Monk
     again = f"; fix: {doctor.REINSTALL}"
     assert found == [
         ("python", True, "good"), ("torch", False, "a; fix: b"), ("extension", False, "c"),
-        ("threads", True, "good"), ("kernels", False, "d" + again), ("cuda", True, "good"), ("model", False, "e" + again),
-        ("template", False, "f" + again), ("store", False, "g" + again),
+        ("threads", True, "good"), ("kernels", False, "d" + again), ("cuda", True, "good"),
+        ("model", False, "e" + again), ("template", False, "f" + again), ("store", False, "g" + again),
     ]  # fmt: skip
