@@ -38,7 +38,7 @@ class Cores:
         if self.nodes > 1 and threads > self.physical // self.nodes:
             return (
                 f"the cores belong to {self.nodes} NUMA nodes, and every thread reads all weights: run one process a "
-                "node, as `numactl --cpunodebind=0 --membind=0 apcbatch run ...`, each with its part of the input"
+                "node, as `numactl -N 0 -m 0 apcbatch run ...`, each with its part of the input"
             )
         if self.huge_pages == "never":
             return (
