@@ -1,5 +1,7 @@
 """Types of the private extension (csrc/bindings*.cpp). Addresses and dtype codes are integers; 0 is no address."""
 
+from collections.abc import Callable
+
 # A number of sequences, the address of their page table and its columns, the addresses of cu_seqlens and context.
 Sequences = tuple[int, int, int, int, int]
 View = tuple[int, int, int]  # a tensor: where it begins, elements from one row to the next, its dtype's code
@@ -122,6 +124,47 @@ class Mlp:
 class Mixture:
     def __init__(self, router: Projection, experts_per_token: int, experts: list[Mlp], /) -> None: ...
     def run(self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
+
+class AttentionMixer:
+    def __init__(
+        self,
+        *,
+        norm: PreNorm,
+        qkv_proj: Projection,
+        o_proj: Projection,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        k_cache: View,
+        v_cache: View,
+    ) -> None: ...
+
+# A page table's address and its columns, the addresses of context and of the tokens' places in the cache.
+Pages = tuple[int, int, int, int]
+# How many rows of the residual, the address of their numbers, and where what is wanted of them goes.
+Wanted = tuple[int, int, int]
+
+class Stack:
+    def __init__(
+        self,
+        layers: list[tuple[Mixer | AttentionMixer, PreNorm | None, Mlp | Mixture | None]],
+        norm: PreNorm,
+        head: Projection,
+        embedding: int,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        tokens: int,
+        ragged: RaggedParams,
+        pages: Pages,
+        logits: Wanted,
+        hidden: Wanted,
+        on_layer: Callable[[], None] | None,
+        num_threads: int,
+        /,
+    ) -> None: ...
 
 def record_parts(on: bool, /) -> None: ...
 def part_seconds() -> list[float]: ...

@@ -25,6 +25,7 @@ MOST_RUNNING = 1 << 16
 MOST_STOP_TOKENS = 1 << 10
 MOST_BYTES = 1 << 60
 MOST_WORKERS = 1 << 12
+MOST_THREADS = 1 << 10
 MOST_WORKER_CPUS = 1 << 10
 MOST_SECONDS = 1 << 20
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
@@ -74,6 +75,14 @@ class Config:
         "Instruction set of the CPU kernels; the best one is found by default.",
         choices=("amx", "avx512bf16", "avx512", "avx2", "plain"),
         flag=None,
+    )
+    threads: int | None = option(
+        None,
+        "Model",
+        "Threads of the CPU kernels; by default one for each core that this process may use.",
+        kind="integer",
+        minimum=1,
+        maximum=MOST_THREADS,
     )
 
     format: str = option(

@@ -4,6 +4,7 @@
     python benchmarks/threads.py shapes --out benchmarks/results/threads.json
     python tools/make_performance_docs.py
 
+With --before FILE, the document of another build measured in turns with this one, each rate has that one's beside it.
 Takes two minutes on 16 idle cores. The last line is the document: machine, and rates, one for each shape, dtype, number
 of threads and pass.
 """
@@ -46,6 +47,17 @@ def measure(server: Server, running: int, repeats: int) -> dict[str, Any]:
     return {"pass": name, "tokens_per_s": rate, "parts": dict(passes)[rate]}
 
 
+def with_before(document: dict[str, Any], before: dict[str, Any], change: str) -> dict[str, Any]:
+    """The document with another one's rate beside each of the same model, dtype, threads and pass."""
+    keys = ("model", "dtype", "threads", "pass")
+    known = {tuple(one[key] for key in keys): one["tokens_per_s"] for one in before["rates"]}
+    rates = []
+    for one in document["rates"]:
+        earlier = known.get(tuple(one[key] for key in keys))
+        rates.append(one if earlier is None else {**one, "before": earlier})
+    return {**document, "change": change, "rates": rates}
+
+
 def main() -> None:
     """Measure and write the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -53,6 +65,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[16, 8, 4, 2, 1])
     parser.add_argument("--running", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--before", type=Path, help="the document of an earlier build on the same machine")
+    parser.add_argument("--change", default="lies between the two builds", help="what it did")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     servers = {}
@@ -71,6 +85,8 @@ def main() -> None:
                 one = {"model": shape, "dtype": dtype, "threads": threads, **measure(server, running, options.repeats)}
                 document["rates"].append(one)
                 print(f"{shape} {dtype}, {threads} threads, {one['pass']}: {one['tokens_per_s']:.1f}", flush=True)
+        if options.before:
+            document = with_before(document, json.loads(options.before.read_text()), options.change)
         if options.out:
             options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))

@@ -9,7 +9,7 @@
 namespace apcbatch {
 namespace {
 
-constexpr int64_t kSerialWork =
+constexpr double kSerialWork =
     1 << 20;  // multiply-adds below which one thread is faster than waking the others
 
 int64_t unit_cost(const AttentionParams& p, const AttentionUnit& unit) {
@@ -64,7 +64,8 @@ void paged_attention(const AttentionParams& params, int num_threads) {
     }
     const auto run = APC_FOR_ISA_ATTENTION(attention_unit);
     const int64_t count = int64_t(units.size());
-    share_pieces(count, work < kSerialWork ? 1 : num_threads, attention_scratch_bytes(params.head_dim, rows),
+    share_pieces(count, useful_threads(double(work), kSerialWork, num_threads),
+                 attention_scratch_bytes(params.head_dim, rows),
                  [&](int64_t i, char* scratch) { run(params, units[size_t(i)], scratch); });
 }
 

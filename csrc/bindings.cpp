@@ -41,5 +41,6 @@ PYBIND11_MODULE(_C, m) {
     bind_attention(m);
     bind_recurrent(m);
     bind_layers(m);
+    bind_stack(m);
     m.def("refuse_scratch", &apcbatch::refuse_scratch);  // for tests
 }

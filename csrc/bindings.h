@@ -9,3 +9,4 @@ void bind_rows(py::module_& m);       // norms, gates, choices
 void bind_attention(py::module_& m);  // the paged cache
 void bind_recurrent(py::module_& m);  // causal_conv, selective_scan
 void bind_layers(py::module_& m);     // whole parts of a layer
+void bind_stack(py::module_& m);      // a whole pass

@@ -25,13 +25,41 @@ APC_INLINE Vec load_logits(const float* p, int64_t count) {
     return Vec::load(padded);
 }
 
-APC_INLINE float row_max(const float* logits, int64_t n) {
-    Vec best = load_logits(logits, n);
-    for (int64_t at = kLanes; at < n; at += kLanes) best = max(best, load_logits(logits + at, n - at));
+// The largest of a row, and whether all of it is finite: x - x is 0 for what is, and NaN otherwise.
+struct Top {
+    float value;
+    bool finite;
+};
+
+APC_INLINE Top row_top(const float* logits, int64_t n) {
+    constexpr int kWays = 4;  // as the processor begins a maximum long before the one before it is done
+    Vec best[kWays], nothing[kWays];
+    for (int way = 0; way < kWays; ++way) {
+        best[way] = Vec::broadcast(-__builtin_inff());
+        nothing[way] = Vec::zero();
+    }
+    int64_t at = 0;
+    for (; at + kWays * kLanes <= n; at += kWays * kLanes) {
+#pragma GCC unroll 4
+        for (int way = 0; way < kWays; ++way) {
+            const Vec x = Vec::load(logits + at + way * kLanes);
+            best[way] = max(best[way], x);
+            nothing[way] = nothing[way] + (x - x);
+        }
+    }
+    for (int way = 1; way < kWays; ++way) {
+        best[0] = max(best[0], best[way]);
+        nothing[0] = nothing[0] + nothing[way];
+    }
     float lane[kLanes];
-    best.store(lane);
-    for (int i = 1; i < kLanes; ++i) lane[0] = lane[i] > lane[0] ? lane[i] : lane[0];
-    return lane[0];
+    best[0].store(lane);
+    Top top = {lane[0], (nothing[0] <= Vec::zero()).all()};
+    for (int i = 1; i < kLanes; ++i) top.value = lane[i] > top.value ? lane[i] : top.value;
+    for (; at < n; ++at) {
+        top.value = logits[at] > top.value ? logits[at] : top.value;
+        top.finite = top.finite && logits[at] - logits[at] == 0.0f;
+    }
+    return top;
 }
 
 // The sum of exp(logit - highest), in float64.
@@ -51,9 +79,12 @@ APC_INLINE double exp_sum(const float* logits, int64_t n, float highest) {
     return sum[0];
 }
 
-APC_INLINE int64_t first_equal(const float* logits, int64_t n, float value) {
+// Where the largest value of a row first is.
+APC_INLINE int64_t first_of(const float* logits, int64_t n, float largest) {
+    const Vec value = Vec::broadcast(largest);
     int64_t i = 0;
-    while (i < n - 1 && logits[i] != value) ++i;
+    while (i + kLanes <= n && (Vec::load(logits + i) < value).all()) i += kLanes;
+    while (i < n - 1 && logits[i] != largest) ++i;
     return i;
 }
 
@@ -76,7 +107,7 @@ void softmax_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* sc
     float* exponentials = reinterpret_cast<float*>(scratch);
     for (int64_t r = begin; r < end; ++r) {
         const float* logits = p.logits + r * p.stride;
-        const Vec base = Vec::broadcast(row_max(logits, p.n));
+        const Vec base = Vec::broadcast(row_top(logits, p.n).value);
         for (int64_t at = 0; at < p.n; at += kLanes) {
             exp(load_logits(logits + at, p.n - at) - base).store(exponentials + at);
         }
@@ -91,11 +122,15 @@ void softmax_topk_rows(const TopkParams& p, int64_t begin, int64_t end, char* sc
 void logprob_rows(const LogprobParams& p, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const float* logits = p.logits + r * p.stride;
-        const float highest = row_max(logits, p.n);
-        if (p.choose) p.tokens[r] = first_equal(logits, p.n, highest);
+        const Top top = row_top(logits, p.n);
+        if (p.choose) p.tokens[r] = top.finite ? first_of(logits, p.n, top.value) : -1;
         if (!p.logprobs) continue;
-        const double gap = double(logits[p.tokens[r]]) - double(highest);
-        p.logprobs[r] = float(gap - ::log(exp_sum(logits, p.n, highest)));
+        if (p.tokens[r] < 0) {
+            p.logprobs[r] = __builtin_nanf("");
+            continue;
+        }
+        const double gap = double(logits[p.tokens[r]]) - double(top.value);
+        p.logprobs[r] = float(gap - ::log(exp_sum(logits, p.n, top.value)));
     }
 }
 

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "huge_pages.h"
 #include "parts.h"
 #include "share.h"
 
@@ -17,7 +18,7 @@ constexpr int64_t kMaxRows = 144;
 constexpr int64_t kMaxPanels = 32;
 // Waking the others pays from about 80 us of work on. A weight that is read costs as much as kWeightCost
 // multiply-adds, which is what counts for few rows.
-constexpr int64_t kSerialWork = 1 << 22;
+constexpr double kSerialWork = 1 << 22;
 constexpr int64_t kWeightCost = 8;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -81,24 +82,42 @@ double piece_cost(const LinearShape& shape, int64_t rows, int64_t panels) {
     return double(panels) * panel + shape.row_costs * double(rows);
 }
 
+// What a cut depends on.
+struct Question {
+    int64_t t, panels, threads;
+    LinearShape shape;
+    bool operator==(const Question& other) const {
+        return t == other.t && panels == other.panels && threads == other.threads &&
+               shape.tile_rows == other.shape.tile_rows && shape.panel_costs == other.shape.panel_costs &&
+               shape.row_costs == other.shape.row_costs;
+    }
+};
+
+// Threads are not equally fast: what the last of them is behind, in pieces, where there are many rows. Of a few
+// rows the weights are read as fast as memory gives them, best in pieces as long as can be.
+constexpr double kUneven = 0.25;
+constexpr int64_t kFewRows = 16;
+
 // The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
 // each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
-Cut cut(const LinearArgs& args, const LinearShape& shape, int64_t threads) {
-    const int64_t panels = panels_of(args.out);
-    const int64_t fewest = ceil_div(args.t, kMaxRows);
+Cut search(const Question& question) {
+    const int64_t panels = question.panels, t = question.t, threads = question.threads;
+    const LinearShape& shape = question.shape;
+    const int64_t fewest = ceil_div(t, kMaxRows);
     const int64_t most = threads > 1 && panels < 8 * threads ? fewest * 4 : fewest;
+    const double behind = t > kFewRows ? kUneven : 0.0;
     Cut best{};
     double best_time = 0.0;
     for (int64_t row_blocks = fewest; row_blocks <= most; ++row_blocks) {
-        int64_t rows = ceil_div(args.t, row_blocks);
+        int64_t rows = ceil_div(t, row_blocks);
         if (row_blocks > 1) rows = ceil_div(rows, shape.tile_rows) * shape.tile_rows;
-        const int64_t real_row_blocks = ceil_div(args.t, rows);
+        const int64_t real_row_blocks = ceil_div(t, rows);
         const int64_t enough = ceil_div(8 * threads, real_row_blocks);
         for (int64_t wanted = ceil_div(panels, kMaxPanels); wanted <= panels; ++wanted) {
             const int64_t width = ceil_div(panels, wanted);
             const int64_t panel_blocks = ceil_div(panels, width);
             const int64_t rounds = ceil_div(real_row_blocks * panel_blocks, threads);
-            const double time = double(rounds) * piece_cost(shape, rows, width);
+            const double time = (double(rounds) + behind) * piece_cost(shape, rows, width);
             if (best_time == 0.0 || time < best_time) {
                 best = {rows, real_row_blocks, width, panel_blocks};
                 best_time = time;
@@ -107,6 +126,19 @@ Cut cut(const LinearArgs& args, const LinearShape& shape, int64_t threads) {
         }
     }
     return best;
+}
+
+// The same, remembered: a pass asks the same few questions in every layer, and the search takes microseconds.
+Cut cut(const Question& question) {
+    struct Answer {
+        Question question;
+        Cut cut;
+    };
+    constexpr int64_t kAnswers = 64;
+    thread_local Answer answers[kAnswers] = {};
+    Answer& answer = answers[(question.t * 31 + question.panels * 7 + question.threads) % kAnswers];
+    if (!(answer.question == question)) answer = {question, search(question)};
+    return answer.cut;
 }
 
 int64_t scratch_bytes(int64_t rows, int64_t panels) {
@@ -128,6 +160,7 @@ int64_t packed_bytes(int64_t out, int64_t in, DType dtype) {
 
 void pack_linear(const void* weight, int64_t stride, int64_t out, int64_t in, DType dtype, void* packed,
                  int num_threads) {
+    want_huge_pages(packed, packed_bytes(out, in, dtype));
     with_type(dtype, [&](auto of) {
         using T = TypeOf<decltype(of)>;
         pack(static_cast<const T*>(weight), stride, out, in, static_cast<T*>(packed), num_threads);
@@ -147,8 +180,8 @@ void linear(const LinearArgs& args, int num_threads) {
     if (args.t == 0 || args.out == 0) return;
     const LinearShape& shape = args.w_dtype == DType::bfloat16 ? isa.bfloat16 : isa.float32;
     const double work = double(args.t + kWeightCost) * double(args.out) * double(args.in);
-    const int64_t threads = work < double(kSerialWork) ? 1 : usable_threads(num_threads);
-    const Cut c = cut(args, shape, threads);
+    const int64_t threads = useful_threads(work, kSerialWork, num_threads);
+    const Cut c = cut({args.t, panels_of(args.out), threads, shape});
     const int64_t pieces = c.row_blocks * c.panel_blocks;
     share_pieces(pieces, threads, scratch_bytes(c.rows, c.panels), [&](int64_t piece, char* scratch) {
         const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;

@@ -4,10 +4,24 @@
 
 namespace apcbatch {
 
-enum class Part : int { products, convolution, scan, norms, gated_product, routing };
-constexpr int kParts = 6;
+// waiting: of the crew's threads for one another, as a mean over them, in all of the others.
+enum class Part : int {
+    products,
+    convolution,
+    scan,
+    norms,
+    gated_product,
+    routing,
+    attention,
+    embedding,
+    waiting
+};
+constexpr int kParts = 9;
 
-void record_parts(bool on);    // on: from zero
+void record_parts(bool on);  // on: from zero
+bool recording_parts();
+void add_part(Part part, double seconds);  // while recording is on
+double clock_s();
 const double* part_seconds();  // (kParts), since recording was last turned on
 
 // Adds its lifetime to a part; without recording it costs one test.

@@ -51,7 +51,9 @@ struct LogprobParams {
     int64_t t = 0, n = 0;
     const float* logits = nullptr;  // (t, n)
     int64_t stride = 0;
-    bool choose = false;        // true: tokens receives the largest logit's index, the lowest on ties
+    // true: tokens receives the largest logit's index, the lowest on ties; -1 for a row that is not finite,
+    // whose log-probability is NaN
+    bool choose = false;
     int64_t* tokens = nullptr;  // (t)
     float* logprobs = nullptr;  // (t) or null
 };

@@ -18,11 +18,14 @@ constexpr std::int64_t kWidestConvRange = 4096;
 
 // Below this many updates (of a state, or of a convolution's sum) one thread is faster than waking the
 // others.
-constexpr std::int64_t kSerialWork = 1 << 18;
+constexpr double kSerialWork = 1 << 18;
+constexpr std::int64_t kConvSetUp = 4;  // the weights are widened and transposed
 
-int useful_threads(const RaggedParams& ragged, std::int64_t updates_per_token, int num_threads) {
-    const std::int64_t tokens = ragged.cu_seqlens[ragged.num_sequences];
-    return tokens * updates_per_token < kSerialWork ? 1 : num_threads;
+// set_up: what a unit does before its first token, in tokens.
+int threads_for(const RaggedParams& ragged, std::int64_t set_up, std::int64_t updates_per_token,
+                int num_threads) {
+    const std::int64_t tokens = set_up + ragged.cu_seqlens[ragged.num_sequences];
+    return useful_threads(double(tokens) * double(updates_per_token), kSerialWork, num_threads);
 }
 
 // Runs `unit_function` on every unit, each thread with scratch for its widest.
@@ -52,7 +55,7 @@ std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels
 }
 
 void causal_conv(const ConvParams& params, int num_threads) {
-    num_threads = useful_threads(params.ragged, params.d_inner * params.width, num_threads);
+    num_threads = threads_for(params.ragged, kConvSetUp, params.d_inner * params.width, num_threads);
     const auto units = partition(params.ragged, params.d_inner, kWidestConvRange, num_threads);
     if (units.empty()) return;
     run_units(params, units, APC_FOR_ISA(causal_conv_unit), conv_scratch_floats(params, units[0].channels),
@@ -60,7 +63,7 @@ void causal_conv(const ConvParams& params, int num_threads) {
 }
 
 void selective_scan(const ScanParams& params, int num_threads) {
-    num_threads = useful_threads(params.ragged, params.d_inner * params.d_state, num_threads);
+    num_threads = threads_for(params.ragged, 0, params.d_inner * params.d_state, num_threads);
     const auto units =
         partition(params.ragged, params.d_inner, widest_scan_range(params.d_state), num_threads);
     if (units.empty()) return;

@@ -53,6 +53,13 @@ char* thread_workspace(std::int64_t bytes) {
     return memory;
 }
 
+char* thread_stream(std::int64_t bytes) {
+    thread_local Scratch stream;
+    char* memory = stream.grown(bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+
 void refuse_scratch(std::int64_t count) { refusals = count; }
 
 }  // namespace apcbatch

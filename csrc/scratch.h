@@ -13,6 +13,9 @@ char* thread_scratch(std::int64_t bytes) noexcept;
 // Throws std::bad_alloc.
 char* thread_workspace(std::int64_t bytes);
 
+// The same for a call made of several such calls: what goes from one to the next.
+char* thread_stream(std::int64_t bytes);
+
 // For tests: the next `count` calls of either find no memory.
 void refuse_scratch(std::int64_t count);
 

@@ -4,6 +4,8 @@
 // new process uses one thread. Neither changes a bit of any result.
 #include "share.h"
 
+#include <atomic>
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <dlfcn.h>
 #include <pthread.h>
@@ -43,6 +45,11 @@ int usable_threads(std::int64_t wanted) {
     constexpr std::int64_t kMost = 1 << 16;
     if (wanted < 1 || single.load(std::memory_order_relaxed)) return 1;
     return int(wanted < kMost ? wanted : kMost);
+}
+
+int useful_threads(double work, double too_little, std::int64_t wanted) {
+    constexpr double kAwake = 1.0 / 16;
+    return work < (Crew::led() != nullptr ? too_little * kAwake : too_little) ? 1 : usable_threads(wanted);
 }
 
 }  // namespace apcbatch

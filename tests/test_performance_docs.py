@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.threads import with_before
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "tools" / "make_performance_docs.py"
 
@@ -77,7 +79,24 @@ def test_page_with_threads(tmp_path: Path) -> None:
     assert "| mamba-130m float32, prefill of 2048 | 500 | 6,000 | 12.0 |  |" in page
     assert "| mamba-130m bfloat16, prefill of 2048 |  | 21,000 |  | 3.50 |" in page
     assert "| 13 % |" in page and "| 31 % |" in page and "9 %" not in page.partition("Sixteen")[2].partition("##")[0]
-    assert "Sixteen cores, kernels for amx" in page
+    assert "Sixteen cores, kernels for amx" in page and "before" not in page.partition("Sixteen")[2].partition("##")[0]
+
+
+def test_page_with_threads_before_a_change(tmp_path: Path) -> None:
+    """Faults: a gain over another pass or the wrong way up; a column of a comparison that one number cannot have."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    keys = {"model": "mamba-130m", "dtype": "float32", "threads": 16, "parts": {"scan": 0.13}}
+    after = {"machine": {"processor": "Sixteen cores", "isa": "amx", "torch": "2", "python": "3"}, "rates": [
+        {**keys, "pass": "decode, 1 running", "tokens_per_s": 180.0},
+        {**keys, "pass": "decode, 32 running", "tokens_per_s": 2400.0},
+    ]}  # fmt: skip
+    before = {"rates": [{**after["rates"][1], "tokens_per_s": 1500.0}]}
+    document = with_before(after, before, "made it faster")
+    page = made(tmp_path, engine=engine(), threads=document)
+    assert "before the change that made it faster" in page
+    assert "| mamba-130m float32, decode, 32 running | 2,400 | 1,500 | 1.60 |  |" in page
+    assert "| mamba-130m float32, decode, 1 running | 180 |  |  |  |" in page
+    assert "16 over 16" not in page
 
 
 def test_page_with_peers(tmp_path: Path) -> None:

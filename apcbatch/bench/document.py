@@ -14,7 +14,7 @@ import torch
 from apcbatch.bench import GROUPS, datasets, kernels, machine, passes, reuse
 from apcbatch.bench.figures import Figure, Sizes
 from apcbatch.config import Config
-from apcbatch.engine.opening import use_isa
+from apcbatch.engine.opening import use_processor
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
@@ -34,7 +34,7 @@ def measure(
     """
     if "run" in groups and set(groups) != set(GROUPS) and input is None:
         raise UsageError("the group run needs conversations; give --input FILE")
-    use_isa(config)
+    use_processor(config)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     document: dict[str, Any] = {
         "version": VERSION,

@@ -14,7 +14,7 @@ from typing import Any
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
-from apcbatch.kernels.fused_seconds import recorded_parts
+from apcbatch.kernels.fused_seconds import WAITING, recorded_parts
 from apcbatch.kernels.ops import Backend
 
 PRODUCTS = "matrix products"
@@ -71,7 +71,7 @@ class Parts:
             fused = stack.enter_context(recorded_parts())
             yield
         for part, seconds in fused.items():
-            if seconds:
+            if seconds and part != WAITING:  # which is in the other parts
                 self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def _time_op(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

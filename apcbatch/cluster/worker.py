@@ -54,9 +54,7 @@ class Worker:
         warn: Callable[[str], None] = lambda sentence: None,
         speak: Callable[[Message], None] = lambda message: None,
     ) -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
-        self._config = Config(**config)
+        self._config = Config(**{**config, "threads": threads or config.get("threads")})
         self._engine = open_engine(self._config, salt, warn)
         self._assembler = Assembler.of(self._config.model, ChatOptions.of(self._config))
         self._node, self._speak, self._spoke = node, speak, time.monotonic()

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from apcbatch.config import Config
+from apcbatch.cores import find_cores
 from apcbatch.engine.engine import Engine
 from apcbatch.errors import UsageError
 from apcbatch.kernels.isa import set_isa
+from apcbatch.kernels.threads import set_threads, threads
 
 
 def open_engine(config: Config, cache_salt: str | None, warn: Callable[[str], None]) -> Engine:
     """An engine with the options of a run. cache_salt: the secret itself."""
-    use_isa(config)
+    use_processor(config)
     return Engine(
         config.model,
         dtype=config.dtype,
@@ -34,8 +36,10 @@ def open_engine(config: Config, cache_salt: str | None, warn: Callable[[str], No
     )
 
 
-def use_isa(config: Config) -> None:
-    """Choose the instruction set of the CPU kernels, if the configuration names one."""
+def use_processor(config: Config) -> None:
+    """Choose the instruction set and the threads of the CPU kernels, as the configuration says; by default a thread for
+    each core that this process may use, and no more than torch was told to use. UsageError."""
+    set_threads(config.threads or min(threads(), find_cores().threads))
     if config.isa is None:
         return
     try:

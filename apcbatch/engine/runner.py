@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from apcbatch.engine.decode_batch import decode_batch, is_decode
 from apcbatch.engine.sampler import greedy
 from apcbatch.engine.scoring import score_rows
 from apcbatch.engine.sequence import Sequence
@@ -130,6 +131,8 @@ def run_pass(
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     """The packed tensors of a step; a token that is not known yet is one that the pass before chooses."""
+    if before is None and is_decode(chunks):
+        return decode_batch(chunks)
     counts = np.array([chunk.count for chunk in chunks], np.int64)
     begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)

@@ -14,9 +14,8 @@ import numpy.typing as npt
 import torch
 
 from apcbatch.kernels.ops import Backend
-from apcbatch.model.finite import finite_rows
 
-NOT_FINITE = -1
+NOT_FINITE = -1  # in place of a token, from the ops
 # Two float32 logits that differ are 2**-149 apart or more: from here down, all weight is on the largest.
 _COLDEST = 1e-200
 
@@ -34,9 +33,10 @@ class Choice:
 
     def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         self.tokens = tokens
-        self._copies = [None if part is None else part.to("cpu", non_blocking=True) for part in (tokens, logprobs)]
+        self._copies = [tokens, logprobs]
         self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
+            self._copies = [None if part is None else part.to("cpu", non_blocking=True) for part in self._copies]
             self._copied.record()
 
     def read(self) -> tuple[list[int], list[float]]:
@@ -53,15 +53,7 @@ def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
     look at every logit."""
     tokens, logprobs = ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
-    return Choice(_checked(tokens, logits), logprobs)
-
-
-def _checked(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The tokens, with NOT_FINITE for each row that is not. One sum over all rows tells whether there is any; only then
-    are the rows looked at one by one. The ops of a device look at each number anyway and mark the rows themselves."""
-    if not logits.is_cuda and not math.isfinite(logits.sum().item()):
-        return tokens.where(finite_rows(logits), NOT_FINITE)
-    return tokens
+    return Choice(tokens, logprobs)
 
 
 def draw(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from apcbatch.config import Config
+from apcbatch.cores import find_cores
 from apcbatch.errors import ApcbatchError
 from apcbatch.model.locate import locate_model, note_of
 
@@ -50,6 +51,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("python", _python),
         ("torch", _torch),
         ("extension", lambda: _extension(config)),
+        ("threads", _threads),
         ("kernels", _kernels),
         ("cuda", lambda: _cuda(config.device)),
         ("model", lambda: _model(config)),
@@ -79,17 +81,32 @@ def _torch() -> str:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
         raise Broken(f"torch {torch.__version__} is too old", "pip install 'torch>=2.11'")
-    return f"{torch.__version__}, {torch.get_num_threads()} threads"
+    return str(torch.__version__)
 
 
 def _extension(config: Config) -> str:
     try:
-        from apcbatch.engine.opening import use_isa
+        from apcbatch.engine.opening import use_processor
         from apcbatch.kernels.isa import isa
     except ImportError as error:
         raise Broken(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
-    use_isa(config)
+    use_processor(config)
     return f"instruction set {isa()}"
+
+
+def _threads() -> str:
+    """Those of the CPU kernels, set by the check before this one, and the cores that they have."""
+    from apcbatch.kernels.threads import threads
+
+    cores, count = find_cores(), threads()
+    quota = "" if cores.quota is None else f", a quota of {cores.quota:g}"
+    nodes = f"{cores.nodes} NUMA node" + ("s" if cores.nodes > 1 else "")
+    found = f"{count} on {cores.physical} cores ({cores.logical} processors{quota}, {nodes})"
+    pages = "" if cores.huge_pages is None else f", huge pages: {cores.huge_pages}"
+    advice = cores.advice(count)
+    if advice is not None:
+        raise Doubtful(f"{found}{pages}; {advice}")
+    return found + pages
 
 
 def _kernels() -> str:

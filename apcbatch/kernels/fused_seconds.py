@@ -10,7 +10,18 @@ from contextlib import contextmanager
 
 from apcbatch import _C
 
-PARTS = ("matrix products", "convolution", "scan", "norms", "gated product", "experts")  # csrc/parts.h, Part
+WAITING = "waiting for threads"  # in all other parts
+PARTS = (  # csrc/parts.h, Part
+    "matrix products",
+    "convolution",
+    "scan",
+    "norms",
+    "gated product",
+    "experts",
+    "attention",
+    "embedding",
+    WAITING,
+)
 
 
 @contextmanager

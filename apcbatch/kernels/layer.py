@@ -67,6 +67,20 @@ class MixerWeights(Generic[LinearT]):
 
 
 @dataclass(frozen=True, eq=False)
+class AttentionWeights(Generic[LinearT]):
+    """An attention mixer of grouped queries, causal, without position embeddings. Packed weights of one dtype.
+
+    qkv_proj (h + 2 kv_heads head_dim, h): queries, keys, values. o_proj (h, h). heads: of the queries. scale: of a
+    query's products with its keys.
+    """
+
+    qkv_proj: LinearT
+    o_proj: LinearT
+    heads: int
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
 class Expert(Generic[LinearT]):
     """down(silu(gate x) * up x). Shazeer, "GLU variants", arXiv 2002.05202.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from apcbatch.kernels.layer import Expert, Linear, LinearT, MixerWeights, PreNorm, Residual
+from apcbatch.kernels.layer import AttentionWeights, Expert, Linear, LinearT, MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
 Mixer: TypeAlias = Callable[[Residual, Ragged], None]
@@ -39,6 +39,40 @@ class DecodeStack(Protocol):
     def most_rows(self) -> int: ...
 
     def __call__(self, residual: torch.Tensor, ragged: Ragged, /) -> torch.Tensor: ...
+
+
+class Pages(NamedTuple):
+    """Where the sequences of a pass have their keys and values: page_table (b, pages) int64, context (b,) int64 tokens
+    cached before this piece, token_slots (t,) int64, page x PAGE_TOKENS + offset of each token."""
+
+    page_table: torch.Tensor
+    context: torch.Tensor
+    token_slots: torch.Tensor
+
+
+class PassStack(Protocol):
+    """A whole pass in one call: embedding, layers, final norm, head. The bits are those of the ops one by one."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        ragged: Ragged,
+        pages: Pages,
+        logits_rows: torch.Tensor,
+        hidden_rows: torch.Tensor | None = None,
+        on_layer: Callable[[], None] | None = None,
+        /,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The logits (r, vocabulary) float32 of tokens logits_rows (r,) int64, and the normed hidden states (s, h) of
+        hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The logits are overwritten by
+        the next call. Raises ValueError."""
+
+
+class StackLayer(NamedTuple):
+    """The parts of a layer as the kernels have them; feed_forward: None for none."""
+
+    mixer: Any
+    feed_forward: FeedForward | None
 
 
 class Ops(Protocol[UsedLinear]):
@@ -153,6 +187,22 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
 
     def decode_stack(self, mixers: Sequence[MixerT], norm: PreNorm, head: LinearT) -> DecodeStack | None:
         """What runs decode passes of these mixers alone in one launch; None where the device has no such kernel."""
+
+    def attention(
+        self, norm: PreNorm, weights: AttentionWeights[LinearT], k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> Any:
+        """An attention mixer for `pass_stack`; None where the device has none."""
+
+    def pass_stack(
+        self, layers: Sequence[StackLayer], norm: PreNorm, head: LinearT, embedding: torch.Tensor | None
+    ) -> PassStack | None:
+        """What runs whole passes in one call; None where the device has no such call. norm: the final one. embedding:
+        (vocabulary, h) in the head's dtype; None: the head's rows."""
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether somebody wants to see each op: then a pass is to be made of them."""
+        return OPS[0] in vars(self)
 
     @contextmanager
     def observed(self, around: Around) -> Iterator[None]:

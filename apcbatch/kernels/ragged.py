@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,6 +64,30 @@ class Ragged:
             none if snapshot_slots is None else snapshot_slots,
         )
 
+    @classmethod
+    def of_decode(
+        cls, initial_slots: torch.Tensor, final_slots: torch.Tensor, initial: list[int], final: list[int]
+    ) -> Ragged:
+        """The Ragged of a decode pass: one token of each sequence, no snapshots. The slots (b,) int64 contiguous on the
+        CPU, and the same as lists, which are checked. Raises ValueError."""
+        b = len(final)
+        offsets, zeros, none = _constants(b)
+        arrays = offsets, initial_slots, final_slots, zeros, none, none
+        goes_on = all(first == last or first < 0 for first, last in zip(initial, final, strict=True))
+        if not goes_on or min(initial) < -1 or min(final) < 0 or len(set(final)) < b:
+            return cls(*arrays)  # looked at piece by piece
+        ragged = object.__new__(cls)
+        for name, array in zip(_ARRAYS, arrays, strict=True):
+            object.__setattr__(ragged, name, array)
+        object.__setattr__(ragged, "copies", {})
+        ragged._settle(b, b, max(final))
+        return ragged
+
+    @staticmethod
+    def rows(count: int) -> torch.Tensor:
+        """0 .. count - 1, not to be changed."""
+        return _constants(count)[0][:count]
+
     def on(self, device: torch.device, make: Callable[[Ragged, torch.device], Copy]) -> Copy:
         """This batch's copy on another device, which make(self, device) gives when it is first asked for."""
         copy: Copy | None = self.copies.get(device)
@@ -89,15 +114,18 @@ class Ragged:
         assign(self, "num_sequences", num_sequences)
         assign(self, "num_tokens", num_tokens)
         assign(self, "max_slot", max_slot)
-        arrays = (
-            self.cu_seqlens,
-            self.initial_slots,
-            self.final_slots,
-            self.snapshot_cu,
-            self.snapshot_positions,
-            self.snapshot_slots,
-        )
-        assign(self, "params", _C.RaggedParams(num_sequences, *(array.data_ptr() for array in arrays)))
+        addresses = [getattr(self, name).data_ptr() for name in _ARRAYS]
+        assign(self, "params", _C.RaggedParams(num_sequences, *addresses))
+
+
+_ARRAYS = ("cu_seqlens", "initial_slots", "final_slots", "snapshot_cu", "snapshot_positions", "snapshot_slots")
+
+
+@lru_cache(maxsize=256)
+def _constants(b: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What all decode passes of b sequences have: the offsets (b + 1), as many zeros, and nothing."""
+    offsets, zeros = torch.arange(b + 1, device="cpu"), torch.zeros(b + 1, dtype=torch.int64, device="cpu")
+    return offsets, zeros, torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def _highest_of_decode(ragged: Ragged) -> int | None:

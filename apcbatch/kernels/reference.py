@@ -180,10 +180,11 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index of each row's largest logit, the lowest on ties, and its log-probability."""
-    tokens = softmax_topk(logits, 1)[1].squeeze(1)
+    """The index of each row's largest logit, the lowest on ties, and its log-probability; -1 and NaN where a logit is
+    not finite."""
+    tokens, finite = softmax_topk(logits, 1)[1].squeeze(1), logits.isfinite().all(1)
     logprobs = logits.double().log_softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
-    return tokens, logprobs.to(logits.dtype)
+    return tokens.where(finite, -1), logprobs.to(logits.dtype).where(finite, torch.nan)
 
 
 def token_logprob(logits: torch.Tensor, token: int) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.layer import PreNorm, Residual
+from apcbatch.kernels.layer import AttentionWeights, PreNorm, Residual
 from apcbatch.model.batch import Batch
 from apcbatch.model.hf_config import ModelConfig
 from apcbatch.model.tensor_source import TensorSource
@@ -15,7 +15,8 @@ from apcbatch.model.tensor_source import TensorSource
 
 class AttentionMixer:
     """Norms the residual (t, h) and leaves (t, h) to be added to it; the KV of the batch's tokens is written before it
-    is read. norm: the layer's, which it begins with. part: None, since no single operation is all of it."""
+    is read. norm: the layer's, which it begins with. part: the mixer as a stack has it; no single operation is all of
+    it."""
 
     def __init__(
         self,
@@ -38,9 +39,10 @@ class AttentionMixer:
         v_weight = source.take("v_proj.weight", (kv, h))
         self.qkv_proj = source.pack(torch.cat([q_weight, k_weight, v_weight]))
         self.o_proj = source.packed("o_proj", h, h)
-        self.part = None
         self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5
+        weights = AttentionWeights(self.qkv_proj, self.o_proj, self.heads, self.scale)
+        self.part = source.backend.attention(norm, weights, k_cache, v_cache)
 
     def __call__(self, residual: Residual, batch: Batch) -> None:
         ops = self._backend

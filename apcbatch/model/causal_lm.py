@@ -16,7 +16,7 @@ import torch
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward
+from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward, Pages, StackLayer
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
@@ -57,7 +57,7 @@ class CausalLM:
         self.config = config
         self.dtype = dtype
         self.backend = backend
-        self.on_layer: Callable[[], None] = lambda: None
+        self.on_layer: Callable[[], None] | None = None
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
@@ -69,6 +69,8 @@ class CausalLM:
             self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
             self.weights_digest = checkpoint.finish()
         self._decode = self._decode_stack()
+        stack = [StackLayer(layer.mixer.part, layer.feed_forward) for layer in self.layers]
+        self._stack = backend.pass_stack(stack, self.final_norm, self.lm_head, self.embedding)
         self.numerics = backend.numerics(dtype)
         self.fingerprint = model_fingerprint(
             config.architecture(),
@@ -136,19 +138,41 @@ class CausalLM:
         assert self._decode is not None
         return self._decode(self._embed(batch.tokens), batch.ragged)
 
-    @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Run the packed batch; states, KV and snapshots are written where the batch says."""
-        return self.head(self._normed(self._run(batch), batch.logits_rows))
+        """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are those of the
+        last call alone."""
+        return self._passed(batch)[0] if self._runs_whole else self._forward(batch)
 
-    @torch.inference_mode()
     def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
         of as many at a time as there is room for."""
+        if not self._runs_whole:
+            return self._forward_scored(batch)
+        logits, hidden = self._passed(batch)
+        assert hidden is not None
+        return logits, hidden
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        return self.head(self._normed(self._run(batch), batch.logits_rows))
+
+    @torch.inference_mode()
+    def _forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.scored_rows is not None
         residual = self._run(batch)
         scored = self._normed(residual, batch.scored_rows)
         return self.head(self._normed(residual, batch.logits_rows)), scored
+
+    @property
+    def _runs_whole(self) -> bool:
+        """Whether a pass is one call; nobody sees its ops then."""
+        return self._stack is not None and not self.backend.is_observed
+
+    def _passed(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The logits and the scored rows' hidden states, from one call for the whole pass."""
+        assert self._stack is not None
+        pages = Pages(batch.page_table, batch.context, batch.token_slots)
+        return self._stack(batch.tokens, batch.ragged, pages, batch.logits_rows, batch.scored_rows, self.on_layer)
 
     @torch.inference_mode()
     def head(self, normed: torch.Tensor) -> torch.Tensor:
@@ -163,7 +187,8 @@ class CausalLM:
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens), batch.present)
         for layer in self.layers:
-            self.on_layer()
+            if self.on_layer is not None:
+                self.on_layer()
             layer.mixer(residual, batch)
             if layer.feed_forward is not None:
                 ops.run_feed_forward(layer.feed_forward, residual)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from apcbatch.cores import Cores
 from apcbatch.engine.engine import Engine
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.job import doctor
@@ -18,7 +19,7 @@ from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.resolution import load
 from apcbatch.types import Result
 
-CHECKS = ("_python", "_torch", "_extension", "_kernels", "_cuda", "_model", "_template", "_store")
+CHECKS = ("_python", "_torch", "_extension", "_threads", "_kernels", "_cuda", "_model", "_template", "_store")
 
 
 def text_of(check: Callable[..., str], *arguments: Any) -> str:
@@ -45,7 +46,18 @@ def test_an_old_torch_is_named(version: str, is_old: bool, monkeypatch: pytest.M
     """Catches versions that are compared as text, and a torch that is too old passing."""
     monkeypatch.setattr(torch, "__version__", version)
     expected = f"torch {version} is too old; fix: pip install 'torch>=2.11'"
-    assert text_of(doctor._torch) == (expected if is_old else f"{version}, {torch.get_num_threads()} threads")
+    assert text_of(doctor._torch) == (expected if is_old else version)
+
+
+def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a run that is slow because of its threads while doctor finds nothing."""
+    cores = Cores(logical=4, physical=2, quota=None, nodes=1, huge_pages="madvise")
+    monkeypatch.setattr(doctor, "find_cores", lambda: cores)
+    monkeypatch.setattr("apcbatch.kernels.threads.threads", lambda: 2)
+    assert doctor._threads() == "2 on 2 cores (4 processors, 1 NUMA node), huge pages: madvise"
+    monkeypatch.setattr("apcbatch.kernels.threads.threads", lambda: 5)
+    with pytest.raises(doctor.Doubtful, match="5 threads share 4 processors .* give --threads 2"):
+        doctor._threads()
 
 
 @pytest.mark.parametrize(
@@ -99,8 +111,9 @@ def test_a_scan_is_compared_with_the_reference(difference: float, monkeypatch: p
 
 def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a check that ends the others, one that is left out, and a failure without a fix."""
-    errors = dict(zip(CHECKS, (None, doctor.Broken("a", "b"), UsageError("c"), OSError("d"), None, ValueError("e"),
-                               ImportError("f"), RuntimeError("g")), strict=True))  # fmt: skip
+    raised = (None, doctor.Broken("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"),
+              ImportError("f"), RuntimeError("g"))  # fmt: skip
+    errors = dict(zip(CHECKS, raised, strict=True))
 
     def check_of(error: Exception | None) -> Callable[..., str]:
         def check(*arguments: Any) -> str:
@@ -117,6 +130,6 @@ def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.Monk
     again = f"; fix: {doctor.REINSTALL}"
     assert found == [
         ("python", True, "good"), ("torch", False, "a; fix: b"), ("extension", False, "c"),
-        ("kernels", False, "d" + again), ("cuda", True, "good"), ("model", False, "e" + again),
-        ("template", False, "f" + again), ("store", False, "g" + again),
+        ("threads", True, "good"), ("kernels", False, "d" + again), ("cuda", True, "good"),
+        ("model", False, "e" + again), ("template", False, "f" + again), ("store", False, "g" + again),
     ]  # fmt: skip

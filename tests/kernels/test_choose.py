@@ -8,6 +8,7 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.isa import set_isa
+from tests.kernels.recurrent import fresh_seed
 
 ops = CpuBackend()
 
@@ -67,10 +68,23 @@ def test_masked_logits_have_no_weight(isa):
     """Minus infinity that becomes NaN or a small probability."""
     logits = torch.full((1, 40), -torch.inf)
     logits[0, 7] = 1.5
-    tokens, logprobs = ops.greedy(logits)
-    assert tokens.tolist() == [7] and logprobs.tolist() == [0.0]
     weights, experts = ops.softmax_topk(logits, 2)
     assert weights.tolist() == [[1.0, 0.0]] and experts.tolist() == [[7, 0]]
+
+
+@pytest.mark.parametrize("v", [1, 15, 16, 17, 64, 129, 1000])
+def test_rows_that_are_not_finite_have_no_token(v, isa):
+    """A number that is not finite in a place where no vector looks, and a row beside it that is marked with it."""
+    fresh_seed()
+    for wrong in (torch.nan, torch.inf, -torch.inf):
+        for place in {0, v // 2, v - 1}:
+            logits = torch.randn(3, v)
+            logits[1, place] = wrong
+            tokens, logprobs = ops.greedy(logits)
+            expected, expected_logprobs = reference.greedy(logits)
+            assert tokens.tolist() == expected.tolist() == ops.argmax(logits).tolist()
+            assert tokens[1] == -1 and logprobs[1].isnan() and expected_logprobs[1].isnan()
+            assert logprobs[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,23 @@ def sections(document: Document) -> list[str]:
     machine, rates = document["machine"], document["rates"]
     threads = sorted({one["threads"] for one in rates})
     most = threads[-1]
+    told = ["Tokens/s by the number of threads"]
+    if len(threads) > 1:
+        told.append("those of the most threads over those of the fewest")
+    if any("before" in one for one in rates):
+        told.append(
+            f"those of {most} threads before the change that {document['change']}, measured in turns, and the gain"
+        )
+    told.append("for bfloat16 also those of the most threads over float32's")
     return [
         f"## Threads, on a machine of {most} cores",
         f"Machine: {machine['processor']}, kernels for {machine['isa']}, torch {machine['torch']}, Python "
-        f"{machine['python']}. Tokens/s by the number of threads, and those of the most threads over those of the "
-        "fewest; for bfloat16 also those of the most threads over float32's.",
+        f"{machine['python']}. {'; '.join(told)}.",
         _rates(rates, threads),
         *(f"Left out: {what} ({why})." for what, why in document.get("left_out", {}).items()),
-        f"Where the time of {most} threads goes, as shares of the wall time. What is left is outside the layers: the "
-        "output projection, sampling and Python.",
+        f"Where the time of {most} threads goes, as shares of the wall time. What is left is outside the layers: "
+        "sampling and Python. Waiting is in the other columns: that of all threads for the last one of each kernel, as "
+        "a mean over them.",
         _parts([one for one in rates if one["threads"] == most]),
     ]
 
@@ -33,15 +41,25 @@ def _label(one: Document) -> str:
 
 def _rates(rates: list[Document], threads: list[int]) -> str:
     found = {(_label(one), one["threads"]): one["tokens_per_s"] for one in rates}
+    before = {_label(one): one["before"] for one in rates if one["threads"] == threads[-1] and "before" in one}
     rows = []
     for label in dict.fromkeys(_label(one) for one in rates):
         values = [found.get((label, count)) for count in threads]
         few, many, float32 = values[0], values[-1], found.get((label.replace("bfloat16", "float32"), threads[-1]))
-        gain = many / few if many and few else None
-        over = many / float32 if many and float32 and "bfloat16" in label else None
-        rows.append((label, *(number(value) for value in values), number(gain), number(over)))
-    heads = ["", *map(str, threads), f"{threads[-1]} over {threads[0]}", "over float32"]
-    return table(heads, sorted(rows))
+        row = [label, *(number(value) for value in values)]
+        if len(threads) > 1:
+            row.append(number(_over(many, few)))
+        if before:
+            row += [number(before.get(label)), number(_over(many, before.get(label)))]
+        rows.append((*row, number(_over(many, float32) if "bfloat16" in label else None)))
+    heads = ["", *map(str, threads)]
+    heads += [f"{threads[-1]} over {threads[0]}"] if len(threads) > 1 else []
+    heads += ["before", "gain"] if before else []
+    return table([*heads, "over float32"], sorted(rows))
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
 
 
 def _parts(rates: list[Document]) -> str:

@@ -49,7 +49,7 @@ def write_kv(
         kv_heads * head_dim,
         view(k, "k"),
         view(v, "v"),
-        *_cache_views(k_cache, v_cache),
+        *cache_views(k_cache, v_cache),
         token_slots.data_ptr(),
         num_threads(),
     )
@@ -78,19 +78,14 @@ def paged_attention(
     require_queries(q, k_cache)
     pages, _, kv_heads, head_dim = k_cache.shape
     t, heads, _ = q.shape
-    b = context.numel()
-    page_table, cu_seqlens, context = _require_sequences(b, page_table, cu_seqlens, context)
-    sequences = b, page_table.data_ptr(), page_table.shape[1], cu_seqlens.data_ptr(), context.data_ptr()
-    fault = _C.check_sequences(sequences, t, pages)
-    if fault:
-        raise ValueError(_fault_sentence(fault, t, pages, page_table, cu_seqlens, context))
+    page_table, cu_seqlens, context = require_sequences(t, pages, page_table, cu_seqlens, context)
     out = torch.empty(t, heads, head_dim, dtype=q.dtype)
     queries = view(q, "q")
     _C.paged_attention(
         queries,
-        *_cache_views(k_cache, v_cache),
+        *cache_views(k_cache, v_cache),
         (out.data_ptr(), heads * head_dim, queries[2]),
-        sequences,
+        _addresses(page_table, cu_seqlens, context),
         heads,
         kv_heads,
         head_dim,
@@ -100,16 +95,18 @@ def paged_attention(
     return out
 
 
-def _cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:
+def cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:
     """Both, of one dtype and contiguous, so that the kernels ask for no stride."""
     code = dtype_code(k_cache, "k_cache")
     return (k_cache.data_ptr(), 0, code), (v_cache.data_ptr(), 0, code)
 
 
-def _require_sequences(
-    b: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
+def require_sequences(
+    t: int, pages: int, page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three, contiguous; ValueError unless they are int64 for b sequences, on the CPU."""
+    """The last three, contiguous; ValueError unless they are what `paged_attention` takes for t tokens and a cache of
+    so many pages."""
+    b = context.numel()
     columns = page_table.shape[-1] if page_table.dim() else 0
     for name, tensor, shape in (
         ("cu_seqlens", cu_seqlens, (b + 1,)),
@@ -121,7 +118,16 @@ def _require_sequences(
                 f"{name} must be int64 of shape {shape} on the CPU; it is {tensor.dtype} of shape "
                 f"{tuple(tensor.shape)} on {tensor.device}"
             )
-    return page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
+    page_table, cu_seqlens, context = page_table.contiguous(), cu_seqlens.contiguous(), context.contiguous()
+    fault = _C.check_sequences(_addresses(page_table, cu_seqlens, context), t, pages)
+    if fault:
+        raise ValueError(_fault_sentence(fault, t, pages, page_table, cu_seqlens, context))
+    return page_table, cu_seqlens, context
+
+
+def _addresses(page_table: torch.Tensor, cu_seqlens: torch.Tensor, context: torch.Tensor) -> _C.Sequences:
+    b, columns = page_table.shape
+    return b, page_table.data_ptr(), columns, cu_seqlens.data_ptr(), context.data_ptr()
 
 
 def _fault_sentence(

@@ -11,9 +11,11 @@ from apcbatch.kernels import isa
 from apcbatch.kernels.cpu import attention, choose, norm, scan
 from apcbatch.kernels.cpu import linear as products
 from apcbatch.kernels.cpu import residual as stream
+from apcbatch.kernels.cpu.attention_mixer import FusedAttention
 from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.mixer import FusedMixer
+from apcbatch.kernels.cpu.stack import FusedStack
 from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ops import BackendOf
 
@@ -44,6 +46,8 @@ class CpuBackend(BackendOf[PackedLinear, FusedMixer]):
     mixer = staticmethod(FusedMixer)
     mlp = staticmethod(FusedMlp)
     mixture = staticmethod(FusedMixture)
+    attention = staticmethod(FusedAttention)
+    pass_stack = staticmethod(FusedStack)
 
     def decode_stack(self, mixers: Sequence[FusedMixer], norm: PreNorm, head: PackedLinear) -> None:
         """There is none."""

@@ -29,8 +29,8 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The index of each row's largest logit, the lowest on ties: logits (t, v) float32, any row stride -> (t,) int64.
-    Raises ValueError."""
+    """The index of each row's largest logit, the lowest on ties, -1 for a row with NaN or infinity: logits (t, v)
+    float32, any row stride -> (t,) int64. Raises ValueError."""
     require_cpu(logits, "logits")
     require_logits(logits)
     t, v = logits.shape
@@ -40,7 +40,8 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The index of each row's largest logit, the lowest on ties, and its log-probability.
+    """The index of each row's largest logit, the lowest on ties, and its log-probability; -1 and NaN for a row with NaN
+    or infinity.
 
     logits: (t, v) float32, any row stride. Returns tokens (t,) int64 and logprobs (t,) float32: logit - max -
     log of the sum of exp(logit - max), summed in float64. Raises ValueError.

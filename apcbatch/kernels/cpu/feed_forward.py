@@ -21,14 +21,14 @@ class FusedMlp:
     most_captured = 0  # no CUDA graph holds what runs on the CPU
 
     def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
-        self._norm = norm_plan(norm, expert.gate_up.in_features)
         self.norm, self.expert = norm, expert  # kept alive: the plans hold their addresses
-        self._plan = _expert_plan(expert)
+        self.plans = norm_plan(norm, expert.gate_up.in_features), _expert_plan(expert)
 
     def __call__(self, residual: Residual) -> None:
         """residual: of the norm's columns. Raises ValueError."""
         t, places = residual.sum.shape[0], addresses(residual, self.expert.gate_up.in_features)
-        self._plan.run(self._norm, t, *places, num_threads())
+        norm, plan = self.plans
+        plan.run(norm, t, *places, num_threads())
 
 
 class FusedMixture:
@@ -59,16 +59,17 @@ class FusedMixture:
                 f"a mixture needs a row of the router for each of its {len(experts)} experts and 1 to that many "
                 f"of them a token; there are {router.out_features} rows and {experts_per_token} a token"
             )
-        self._norm = norm_plan(norm, router.in_features)
         # Kept alive: the plans hold their addresses.
         self.norm, self.router, self.experts = norm, router, list(experts)
         self.experts_per_token = experts_per_token
-        self._plan = _C.Mixture(router.plan, experts_per_token, [_expert_plan(expert) for expert in experts])
+        mixture = _C.Mixture(router.plan, experts_per_token, [_expert_plan(expert) for expert in experts])
+        self.plans = norm_plan(norm, router.in_features), mixture
 
     def __call__(self, residual: Residual) -> None:
         """residual: of the norm's columns. Raises ValueError."""
         t, places = residual.sum.shape[0], addresses(residual, self.router.in_features)
-        self._plan.run(self._norm, t, *places, num_threads())
+        norm, plan = self.plans
+        plan.run(norm, t, *places, num_threads())
 
 
 def _expert_plan(expert: Expert[PackedLinear]) -> _C.Mlp:

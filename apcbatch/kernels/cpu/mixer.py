@@ -30,7 +30,7 @@ class FusedMixer:
     """Norms a residual (t, h), and leaves (t, h) to be added to it, over the slots of one layer's states.
 
     norm: (h). ssm: (num_slots, n, d) float32; conv: (num_slots, w - 1, d) in the weights' dtype; any slot
-    stride. Raises ValueError where a shape or a dtype does not fit.
+    stride. plan: for a stack. num_slots: of the states. Raises ValueError where a shape or a dtype does not fit.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class FusedMixer:
         self._hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         n, d = weights.A.shape
         width = weights.conv_weight.shape[1]
-        self._num_slots = min(ssm.shape[0], conv.shape[0])
+        self.num_slots = min(ssm.shape[0], conv.shape[0])
         dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
-        self._plan = _C.Mixer(
+        self.plan = _C.Mixer(
             norm=norm_plan(norm, self._hidden),
             in_proj=projection(weights.in_proj, weights.in_bias),
             x_proj=weights.x_proj.plan,
@@ -73,8 +73,8 @@ class FusedMixer:
                 f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
                 f"{tuple(residual.sum.shape)}"
             )
-        require_slots(ragged.max_slot, self._num_slots)
-        self._plan.run(ragged.params, *addresses(residual, self._hidden), num_threads())
+        require_slots(ragged.max_slot, self.num_slots)
+        self.plan.run(ragged.params, *addresses(residual, self._hidden), num_threads())
 
 
 def _check(w: MixerWeights[PackedLinear]) -> None:

@@ -17,8 +17,8 @@ from apcbatch.kernels.cuda.decode import DecodeStack
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.mixer import DeviceMixer
-from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import BackendOf
+from apcbatch.kernels.layer import AttentionWeights, PreNorm
+from apcbatch.kernels.ops import BackendOf, StackLayer
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
 CUDA_NUMERICS_VERSION = 5
@@ -62,6 +62,16 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
         """Weights as `linear` takes them."""
         return products.pack_linear(weight, self._chains)
+
+    def attention(
+        self, norm: PreNorm, weights: AttentionWeights[DeviceLinear], k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        """There is none."""
+
+    def pass_stack(
+        self, layers: Sequence[StackLayer], norm: PreNorm, head: DeviceLinear, embedding: torch.Tensor | None
+    ) -> None:
+        """There is none: a pass is launched op by op, or is a CUDA graph of its ops."""
 
     def decode_stack(self, mixers: Sequence[DeviceMixer], norm: PreNorm, head: DeviceLinear) -> DecodeStack:
         """See DecodeStack."""

@@ -1,0 +1,116 @@
+"""The processor's cores that this process may use, and what about them slows a run down.
+
+Must not know: torch, threads that exist. What the system does not say is taken to be no limit.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Cores:
+    """logical: processors that the process may run on. physical: the cores that these are, two siblings counting as
+    one. quota: processors' worth of time that its control group gets, None for no limit. nodes: the NUMA nodes that
+    they belong to. huge_pages: the system's setting for memory in large pages, None if it has none."""
+
+    logical: int
+    physical: int
+    quota: float | None
+    nodes: int
+    huge_pages: str | None
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that compute fastest: one for each core, no more than the quota pays for."""
+        return self.physical if self.quota is None else max(1, min(self.physical, int(self.quota)))
+
+    def advice(self, threads: int) -> str | None:
+        """What is wrong with so many threads, and what to do about it; None for nothing."""
+        fix = f"give --threads {self.threads}"
+        if threads > self.logical:
+            return f"{threads} threads share {self.logical} processors and wait for one another: {fix}"
+        if self.quota is not None and threads > max(1, self.quota):
+            quota = f"a quota of {self.quota:g} processors"
+            return f"{threads} threads share {quota} and are stopped when it is used up: {fix}"
+        if self.nodes > 1 and threads > self.physical // self.nodes:
+            return (
+                f"the cores belong to {self.nodes} NUMA nodes, and every thread reads all weights: run one process a "
+                "node, as `numactl -N 0 -m 0 apcbatch run ...`, each with its part of the input"
+            )
+        if self.huge_pages == "never":
+            return (
+                "memory in huge pages is switched off, which costs large models some speed: ask for `madvise` in "
+                "/sys/kernel/mm/transparent_hugepage/enabled"
+            )
+        return None
+
+
+def find_cores(root: Path = Path("/")) -> Cores:
+    """Those of this process. root: where /sys and /proc are."""
+    ours = os.sched_getaffinity(0)
+    devices = root / "sys/devices/system"
+    siblings = {_read(devices / f"cpu/cpu{one}/topology/thread_siblings_list") or str(one) for one in ours}
+    nodes = [_processors(_read(node / "cpulist")) for node in sorted(devices.glob("node/node[0-9]*"))]
+    return Cores(
+        logical=len(ours),
+        physical=len(siblings),
+        quota=_quota(root),
+        nodes=max(1, sum(bool(node & ours) for node in nodes)),
+        huge_pages=_chosen(_read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _processors(text: str) -> set[int]:
+    """The numbers of a list like 0-3,8."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            return set()
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _chosen(text: str) -> str | None:
+    """The word in brackets of `always [madvise] never`."""
+    begin, end = text.find("["), text.find("]")
+    return text[begin + 1 : end] if 0 <= begin < end else None
+
+
+def _quota(root: Path) -> float | None:
+    """The smallest limit of the process's control group and those above it, of either version."""
+    limits = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        base = root / "sys/fs/cgroup"
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = base / controllers if controllers else base
+        own = base / name.lstrip("/")
+        for folder in [own, *own.parents]:
+            limits.append(_limit(folder))
+            if folder == base:
+                break
+        limits.append(_limit(base))
+    known = [limit for limit in limits if limit is not None]
+    return min(known, default=None)
+
+
+def _limit(folder: Path) -> float | None:
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    if not (quota.isdecimal() and period.isdecimal() and int(period)):
+        return None
+    return int(quota) / int(period)

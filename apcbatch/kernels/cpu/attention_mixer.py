@@ -1,0 +1,52 @@
+"""The attention mixer of one layer as the stack runs it.
+
+Must not know: models, checkpoints, the other layers. Invariant: the bits are those of the ops called one after the
+other (normed, linear, write_kv, paged_attention, linear), which define it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from apcbatch import _C
+from apcbatch.kernels.arguments import require_cache
+from apcbatch.kernels.cpu.attention import PAGE_TOKENS, cache_views
+from apcbatch.kernels.cpu.linear import PackedLinear
+from apcbatch.kernels.cpu.residual import norm_plan
+from apcbatch.kernels.layer import AttentionWeights, PreNorm
+
+
+class FusedAttention:
+    """The mixer over the pages of one layer. plan: for the stack. num_pages: of the caches.
+
+    norm: (h). k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous. Raises ValueError where a shape or
+    a dtype does not fit.
+    """
+
+    def __init__(
+        self, norm: PreNorm, weights: AttentionWeights[PackedLinear], k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        require_cache(k_cache, v_cache, PAGE_TOKENS)
+        self.num_pages, _, kv_heads, head_dim = k_cache.shape
+        qkv, o = weights.qkv_proj, weights.o_proj
+        h = weights.heads * head_dim
+        expected = ((h + 2 * kv_heads * head_dim, h), (h, h), qkv.dtype)
+        found = ((qkv.out_features, qkv.in_features), (o.out_features, o.in_features), o.dtype)
+        if expected != found or weights.heads % kv_heads:
+            raise ValueError(
+                f"qkv_proj, o_proj and their dtype must be {expected} for {weights.heads} heads, a multiple of the "
+                f"cache's {kv_heads}, of {head_dim}; they are {found}"
+            )
+        self._kept_alive = norm, weights, k_cache, v_cache  # the plan holds their addresses
+        keys, values = cache_views(k_cache, v_cache)
+        self.plan = _C.AttentionMixer(
+            norm=norm_plan(norm, h),
+            qkv_proj=qkv.plan,
+            o_proj=o.plan,
+            heads=weights.heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=weights.scale,
+            k_cache=keys,
+            v_cache=values,
+        )

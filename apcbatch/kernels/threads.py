@@ -1,0 +1,20 @@
+"""How many threads the CPU kernels use; torch's own ops use as many.
+
+Must not know: any one kernel, why there are so many. No bit of any result depends on it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def threads() -> int:
+    """The number in use."""
+    return torch.get_num_threads()
+
+
+def set_threads(count: int) -> None:
+    """Use so many from now on, in the whole process. ValueError unless there is at least one."""
+    if count < 1:
+        raise ValueError(f"the kernels need at least one thread; asked for are {count}")
+    torch.set_num_threads(count)

@@ -1,0 +1,25 @@
+// Asks the system for large pages, of which memory that is read from end to end needs fewer. Must not know:
+// what lies there.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace apcbatch {
+
+// For the whole large pages within `bytes` at `memory`, before they are written to. A system that has none
+// leaves them as they are.
+inline void want_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    constexpr std::uintptr_t kPage = std::uintptr_t(2) << 20;
+    const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(memory);
+    const std::uintptr_t begin = (from + kPage - 1) / kPage * kPage;
+    const std::uintptr_t end = (from + std::uintptr_t(bytes)) / kPage * kPage;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+}  // namespace apcbatch

@@ -1,0 +1,110 @@
+#include "stack.h"
+
+#include <cstring>
+
+#include "crew.h"
+#include "parts.h"
+#include "scratch.h"
+#include "share.h"
+
+namespace apcbatch {
+namespace {
+
+// What goes through the layers, and the rows that are taken out at the end.
+class Stream {
+  public:
+    Stream(std::int64_t t, std::int64_t taken, std::int64_t h) {
+        const std::int64_t one = (t * h + 15) / 16 * 16, two = (taken * h + 15) / 16 * 16;
+        float* memory = reinterpret_cast<float*>(thread_stream(4 * (2 * one + 3 * two)));
+        residual = {memory, memory + one, false};
+        rows = {memory + 2 * one, memory + 2 * one + two, true};
+        normed = memory + 2 * one + 2 * two;
+    }
+    Residual residual, rows;
+    void* normed;
+};
+
+void widen(const BFloat16* from, std::int64_t count, float* to) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::uint32_t bits = std::uint32_t(from[i].bits) << 16;
+        std::memcpy(to + i, &bits, sizeof(bits));
+    }
+}
+
+// (t) -> (t, h) float32.
+void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, float* to, int num_threads) {
+    const PartTimer timer(Part::embedding);
+    const std::int64_t h = p.head.in, row_bytes = h * bytes_of(p.head.dtype);
+    const bool wide = p.head.dtype == DType::float32;
+    if (p.embedding == nullptr && wide)
+        return unpack_rows(p.head.weights, p.head.out, h, p.head.dtype, tokens, t, to, num_threads);
+    char* rows = wide ? nullptr : thread_workspace(t * row_bytes);
+    if (p.embedding == nullptr)
+        unpack_rows(p.head.weights, p.head.out, h, p.head.dtype, tokens, t, rows, num_threads);
+    const char* embedding = static_cast<const char*>(p.embedding);
+    share_rows(t, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
+        for (std::int64_t r = begin; r < end; ++r) {
+            const char* from =
+                embedding == nullptr ? rows + r * row_bytes : embedding + tokens[r] * row_bytes;
+            if (wide) {
+                std::memcpy(to + r * h, from, std::size_t(row_bytes));
+            } else {
+                widen(reinterpret_cast<const BFloat16*>(from), h, to + r * h);
+            }
+        }
+    });
+}
+
+void run_layer(const Layer& layer, const PassParams& pass, std::int64_t t, Residual& residual,
+               int num_threads) {
+    if (const auto* mamba = std::get_if<MixerParams>(&layer.mixer)) {
+        mixer(*mamba, pass.ragged, residual, num_threads);
+    } else {
+        attention_mixer(std::get<AttentionMixerParams>(layer.mixer), pass.sequences, residual, num_threads);
+    }
+    residual.has_delta = true;
+    if (const auto* one = std::get_if<MlpParams>(&layer.feed_forward)) {
+        mlp(*one, layer.norm, t, residual, num_threads);
+    } else if (const auto* some = std::get_if<MixtureParams>(&layer.feed_forward)) {
+        mixture(*some, layer.norm, t, residual, num_threads);
+    }
+}
+
+// The final norm of some rows of the residual, which stays as it is.
+void norm_rows(const StackParams& p, const Stream& stream, const WantedRows& wanted, void* normed,
+               int num_threads) {
+    const std::int64_t h = p.head.in;
+    share_rows(wanted.count, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
+        for (std::int64_t r = begin; r < end; ++r) {
+            const std::int64_t from = wanted.rows[r] * h;
+            std::memcpy(stream.rows.sum + r * h, stream.residual.sum + from, std::size_t(4 * h));
+            std::memcpy(stream.rows.delta + r * h, stream.residual.delta + from, std::size_t(4 * h));
+        }
+    });
+    Residual rows = stream.rows;
+    rows.has_delta = stream.residual.has_delta;
+    pre_norm(p.norm, wanted.count, h, rows, normed, p.head.dtype, num_threads);
+}
+
+}  // namespace
+
+void run_stack(const StackParams& p, const PassParams& pass, const std::function<void()>& on_layer,
+               int num_threads) {
+    const std::int64_t t = pass.ragged.cu_seqlens[pass.ragged.num_sequences], h = p.head.in;
+    const std::int64_t r = pass.for_logits.count, s = pass.for_hidden.count;
+    Crew::lead(usable_threads(num_threads), [&] {
+        Stream stream(t, r > s ? r : s, h);
+        embed(p, t, pass.tokens, stream.residual.sum, num_threads);
+        for (const Layer& layer : p.layers) {
+            if (on_layer) on_layer();
+            run_layer(layer, pass, t, stream.residual, num_threads);
+        }
+        norm_rows(p, stream, pass.for_hidden, pass.hidden, num_threads);
+        norm_rows(p, stream, pass.for_logits, stream.normed, num_threads);
+        project(p.head, {r, stream.normed, h, p.head.dtype}, nullptr,
+                {r, pass.logits, p.head.out, DType::float32},
+                num_threads);  // (r, h) -> (r, vocabulary)
+    });
+}
+
+}  // namespace apcbatch

@@ -1,0 +1,49 @@
+// A model's whole pass as one call by one crew of threads: embedding, layers, final norm, output projection.
+//
+// The bits are those of its parts called one by one. Must not know: what the parts compute, Python.
+#pragma once
+
+#include <functional>
+#include <variant>
+#include <vector>
+
+#include "attention_mixer.h"
+#include "feed_forward.h"
+#include "mixer.h"
+
+namespace apcbatch {
+
+struct Layer {
+    std::variant<MixerParams, AttentionMixerParams> mixer;
+    PreNorm norm;  // of the feed-forward part
+    std::variant<std::monostate, MlpParams, MixtureParams> feed_forward;
+};
+
+struct StackParams {
+    std::vector<Layer> layers;
+    PreNorm norm;                     // the final one
+    Projection head;                  // (vocabulary, h)
+    const void* embedding = nullptr;  // (vocabulary, h) contiguous of the head's type; null: the head's rows
+};
+
+// Rows of the residual, and what is wanted of them.
+struct WantedRows {
+    std::int64_t count = 0;
+    const std::int64_t* rows = nullptr;  // (count)
+};
+
+struct PassParams {
+    const std::int64_t* tokens = nullptr;  // (t)
+    RaggedParams ragged;
+    PagedSequences sequences;  // null addresses for a model without attention
+    WantedRows for_logits;
+    float* logits = nullptr;  // (for_logits.count, vocabulary) contiguous
+    WantedRows for_hidden;
+    void* hidden = nullptr;  // (for_hidden.count, h) contiguous of the head's type: normed
+};
+
+// on_layer: called by this thread before each layer; may throw.
+void run_stack(const StackParams& params, const PassParams& pass, const std::function<void()>& on_layer,
+               int num_threads);
+
+}  // namespace apcbatch
