@@ -21,7 +21,7 @@ from apcbatch.engine.gate import COST_ON_DEVICE
 from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
-from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
@@ -42,7 +42,7 @@ from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
-from apcbatch.store import Buffer, Store
+from apcbatch.store import Buffer
 from apcbatch.types import Policy, Request, Result
 
 DEFAULT_POOL_BYTES = 4 << 30
@@ -111,7 +111,7 @@ class Engine:
         slots = range(num_live, num_live + num_snapshots)
         self._store = None
         if store is not None and keeps_snapshots(policy):
-            self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
+            self._store = open_store(Path(store), store_size_bytes, pool_size_bytes, arena.on_host, warn)
         fingerprint = self._model.fingerprint
         self.fingerprint, self.key_fingerprint = fingerprint.hex(), key_fingerprint(fingerprint, cache_salt)
         self.numerics, self.weights_digest = self._model.numerics, self._model.weights_digest.hex()
@@ -307,8 +307,9 @@ class Engine:
 
     def close(self) -> None:
         """Finish the store's writing and let go of it."""
-        if self._store:
+        if self._store and self._persistence:
             self.flush()
+            self._persistence.close()
             self._store.close()
             self._store = None
 

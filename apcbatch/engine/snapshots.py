@@ -7,6 +7,9 @@ miss, never an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 from apcbatch.engine.coverage import CoverageTree, Match
 from apcbatch.engine.miss import explain_miss
 from apcbatch.engine.observer import KeptSnapshot, Observer
@@ -50,6 +53,18 @@ class Snapshots:
         sequence.retention = retention_of(self._policy, sequence.request, sequence.num_prompt, self._block_size)
         hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
+
+    def expect(self, coming: Iterable[Sequence]) -> None:
+        """Have stored snapshots read ahead that sequences will start from. coming: those that wait, in their order; of
+        what a plan has somebody compute first, nothing shorter is read."""
+        if self._persistence is None or not self._persistence.most_expected:
+            return
+        keys = []
+        for sequence in islice(coming, self._persistence.most_expected):
+            position = next(iter(self._stored_positions(sequence)), 0)
+            if position and position >= sequence.retention.plan.resume_at and sequence.keys[position] not in self._pool:
+                keys.append(sequence.keys[position])
+        self._persistence.expect(keys)
 
     def available_position(self, sequence: Sequence) -> int:
         """The longest usable position that seems to be held, in the pool or the store; 0 for none."""
