@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from apcbatch import Engine, Request, Result
+from apcbatch.model.arena import StateArena
 from tests.tiny import VOCAB
 
 
@@ -40,6 +41,12 @@ def snapshot_files(store: Path) -> list[Path]:
         return int(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["position"])
 
     return sorted(store.glob("objects/**/*.safetensors"), key=position)
+
+
+@pytest.fixture(params=[True, False], ids=["on the host", "staged"], autouse=True)
+def on_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots where the host reaches them, and as if they were on a device."""
+    monkeypatch.setattr(StateArena, "on_host", request.param)
 
 
 @pytest.fixture(params=["mamba", "jamba"])
