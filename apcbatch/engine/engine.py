@@ -32,6 +32,7 @@ from apcbatch.engine.serving import LOOK_AHEAD, answered
 from apcbatch.engine.settings import check_request
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.travel import Travel
+from apcbatch.engine.warm_up import warm_up
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.backend import backend_for
@@ -141,6 +142,8 @@ class Engine:
             capacity_bytes=pool_size_bytes,
             prompt_cost=COST_ON_DEVICE if self._runs_ahead else 0,
         )
+        if self._runs_ahead:
+            warm_up(self._model, max_batch_tokens, num_pages if layout.has_tokens else None)
         self._look_ahead = LOOK_AHEAD * max_running
         self._next: Pass | None = None  # begun already
         self._max_request_tokens = max_request_tokens
