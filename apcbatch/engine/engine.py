@@ -191,6 +191,7 @@ class Engine:
             return
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
+        self._snapshots.expect(self._scheduler.waiting)
 
     def observe(self, observer: Observer) -> None:
         """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and

@@ -23,8 +23,8 @@ import torch
 from apcbatch.engine.assembly import as_arrays, assemble, parts_of
 from apcbatch.engine.pages import NO_PAGES, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.engine.read_ahead import ReadAhead
-from apcbatch.engine.staging import Staging, slot_in_memory
+from apcbatch.engine.read_ahead import Read, ReadAhead
+from apcbatch.engine.staging import Staging
 from apcbatch.model.arena import Mark, StateArena, Tensors
 from apcbatch.store import Store
 
@@ -80,6 +80,7 @@ class Persistence:
         slots = STAGING_BYTES // max(1, arena.layout.slot_bytes)
         self._outgoing = Staging(arena.layout, WRITE_THREADS)
         self._incoming = Staging(arena.layout, min(max(2, slots), MOST_READ_AHEAD))
+        self._own = Staging(arena.layout, 1)  # of the engine's thread, for what nobody has begun to read
         self._ahead: ReadAhead | None = None
         if not (arena.on_host or self._has_kv):
             threads = min(MOST_READ_THREADS, max(1, (os.cpu_count() or 1) // 2), self._incoming.num_buffers)
@@ -192,15 +193,12 @@ class Persistence:
 
     def _bring(self, key: bytes, slot: int) -> int | None:
         """Begin to fill a device's slot with a snapshot that was read ahead, or is read now; its position."""
-        read = None if self._ahead is None else self._ahead.take(key)
+        read, staging = None if self._ahead is None else self._ahead.take(key), self._incoming
         if read is None:
-            host = slot_in_memory(self._arena.layout)
-            position = self._read(key, host)
-            if position is not None:
-                self._arena.copy_in(slot, host).wait()
-            return position
+            staging, buffer = self._own, self._own.take()
+            read = Read(self._read(key, buffer), buffer)
         copied = self._arena.copy_in(slot, read.buffer) if read.position is not None else None
-        self._incoming.give_back(read.buffer, copied)
+        staging.give_back(read.buffer, copied)
         return read.position
 
     @contextmanager

@@ -68,6 +68,7 @@ class ReadAhead:
             thread.join()
 
     def _go_on(self) -> None:
+        self._staging.prepare()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._wanted or self._is_closed)

@@ -1,8 +1,8 @@
 """Host memory that the slots of a device pass through on their way to files and back: buffers that are used again.
 
 Must not know: keys, files, which way a slot goes. They are pinned, so that the bus takes them at its full speed and
-beside the passes; where the system pins nothing, they are plain memory and only slower. All are made at once, when the
-first one is asked for: pinning takes milliseconds. Invariant: a buffer is handed out only when the copy that was to
+beside the passes; where the system pins nothing, they are plain memory and only slower. All are made at once: pinning
+takes milliseconds. Invariant: a buffer is handed out only when the copy that was to
 read it has ended.
 """
 
@@ -49,13 +49,17 @@ class Staging:
 
     def take(self) -> Tensors:
         """A buffer, by role the memory for a slot's part; waits until one is free."""
-        with self._making:
-            if not self._is_made:
-                self._make()
+        self.prepare()
         buffer, read = self._free.get()
         if read is not None:
             read.wait()
         return buffer
+
+    def prepare(self) -> None:
+        """Make the buffers, if that was not done."""
+        with self._making:
+            if not self._is_made:
+                self._make()
 
     def give_back(self, buffer: Tensors, read: Mark | None = None) -> None:
         """Let a buffer be used again. read: when the device has read it, if it still does."""
