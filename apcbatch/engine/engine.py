@@ -191,7 +191,9 @@ class Engine:
             return
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
-        self._snapshots.expect(self._scheduler.waiting)
+        num_waiting = len(self._scheduler.waiting)
+        if not num_waiting & (num_waiting - 1):  # now and then: each time all of them are looked at
+            self._snapshots.expect(self._scheduler.waiting)
 
     def observe(self, observer: Observer) -> None:
         """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and

@@ -87,9 +87,9 @@ class Persistence:
             self._ahead = ReadAhead(self._read, self._incoming, threads)
 
     @property
-    def most_expected(self) -> int:
-        """How many snapshots `expect` has a use for; 0 where nothing is read ahead."""
-        return 0 if self._ahead is None else 2 * MOST_READ_AHEAD
+    def reads_ahead(self) -> bool:
+        """Whether `expect` is of any use."""
+        return self._ahead is not None
 
     def expect(self, keys: Sequence[bytes]) -> None:
         """Read ahead what will be loaded, the soonest first; what was expected before and is not among it is let go."""

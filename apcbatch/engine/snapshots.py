@@ -8,7 +8,6 @@ miss, never an error.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 
 from apcbatch.engine.coverage import CoverageTree, Match
 from apcbatch.engine.miss import explain_miss
@@ -55,16 +54,23 @@ class Snapshots:
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
 
     def expect(self, coming: Iterable[Sequence]) -> None:
-        """Have stored snapshots read ahead that sequences will start from. coming: those that wait, in their order; of
-        what a plan has somebody compute first, nothing shorter is read."""
-        if self._persistence is None or not self._persistence.most_expected:
+        """Have the stored snapshots read ahead that sequences will start from. coming: those that wait, in order."""
+        if self._persistence is None or not self._persistence.reads_ahead:
             return
         keys = []
-        for sequence in islice(coming, self._persistence.most_expected):
-            position = next(iter(self._stored_positions(sequence)), 0)
-            if position and position >= sequence.retention.plan.resume_at and sequence.keys[position] not in self._pool:
-                keys.append(sequence.keys[position])
+        for sequence in coming:
+            if sequence.expected is None:
+                sequence.expected = self._expected(sequence, self._persistence)
+            if sequence.expected and sequence.expected not in self._pool:
+                keys.append(sequence.expected)
         self._persistence.expect(keys)
+
+    def _expected(self, sequence: Sequence, persistence: Persistence) -> bytes:
+        """The key of the longest stored snapshot that a sequence may start from, unless its plan has a longer one
+        computed; empty for none. What it does start from is found when it begins."""
+        stored = persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
+        position = max(stored, default=0)
+        return sequence.keys[position] if position and position >= sequence.retention.plan.resume_at else b""
 
     def available_position(self, sequence: Sequence) -> int:
         """The longest usable position that seems to be held, in the pool or the store; 0 for none."""

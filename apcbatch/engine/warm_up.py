@@ -1,8 +1,7 @@
-"""A first pass whose answer means nothing: afterwards a device has the kernels of a pass with prompts, and memory for
-any that comes.
+"""A first pass whose answer means nothing: what a device sets up at its first pass with prompts, libraries and kernels,
+is there when the first request comes.
 
-Must not know: requests of a run. It is as large as a pass may be, so that later ones find their memory in its place
-and ask the device for none.
+Must not know: requests of a run. It costs no more than that pass would: half a second, whoever comes first.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.types import Request
 
-MOST_TOKENS = 8192
+MOST_TOKENS = 1024
 
 
 def warm_up(model: CausalLM | GraphedLM, max_batch_tokens: int, num_pages: int | None) -> None:
-    """Run it, in slot 0 and in the first pages, while nobody has them. num_pages: that there are; None for a model
-    without attention. What fails here is left to the passes that follow."""
+    """Run it, in slot 0 and in the first pages, while nobody has them. max_batch_tokens: of any pass. num_pages: that
+    there are; None for a model without attention. What fails here is left to the passes that follow."""
     count = min(max_batch_tokens, MOST_TOKENS, MOST_TOKENS if num_pages is None else num_pages * PAGE_TOKENS)
     if count < 1:
         return

@@ -10,7 +10,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from threading import Thread
 from typing import TypeVar
 
 from apcbatch.config import Config
@@ -31,37 +30,11 @@ from apcbatch.types import Request, Result
 T = TypeVar("T")
 
 
-class Ahead:
-    """A thread that makes work until it is stopped. made: what there is, in order. error: what ended it."""
-
-    def __init__(self, work: Iterator[Work | None], most: int) -> None:
-        self.made: deque[Work | None] = deque()
-        self.error: Exception | None = None
-        self._work, self._most, self._is_stopped = work, most, False
-        self._thread = Thread(target=self._go_on, name="apcbatch-feed", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Return when the piece at hand is made."""
-        self._is_stopped = True
-        self._thread.join()
-
-    def _go_on(self) -> None:
-        try:
-            while not self._is_stopped and len(self.made) < self._most:
-                self.made.append(next(self._work))
-        except StopIteration:
-            pass
-        except Exception as error:  # whoever asks for the next piece gets it
-            self.error = error
-
-
 class Feeder:
     """Hands out work piece by piece (see WorkSource), reading the input only as far as it is asked to.
 
     keeps_answers: later requests, which are not known yet, may build on any answer. num_requests: the numbers given so
-    far. num_skipped: how many of these requests were answered before. answers: which. last_line: the last line that was
-    read.
+    far. num_skipped: how many of these requests were answered before. last_line: the last line that was read.
     """
 
     plan_s = 0.0
@@ -76,18 +49,11 @@ class Feeder:
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = 0
         self.exhausted = False
-        self.answers = answers
-        self._config, self._renderer = config, renderer
+        self._config, self._renderer, self._answers = config, renderer, answers
         self._keeps_answers = keeps_answers
         self._used_ids = UsedIds()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
-        self._ahead: Ahead | None = None
-
-    def read_ahead(self, most: int) -> None:
-        """Have a thread make the first pieces of work, `most` of them, until `next` is called for the first time. Not
-        for rollouts, nor for answers or records that anybody else uses meanwhile."""
-        self._ahead = Ahead(self._work, most)
 
     @property
     def total(self) -> int | None:
@@ -100,13 +66,6 @@ class Feeder:
 
     def next(self) -> Work | None:
         """The next piece of work; None if a line gives none (it is answered already) or the input has ended."""
-        if self._ahead is not None:
-            self._ahead.stop()
-            if self._ahead.made:
-                return self._ahead.made.popleft()
-            ended, self._ahead = self._ahead.error, None
-            if ended is not None:
-                raise ended
         try:
             return next(self._work)
         except StopIteration:
@@ -144,11 +103,11 @@ class Feeder:
         if error is not None:
             yield self._whole_line(conversation, first_id, conversation.id, error)
             return
-        self.answers.check_shape(conversation.line, turns[0])
+        self._answers.check_shape(conversation.line, turns[0])
         tickets = [self._ticket(conversation, turn) for turn in turns]
         doubled = self._doubled(conversation, tickets)
         is_rollout = self._config.turns == "rollout"
-        if not (is_rollout and not self.answers.confirmed) and self.answers.confirm_lines(tickets):
+        if not (is_rollout and not self._answers.confirmed) and self._answers.confirm_lines(tickets):
             self.num_skipped += len(tickets)
             yield None
         elif is_rollout:
@@ -221,9 +180,9 @@ class Feeder:
     def _unless_answered(self, work: Work) -> Work | None:
         """The work, or None if OUT has its answer."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
-        if ticket not in self.answers:
+        if ticket not in self._answers:
             return _compiled(work)
-        self.answers.confirm(ticket)
+        self._answers.confirm(ticket)
         self.num_skipped += 1
         return None
 
@@ -249,13 +208,13 @@ class Feeder:
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
             request = self._request(ticket, rollout.conversation, rollout.rollout.prompt, rollout)
-            if ticket not in self.answers:
+            if ticket not in self._answers:
                 work = _compiled(request)
                 yield work
                 if isinstance(work, Failure):
                     yield from self._give_up(rollout, ticket, work.error)
                 return
-            record = self.answers.confirm(request.tag.ticket, by_prompt=True)
+            record = self._answers.confirm(request.tag.ticket, by_prompt=True)
             self.num_skipped += 1
             error: RequestError | None
             if record["error"] is not None:
@@ -331,7 +290,7 @@ class Feeder:
     ) -> Work | None:
         """The failure of a line as a whole; None if OUT has it already."""
         self.num_requests += 1
-        self.answers.check_shape(record.line, None)
+        self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
         digest, place = record.digest, record.file_line
         ticket = Ticket(number, record.line, None, custom_id, conversation, line_digest=digest, file_line=place)

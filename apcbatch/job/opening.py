@@ -21,7 +21,6 @@ from apcbatch.data.no_tokenizer import check_first
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
-from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.errors import UsageError
 from apcbatch.job.answers import Answers, drop_unusable, read_answers
 from apcbatch.job.engine import JobEngine
@@ -37,7 +36,6 @@ from apcbatch.model.small_files import model_files_digest
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
-READ_AHEAD = 1024  # requests, while the weights are loaded
 MOST_COUNTED = 256  # lines, of which each may be work for a worker
 CLUSTER_OPTIONS = ("workers", "cpu_workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
@@ -48,7 +46,7 @@ class OpenRun:
     run's trace goes, None for nowhere. numerics: the arithmetic of the answers whose records name none."""
 
     config: Config
-    feeder: Feeder
+    records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
     answers: Answers
@@ -120,9 +118,8 @@ def open_run(
             raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
-        feeder = _begun_feeder(config, inputs, records, renderer)
         engine = _open_engine(config, warn, note, most_workers)
-        return OpenRun(config, feeder, renderer, engine, feeder.answers, engine.numerics)
+        return OpenRun(config, records, renderer, engine, Answers(), engine.numerics)
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
     trace = TraceFile(target, sink.path, sink.disk)
@@ -141,7 +138,6 @@ def open_run(
     else:
         run_file.check_replaceable()
     stage(f"loading {config.model}")
-    fresh = _begun_feeder(config, inputs, records, renderer) if answers is None else None
     engine = _open_engine(config, warn, note, most_workers)
     with ExitStack() as stack:
         stack.callback(engine.close)
@@ -165,19 +161,7 @@ def open_run(
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
         stack.pop_all()
     kept = trace if config.trace else None
-    feeder = fresh or Feeder(config, records, renderer, answers or Answers())
-    return OpenRun(config, feeder, renderer, engine, feeder.answers, run_file.numerics, kept)
-
-
-def _begun_feeder(
-    config: Config, inputs: Inputs, records: Iterator[Conversation | BadLine], renderer: Renderer
-) -> Feeder:
-    """The feeder of a run that nothing was answered of. It reads the beginning of files while the weights are loaded;
-    from a stream, nothing is read before it is asked for, and the next turn of a rollout is not known before."""
-    feeder = Feeder(config, records, renderer, Answers())
-    if inputs.are_files and config.turns != "rollout" and config.ray is None:
-        feeder.read_ahead(READ_AHEAD if config.policy == "planned" else LOOK_AHEAD * config.max_running)
-    return feeder
+    return OpenRun(config, records, renderer, engine, answers or Answers(), run_file.numerics, kept)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: Answers) -> None:

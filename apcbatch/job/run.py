@@ -21,6 +21,7 @@ from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestE
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.engine import JobEngine
+from apcbatch.job.feed import Feeder
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
 from apcbatch.job.paths import STDOUT, default_output
@@ -121,7 +122,7 @@ class Job:
     def _answer(self, opened: OpenRun, sink: Sink) -> int:
         """Answer everything, then end the run; its exit code."""
         engine, answers = opened.engine, opened.answers
-        feeder = opened.feeder
+        feeder = Feeder(self._config, opened.records, opened.renderer, answers)
         source = work_source(self._config, feeder, engine)
         self._begin(opened)
         for results in serve(engine, lambda: self._take(engine, source, sink), lambda: self._strict_stop):
