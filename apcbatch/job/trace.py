@@ -61,7 +61,7 @@ class RunTrace:
         self._file, self._decode, self._elapsed_s, self._warn = file, decode, elapsed_s, warn
         self._timeline, self._tree = Timeline(), StemTree()
         self._next_write_s, self._write_every_s = elapsed_s() + FIRST_WRITE_S, FIRST_WRITE_S
-        self._written_at_s = self._cost_s = 0.0  # of this thread's processor time
+        self._written_at_s = self._cost_s = 0.0  # of processor time
         self._has_warned = False
         self._beside = Beside()
         config = setting.config
@@ -108,9 +108,9 @@ class RunTrace:
         if self._beside.is_busy:
             return
         segment = self._segment(None)
-        self._beside.begin(lambda: self._write(segment))
         self._written_at_s = time.thread_time()
         self._cost_s = self._written_at_s - begin
+        self._beside.begin(lambda: self._write_counted(segment))
         self._write_every_s = min(2 * self._write_every_s, WRITE_EVERY_S)
         self._next_write_s = self._elapsed_s() + self._write_every_s
 
@@ -127,6 +127,11 @@ class RunTrace:
     def _segment(self, end: End | None) -> Segment:
         stems = stem_rows(self._tree.root, self._decode)
         return Segment(**self._facts, passes=self._timeline.passes(), stems=stems, end=end)
+
+    def _write_counted(self, segment: Segment) -> None:
+        begin = time.thread_time()
+        self._write(segment)
+        self._cost_s += time.thread_time() - begin
 
     def _write(self, segment: Segment) -> None:
         try:

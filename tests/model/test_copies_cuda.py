@@ -28,7 +28,7 @@ def fill(states: StateArena, slot: int, value: float) -> None:
 
 
 def test_a_copy_out_waits_for_its_mark_and_for_nothing_later() -> None:
-    """Catches a slot that is copied before the pass has written it, and a copy that waits for the passes that follow."""
+    """Catches a slot that is copied before its pass has written it, and a copy that waits for later passes."""
     states, staging = arena(), Staging(LAYOUT, 2)
     buffer = staging.take()
     assert all(part.is_pinned() for part in buffer.values())
@@ -50,8 +50,8 @@ def test_a_copy_out_waits_for_its_mark_and_for_nothing_later() -> None:
 
 
 def test_a_copy_in_comes_between_what_was_and_what_will_be_asked_for() -> None:
-    """Catches a slot that is filled while an earlier pass reads it, one that a later pass reads before it is filled, and
-    a buffer that changes while the bus reads it."""
+    """Catches a slot that is filled while an earlier pass reads it, one that a later pass reads before it is filled,
+    and a buffer that changes while the bus reads it."""
     states, staging = arena(), Staging(LAYOUT, 1)
     fill(states, 2, 1.0)
     torch.cuda._sleep(LONG)
