@@ -38,8 +38,8 @@ MOST_READ_AHEAD = 64  # snapshots
 def open_store(
     folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
 ) -> Store:
-    """The store of an engine. What waits to be written lies in the pool: of a device's, a quarter may. A host computes
-    beside its one thread; one that drives a device has cores to write several files at a time. UsageError."""
+    """The store of an engine; UsageError. Where the host computes, one thread writes. A host that drives a device has
+    cores to write several files at a time, and what waits for it lies in the device's pool, of which it gets a part."""
     if on_host:
         return Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
     queue_bytes = min(DEVICE_QUEUE_BYTES, pool_size_bytes // 4)
@@ -106,7 +106,9 @@ class Persistence:
         where it was not taken."""
         write = self._writing.get(snapshot.key)
         if write is not None:
-            write.snapshot, snapshot.stored = snapshot, True  # its slot is copied if the one before is gone
+            if not write.is_pinned:  # the snapshot that it was made from may have been dropped, and computed again
+                write.snapshot = snapshot
+            snapshot.stored = True
             return True
         begin = parent[1] if parent else 0
         write = self._writing[snapshot.key] = _Write(snapshot)
