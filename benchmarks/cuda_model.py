@@ -29,8 +29,11 @@ from typing import Any
 import torch
 
 from apcbatch import Engine, Request, __version__
-from apcbatch.model.families import load_model_config
+from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.plan.footprint import Footprint
+from apcbatch.resolution import load
+from apcbatch.tuning.measurement import measure
 
 REPEATS = 5
 PREFILL = ((1, 2048), (1, 8192), (1, 32768), (16, 512), (64, 128))
@@ -39,11 +42,15 @@ NEW_TOKENS = 64
 MAX_BATCH_TOKENS = 8192
 NUMBERS = itertools.count()
 KINDS = {"exact": True, "fast": False}  # of products: whether they are exact
-RUNS = {
-    "planned, no store": ["--policy", "planned"],
-    "planned, no store, fast": ["--policy", "planned", "--fast"],
-    "all, cold store": ["--policy", "all", "--store"],
-    "all, warm store": ["--policy", "all", "--store"],
+RUN_FLAGS = ["--max-tokens", "16", "--ignore-eos", "--max-batch-tokens", "8192", "--max-running", "128"]
+RUN_FLAGS += ["--pool-size", "16GiB", "--store-size", "40GiB"]
+RUNS: dict[str, tuple[list[str], str | None]] = {  # flags, and the store: of each round, a new one
+    "planned, no store": (["--policy", "planned"], None),
+    "planned, no store, fast": (["--policy", "planned", "--fast"], None),
+    "planned, cold store": (["--policy", "planned"], "planned"),
+    "planned, warm store": (["--policy", "planned"], "planned"),
+    "all, cold store": (["--policy", "all"], "all"),
+    "all, warm store": (["--policy", "all"], "all"),
 }
 
 
@@ -81,6 +88,31 @@ def bandwidth() -> float:
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / device_seconds(lambda: target.copy_(source))
+
+
+def bus() -> list[float]:
+    """Bytes a second to the device and from it, of copies of pinned memory as large as a snapshot."""
+    host, device = torch.empty(22 << 20, dtype=torch.uint8, pin_memory=True), torch.empty(22 << 20, dtype=torch.uint8)
+    device = device.cuda()
+    pairs = (device, host), (host, device)
+    return [host.numel() / device_seconds(partial(target.copy_, source, True)) for target, source in pairs]
+
+
+def snapshot_costs(folder: Path, dtype: str) -> dict[str, Any]:
+    """What tune-block-size measures of snapshots, in seconds, and the break-even length of a restore from disk."""
+    options = {"model": str(folder), "dtype": dtype, "device": "cuda", "max_batch_tokens": MAX_BATCH_TOKENS}
+    footprint = Footprint.of(state_layout(load_model_config(folder), dtype))
+    found = measure(load(options, None, {}), footprint, print)
+    return {
+        "name": "snapshots",
+        "unit": "costs",
+        "bytes": footprint.state_bytes,
+        "keep_s": found.snapshot_s,
+        "restore_memory_s": found.restore_ram_s,
+        "restore_disk_s": found.restore_disk_s,
+        "write_s": found.write_byte_s * footprint.state_bytes,
+        "break_even_tokens": found.break_even_disk,
+    }
 
 
 def products(config: ModelConfig, tokens: int) -> Iterator[tuple[int, int, int, int]]:
@@ -175,20 +207,37 @@ def figures(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
     yield {"name": "snapshots every 64 over none", "unit": "times", "exact": rates["plain"] / rates["keeping"]}
     for engine in runs.values():
         engine.close()
+    yield snapshot_costs(folder, dtype)
 
 
-def whole_runs(folder: Path, dtype: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Runs of the command over the input, each with a summary's seconds."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, flags in RUNS.items():
-            command = [sys.executable, "-m", "apcbatch", "run", str(options.input), "--limit", str(options.limit)]
-            command += ["-o", f"{scratch}/{next(NUMBERS)}.jsonl", "--model", str(folder), "--dtype", dtype]
-            command += ["--device", "cuda", "--max-tokens", "16", "--ignore-eos", "--max-batch-tokens", "8192"]
-            command += ["--pool-size", "16GiB", "--quiet", "--progress", "none", *flags]
-            if "--store" in flags:
-                command += [f"{scratch}/store", "--store-size", "40GiB"]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            yield {"name": name, **json.loads(done.stdout.splitlines()[-1])}
+def whole_run(folder: Path, options: argparse.Namespace, scratch: Path, flags: list[str]) -> dict[str, Any]:
+    """One run of the command over the input: its summary, and the seconds of the whole command as `command_s`."""
+    command = [sys.executable, "-m", "apcbatch", "run", str(options.input), "--limit", str(options.limit)]
+    command += ["-o", str(scratch / f"{next(NUMBERS)}.jsonl"), "--model", str(folder), "--dtype", options.dtype]
+    command += ["--device", "cuda", "--quiet", "--progress", "none", *RUN_FLAGS, *flags]
+    begin = time.perf_counter()
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return {"command_s": time.perf_counter() - begin, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def running_s(run: dict[str, Any]) -> float:
+    """Seconds of a run without loading."""
+    seconds: float = run["seconds"]["total"] - run["seconds"]["load"]
+    return seconds
+
+
+def whole_runs(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Of each kind of run the one with the median of its seconds without loading, and all of these as `rounds_s`."""
+    taken: dict[str, list[dict[str, Any]]] = {name: [] for name in RUNS}
+    for _ in range(options.rounds):
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, (flags, store) in RUNS.items():
+                stored = [] if store is None else ["--store", f"{scratch}/{store}"]
+                taken[name].append(whole_run(folder, options, Path(scratch), [*flags, *stored]))
+                print(f"{name}: {running_s(taken[name][-1]):.2f} s", file=sys.stderr, flush=True)
+    for name, runs in taken.items():
+        ordered = sorted(runs, key=running_s)
+        yield {"name": name, "rounds_s": [running_s(run) for run in runs], **ordered[(len(runs) - 1) // 2]}
 
 
 def main() -> None:
@@ -198,6 +247,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--input", type=Path, help="conversations for whole runs")
     parser.add_argument("--limit", type=int, default=40, help="conversations of them; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="of whole runs; default: %(default)s")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     begin = time.perf_counter()
@@ -207,6 +257,7 @@ def main() -> None:
         "version": __version__,
         "repeats": REPEATS,
         "bandwidth_bytes_s": bandwidth(),
+        "bus_bytes_s": bus(),
         "models": [{"model": folder.name, "dtype": options.dtype, "figures": []} for folder in options.models],
         "runs": [],
     }
@@ -220,7 +271,7 @@ def main() -> None:
             options.out.write_text(json.dumps(document, indent=1) + "\n")
 
     if options.input:  # first, as this process keeps the device's memory
-        for run in whole_runs(options.models[0], options.dtype, options):
+        for run in whole_runs(options.models[0], options):
             keep(run, document["runs"])
     for folder, model in zip(options.models, document["models"], strict=True):
         for figure in figures(folder, options.dtype):

@@ -154,9 +154,22 @@ def test_page_of_models_on_cuda(tmp_path: Path) -> None:
         {"name": "prefill 1 x 2048", "unit": "tokens/s", "exact": 50e3, "fast": 60e3, "products": 100e3},
         {"name": "decode 1", "unit": "s", "exact": 4e-3, "fast": 3.2e-3, "bytes": 3_000_000_000},
         {"name": "snapshots every 64 over none", "unit": "times", "exact": 1.0625},
+        {
+            "name": "snapshots",
+            "unit": "costs",
+            "bytes": 23_000_000,
+            "keep_s": 1e-4,
+            "restore_memory_s": 2e-4,
+            "restore_disk_s": 1.5e-3,
+            "write_s": 3e-3,
+            "break_even_tokens": 75.0,
+        },
     ]
-    seconds = {"total": 9.0, "load": 2.0, "prefill": 4.0, "decode": 1.5}
+    seconds = {"total": 9.0, "load": 2.0, "prefill": 4.0, "decode": 1.5, "store": 0.25}
     run = {
+        "rounds_s": [7.5, 7.0, 6.5],
+        "command_s": 12.0,
+        "cached_by_source": {"memory": 3_000_000, "disk": 2_245_000},
         "requests": 611,
         "prompt_tokens": 4_490_000,
         "computed_tokens": 155_572,
@@ -165,6 +178,7 @@ def test_page_of_models_on_cuda(tmp_path: Path) -> None:
     }
     models = {
         "device": "A card", "torch": "2", "version": "1", "bandwidth_bytes_s": 3e12, "repeats": 5, "seconds": 60.0,
+        "bus_bytes_s": [55e9, 54e9],
         "models": [{"model": "some", "dtype": "bfloat16", "note": "Drawn.", "figures": figures}],
         "runs": [{"name": "planned", **run}],
     }  # fmt: skip
@@ -172,16 +186,20 @@ def test_page_of_models_on_cuda(tmp_path: Path) -> None:
         "engine": "Another", "how": "somehow", "run": 25.5,
         "models": {"some": {"decode 1": 5e-3}},
     }  # fmt: skip
-    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={"some": {"loading": 2.5}})
+    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={"some": {"loading": 2.5}, "run": 5.0})
     page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
     for row in (
         "| loading, s | 1.25 | 1.00 | 1.25 |  |  | 2.50 |",
         "| prefill 1 x 2048, k tokens/s | 50.0 | 60.0 | 1.20 | 50 % |  |  |",
         "| decode 1, ms a step | 4.00 | 3.20 | 1.25 | 25 % | 5.00 |  |",
-        "| planned | 7.00 | 4.00 | 1.50 | 2.00 | 155,572 | 96 % |",
+        "| planned | 7.00 | 4.00 | 1.50 | 0.25 | 2.00 | 12.0 | 155,572 | 96 % | 50 % |",
     ):
         assert row in page
     assert "1.062 times as long" in page and "\n\nDrawn.\n\n" in page and "25.5 s" in page and "A card" in page
+    assert "55.0 GB/s to the device and 54.0 GB/s from it" in page
+    costs = "0.10 ms to keep, 0.20 ms to restore from memory and 1.50 ms from disk (the page cache), in which time 75"
+    assert costs in page and "3.00 ms of its writing" in page
+    assert "3 rounds" in page and "5.0 s" in page
 
 
 def test_page_of_integers(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateAr
             failed[chunk] = failed_choice(error)
     if current.scores() or len(due) < len(current.chunks):
         failed |= dict.fromkeys(_score(current), not_finite())
-    for chunk in current.chunks:
-        if chunk.keep and chunk not in failed and not arena.is_finite(chunk.keep[-1].slot):
-            failed[chunk] = not_finite()
+    keeping = [chunk for chunk in current.chunks if chunk.keep and chunk not in failed]
+    finite = arena.are_finite([chunk.keep[-1].slot for chunk in keeping])
+    failed |= {chunk: not_finite() for chunk, is_finite in zip(keeping, finite, strict=True) if not is_finite}
     return failed
 
 

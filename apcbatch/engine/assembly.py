@@ -15,14 +15,20 @@ import torch
 
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
+from apcbatch.engine.staging import slot_in_memory
 from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model.arena import StateArena
+from apcbatch.model.arena import StateArena, Tensors
 from apcbatch.store import StoredSnapshot
 
 
-def parts_of(arena: StateArena, snapshot: Snapshot, begin: int) -> dict[str, torch.Tensor]:
-    """A snapshot by role, on the host where it can be: its slot, and what is kept for the tokens from `begin` on."""
-    parts = arena.host_slot(snapshot.slot, copied=True)
+def parts_of(arena: StateArena, snapshot: Snapshot, begin: int) -> Tensors:
+    """A snapshot by role on the host: its slot itself if that lies there, and what is kept for the tokens from `begin`
+    on."""
+    if arena.on_host:
+        parts = arena.host_slot(snapshot.slot)
+    else:
+        parts = slot_in_memory(arena.layout)
+        arena.copy_out(snapshot.slot, parts, arena.mark())
     if arena.layout.has_tokens:
         parts |= arena.gather(torch.from_numpy(snapshot.pages), begin, snapshot.position)
     return parts
@@ -56,7 +62,7 @@ def assemble(
         return None
     for link in links if arena.layout.has_tokens else ():
         arena.scatter(torch.from_numpy(table), link.parent_position, as_tensors(link.arrays))
-    arena.fill_slot(slot, as_tensors(last.arrays))
+    arena.copy_in(slot, as_tensors(last.arrays)).wait()
     snapshot = pool.insert(last.key, last.position, slot, table, reads, awaited)
     pages.release(table)  # the pool holds its own references now
     return snapshot

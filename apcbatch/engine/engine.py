@@ -21,7 +21,7 @@ from apcbatch.engine.gate import COST_ON_DEVICE
 from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
-from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
@@ -32,6 +32,7 @@ from apcbatch.engine.serving import LOOK_AHEAD, answered
 from apcbatch.engine.settings import check_request
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.engine.travel import Travel
+from apcbatch.engine.warm_up import warm_up
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
 from apcbatch.kernels.backend import backend_for
@@ -42,7 +43,7 @@ from apcbatch.model.locate import locate_model, name_of
 from apcbatch.model.place import choose_device, load_model, make_arena
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
-from apcbatch.store import Buffer, Store
+from apcbatch.store import Buffer
 from apcbatch.types import Policy, Request, Result
 
 DEFAULT_POOL_BYTES = 4 << 30
@@ -111,7 +112,7 @@ class Engine:
         slots = range(num_live, num_live + num_snapshots)
         self._store = None
         if store is not None and keeps_snapshots(policy):
-            self._store = Store.open(Path(store), size_limit_bytes=store_size_bytes, warn=warn)
+            self._store = open_store(Path(store), store_size_bytes, pool_size_bytes, arena.on_host, warn)
         fingerprint = self._model.fingerprint
         self.fingerprint, self.key_fingerprint = fingerprint.hex(), key_fingerprint(fingerprint, cache_salt)
         self.numerics, self.weights_digest = self._model.numerics, self._model.weights_digest.hex()
@@ -141,6 +142,8 @@ class Engine:
             capacity_bytes=pool_size_bytes,
             prompt_cost=COST_ON_DEVICE if self._runs_ahead else 0,
         )
+        if self._runs_ahead:
+            warm_up(self._model, max_batch_tokens, num_pages if layout.has_tokens else None)
         self._look_ahead = LOOK_AHEAD * max_running
         self._next: Pass | None = None  # begun already
         self._max_request_tokens = max_request_tokens
@@ -188,6 +191,9 @@ class Engine:
             return
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
+        num_waiting = len(self._scheduler.waiting)
+        if not num_waiting & (num_waiting - 1):  # now and then: each time all of them are looked at
+            self._snapshots.expect(self._scheduler.waiting)
 
     def observe(self, observer: Observer) -> None:
         """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
@@ -307,8 +313,9 @@ class Engine:
 
     def close(self) -> None:
         """Finish the store's writing and let go of it."""
-        if self._store:
+        if self._store and self._persistence:
             self.flush()
+            self._persistence.close()
             self._store.close()
             self._store = None
 

@@ -1,19 +1,51 @@
 """Between slots and the store: what of a snapshot is written, and when it is there again.
 
 Must not know: sequences, the order of requests. For models with attention a stored snapshot holds the KV of the tokens
-since its parent, so that a chain of parents gives the whole KV; a chain with a gap is stranded.
+since its parent, so that a chain of parents gives the whole KV; a chain with a gap is stranded. Slots on the host are
+written and read where they lie. Those of a device go through staging memory: the store's threads fetch what they write,
+and others read ahead what will be asked for; the engine waits for neither, and passes wait for a copy on the device.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import torch
 
 from apcbatch.engine.assembly import as_arrays, assemble, parts_of
 from apcbatch.engine.pages import NO_PAGES, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.model.arena import StateArena
+from apcbatch.engine.read_ahead import Read, ReadAhead
+from apcbatch.engine.staging import Staging
+from apcbatch.model.arena import Mark, StateArena, Tensors
 from apcbatch.store import Store
+
+WRITE_THREADS = 4  # of the store's, for a device; each has one pinned buffer
+DEVICE_QUEUE_BYTES = 1 << 30  # of snapshots that wait to be written
+MOST_READ_THREADS = 8
+STAGING_BYTES = 256 << 20  # pinned, for what is read ahead
+MOST_READ_AHEAD = 64  # snapshots
+
+
+def open_store(
+    folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
+) -> Store:
+    """The store of an engine; UsageError. Where the host computes, one thread writes. A host that drives a device has
+    cores to write several files at a time, and what waits for it lies in the device's pool, of which it gets a part."""
+    if on_host:
+        return Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
+    queue_bytes = min(DEVICE_QUEUE_BYTES, pool_size_bytes // 4)
+    return Store.open(
+        folder, size_limit_bytes=size_bytes, warn=warn, queue_bytes=queue_bytes, write_threads=WRITE_THREADS
+    )
 
 
 @dataclass(frozen=True)
@@ -23,15 +55,46 @@ class Stranded:
     position: int
 
 
+@dataclass(slots=True)
+class _Write:
+    """A snapshot on its way to the store. is_pinned: its slot is still to be read."""
+
+    snapshot: Snapshot
+    is_pinned: bool = True
+
+    def unpin(self) -> None:
+        self.snapshot.pins -= self.is_pinned
+        self.is_pinned = False
+
+
 class Persistence:
     """One model's snapshots in a store."""
 
     def __init__(self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str) -> None:
         self._store, self._arena, self._fingerprint = store, arena, fingerprint
         self._has_kv = arena.layout.has_tokens
-        self._writing: dict[bytes, Snapshot] = {}
-        self._done: deque[tuple[bytes, bool]] = deque()  # filled by the store's writer thread
+        self._writing: dict[bytes, _Write] = {}
+        self._copied: deque[_Write] = deque()  # filled by the store's threads, as is `_done`
+        self._done: deque[tuple[bytes, bool]] = deque()
         store.register(fingerprint, model_name, arena.layout.stored())
+        slots = STAGING_BYTES // max(1, arena.layout.slot_bytes)
+        self._outgoing = Staging(arena.layout, WRITE_THREADS)
+        self._incoming = Staging(arena.layout, min(max(2, slots), MOST_READ_AHEAD))
+        self._own = Staging(arena.layout, 1)  # of the engine's thread, for what nobody has begun to read
+        self._ahead: ReadAhead | None = None
+        if not (arena.on_host or self._has_kv):
+            threads = min(MOST_READ_THREADS, max(1, (os.cpu_count() or 1) // 2), self._incoming.num_buffers)
+            self._ahead = ReadAhead(self._read, self._incoming, threads)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `expect` is of any use."""
+        return self._ahead is not None
+
+    def expect(self, keys: Sequence[bytes]) -> None:
+        """Read ahead what will be loaded, the soonest first; what was expected before and is not among it is let go."""
+        if self._ahead is not None:
+            self._ahead.want(keys)
 
     def positions(self, keys: dict[int, bytes]) -> list[int]:
         """Which of the positions the store holds."""
@@ -39,18 +102,27 @@ class Persistence:
         return [position for position, key in keys.items() if key in present]
 
     def save(self, snapshot: Snapshot, parent: tuple[bytes, int] | None) -> bool:
-        """Queue a snapshot for writing; it stays pinned until that is done. False where it was not taken."""
-        if snapshot.key in self._writing:
+        """Queue a snapshot for writing; it stays pinned until that is done, or until a device's slot is copied. False
+        where it was not taken."""
+        write = self._writing.get(snapshot.key)
+        if write is not None:
+            if not write.is_pinned:  # the snapshot that it was made from may have been dropped, and computed again
+                write.snapshot = snapshot
+            snapshot.stored = True
             return True
-        parts = parts_of(self._arena, snapshot, parent[1] if parent else 0)
+        begin = parent[1] if parent else 0
+        write = self._writing[snapshot.key] = _Write(snapshot)
         snapshot.pins += 1
-        self._writing[snapshot.key] = snapshot
+        if self._arena.on_host:
+            arrays: Any = as_arrays(parts_of(self._arena, snapshot, begin))
+        else:
+            arrays = partial(self._fetched, write, snapshot, begin, self._arena.mark())
         snapshot.stored = self._store.put(
             snapshot.key,
             snapshot.position,
             parent,
             self._fingerprint,
-            as_arrays(parts),
+            arrays,
             lambda key, is_stored: self._done.append((key, is_stored)),
         )
         if not snapshot.stored:
@@ -63,7 +135,9 @@ class Persistence:
             self._store.touch(snapshot.key)
 
     def drain(self) -> None:
-        """Unpin what has been written since the last call."""
+        """Unpin what has been copied or written since the last call."""
+        while self._copied:
+            self._copied.popleft().unpin()
         while self._done:
             self._written(*self._done.popleft())
 
@@ -94,23 +168,63 @@ class Persistence:
             snapshot.stored = True
         return snapshot
 
+    def close(self) -> None:
+        """Stop reading ahead. The store is closed by whoever opened it."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
     def _load_state(self, key: bytes, pool: SnapshotPool, awaited: bool) -> Snapshot | None:
-        """A snapshot without KV, read straight into its slot, which stays hidden until every byte is verified."""
+        """A snapshot without KV, in a slot that stays hidden until every byte of it is verified."""
         slot = pool.reserve(key, awaited)
         if slot is None:
             return None
-        host = self._arena.host_slot(slot, copied=False)
-        stored = self._store.get(key, self._fingerprint, into=as_arrays(host))
-        if stored is None:
+        position = self._read(key, self._arena.host_slot(slot)) if self._arena.on_host else self._bring(key, slot)
+        if position is None:
             pool.cancel(slot)
             return None
-        self._arena.fill_slot(slot, host)
-        snapshot = pool.insert(key, stored.position, slot, NO_PAGES, awaited=awaited)
+        snapshot = pool.insert(key, position, slot, NO_PAGES, awaited=awaited)
         if snapshot is not None:
             snapshot.stored = True
         return snapshot
 
+    def _read(self, key: bytes, into: Tensors) -> int | None:
+        """Read a verified snapshot; its position, None where the store cannot give it."""
+        stored = self._store.get(key, self._fingerprint, into=as_arrays(into))
+        return None if stored is None else stored.position
+
+    def _bring(self, key: bytes, slot: int) -> int | None:
+        """Begin to fill a device's slot with a snapshot that was read ahead, or is read now; its position."""
+        read, staging = None if self._ahead is None else self._ahead.take(key), self._incoming
+        if read is None:
+            staging, buffer = self._own, self._own.take()
+            read = Read(self._read(key, buffer), buffer)
+        copied = self._arena.copy_in(slot, read.buffer) if read.position is not None else None
+        staging.give_back(read.buffer, copied)
+        return read.position
+
+    @contextmanager
+    def _fetched(
+        self, write: _Write, snapshot: Snapshot, begin: int, after: Mark
+    ) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
+        """For a thread of the store's: the arrays of a snapshot in a device's slot, and of what is kept for the tokens
+        from `begin` on. The slot may go as soon as they are here."""
+        buffer = self._outgoing.take()
+        try:
+            parts = dict(buffer)
+            try:
+                self._arena.copy_out(snapshot.slot, buffer, after)
+                if self._has_kv:
+                    parts |= self._arena.gather(torch.from_numpy(snapshot.pages), begin, snapshot.position, after)
+            except RuntimeError as error:  # the device's
+                raise OSError(f"a snapshot could not be copied from the device: {error}") from error
+            finally:
+                self._copied.append(write)
+            yield as_arrays(parts)
+        finally:
+            self._outgoing.give_back(buffer)
+
     def _written(self, key: bytes, is_stored: bool) -> None:
-        snapshot = self._writing.pop(key)
-        snapshot.pins -= 1
-        snapshot.stored = is_stored
+        write = self._writing.pop(key)
+        write.unpin()
+        write.snapshot.stored = is_stored

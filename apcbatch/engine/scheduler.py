@@ -75,6 +75,7 @@ class Scheduler:
 
     def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
         """(the chunks of the next pass, sequences that can never run for lack of memory)."""
+        self._snapshots.expect(self.waiting)
         for forks in self.forks:
             while forks.waiting and self._begin_answer(forks):
                 pass

@@ -34,9 +34,10 @@ class Sequence:
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first. is_plain, needs_logits: as its request says. chooser: chooses and
-    ends the tokens of its answer, once that takes one. forks: the answers of its request, where there are several, from
-    the end of the prompt on; this sequence is one of them.
+    the store held at the first look, longest first. expected: the key of the stored snapshot that it will probably
+    start from, empty for none, None before anybody looked. is_plain, needs_logits: as its request says. chooser:
+    chooses and ends the tokens of its answer, once that takes one. forks: the answers of its request, where there are
+    several, from the end of the prompt on; this sequence is one of them.
     """
 
     request: Request
@@ -54,6 +55,7 @@ class Sequence:
     rolling: Snapshot | None = None
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
+    expected: bytes | None = None
     sampler_key: int = 0
     is_plain: bool = field(init=False)
     needs_logits: bool = field(init=False)

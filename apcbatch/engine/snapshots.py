@@ -7,6 +7,8 @@ miss, never an error.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from apcbatch.engine.coverage import CoverageTree, Match
 from apcbatch.engine.miss import explain_miss
 from apcbatch.engine.observer import KeptSnapshot, Observer
@@ -50,6 +52,25 @@ class Snapshots:
         sequence.retention = retention_of(self._policy, sequence.request, sequence.num_prompt, self._block_size)
         hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
+
+    def expect(self, coming: Iterable[Sequence]) -> None:
+        """Have the stored snapshots read ahead that sequences will start from. coming: those that wait, in order."""
+        if self._persistence is None or not self._persistence.reads_ahead:
+            return
+        keys = []
+        for sequence in coming:
+            if sequence.expected is None:
+                sequence.expected = self._expected(sequence, self._persistence)
+            if sequence.expected and sequence.expected not in self._pool:
+                keys.append(sequence.expected)
+        self._persistence.expect(keys)
+
+    def _expected(self, sequence: Sequence, persistence: Persistence) -> bytes:
+        """The key of the longest stored snapshot that a sequence may start from, unless its plan has a longer one
+        computed; empty for none. What it does start from is found when it begins."""
+        stored = persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
+        position = max(stored, default=0)
+        return sequence.keys[position] if position and position >= sequence.retention.plan.resume_at else b""
 
     def available_position(self, sequence: Sequence) -> int:
         """The longest usable position that seems to be held, in the pool or the store; 0 for none."""

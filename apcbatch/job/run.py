@@ -79,7 +79,7 @@ class Job:
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
             self._trace = self._observe(opened, inputs)
-            with _closing_engine(opened.engine):
+            with _closing(opened.engine, self._trace):
                 return self._answer(opened, sink)
 
     @property
@@ -258,10 +258,12 @@ class Job:
 
 
 @contextmanager
-def _closing_engine(engine: JobEngine) -> Iterator[None]:
-    """Drop what is unfinished and close the store, however the job ends."""
+def _closing(engine: JobEngine, trace: RunTrace | None) -> Iterator[None]:
+    """Drop what is unfinished and close the store and the trace, however the job ends."""
     try:
         yield
     finally:
+        if trace is not None:
+            trace.close()
         engine.abort()
         engine.close()

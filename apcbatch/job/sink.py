@@ -2,8 +2,8 @@
 
 Must not know: what a line says, besides the number in its id. Invariants: a line is written completely, or it is the
 torn last one; only one process writes an OUT; a file is replaced only by a complete one; lines are synced every few
-seconds, and each time OUT must still be where it was opened. --ordered sorts at the end, by the numbers and offsets of
-the lines (16 bytes each): no line is held back in memory, and a run that is killed has lost none.
+seconds, beside the run, and each time OUT must still be where it was opened. --ordered sorts at the end, by the numbers
+and offsets of the lines (16 bytes each): no line is held back in memory, and a run that is killed has lost none.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from apcbatch.errors import StoppedError, UsageError
+from apcbatch.job.beside import Beside
 from apcbatch.job.disk import Disk, replacing
 from apcbatch.job.paths import STDOUT
 from apcbatch.job.silence import silence
@@ -107,6 +108,7 @@ class FileSink:
         self.disk = disk or Disk()
         self.remove_if_unused = not os.path.exists(self.path)
         self._is_filled = False
+        self._beside = Beside()
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
         try:
             self._fd = self.disk.open(str(self.path), 0)
@@ -120,6 +122,8 @@ class FileSink:
 
     def close(self) -> None:
         """Close the file, and remove one that was made for nothing (see remove_if_unused)."""
+        with suppress(StoppedError):  # of a sync that nobody asks for any more
+            self._beside.finish()
         is_unused = self._is_filled or os.fstat(self._fd).st_size == 0
         if self.remove_if_unused and is_unused and self._is_in_place():
             self.disk.unlink(str(self.path))
@@ -185,29 +189,37 @@ class FileSink:
 
     def keep_safe(self) -> None:
         now = time.monotonic()
-        if now >= self._next_sync:
+        if now >= self._next_sync and not self._beside.is_busy:
             self._next_sync = now + SYNC_EVERY_S
-            self._sync()
+            self._check_place()
+            if not self._is_synced:
+                self._is_synced = True  # a line that comes meanwhile is for the next time
+                self._beside.begin(self._sync)
 
     def finish(self, ordered: bool) -> None:
-        self._sync()
+        self._beside.finish()
+        self._check_place()
+        if not self._is_synced:
+            self._sync()
+            self._is_synced = True
         if ordered:
             with open(self.path, "rb") as file:
                 table = _numbers_and_offsets(file)
                 if (np.diff(table[:, 0]) < 0).any():
                     self._replace(_sorted_lines(file, table))
 
-    def _sync(self) -> None:
-        """Make the lines safe from a power cut; StoppedError if OUT is no longer where it was opened."""
+    def _check_place(self) -> None:
+        """StoppedError if OUT is no longer where it was opened."""
         if not self._is_in_place():
             raise StoppedError(
                 f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
                 "answered since is not under that name; put it back and resume, or run again"
             )
-        if not self._is_synced:
-            with self._stopping("synced"):
-                self.disk.sync(self._fd)
-            self._is_synced = True
+
+    def _sync(self) -> None:
+        """Make the lines safe from a power cut."""
+        with self._stopping("synced"):
+            self.disk.sync(self._fd)
 
     def _is_in_place(self) -> bool:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from apcbatch.config import Config
 from apcbatch.engine.observer import KeptSnapshot, StepFacts
+from apcbatch.job.beside import Beside
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.machine import describe_machine
 from apcbatch.job.segment import End, Segment
@@ -60,8 +61,9 @@ class RunTrace:
         self._file, self._decode, self._elapsed_s, self._warn = file, decode, elapsed_s, warn
         self._timeline, self._tree = Timeline(), StemTree()
         self._next_write_s, self._write_every_s = elapsed_s() + FIRST_WRITE_S, FIRST_WRITE_S
-        self._written_at_s = self._cost_s = 0.0  # of this thread's processor time
+        self._written_at_s = self._cost_s = 0.0  # of processor time
         self._has_warned = False
+        self._beside = Beside()
         config = setting.config
         self._facts: dict[str, Any] = {
             "version": VERSION,
@@ -103,20 +105,35 @@ class RunTrace:
         begin = time.thread_time()
         if self._elapsed_s() < self._next_write_s or begin - self._written_at_s < TIMES_ITS_COST * self._cost_s:
             return
-        self._write(None)
+        if self._beside.is_busy:
+            return
+        segment = self._segment(None)
         self._written_at_s = time.thread_time()
         self._cost_s = self._written_at_s - begin
+        self._beside.begin(lambda: self._write_counted(segment))
         self._write_every_s = min(2 * self._write_every_s, WRITE_EVERY_S)
         self._next_write_s = self._elapsed_s() + self._write_every_s
 
     def end(self, exit_code: int, continue_command: str | None, summary: dict[str, Any]) -> None:
         """The run is over. continue_command: None if nothing is left to do."""
+        self._beside.finish()
         self._facts["continue_command"] = _plain(continue_command, None)
-        self._write(End(self._elapsed_s(), exit_code, _plain(summary, None)))
+        self._write(self._segment(End(self._elapsed_s(), exit_code, _plain(summary, None))))
 
-    def _write(self, end: End | None) -> None:
+    def close(self) -> None:
+        """Nothing more is written, however the run has ended."""
+        self._beside.finish()
+
+    def _segment(self, end: End | None) -> Segment:
         stems = stem_rows(self._tree.root, self._decode)
-        segment = Segment(**self._facts, passes=self._timeline.passes(), stems=stems, end=end)
+        return Segment(**self._facts, passes=self._timeline.passes(), stems=stems, end=end)
+
+    def _write_counted(self, segment: Segment) -> None:
+        begin = time.thread_time()
+        self._write(segment)
+        self._cost_s += time.thread_time() - begin
+
+    def _write(self, segment: Segment) -> None:
         try:
             self._file.write(segment)
         except OSError as error:

@@ -2,21 +2,31 @@
 
 Must not know: requests, keys, who owns a slot, what the roles mean. The memory is reserved, not touched: a page of it
 becomes resident when a kernel first writes there, a huge page where the system has them, so that states are read and
-written with few misses of the TLB.
+written with few misses of the TLB. On a device, slots are copied to and from the host beside the passes, on streams of
+their own, one for each direction: the bus has both.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from apcbatch.layout import PAGE_TOKENS, TOKEN_AXIS, Extent, Stack, StateLayout
-from apcbatch.model.finite import finite_rows
+from apcbatch.model.copies import Copies
+from apcbatch.model.finite import finite_rows, largest
 
 Tensors = dict[str, torch.Tensor]
+
+
+class Mark(Protocol):
+    """A point in what devices were asked to do; an arena's `mark` gives one."""
+
+    def wait(self) -> None:
+        """Return when they are there. Any thread may."""
 
 
 class StateArena:
@@ -25,6 +35,7 @@ class StateArena:
 
     def __init__(self, layout: StateLayout, num_slots: int, num_pages: int, device: torch.device) -> None:
         self.layout, self.device = layout, device
+        self._copies = Copies(device)
         self.slots: Tensors = {}
         self.pages: Tensors = {}
         self._token_dim: dict[str, int] = {}  # of the tensor with one axis of tokens; in `pages` it is two
@@ -45,33 +56,47 @@ class StateArena:
                 views[name] = self.pages[name][row] if name in self.pages else self.slots[name][:, row]
         return views
 
-    def is_finite(self, slot: int) -> bool:
-        """Whether a slot's state holds neither NaN nor infinity."""
-        states = (part[slot] for part in self.slots.values() if part.is_floating_point())
-        return all(bool(finite_rows(state.view(1, -1))) for state in states)
+    def are_finite(self, slots: Sequence[int]) -> list[bool]:
+        """Whether each slot's state holds neither NaN nor infinity."""
+        parts = [part for part in self.slots.values() if part.is_floating_point()]
+        if self.on_host or not parts:
+            return [all(bool(finite_rows(part[slot].view(1, -1))) for part in parts) for slot in slots]
+        sizes = [largest(part[slot]).float() for slot in slots for part in parts]
+        if not sizes:
+            return []
+        found: list[bool] = torch.stack(sizes).view(len(slots), -1).isfinite().all(1).tolist()  # one wait for all
+        return found
 
-    def host_slot(self, slot: int, *, copied: bool) -> Tensors:
-        """The parts of a slot where the host can reach them: the slot itself or, for an arena on a CUDA device, pinned
-        memory, with a copy of the slot if `copied`. `fill_slot` brings what was written there into the slot."""
-        if self.device.type == "cpu":
-            return {name: part[slot] for name, part in self.slots.items()}
-        pinned = {
-            name: torch.empty(part.shape[1:], dtype=part.dtype, pin_memory=True) for name, part in self.slots.items()
-        }
-        if copied:
-            for name, host in pinned.items():
-                host.copy_(self.slots[name][slot])
-        return pinned
+    @property
+    def on_host(self) -> bool:
+        """Whether the host reads and writes slots where they lie."""
+        return self.device.type == "cpu"
 
-    def fill_slot(self, slot: int, parts: Mapping[str, torch.Tensor]) -> None:
-        """Write a slot's state; a part that is the slot itself is there already. Other names are left alone."""
-        for name, part in self.slots.items():
-            if parts[name].data_ptr() != part[slot].data_ptr():
-                part[slot].copy_(parts[name])
+    def host_slot(self, slot: int) -> Tensors:
+        """The parts of a slot itself, as views; for an arena that is on the host."""
+        return {name: part[slot] for name, part in self.slots.items()}
 
-    def gather(self, pages: torch.Tensor, begin: int, end: int) -> Tensors:
+    def mark(self) -> Mark:
+        """What the device has been asked for until now."""
+        return self._copies.mark()
+
+    def copy_out(self, slot: int, host: Tensors, after: Mark) -> None:
+        """Copy a slot to memory on the host as it is at a mark; returns when it is there. Any thread may call it."""
+        self._copies.out([(host[name], part[slot]) for name, part in self.slots.items()], after)
+
+    def copy_in(self, slot: int, host: Mapping[str, torch.Tensor]) -> Mark:
+        """Begin to fill a slot, before whatever the device is asked for from now on; the mark says when `host` may
+        change. Other names are left alone."""
+        return self._copies.into([(part[slot], host[name]) for name, part in self.slots.items()])
+
+    def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
         """What is kept for tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new tensors of
-        end - begin tokens: keys and values are (layers, 2, end - begin, kv heads, head_dim)."""
+        end - begin tokens on the host: keys and values are (layers, 2, end - begin, kv heads, head_dim). after: as it
+        is at a mark, beside the passes; any thread may call it so."""
+        with self._copies.beside(after):
+            return {name: part.cpu() for name, part in self._gathered(pages, begin, end).items()}
+
+    def _gathered(self, pages: torch.Tensor, begin: int, end: int) -> Tensors:
         first = begin // PAGE_TOKENS
         chosen = pages[first : -(-end // PAGE_TOKENS)].to(self.device)
         gathered = {}

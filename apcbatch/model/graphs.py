@@ -85,7 +85,8 @@ class _DecodeGraph:
             self._pass()
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory):
+        # Other threads copy snapshots meanwhile, which is no part of it.
+        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
             self._logits = self._pass()
         self.memory = self._graph.pool()
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from apcbatch.layout import holds_tokens
+from apcbatch.layout import Layout, holds_tokens
 from apcbatch.store.files import Reader
 from apcbatch.store.format import (
     DTYPE_OF,
@@ -130,17 +130,27 @@ def describe(arrays: Mapping[str, Array]) -> tuple[TensorInfo, ...]:
     return tuple(TensorInfo(name, DTYPE_OF[arrays[name].dtype], arrays[name].shape) for name in ordered)
 
 
+def tensors_of(layout: Layout, num_tokens: int) -> tuple[TensorInfo, ...]:
+    """What `describe` says of arrays that have a layout. num_tokens: since the parent."""
+    tensors = [
+        TensorInfo(name, one.dtype, tuple(num_tokens if size is None else size for size in one.shape))
+        for name, one in layout.items()
+    ]
+    return tuple(sorted(tensors, key=lambda tensor: (-np.dtype(DTYPES[tensor.dtype]).itemsize, tensor.name)))
+
+
 def make_header(
     key: bytes,
     fingerprint: bytes,
     position: int,
     parent: tuple[bytes, int] | None,
-    arrays: Mapping[str, Array],
+    tensors: Mapping[str, Array] | tuple[TensorInfo, ...],
 ) -> Header:
     """The header of a new snapshot, its checksums not yet set; raises ValueError for what the format cannot
-    hold."""
+    hold. tensors: the arrays, or what is known of arrays that are yet to come."""
     parent_key, parent_position = parent if parent else (None, 0)
-    header = Header(key, fingerprint, position, parent_key, parent_position, describe(arrays))
+    described = tensors if isinstance(tensors, tuple) else describe(tensors)
+    header = Header(key, fingerprint, position, parent_key, parent_position, described)
     if problem := _problem(header):
         raise ValueError(problem)
     return header

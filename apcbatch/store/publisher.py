@@ -1,6 +1,6 @@
 """Publisher: takes a batch of work through the three steps that put snapshots into a store.
 
-Must not know: threads, queues. One transaction decides what is stored and makes room for it; then the files
+Must not know: queues, who waits. One transaction decides what is stored and makes room for it; then the files
 are written under temporary names, without any lock; a second transaction names them and enters them in the
 index. So a batch costs two transactions however many snapshots it has, nothing is visible before it is whole,
 and what a killed process had announced in the first transaction is known to the one that cleans up after it.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -26,16 +28,17 @@ from apcbatch.store.session import Session
 from apcbatch.store.snapshot_file import encode
 
 OnDone = Callable[[bytes, bool], None]
+Fetch = Callable[[], AbstractContextManager[Mapping[str, Array]]]
 Outcome = Literal["written", "duplicates", "skipped_no_room", "skipped_stranded", "failed"]
 
 
 @dataclass(slots=True, eq=False)
 class Offer:
     """A snapshot to be stored, and what became of it; num_bytes is the size of its tensors, then of its
-    file."""
+    file. fetch: gives its arrays for as long as its file is written."""
 
     header: Header
-    arrays: Mapping[str, Array]
+    fetch: Fetch
     num_bytes: int
     on_done: OnDone | None
     outcome: Outcome = "failed"
@@ -76,9 +79,10 @@ class Publisher:
         tally: Tally,
         notices: Notices,
         on_settled: Callable[[bytes], None],
+        write_threads: int = 1,
     ) -> None:
         """names, layouts: what is known of a model, by its fingerprint. on_settled: told each suspect whose
-        doubt is resolved."""
+        doubt is resolved. write_threads: how many files are written at a time."""
         self._index = index
         self._objects = objects
         self._session = session
@@ -89,12 +93,18 @@ class Publisher:
         self._notices = notices
         self._on_settled = on_settled
         self._is_index_damaged = False
+        self._threads = ThreadPoolExecutor(write_threads, "apcbatch-store") if write_threads > 1 else None
+
+    def close(self) -> None:
+        """Let go of the threads; nothing is processed after it."""
+        if self._threads is not None:
+            self._threads.shutdown()
 
     def process(self, batch: Batch) -> None:
         """Do the batch's work; afterwards each offer's outcome says what became of it."""
         try:
             if not self._is_index_damaged:
-                written = [offer for offer in self._admit(batch) if self._write(offer)]
+                written = self._write_all(self._admit(batch))
                 if written:
                     self._publish(written, batch.touches)
         except (OSError, IndexFault) as error:
@@ -173,12 +183,19 @@ class Publisher:
         )
         return False
 
+    def _write_all(self, offers: list[Offer]) -> list[Offer]:
+        """Write the offers' files; those that are there, in order."""
+        for offer in offers:
+            offer.temporary_path = self._session.temporary_path()
+        run = map if self._threads is None else self._threads.map
+        return [offer for offer, is_there in zip(offers, run(self._write, offers), strict=True) if is_there]
+
     def _write(self, offer: Offer) -> bool:
         """Write the file under a temporary name; this is the only step that reads the tensors."""
-        offer.temporary_path = self._session.temporary_path()
-        offer.header, chunks = encode(offer.header, offer.arrays)
         try:
-            self._objects.write(offer.temporary_path, chunks)
+            with offer.fetch() as arrays:
+                offer.header, chunks = encode(offer.header, arrays)
+                self._objects.write(offer.temporary_path, chunks)
             return True
         except OSError as error:
             self._notices.failure(error, "writing a snapshot")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Container, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -21,13 +22,13 @@ from apcbatch.store.counters import StoreCounters, Tally
 from apcbatch.store.database import IndexDamaged, IndexFault
 from apcbatch.store.files import Files
 from apcbatch.store.format import FORMAT_VERSION
-from apcbatch.store.header import Array, BadSnapshot, make_header
+from apcbatch.store.header import Array, BadSnapshot, make_header, tensors_of
 from apcbatch.store.index import Index, ModelStats
 from apcbatch.store.maintenance import Checker, CheckReport, PruneReport, prune
 from apcbatch.store.notices import Notices
 from apcbatch.store.objects import Objects
 from apcbatch.store.opening import Opened, open_folder, sweep_now
-from apcbatch.store.publisher import Offer, OnDone, Publisher
+from apcbatch.store.publisher import Fetch, Offer, OnDone, Publisher
 from apcbatch.store.session import Session
 from apcbatch.store.snapshot_file import StoredSnapshot, check_layout
 from apcbatch.store.snapshot_reader import Chain, SnapshotReader
@@ -80,6 +81,7 @@ class Store:
         maintenance: bool = False,
         queue_bytes: int = DEFAULT_QUEUE_BYTES,
         queue_snapshots: int = DEFAULT_QUEUE_SNAPSHOTS,
+        write_threads: int = 1,
         files: Files | None = None,
     ) -> Store:
         """Open the store at a folder, made where missing. Opening evicts nothing; storing does.
@@ -88,7 +90,7 @@ class Store:
         takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
         folder that cannot be written is opened so by itself. maintenance: for check and prune; there must be
         a store already, and every value of its index is looked at. queue_bytes, queue_snapshots: what may
-        wait to be written.
+        wait to be written. write_threads: how many files are written at a time.
         Raises UsageError for a path that cannot be a store, for a folder with something else in it, of which
         nothing is touched, and for a store of a newer version.
         """
@@ -98,10 +100,12 @@ class Store:
         opened = open_folder(files, folder, read_only, maintenance, notices)
         store = cls(folder, size_limit_bytes, files, notices, opened)
         if opened.index is not None and opened.session is not None:
-            store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots)
+            store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots, write_threads)
         return store
 
-    def _start_writer(self, index: Index, session: Session, queue_bytes: int, queue_snapshots: int) -> None:
+    def _start_writer(
+        self, index: Index, session: Session, queue_bytes: int, queue_snapshots: int, write_threads: int
+    ) -> None:
         publisher = Publisher(
             index,
             self._objects,
@@ -112,8 +116,9 @@ class Store:
             self._tally,
             self._notices,
             self._reading.reveal,
+            write_threads,
         )
-        self._writer = Writer(publisher, queue_bytes, queue_snapshots, self._size_limit_bytes)
+        self._writer = Writer(publisher, queue_bytes, queue_snapshots, self._size_limit_bytes, write_threads)
         self._reading.on_doubt = self._writer.suspect
 
     @property
@@ -156,7 +161,7 @@ class Store:
         position: int,
         parent: tuple[bytes, int] | None,
         fingerprint: bytes,
-        arrays: Mapping[str, Array],
+        arrays: Mapping[str, Array] | Fetch,
         on_done: OnDone | None = None,
     ) -> bool:
         """Have a snapshot stored by and by; returns at once whether it was taken.
@@ -164,13 +169,23 @@ class Store:
         position: tokens consumed. parent: (key, position) of the nearest ancestor that was put before, so
         that it is evicted after this one; a snapshot with `kv` and a parent is stored only if its parent is
         there. arrays: name -> float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the
-        tokens since the parent. The store's thread reads them: keep them alive and unchanged until it calls
-        on_done(key, is stored), once. Where False is returned they are not read and on_done is not called:
-        the queue is full, the snapshot is on its way already, or the store is read-only or closed.
+        tokens since the parent. The store's threads read them: keep them alive and unchanged until
+        on_done(key, is stored) is called, once. Or a function that gives them when they are written, of a
+        model whose layout is registered: a thread of the store's calls it and is done with them at the end
+        of the context; OSError says that they cannot be had. Where False is returned they are not read and
+        on_done is not called: the queue is full, the snapshot is on its way already, or the store is
+        read-only or closed.
         Raises ValueError for what the format or the registered layout cannot hold: a fault of the caller.
         """
-        header = make_header(key, fingerprint, position, parent, arrays)
         layout = self._layouts.get(fingerprint)
+        fetch: Fetch = (lambda: nullcontext(arrays)) if isinstance(arrays, Mapping) else arrays
+        if isinstance(arrays, Mapping):
+            header = make_header(key, fingerprint, position, parent, arrays)
+        elif layout is not None:
+            tensors = tensors_of(layout, position - (parent[1] if parent else 0))
+            header = make_header(key, fingerprint, position, parent, tensors)
+        else:
+            raise ValueError("arrays that are fetched later need a registered layout")
         if layout is not None:
             try:
                 check_layout(header, layout)
@@ -178,7 +193,7 @@ class Store:
                 raise ValueError(str(error)) from error
         if self._writer is None:
             return False
-        answer = self._writer.offer(Offer(header, arrays, header.num_data_bytes, on_done))
+        answer = self._writer.offer(Offer(header, fetch, header.num_data_bytes, on_done))
         if answer == "full":
             self._tally.add(skipped_full_queue=1)
         elif answer == "duplicate":

@@ -37,11 +37,13 @@ class Writer:
     """Takes offers, touches and suspects in the order they come, and gives them to the publisher in
     batches."""
 
-    def __init__(self, publisher: Publisher, queue_bytes: int, queue_offers: int, size_limit_bytes: int) -> None:
+    def __init__(
+        self, publisher: Publisher, queue_bytes: int, queue_offers: int, size_limit_bytes: int, write_threads: int = 1
+    ) -> None:
         """size_limit_bytes: of the store; a batch is small beside it, because nothing of a batch can be
-        evicted to make room for the rest of it."""
+        evicted to make room for the rest of it. write_threads: the publisher's, each with a part of a batch."""
         self._publisher = publisher
-        self._batch_bytes = min(MAX_BATCH_BYTES, size_limit_bytes // 8)
+        self._batch_bytes = min(MAX_BATCH_BYTES * write_threads, size_limit_bytes // 8)
         self._queue_bytes = queue_bytes
         self._queue_offers = queue_offers
         self._queue: deque[Offer | Touch | Suspect] = deque()
@@ -126,6 +128,7 @@ class Writer:
                     self._num_done += count
                     self._change.notify_all()
         finally:  # also after a fault in our own code: nobody may wait for a thread that is gone
+            self._publisher.close()
             with self._change:
                 self._is_closing = True
                 dropped = self._drop_queue()

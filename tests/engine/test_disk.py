@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from apcbatch import Engine, Request, Result
+from apcbatch.model.arena import StateArena
+from apcbatch.store import Store
 from tests.tiny import VOCAB
 
 
@@ -40,6 +42,12 @@ def snapshot_files(store: Path) -> list[Path]:
         return int(json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]["position"])
 
     return sorted(store.glob("objects/**/*.safetensors"), key=position)
+
+
+@pytest.fixture(params=[True, False], ids=["on the host", "staged"], autouse=True)
+def on_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slots where the host reaches them, and as if they were on a device."""
+    monkeypatch.setattr(StateArena, "on_host", request.param)
 
 
 @pytest.fixture(params=["mamba", "jamba"])
@@ -176,3 +184,24 @@ def closing_engine(folder: Path, **options: object) -> Iterator[Engine]:
         yield engine
     finally:
         engine.close()
+
+
+def test_an_engine_that_is_left_in_haste_ends(tiny_checkpoint, tmp_path: Path) -> None:
+    """Catches threads that wait for a buffer of somebody who never comes, and snapshots on their way that are lost:
+    what waits is dropped after one step, with reads and writes under way."""
+    folder, options = tiny_checkpoint("mamba"), {"block_size": 16, "pool_size_bytes": 64 << 20, "max_running": 2}
+    prompts = [tokens(300, seed) for seed in range(20)]
+    requests = [Request(str(i), prompt, max_tokens=2, ignore_eos=True) for i, prompt in enumerate(prompts)]
+    for number in range(3):
+        engine = Engine(folder, store=tmp_path, **options)
+        for request in requests[: 20 if number else 2]:
+            engine.submit(request)
+        engine.step()
+        engine.drop_waiting()
+        engine.step()
+        engine.abort()
+        engine.close()
+    assert not engine.num_unfinished
+    with Store.open(tmp_path, warn=pytest.fail) as store:
+        report = store.check()
+        assert not report.faults and store.stats().entries == 2 * 18

@@ -16,7 +16,7 @@ from apcbatch import Engine, Request
 from apcbatch.config import Config
 from apcbatch.engine.engine import Counters
 from apcbatch.engine.pages import NO_PAGES
-from apcbatch.engine.persistence import Persistence
+from apcbatch.engine.persistence import WRITE_THREADS, Persistence
 from apcbatch.engine.pool import Snapshot
 from apcbatch.layout import CONV, SSM, StateLayout
 from apcbatch.model.arena import StateArena
@@ -80,6 +80,108 @@ def test_what_is_not_taken_or_fails_is_not_stored() -> None:
         kept.touch(snapshot)
         assert not store.touched
         assert kept.save(snapshot, None) is taken, "it may be tried again"
+
+
+class FetchingStore(SlowStore):
+    """A slow store that fetches arrays when it writes them, as one of a device does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetches: list[Any] = []
+        self.files: dict[str, np.ndarray] = {}
+        self.wanted = True
+
+    def put(self, key: bytes, position: int, parent: Any, fingerprint: bytes, arrays: Any, done: Any) -> bool:
+        self.fetches.append(arrays)
+        return super().put(key, position, parent, fingerprint, arrays, done)
+
+    def fetch(self) -> None:
+        for fetch in self.fetches:
+            with fetch() as arrays:
+                self.files = {name: array.copy() for name, array in arrays.items()}
+        self.fetches.clear()
+
+    def flush(self) -> None:
+        if self.wanted:
+            self.fetch()
+        super().flush()
+
+
+def test_a_slot_on_a_device_is_pinned_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a slot that holds room until its file is written, one that goes before it is copied, and a snapshot of
+    the same key, computed again meanwhile, that is taken for unwritten for good."""
+    monkeypatch.setattr(StateArena, "on_host", False)
+    store = FetchingStore()
+    kept, snapshot = persistence(store), Snapshot(b"a", 7, 0, NO_PAGES)
+    for number, part in enumerate(kept._arena.slots.values(), start=1):
+        part.fill_(number)
+    assert kept.save(snapshot, None) and kept.save(snapshot, None)
+    kept.drain()
+    assert (snapshot.pins, snapshot.stored) == (1, True)
+    store.fetch()
+    kept.drain()
+    assert (snapshot.pins, snapshot.stored, len(store.queued)) == (0, True, 1)
+    assert {name: float(array.max()) for name, array in store.files.items()} == {"ssm": 1.0, "conv": 2.0}
+    again = Snapshot(b"a", 7, 0, NO_PAGES)
+    assert kept.save(again, None) and (again.pins, again.stored, len(store.queued)) == (0, True, 1)
+    store.stores = False
+    assert kept.wait() and (again.pins, again.stored) == (0, False)
+
+
+def test_a_write_that_is_never_fetched_unpins_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a slot that is lost where the store has the snapshot already, or gives it up."""
+    monkeypatch.setattr(StateArena, "on_host", False)
+    store = FetchingStore()
+    store.wanted = False
+    kept, snapshot = persistence(store), Snapshot(b"a", 7, 0, NO_PAGES)
+    assert kept.save(snapshot, None)
+    assert kept.wait() and (snapshot.pins, snapshot.stored) == (0, True)
+
+
+def test_a_device_that_fails_costs_the_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a slot or a buffer that is lost with a failed copy, and an error that the store does not know."""
+    monkeypatch.setattr(StateArena, "on_host", False)
+
+    def fails(*of: object) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    store = FetchingStore()
+    kept, snapshot = persistence(store), Snapshot(b"a", 7, 0, NO_PAGES)
+    for _ in range(2 * WRITE_THREADS):
+        with monkeypatch.context() as patched:
+            patched.setattr(StateArena, "copy_out", fails)
+            assert kept.save(snapshot, None)
+            with pytest.raises(OSError, match="unspecified launch failure"):
+                store.fetch()
+            store.fetches.clear()
+        store.stores = False
+        assert kept.wait() and (snapshot.pins, snapshot.stored) == (0, False)
+    assert kept.save(snapshot, None)
+    store.fetch()
+
+
+@pytest.mark.parametrize("policy", ["all", "planned"])
+def test_staged_snapshots_are_those_of_the_host(
+    policy: str, tiny_checkpoint: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a slot that is overwritten before it is copied, one that a pass reads before it is filled, and counts
+    that depend on what was read ahead in time: many requests, a pool with room for few of their snapshots."""
+    prompts = [[1 + (k * (3 + group)) % 50 for k in range(150)] + [1 + n] * 20 for group in range(5) for n in range(4)]
+    options = {"block_size": 16, "policy": policy, "max_running": 4, "max_batch_tokens": 128}
+
+    def run(folder: Path, on_host: bool) -> list[tuple[Any, ...]]:
+        monkeypatch.setattr(StateArena, "on_host", on_host)
+        engine = Engine(tiny_checkpoint("mamba"), store=folder, pool_size_bytes=1 << 18, **options)
+        requests = [Request(str(i), p, max_tokens=4, ignore_eos=True, logprobs=True) for i, p in enumerate(prompts)]
+        found = [(one.id, one.token_ids, one.logprobs, one.cached_tokens) for one in engine.run(requests)]
+        engine.close()
+        return sorted(found)
+
+    cold = run(tmp_path / "host", True)
+    assert [one[:3] for one in run(tmp_path / "staged", False)] == [one[:3] for one in cold]
+    warm = run(tmp_path / "host", True)
+    assert run(tmp_path / "host", False) == warm and [one[:3] for one in warm] == [one[:3] for one in cold]
+    assert min(one[3] for one in warm) >= 144
 
 
 def test_without_a_store_only_what_happened_is_counted(tiny_checkpoint: Callable[..., Any]) -> None:

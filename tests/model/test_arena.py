@@ -98,17 +98,19 @@ def test_a_page_is_copied_in_every_layer() -> None:
         assert torch.equal(tokens, source[name])
 
 
-def test_a_slot_is_filled_from_what_was_read() -> None:
+def test_a_slot_goes_to_the_host_and_back() -> None:
     """Catches a part that a snapshot from the store loses, and writes to another slot."""
     arena = make_arena()
     before = {name: part.clone() for name, part in arena.slots.items()}
-    host = arena.host_slot(1, copied=True)
-    assert {name: part.data_ptr() for name, part in host.items()} == {
+    assert {name: part.data_ptr() for name, part in arena.host_slot(1).items()} == {
         name: part[1].data_ptr() for name, part in arena.slots.items()
     }, "on the CPU it is the slot itself"
-    arena.fill_slot(1, host)
+    host = {name: torch.empty_like(part[1]) for name, part in arena.slots.items()}
+    arena.copy_out(1, host, arena.mark())
+    assert all(torch.equal(part, before[name][1]) for name, part in host.items())
+    arena.copy_in(1, arena.host_slot(1)).wait()
     assert all(torch.equal(part, before[name]) for name, part in arena.slots.items())
-    arena.fill_slot(2, {"of another kind": torch.zeros(1), **host})
+    arena.copy_in(2, {"of another kind": torch.zeros(1), **host}).wait()
     for name, part in arena.slots.items():
         assert torch.equal(part[2], before[name][1]) and torch.equal(part[:2], before[name][:2])
 
@@ -131,9 +133,15 @@ def test_what_is_shown_is_a_copy_in_the_order_of_the_surface() -> None:
 
 
 @pytest.mark.parametrize("role", ["state", "conv"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_every_floating_part_tells_whether_a_state_is_finite(role: str, value: float) -> None:
-    """Catches a broken state that is published because one part alone was looked at."""
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_every_floating_part_tells_whether_a_state_is_finite(
+    role: str, value: float, on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a broken state that is published because one part alone was looked at, on the CPU and as a device does
+    it."""
+    monkeypatch.setattr(StateArena, "on_host", on_host)
     arena = make_arena()
     arena.slots[role][1].view(-1)[-1] = value
-    assert [arena.is_finite(slot) for slot in range(3)] == [True, False, True]
+    assert arena.are_finite([0, 1, 2]) == [True, False, True]
+    assert arena.are_finite([]) == []

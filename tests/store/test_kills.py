@@ -28,7 +28,7 @@ def kill(name, path):
         if calls == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
-store = Store.open(folder, 20_000, warn=print, files=FaultyFiles(kill))
+store = Store.open(folder, 20_000, warn=print, files=FaultyFiles(kill), write_threads=int(sys.argv[4]))
 for round_number in range(4):
     put_chain(store, f"round {round_number}", 10)
     store.flush()
@@ -36,15 +36,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.parametrize("write_threads", [1, 4])
 @pytest.mark.parametrize(
     ("call", "number"),
     [("write", 17), ("rename", 1), ("rename", 25), ("unlink", 1), ("unlink", 9), ("none", 0)],
 )
-def test_a_kill_leaves_nothing_half_true(folder: Path, warnings: list[str], call: str, number: int) -> None:
+def test_a_kill_leaves_nothing_half_true(
+    folder: Path, warnings: list[str], call: str, number: int, write_threads: int
+) -> None:
     """Killed while writing, between writing and naming, between naming and the index, while
     evicting, and at the end. What the next one sees is whole, what nobody can see takes no room, and the
     limit still holds."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(folder), call, str(number)], timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder), call, str(number), str(write_threads)], timeout=60
+    )
     assert ended.returncode == -signal.SIGKILL
     with Store.open(folder, 20_000, warn=warnings.append) as store:
         keys = [key_of(f"round {i}", 16 * (j + 1)) for i in range(4) for j in range(10)]

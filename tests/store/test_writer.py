@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from apcbatch.store import Store, writer
-from tests.store.conftest import FINGERPRINT, arrays_of, key_of, object_files, path_of, put_chain
+from tests.store.conftest import FINGERPRINT, LAYOUT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
 
 
 def test_close_drains_the_queue(folder: Path, warnings: list[str]) -> None:
@@ -151,3 +155,62 @@ def test_a_flush_waits_for_no_more_work(folder: Path, warnings: list[str], monke
         written = put_chain(store, "c", 1)
         time.sleep(0.5)
         assert store.present(written) == set(), "it waits for others"
+
+
+@pytest.mark.parametrize("write_threads", [1, 4])
+def test_arrays_are_fetched_when_they_are_written(write_threads: int, folder: Path, warnings: list[str]) -> None:
+    """Catches arrays that are fetched for a snapshot which is there already, on the caller's thread, or let go of
+    before the file is written; and a failure that costs more than its own snapshot."""
+    keys = [key_of("a", i) for i in range(40)]
+    fetched: list[tuple[bytes, str]] = []
+
+    @contextmanager
+    def fetch(key: bytes) -> Iterator[dict[str, np.ndarray]]:
+        fetched.append((key, threading.current_thread().name))
+        if key == keys[7]:
+            raise OSError("the device has failed")
+        arrays = arrays_of(key, chained=False)
+        yield arrays
+        for array in arrays.values():
+            array.fill(0)  # as of a buffer that is used again
+
+    layout = {name: one for name, one in LAYOUT.items() if name != "kv"}
+    with Store.open(folder, warn=warnings.append, write_threads=write_threads) as store:
+        with pytest.raises(ValueError, match="registered layout"):
+            store.put(keys[0], 16, None, FINGERPRINT, partial(fetch, keys[0]))
+        store.register(FINGERPRINT, "m", layout)
+        for _ in range(2):
+            for key in keys:
+                assert store.put(key, 16, None, FINGERPRINT, partial(fetch, key))
+            store.flush()
+        assert store.present(keys) == set(keys) - {keys[7]}
+        for key in set(keys) - {keys[7]}:
+            assert_is(store.get(key, FINGERPRINT), key, chained=False)
+        assert (store.counters.written, store.counters.failed, store.counters.duplicates) == (39, 2, 39)
+    assert sorted(key for key, _ in fetched) == sorted([*keys, keys[7]])
+    assert all(name.startswith("apcbatch-store") for _, name in fetched)
+    assert len(warnings) == 1 and "the device has failed" in warnings[0]
+    assert not list((folder / "tmp").glob("*.tmp"))
+
+
+def test_what_is_given_up_is_never_fetched(folder: Path, warnings: list[str]) -> None:
+    """Catches a device that is asked for snapshots after a run has ended in haste."""
+    done: list[bool] = []
+    store = Store.open(folder, warn=warnings.append, queue_bytes=1 << 30)
+    store.register(FINGERPRINT, "m", {name: one for name, one in LAYOUT.items() if name != "kv"})
+    release, fetched = threading.Event(), []
+
+    @contextmanager
+    def fetch(key: bytes) -> Iterator[dict[str, np.ndarray]]:
+        fetched.append(key)
+        release.wait()
+        yield arrays_of(key, chained=False)
+
+    for i in range(writer.MAX_BATCH_OFFERS + 20):
+        key = key_of("a", i)
+        assert store.put(key, 16, None, FINGERPRINT, partial(fetch, key), lambda _, ok: done.append(ok))
+    while not fetched:
+        time.sleep(0.001)
+    threading.Timer(0.05, release.set).start()
+    store.close(drain=False)
+    assert len(fetched) == writer.MAX_BATCH_OFFERS == sum(done) and len(done) == writer.MAX_BATCH_OFFERS + 20

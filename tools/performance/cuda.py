@@ -19,11 +19,19 @@ def sections(document: Document, other: Document, bars: Document) -> list[str]:
     model and figure."""
     return [
         f"Device: {document['device']}, torch {document['torch']}; apcbatch {document['version']}. A copy moves "
-        f"{1e-12 * document['bandwidth_bytes_s']:.2f} TB/s. Medians of {document['repeats']}, in turns; measured in "
-        f"{document['seconds']:.0f} seconds. {other['engine']}: {other['how']}.",
+        f"{1e-12 * document['bandwidth_bytes_s']:.2f} TB/s{_bus(document)}. Medians of {document['repeats']}, in "
+        f"turns; measured in {document['seconds']:.0f} seconds. {other['engine']}: {other['how']}.",
         *(part for model in document["models"] for part in _model(model, other, bars, document["bandwidth_bytes_s"])),
-        *_runs(document["runs"], other),
+        *_runs(document["runs"], other, bars),
     ]
+
+
+def _bus(document: Document) -> str:
+    """What the bus does, where that was measured."""
+    if "bus_bytes_s" not in document:
+        return ""
+    to, out = (1e-9 * rate for rate in document["bus_bytes_s"])
+    return f", pinned memory over the bus {number(to)} GB/s to the device and {number(out)} GB/s from it"
 
 
 def _model(model: Document, other: Document, bars: Document, bandwidth: float) -> Iterator[str]:
@@ -34,12 +42,26 @@ def _model(model: Document, other: Document, bars: Document, bandwidth: float) -
     rows = [
         _row(figure, other["models"].get(name, {}), bars.get(name, {}), bandwidth)
         for figure in model["figures"]
-        if figure["unit"] != "times"
+        if figure["unit"] not in ("times", "costs")
     ]
     yield table(["", "exact", "`--fast`", "exact takes, times", "at the limit", other["engine"], "bar"], rows)
     for figure in model["figures"]:
         if figure["unit"] == "times":
             yield f"A snapshot every 64 tokens makes a prefill of 2048 {figure['exact']:.3f} times as long."
+        if figure["unit"] == "costs":
+            yield _snapshots(figure)
+
+
+def _snapshots(figure: Document) -> str:
+    """What `tune-block-size` measures of snapshots."""
+    names = ("keep_s", "restore_memory_s", "restore_disk_s", "write_s")
+    keep, memory, disk, write = (f"{number(1e3 * figure[name])} ms" for name in names)
+    return (
+        f"A snapshot has {figure['bytes'] / 2**20:.1f} MiB. As `tune-block-size` measures it, one takes {keep} to "
+        f"keep, {memory} to restore from memory and {disk} from disk (the page cache), in which time "
+        f"{number(figure['break_even_tokens'])} tokens are computed. {write} of its writing are not hidden behind "
+        "passes."
+    )
 
 
 def _row(figure: Document, theirs: dict[str, float], bars: dict[str, float], bandwidth: float) -> list[str]:
@@ -60,22 +82,25 @@ def _row(figure: Document, theirs: dict[str, float], bars: dict[str, float], ban
     return [f"{name}, {unit}", *shown[:2], f"{longer:.2f}", percent(limit), *shown[2:]]
 
 
-def _runs(runs: list[Document], other: Document) -> Iterator[str]:
+def _runs(runs: list[Document], other: Document, bars: Document) -> Iterator[str]:
     """Whole runs, if any."""
     if not runs:
         return
     yield "## Whole runs"
     yield (
         f"The first conversations of tau-bench: {runs[0]['requests']} requests, {runs[0]['prompt_tokens']:,} prompt "
-        "tokens, 16 new tokens each, mamba-2.8b, `--max-batch-tokens 8192 --pool-size 16GiB`. Seconds without loading; "
-        f"{other['engine']} takes {other['run']} s."
+        "tokens, 16 new tokens each, mamba-2.8b, `--max-batch-tokens 8192 --max-running 128 --pool-size 16GiB "
+        "--store-size 40GiB`. *s* is without loading, the bar is "
+        f"{bars['run']} s; *command* is all of it, Python's start and the loading of torch included. Each is "
+        f"the median of {len(runs[0]['rounds_s'])} rounds, and each run a process of its own. A warm store is the cold "
+        f"one's, in the page cache. {other['engine']} takes {other['run']} s."
     )
-    heads = ["", "s", "prefill s", "decode s", "loading s", "computed tokens", "restored"]
+    heads = ["", "s", "prefill s", "decode s", "store s", "loading s", "command s", "computed tokens", "restored"]
+    heads += ["from disk"]
     rows = []
     for run in runs:
-        spent = run["seconds"]
-        shown = (spent["total"] - spent["load"], spent["prefill"], spent["decode"], spent["load"])
-        rows.append(
-            [run["name"], *map(number, shown), f"{run['computed_tokens']:,}", percent(run["hit_rate"])]
-        )  # fmt: skip
+        spent, disk = run["seconds"], run["cached_by_source"]["disk"]
+        shown = (spent["total"] - spent["load"], *(spent[name] for name in ("prefill", "decode", "store", "load")))
+        row = [run["name"], *map(number, shown), number(run["command_s"]), f"{run['computed_tokens']:,}"]
+        rows.append([*row, percent(run["hit_rate"]), percent(disk / run["prompt_tokens"])])
     yield table(heads, rows)
