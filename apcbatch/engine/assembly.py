@@ -16,11 +16,11 @@ import torch
 from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model.arena import StateArena
+from apcbatch.model.spread_arena import Arena
 from apcbatch.store import StoredSnapshot
 
 
-def parts_of(arena: StateArena, snapshot: Snapshot, begin: int) -> dict[str, torch.Tensor]:
+def parts_of(arena: Arena, snapshot: Snapshot, begin: int) -> dict[str, torch.Tensor]:
     """A snapshot by role, on the host where it can be: its slot, and what is kept for the tokens from `begin` on."""
     parts = arena.host_slot(snapshot.slot, copied=True)
     if arena.layout.has_tokens:
@@ -29,7 +29,7 @@ def parts_of(arena: StateArena, snapshot: Snapshot, begin: int) -> dict[str, tor
 
 
 def assemble(
-    arena: StateArena,
+    arena: Arena,
     pool: SnapshotPool,
     pages: PagePool,
     base: Snapshot | None,
@@ -62,7 +62,7 @@ def assemble(
     return snapshot
 
 
-def _chain_pages(arena: StateArena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
+def _chain_pages(arena: Arena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
     """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
     if not arena.layout.has_tokens:
         return NO_PAGES

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from apcbatch.engine.assembly import as_arrays, assemble, parts_of
 from apcbatch.engine.pages import NO_PAGES, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.model.arena import StateArena
+from apcbatch.model.spread_arena import Arena
 from apcbatch.store import Store
 
 
@@ -26,7 +26,7 @@ class Stranded:
 class Persistence:
     """One model's snapshots in a store."""
 
-    def __init__(self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str) -> None:
+    def __init__(self, store: Store, arena: Arena, fingerprint: bytes, model_name: str) -> None:
         self._store, self._arena, self._fingerprint = store, arena, fingerprint
         self._has_kv = arena.layout.has_tokens
         self._writing: dict[bytes, Snapshot] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -45,10 +45,14 @@ class StateArena:
                 views[name] = self.pages[name][row] if name in self.pages else self.slots[name][:, row]
         return views
 
-    def is_finite(self, slot: int) -> bool:
-        """Whether a slot's state holds neither NaN nor infinity."""
-        states = (part[slot] for part in self.slots.values() if part.is_floating_point())
-        return all(bool(finite_rows(state.view(1, -1))) for state in states)
+    def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
+        """Whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device, where it
+        may still be on its way; an empty list where there is nothing to look at."""
+        parts = [part for part in self.slots.values() if part.is_floating_point()]
+        if not parts or not slots:
+            return []
+        flags = [torch.cat([finite_rows(part[slot].view(1, -1)) for part in parts]).all() for slot in slots]
+        return [torch.stack(flags)]
 
     def host_slot(self, slot: int, *, copied: bool) -> Tensors:
         """The parts of a slot where the host can reach them: the slot itself or, for an arena on a CUDA device, pinned

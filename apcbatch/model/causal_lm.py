@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +48,36 @@ class _Layer:
     feed_forward: FeedForward | None
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one stage of a model takes of the checkpoint that all stages share: these layers; the first stage the
+    embedding too, the last one the final norm and the head. embedding: as the first stage took it, for the others."""
+
+    checkpoint: Checkpoint
+    layers: range
+    embedding: torch.Tensor | None = None
+
+
 class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
-    called before each layer of a forward pass."""
+    called before each layer of a forward pass.
+
+    part: for one stage of a model, whose arena has the states of its layers. A stage that is not the first begins with
+    what the one before returned, the residual stream (t, h) float32, which it changes; one that is not the last returns
+    it. `identify` gives the model's names then, when the whole checkpoint was taken.
+    """
+
+    weights_digest: bytes
+    fingerprint: bytes
 
     def __init__(
-        self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
+        self,
+        model_dir: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        arena: StateArena,
+        backend: Backend,
+        part: Part | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -61,21 +86,31 @@ class CausalLM:
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
-        with Checkpoint(model_dir, arena.device) as checkpoint:
-            embedding = checkpoint.take(f"{family.embedding}.weight", shape)
-            self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
-            self.layers = [self._load_layer(checkpoint, i, arena) for i in range(len(config.mixers))]
-            self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
-            self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
-            self.weights_digest = checkpoint.finish()
+        layers = range(len(config.mixers)) if part is None else part.layers
+        self.is_first, self.is_last = layers.start == 0, layers.stop == len(config.mixers)
+        with Checkpoint(model_dir, arena.device) if part is None else nullcontext(part.checkpoint) as checkpoint:
+            embedding = None if part is None else part.embedding
+            if embedding is None:
+                embedding = checkpoint.take(f"{family.embedding}.weight", shape)
+            self.taken_embedding = None if self.is_last else embedding
+            shares_head = self.is_last and config.tie_word_embeddings
+            self.embedding = embedding.to(dtype) if self.is_first and not shares_head else None
+            self.layers = [self._load_layer(checkpoint, i, arena) for i in layers]
+            if self.is_last:
+                self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
+                head = self._load_head(checkpoint, embedding, shape)
+                self.lm_head = backend.pack_linear(head.to(arena.device, dtype))
+            self.numerics = backend.numerics(dtype)
+            if part is None:
+                self.identify(checkpoint.finish(), arena.layout.description)
         self._decode = self._decode_stack()
-        self.numerics = backend.numerics(dtype)
+
+    def identify(self, weights_digest: bytes, layout: str) -> None:
+        """Note what the weights are, and name the whole model. layout: the description of all of its state."""
+        self.weights_digest = weights_digest
+        dtype = str(self.dtype).removeprefix("torch.")
         self.fingerprint = model_fingerprint(
-            config.architecture(),
-            self.weights_digest,
-            str(dtype).removeprefix("torch."),
-            arena.layout.description,
-            self.numerics,
+            self.config.architecture(), weights_digest, dtype, layout, self.numerics
         )
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
@@ -98,7 +133,7 @@ class CausalLM:
         head = f"{self._family.head}.weight"
         if not self.config.tie_word_embeddings:
             return checkpoint.take(head, shape)
-        if head in checkpoint and not torch.equal(checkpoint.take(head, shape), embedding):
+        if head in checkpoint and not torch.equal(checkpoint.take(head, shape).to(embedding.device), embedding):
             raise ModelError(
                 f"{checkpoint.model_dir}: {head} differs from the embedding although config.json ties them; "
                 "set tie_word_embeddings to false or remove the tensor"
@@ -112,10 +147,12 @@ class CausalLM:
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
     def _decode_stack(self) -> DecodeStack | None:
-        """What runs the decode passes of a few sequences; None where something stands between the mixers, or a mixer is
-        made of several operations."""
+        """What runs the decode passes of a few sequences; None where something stands between the mixers, a mixer is
+        made of several operations, or these are not all layers."""
         mixers = [layer.mixer.part for layer in self.layers if layer.mixer.part is not None]
         if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
+            return None
+        if not (self.is_first and self.is_last):
             return None
         return self.backend.decode_stack(mixers, self.final_norm, self.lm_head)
 
@@ -137,16 +174,18 @@ class CausalLM:
         return self._decode(self._embed(batch.tokens), batch.ragged)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Run the packed batch; states, KV and snapshots are written where the batch says."""
-        return self.head(self._normed(self._run(batch), batch.logits_rows))
+    def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the packed batch; states, KV and snapshots are written where the batch says. entering: what a stage
+        begins with that is not the first."""
+        residual = self._run(batch, entering)
+        return self.head(self._normed(residual, batch.logits_rows)) if self.is_last else residual.settled()
 
     @torch.inference_mode()
-    def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
         of as many at a time as there is room for."""
         assert batch.scored_rows is not None
-        residual = self._run(batch)
+        residual = self._run(batch, entering)
         scored = self._normed(residual, batch.scored_rows)
         return self.head(self._normed(residual, batch.logits_rows)), scored
 
@@ -158,10 +197,10 @@ class CausalLM:
     def _normed(self, residual: Residual, rows: torch.Tensor) -> torch.Tensor:
         return self.backend.normed(residual.rows(rows), self.final_norm, self.dtype)
 
-    def _run(self, batch: Batch) -> Residual:
+    def _run(self, batch: Batch, entering: torch.Tensor | None) -> Residual:
         """Embedding and layers."""
         ops = self.backend
-        residual = ops.residual(self._embed(batch.tokens), batch.present)
+        residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
         for layer in self.layers:
             self.on_layer()
             layer.mixer(residual, batch)
