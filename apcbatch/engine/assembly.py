@@ -52,7 +52,7 @@ def assemble(
     if slot is None:
         return None
     if table is None:
-        pool.cancel(slot)
+        pool.cancel(last.key, slot)
         return None
     for link in links if arena.layout.has_tokens else ():
         arena.scatter(torch.from_numpy(table), link.parent_position, as_tensors(link.arrays))

@@ -333,6 +333,7 @@ class Engine:
             if not chunks:
                 break
             self._flight.begin(Pass(self._model, self._arena, chunks))
+            self._pool.passes_begun()
             self._launching_s += time.perf_counter() - scheduled
         return results
 

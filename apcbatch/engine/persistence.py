@@ -102,7 +102,7 @@ class Persistence:
         host = self._arena.host_slot(slot, copied=False)
         stored = self._store.get(key, self._fingerprint, into=as_arrays(host))
         if stored is None:
-            pool.cancel(slot)
+            pool.cancel(key, slot)
             return None
         self._arena.fill_slot(slot, host)
         snapshot = pool.insert(key, stored.position, slot, NO_PAGES, awaited=awaited)

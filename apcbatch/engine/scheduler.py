@@ -230,8 +230,7 @@ class Scheduler:
     @property
     def _share(self) -> int:
         """How many decodes a pass has at most: a group's share, so that all groups have something to do."""
-        num_decodes = sum(not sequence.in_prefill for sequence in self.running)
-        return min(self._most_in_pass, -(-num_decodes // self._groups))
+        return min(self._most_in_pass, -(-len(self.running) // self._groups))
 
     @property
     def _lets_in(self) -> bool:
