@@ -17,6 +17,7 @@ from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters, facts_between
 from apcbatch.engine.failures import failed_pass, no_room
+from apcbatch.engine.flight import Flight
 from apcbatch.engine.gate import COST_ON_DEVICE
 from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
@@ -25,7 +26,6 @@ from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.engine.flight import Flight
 from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
 from apcbatch.engine.sequence import Sequence, failed, make_sequence
@@ -55,16 +55,16 @@ class Engine:
     """Runs requests on one model.
 
     model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA
-    if it is there. gpus: over so many CUDA devices the layers are spread, with the answers that one gives; that many
-    groups of max_running sequences run side by side. exact: on CUDA, products of one order of sums, so that a cached answer equals a cold one bit for
-    bit, as it does on the CPU; False: somewhat faster, the libraries' products.
+    if it is there. gpus: over so many CUDA devices the layers are spread, with the answers that one gives; as many
+    groups of max_running sequences run side by side. exact: on CUDA, products of one order of sums, so that a cached
+    answer equals a cold one bit for bit, as it does on the CPU; False: somewhat faster, the libraries' products.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:
     a folder that outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find
     nothing of this one's in a store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the
-    CUDA devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt and its answer; a longer request
-    fails. Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
+    CUDA devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt
+    and its answer; a longer request fails. Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Engine:
         )
         # A device computes the next pass while the host reads this one.
         self._runs_ahead = self.device != "cpu" or len(places) > 1
-        self._num_stages = len(places)
+        self._places = places
         self._scheduler = Scheduler(
             self._snapshots,
             page_tables,
@@ -304,7 +304,7 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """A current view of what was done."""
-        self._counters.update(self._snapshots, self._pool, self._store, self.device)
+        self._counters.update(self._snapshots, self._pool, self._store, self._places)
         return self._counters
 
     def flush(self) -> None:
@@ -339,9 +339,9 @@ class Engine:
 
     def _has_room_for_pass(self) -> bool:
         """Whether one more pass is to be begun, if there are sequences for it."""
-        if len(self._flight) < self._num_stages:
+        if len(self._flight) < len(self._places):
             return True
-        is_full = self._num_stages == 1 or len(self._flight) > self._num_stages
+        is_full = len(self._places) == 1 or len(self._flight) > len(self._places)
         return not is_full and self._scheduler.has_prompts(self._flight.sequences)
 
     def _begin_next(self, current: Pass) -> None:

@@ -138,9 +138,7 @@ class Pass:
         return left_out
 
 
-def run_pass(
-    model: Model, chunks: list[Chunk], before: Pass | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run_pass(model: Model, chunks: list[Chunk], before: Pass | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Logits (chunks that sample, vocabulary) float32, and what the head makes the logits of scored tokens from:
     (tokens, hidden), None where nothing is scored. States, KV and snapshots are in their slots."""
     batch = make_batch(chunks, before)

@@ -109,9 +109,7 @@ class CausalLM:
         """Note what the weights are, and name the whole model. layout: the description of all of its state."""
         self.weights_digest = weights_digest
         dtype = str(self.dtype).removeprefix("torch.")
-        self.fingerprint = model_fingerprint(
-            self.config.architecture(), weights_digest, dtype, layout, self.numerics
-        )
+        self.fingerprint = model_fingerprint(self.config.architecture(), weights_digest, dtype, layout, self.numerics)
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
         config, family, prefix = self.config, self._family, f"{self._family.layers}.{layer}"

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from apcbatch.errors import UsageError
-from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.kernels.backend import backend_for
+from apcbatch.kernels.cuda import extension as cuda
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM

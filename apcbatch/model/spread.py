@@ -89,9 +89,7 @@ def load_stages(
         )
     family, devices = family_of(config), [stage.device for stage in arena.stages]
     places = {
-        f"{family.layers}.{layer}": device
-        for device, part in zip(devices, layers, strict=True)
-        for layer in part
+        f"{family.layers}.{layer}": device for device, part in zip(devices, layers, strict=True) for layer in part
     } | {family.embedding: devices[0]}
 
     def device_of(name: str) -> torch.device:

@@ -78,9 +78,7 @@ def test_snapshots_have_the_same_bytes(folder: Path) -> None:
         assert all(torch.equal(expected[name], found[name]) for name in expected), f"seed {seed}, {position}"
 
 
-def test_both_devices_replay_graphs(
-    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_devices_replay_graphs(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches decode passes that one of the devices takes op by op, and graphs that answer otherwise than that."""
     replays, replay = [], graphs._DecodeGraph.replay
 

@@ -33,9 +33,7 @@ def test_the_largest_stage_is_as_small_as_can_be() -> None:
         assert [index for part in parts for index in part] == list(range(len(weights)))
         assert len(parts) == count and all(parts)
         cuts = itertools.combinations(range(1, len(weights)), count - 1)
-        sums = [
-            max(sum(weights[a:b]) for a, b in itertools.pairwise([0, *chosen, len(weights)])) for chosen in cuts
-        ]
+        sums = [max(sum(weights[a:b]) for a, b in itertools.pairwise([0, *chosen, len(weights)])) for chosen in cuts]
         assert max(sum(weights[i] for i in part) for part in parts) == min(sums)
 
 
