@@ -80,6 +80,7 @@ class Pass:
             self._logits = Fetch(logits) if needed else None
             self.logits = logits
             self._choice = greedy(model.backend, logits, any(sequence.request.logprobs for sequence in sampled))
+            self._sent = model.send_back(self._choice.tokens)
             self._keeping = [chunk for chunk in chunks if chunk.keep]
             self._finite = [Fetch(flags) for flags in arena.finite([c.keep[-1].slot for c in self._keeping])]
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
@@ -87,8 +88,8 @@ class Pass:
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """The tokens (rows,) int64 where the model is, and the row of each sequence."""
-        return self._choice.tokens, self._rows
+        """The tokens (rows,) int64 where the model begins, and the row of each sequence."""
+        return self._sent.receive(), self._rows
 
     @property
     def failed(self) -> bool:

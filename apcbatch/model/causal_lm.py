@@ -23,6 +23,7 @@ from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.hop import Sent
 from apcbatch.model.tensor_source import TensorSource
 from apcbatch.model.weights import Checkpoint
 
@@ -191,6 +192,10 @@ class CausalLM:
     def head(self, normed: torch.Tensor) -> torch.Tensor:
         """The logits (r, vocabulary) float32 of normed hidden states (r, h)."""
         return self.backend.linear(normed, self.lm_head, out_dtype=torch.float32)
+
+    def send_back(self, tokens: torch.Tensor) -> Sent:
+        """What was chosen from a pass's logits, for a pass that begins with it before anybody has read it."""
+        return Sent(tokens)
 
     def _normed(self, residual: Residual, rows: torch.Tensor) -> torch.Tensor:
         return self.backend.normed(residual.rows(rows), self.final_norm, self.dtype)

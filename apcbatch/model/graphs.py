@@ -15,6 +15,7 @@ from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.hop import Sent
 
 LARGEST_GRAPH = 256  # sequences, and rows that the pass before may have chosen tokens in
 NARROWEST_TABLE = 16  # pages a sequence, of a model with attention
@@ -61,6 +62,10 @@ class GraphedLM:
     def head(self, normed: torch.Tensor) -> torch.Tensor:
         """See CausalLM."""
         return self._model.head(normed)
+
+    def send_back(self, tokens: torch.Tensor) -> Sent:
+        """See CausalLM."""
+        return self._model.send_back(tokens)
 
     @property
     def _most_captured(self) -> int:

@@ -1,14 +1,32 @@
 """Tensors on their way from one device to another.
 
-Must not know: models. Invariants: what is launched on the target's stream after a hop comes after it, and the hop after
-what its tensor was launched by; neither stream waits for anything else that the other one does, so that the passes of
-a pipeline do not wait for each other. torch's own copy lets each stream wait for the whole of the other; here it has
-streams of its own.
+Must not know: models. Invariants: a copy begins when its tensor is computed, whatever its source is asked for later,
+and only what is launched on the target after it was received waits for it, so that the passes of a pipeline do not wait
+for each other. torch's own copy lets each stream wait for all that the other was asked for; here it has streams of its
+own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor that may be on its way. arrived: None where it is there."""
+
+    tensor: torch.Tensor
+    arrived: torch.cuda.Event | None = None
+
+    def receive(self) -> torch.Tensor:
+        """The tensor, for what is launched on its device's current stream from now on."""
+        if self.arrived is not None:
+            stream = torch.cuda.current_stream(self.tensor.device)
+            stream.wait_event(self.arrived)
+            self.tensor.record_stream(stream)
+        return self.tensor
 
 
 class Hop:
@@ -20,15 +38,13 @@ class Hop:
             self._leaving = torch.cuda.Stream(source)  # type: ignore[no-untyped-call]
             self._arriving = torch.cuda.Stream(target)  # type: ignore[no-untyped-call]
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the target, for its current stream. Nothing may write to the tensor afterwards."""
+    def send(self, tensor: torch.Tensor) -> Sent:
+        """Begin to copy what the source's current stream makes. Nothing may write to the tensor afterwards."""
         if self._source == self._target:
-            return tensor
+            return Sent(tensor)
         self._leaving.wait_stream(torch.cuda.current_stream(self._source))
         with torch.cuda.stream(self._leaving), torch.cuda.stream(self._arriving):
-            arrived = tensor.to(self._target, non_blocking=True)
+            copy = tensor.to(self._target, non_blocking=True)
+            arrived = self._arriving.record_event()
         tensor.record_stream(self._leaving)
-        awaiting = torch.cuda.current_stream(self._target)
-        awaiting.wait_stream(self._arriving)
-        arrived.record_stream(awaiting)
-        return arrived
+        return Sent(copy, arrived)

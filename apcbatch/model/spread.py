@@ -24,7 +24,7 @@ from apcbatch.model.causal_lm import CausalLM, Part
 from apcbatch.model.families import family_of
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.hop import Hop
+from apcbatch.model.hop import Hop, Sent
 from apcbatch.model.spread_arena import SpreadArena
 from apcbatch.model.weights import Checkpoint
 
@@ -134,6 +134,10 @@ class SpreadLM:
         with _on(self._devices[-1]):
             return self._stages[-1].forward_scored(batch, entering)
 
+    def send_back(self, tokens: torch.Tensor) -> Sent:
+        """See CausalLM; they go to the first device as soon as the last one has chosen them."""
+        return self._back.send(tokens)
+
     def head(self, normed: torch.Tensor) -> torch.Tensor:
         """See CausalLM."""
         with _on(self._devices[-1]):
@@ -142,11 +146,10 @@ class SpreadLM:
     def _up_to_last(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
         """Run all stages but the last, which is given these."""
         entering = None
-        if batch.chosen is not None:
-            batch = replace(batch, chosen=self._back(batch.chosen))
         for stage, device, hop in zip(self._stages, self._devices, self._hops, strict=False):
             with _on(device):
-                entering = hop(stage.forward(batch, entering))
+                sent = hop.send(stage.forward(batch, entering))
+            entering = sent.receive()
             batch = replace(batch, chosen=None)  # the first stage alone reads tokens
         assert entering is not None
         return batch, entering

@@ -102,7 +102,7 @@ def test_each_stage_tells_whether_its_part_is_finite(arenas: tuple[StateArena, S
 def test_a_tensor_that_is_there_stays_there() -> None:
     """Catches a copy where there is nothing to be copied to."""
     tensor = torch.ones(3)
-    assert Hop(CPU, CPU)(tensor) is tensor
+    assert Hop(CPU, CPU).send(tensor).receive() is tensor
 
 
 def test_what_cannot_be_parted_is_refused(
