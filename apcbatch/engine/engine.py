@@ -326,7 +326,7 @@ class Engine:
         self._launching_s = 0.0
         while self._has_room_for_pass():
             begin = time.perf_counter()
-            chunks, impossible = self._scheduler.schedule(self._flight.sequences)
+            chunks, impossible = self._scheduler.schedule(self._flight.ends)
             results += [sequence.failure(no_room(sequence)) for sequence in impossible]
             scheduled = time.perf_counter()
             self._counters.seconds["store"] += scheduled - begin
@@ -342,13 +342,13 @@ class Engine:
         if len(self._flight) < len(self._places):
             return True
         is_full = len(self._places) == 1 or len(self._flight) > len(self._places)
-        return not is_full and self._scheduler.has_prompts(self._flight.sequences)
+        return not is_full and self._scheduler.has_prompts(self._flight.ends)
 
     def _begin_next(self, current: Pass) -> None:
         """On a device, begin the pass after the current one, where that is known before its tokens are."""
         if not self._runs_ahead or current.failed:
             return
-        chunks = self._scheduler.foresee(current.chunks, self._flight.sequences)
+        chunks = self._scheduler.foresee(current.chunks, self._flight.ends)
         if chunks:
             self._flight.begin(Pass(self._model, self._arena, chunks, current))
 

@@ -3,8 +3,9 @@
 Must not know: what a pass computes, who schedules it. Each device takes the passes in this order, and whatever is
 launched later, a copy into a slot or a page too, comes after all of them there. So a slot, a page or a snapshot may be
 given to somebody else as soon as the host has no use for it: a pass under way that still reads or writes it does so
-before its next owner. Invariant: a sequence is in one pass at a time, or in one and in the pass that was foreseen from
-it; passes are read in order, so that its tokens come in order.
+before its next owner. Invariants: passes are read in order, so that a sequence's tokens come in order; it is in several
+at once only where a later one needs no token that was not read: with chunks of its prompt, or foreseen from the one
+before.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Flight:
         return self._passes.popleft()
 
     @property
-    def sequences(self) -> set[Sequence]:
-        """All that are in a pass."""
-        return {chunk.sequence for one in self._passes for chunk in one.chunks}
+    def ends(self) -> dict[Sequence, int]:
+        """All that are in a pass, and the position that each has reached after its last one."""
+        return {chunk.sequence: chunk.end for one in self._passes for chunk in one.chunks}
 
     def leave_out(self, sequence: Sequence) -> list[Chunk]:
         """The sequence has ended: what is computed for it means nothing. Returns its chunks; a pass of nobody else is

@@ -194,9 +194,7 @@ def _page_table(chunks: list[Chunk]) -> np.ndarray:
 
 
 def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
-    initial = [
-        c.sequence.start.slot if c.sequence.start else c.sequence.slot if c.sequence.computed else -1 for c in chunks
-    ]
+    initial = [_initial_slot(chunk) for chunk in chunks]
     keeps = [keep for chunk in chunks for keep in chunk.keep]
     relative = [keep.position - chunk.begin for chunk in chunks for keep in chunk.keep]
     return Ragged.create(
@@ -207,6 +205,15 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
         snapshot_positions=_int64(relative),
         snapshot_slots=_int64([keep.slot for keep in keeps]),
     )
+
+
+def _initial_slot(chunk: Chunk) -> int:
+    """Where the state is that a chunk begins with, -1 for zeros: what its sequence starts from, until a pass has it in
+    its own slot, which may not have been read."""
+    sequence = chunk.sequence
+    if sequence.start is not None and chunk.begin == sequence.computed:
+        return sequence.start.slot
+    return sequence.slot if chunk.begin else -1
 
 
 def _offsets(counts: np.ndarray) -> torch.Tensor:

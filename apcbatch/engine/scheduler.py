@@ -13,7 +13,8 @@ a state, and there are two at least.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from apcbatch.engine.admission import Admission
 from apcbatch.engine.forks import Forks
@@ -25,6 +26,9 @@ from apcbatch.engine.promises import Promises
 from apcbatch.engine.runner import Chunk, Keep
 from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
+
+NOBODY: Mapping[Sequence, int] = MappingProxyType({})
+FEWEST_TOKENS = 2048  # of a pass for a device of several: less would take the host longer to launch than it takes it
 
 
 def num_live_slots(max_running: int) -> int:
@@ -54,7 +58,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
         self._snapshots, self._page_tables = snapshots, page_tables
-        self._max_batch_tokens, self._most_in_pass = max_batch_tokens, max_running
+        self._max_batch_tokens, self._most_in_pass = _tokens_of_pass(max_batch_tokens, groups), max_running
         self._groups, self._max_running = groups, groups * max_running
         self._free_slots = list(range(num_live_slots(self._max_running) - 1, -1, -1))
         self._promises = Promises()
@@ -76,20 +80,20 @@ class Scheduler:
         """Pages that what runs may still ask for."""
         return self._owed_pages
 
-    def schedule(self, begun: Collection[Sequence] = ()) -> tuple[list[Chunk], list[Sequence]]:
-        """(the chunks of the next pass, sequences that can never run for lack of memory). begun: in passes under way,
-        which are not read."""
+    def schedule(self, begun: Mapping[Sequence, int] = NOBODY) -> tuple[list[Chunk], list[Sequence]]:
+        """(the chunks of the next pass, sequences that can never run for lack of memory). begun: those in passes under
+        way, which are not read, and the position that each will have reached."""
         for forks in self.forks:
             while forks.waiting and self._begin_answer(forks):
                 pass
-        idle = [sequence for sequence in self.running if sequence not in begun]
-        decodes = [sequence for sequence in idle if not sequence.in_prefill]
+        decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._share]]
         num_decodes, impossible = len(chunks), list[Sequence]()
         budget = max(1, self._max_batch_tokens - num_decodes)
-        for sequence in idle:
-            if sequence.in_prefill and budget > 0 and len(chunks) < self._most_in_pass:
-                chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
+        for sequence in self.running:
+            remaining = _prompt_left(sequence, begun)
+            if remaining and budget > 0 and len(chunks) < self._most_in_pass:
+                chunks.append(self._chunk(sequence, min(budget, remaining), begun.get(sequence)))
                 budget -= chunks[-1].count
         if self.waiting and self._num_free and budget > 0:
             has_prompts = len(chunks) > num_decodes
@@ -104,9 +108,9 @@ class Scheduler:
                 self._reserve(chunk, positions)
         return chunks, impossible
 
-    def has_prompts(self, begun: Collection[Sequence]) -> bool:
-        """Whether there are tokens of prompts for a pass beside those under way, of which `begun` are."""
-        if any(sequence.in_prefill and sequence not in begun for sequence in self.running):
+    def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
+        """Whether there are tokens of prompts for a pass beside those under way. begun: as `schedule` has it."""
+        if any(_prompt_left(sequence, begun) for sequence in self.running):
             return True
         return bool(self.waiting and self._num_free) and self._lets_in
 
@@ -332,3 +336,16 @@ class Scheduler:
             if slot_key is not None:
                 chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
         chunk.keep.sort(key=lambda keep: keep.position)
+
+
+def _prompt_left(sequence: Sequence, begun: Mapping[Sequence, int]) -> int:
+    """How many tokens of a sequence that computes its prompt are in no pass yet."""
+    if not sequence.in_prefill:
+        return 0
+    return sequence.num_tokens - begun.get(sequence, sequence.computed)
+
+
+def _tokens_of_pass(max_batch_tokens: int, groups: int) -> int:
+    """The tokens of a pass: with several groups a share, so that each of them has a pass where there are tokens for a
+    whole one, but no fewer than are worth a pass."""
+    return max(max_batch_tokens // groups, min(max_batch_tokens, FEWEST_TOKENS))

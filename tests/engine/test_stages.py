@@ -157,8 +157,10 @@ class Watch:
 
         def noted(model: object, chunks: list[runner.Chunk], before: runner.Pass | None = None) -> object:
             assert self.engine is not None
-            known = self.engine._flight.sequences
-            assert before is not None or not any(chunk.sequence in known for chunk in chunks)
+            ends = self.engine._flight.ends
+            for chunk in chunks:
+                assert before is not None or chunk.begin == ends.get(chunk.sequence, chunk.sequence.computed)
+                assert before is not None or chunk.sequence not in ends or chunk.end <= chunk.sequence.num_prompt
             self.under_way.append(len(self.engine._flight))
             self.sizes.append(len(chunks))
             self.ahead.append(before is not None)
