@@ -5,8 +5,7 @@
         --out benchmarks/results/cuda_gpus.json
     python tools/make_performance_docs.py
 
-Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians of tokens a
-second. Then Jamba-mini's full shape: its 52 billion weights are drawn on the devices, in place, as a name gives them,
+Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians. Then Jamba-mini's full shape: its 52 billion weights are drawn on the devices, in place, as a name gives them,
 so they are the same on one GPU and on several. The last line is the document; OUT grows as figures come. Must not know:
 how the engine does it.
 """
@@ -44,6 +43,7 @@ from apcbatch.job.work import requests_of
 from apcbatch.model import causal_lm, spread
 
 NUMBERS = itertools.count()
+NEW_TOKENS = (16, 128)
 MAX_RUNNING, MAX_BATCH_TOKENS, POOL_BYTES = 128, 8192, 16 << 30
 JAMBA_MINI = {**make_shapes.SHAPES["jamba-mini-block"], "num_hidden_layers": 32}
 JAMBA_POOL_BYTES = 4 << 30
@@ -128,7 +128,7 @@ def drawn(vocab_size: int, count: int, length: int, new_tokens: int) -> list[Req
     return [Request(str(n), prompt, max_tokens=new_tokens, ignore_eos=True) for n, prompt in enumerate(prompts)]
 
 
-def conversations(engine: Engine, folder: Path, path: Path, limit: int, new_tokens: int) -> Named:
+def conversations(engine: Engine, folder: Path, path: Path, limit: int | None, new_tokens: int) -> Named:
     """The planned requests of a file's first conversations, as `apcbatch run` has them."""
     config = Config(
         model=str(folder), limit=limit, max_tokens=new_tokens, ignore_eos=True, pool_size=POOL_BYTES,
@@ -142,15 +142,14 @@ def conversations(engine: Engine, folder: Path, path: Path, limit: int, new_toke
 def workloads(engine: Engine, folder: Path, options: argparse.Namespace) -> Iterator[Named]:
     """Prefill-heavy and decode-heavy ones."""
     for path in options.input:
-        for new_tokens in (16, 128):
+        for new_tokens in NEW_TOKENS:
             yield conversations(engine, folder, path, options.limit, new_tokens)
     yield "64 x 2048, 1 new token", drawn(engine.vocab_size, 64, 2048, 1)
     yield "256 x 16, 256 new tokens", drawn(engine.vocab_size, 256, 16, 256)
 
 
 def throughput(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Tokens a second of each workload on one GPU, on one with as many sequences at once as several have, and on
-    several."""
+    """Seconds of each workload on one GPU, on one with as many sequences at once as several have, and on several."""
     kinds = {
         "one": {"max_running": MAX_RUNNING},
         "one, as many at once": {"max_running": options.gpus * MAX_RUNNING},
@@ -180,6 +179,14 @@ def throughput(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
         engine.close()
 
 
+def decoding(engine: Engine, running: int, repeats: int) -> float:
+    """Tokens a second of so many sequences side by side: what 63 more new tokens each take."""
+    short = drawn(engine.vocab_size, running, 16, 64)
+    first = [replace(one, max_tokens=1) for one in short]
+    took = [serve(engine, short)[0] - serve(engine, first)[0] for _ in range(1 + repeats)]
+    return running * 63 / statistics.median(took[1:])
+
+
 def whole(gpus: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[Any]]:
     """Jamba-mini's full shape: loading, prefill, decode, and a second time from snapshots. Also its answers."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -191,17 +198,16 @@ def whole(gpus: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[
             torch.cuda.reset_peak_memory_stats(device)
         begin = time.perf_counter()
         engine = Engine(
-            folder, device="cuda", gpus=gpus, dtype="bfloat16", policy="all", max_running=32,
+            folder, device="cuda", gpus=gpus, dtype="bfloat16", policy="all", max_running=32 * options.gpus // gpus,
             max_batch_tokens=MAX_BATCH_TOKENS, pool_size_bytes=JAMBA_POOL_BYTES,
         )  # fmt: skip
         loading = time.perf_counter() - begin
         random.seed(5)
         kept = [replace(one, logprobs=True) for one in drawn(engine.vocab_size, 6, 1500, 8)]
         long = [drawn(engine.vocab_size, 16, 2048, 1) for _ in range(1 + options.repeats)]
-        short = drawn(engine.vocab_size, 32 * gpus, 16, 64)
+        sizes = {32, 32 * options.gpus} if gpus == 1 else {32 * gpus}
         prefill = [serve(engine, requests)[0] for requests in long]
-        decode = [serve(engine, short)[0] for _ in range(1 + options.repeats)]
-        first = [serve(engine, [replace(one, max_tokens=1) for one in short])[0] for _ in range(1 + options.repeats)]
+        decode = [{"running": size, "tokens_s": decoding(engine, size, options.repeats)} for size in sorted(sizes)]
         cold, warm = serve(engine, kept), serve(engine, kept)
         told = [[(one.token_ids, one.logprobs) for one in results] for _, results in (cold, warm)]
         assert not any(one.cached_tokens for one in cold[1])
@@ -210,8 +216,7 @@ def whole(gpus: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[
             "weights_and_pool_bytes": [torch.cuda.memory_allocated(device) for device in devices],
             "peak_bytes": [torch.cuda.max_memory_allocated(device) for device in devices],
             "prefill_tokens_s": 16 * 2048 / statistics.median(prefill[1:]),
-            "decode_running": len(short),
-            "decode_tokens_s": len(short) * 63 / (statistics.median(decode[1:]) - statistics.median(first[1:])),
+            "decode": decode,
             "restored_tokens": sum(one.cached_tokens for one in warm[1]),
             "cold_s": cold[0], "warm_s": warm[0], "cached_equals_cold": told[0] == told[1],
         }  # fmt: skip
