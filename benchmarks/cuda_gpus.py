@@ -2,12 +2,13 @@
 
     python benchmarks/make_shapes.py shapes --shape mamba-2.8b
     python benchmarks/cuda_gpus.py shapes/mamba-2.8b --input chats.jsonl --input more.jsonl \\
-        --out benchmarks/results/cuda_gpus.json
+        --whole --out benchmarks/results/cuda_gpus.json
     python tools/make_performance_docs.py
 
-Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians. Then Jamba-mini's full shape: its 52 billion weights are drawn on the devices, in place, as a name gives them,
-so they are the same on one GPU and on several. The last line is the document; OUT grows as figures come. Must not know:
-how the engine does it.
+Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians. Then, with
+--whole, Jamba-mini's full shape: its 52 billion weights are drawn on the devices, in place, as a name gives them, so
+that they are the same on one GPU and on several. The last line is the document; OUT grows as figures come. Must not
+know: how the engine does it.
 """
 
 from __future__ import annotations

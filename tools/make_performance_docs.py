@@ -5,8 +5,8 @@ measures nothing.
 
 Reads engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py), peers.json
 (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json
-(benchmarks/cuda_model.py) and cuda_vllm.json, which has the figures of another engine and the bars. The picture needs
-matplotlib.
+(benchmarks/cuda_model.py) and cuda_vllm.json, which has the figures of another engine and the bars, and, where it is
+there, cuda_gpus.json (benchmarks/cuda_gpus.py). The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from performance import cuda, engine, others, picture, threads
+from performance import cuda, engine, gpus, others, picture, threads
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = Path(__file__).with_name("performance_head.md")
@@ -51,7 +51,11 @@ def cuda_page(results: Path) -> str | None:
     measured, other = read(results / "cuda_models.json"), read(results / "cuda_vllm.json")
     if measured is None or other is None:
         return None
-    return "\n\n".join([CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other)]) + "\n"
+    parts = [CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other)]
+    several = read(results / "cuda_gpus.json")
+    if several is not None:
+        parts += gpus.sections(several)
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:

@@ -64,7 +64,8 @@ class Engine:
     a folder that outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find
     nothing of this one's in a store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the
     CUDA devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt
-    and its answer; a longer request fails. Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
+    and its answer; a longer request fails. Raises UsageError (ModelError) for what cannot be used; a request's own
+    failure is a Result with `error`.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
 
 NOBODY: Mapping[Sequence, int] = MappingProxyType({})
-FEWEST_TOKENS = 2048  # of a pass for a device of several: less would take the host longer to launch than it takes it
+FEWEST_TOKENS = 2048  # of a whole pass with several devices: with fewer these wait for the host, which launches it
 
 
 def num_live_slots(max_running: int) -> int:

@@ -141,7 +141,7 @@ def _cuda(device: str, gpus: int) -> str:
 
     if not torch.cuda.is_available():
         if device == "cuda" or gpus > 1:
-            raise Broken("torch finds no CUDA device", "give --device cpu without --gpus, or see what nvidia-smi says")
+            raise Broken("torch finds no CUDA device", "give --device cpu, or see what nvidia-smi says")
         return "no device; the CPU is used"
     try:
         cuda.extension()
