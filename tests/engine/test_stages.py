@@ -12,6 +12,7 @@ import torch
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import runner
+from apcbatch.engine.scheduler import _tokens_of_pass
 from apcbatch.prefix import prefix_key
 from tests.engine.test_sameness import agent_prompts
 from tests.tiny import VOCAB
@@ -213,6 +214,31 @@ def test_prompts_have_a_pass_more(
     watch.engine = engine
     serve(engine, [Request(str(n), [n + 1] * 15, max_tokens=1) for n in range(12)])
     assert max(watch.under_way) == 2 and watch.under_way.count(2) >= 4
+
+
+def test_a_prompt_goes_on_before_its_last_piece_is_read(
+    tiny_checkpoint: Callable[..., Path], stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a long prompt that keeps one device busy at a time, and a piece that begins where its sequence started
+    instead of where the piece before it ended."""
+    folder, prompt = tiny_checkpoint("jamba"), [random.Random(8).randrange(1, VOCAB) for _ in range(330)]
+    requests = [Request(str(end), prompt[:end], max_tokens=5, ignore_eos=True) for end in (300, 330)]
+    stages(1)
+    expected = [told(serve(open_engine(folder, policy="none"), [one])[one.id]) for one in requests]
+    stages(3)
+    engine = open_engine(folder, max_batch_tokens=40)
+    watch = Watch(monkeypatch)
+    watch.engine = engine
+    found = [serve(engine, [one])[one.id] for one in requests]
+    assert [told(one) for one in found] == expected
+    assert [one.cached_tokens for one in found] == [0, 288]
+    assert watch.under_way[:9] == [0, 1, 2, 3, 3, 3, 3, 3, 0], "eight pieces, and the answer's second token"
+
+
+def test_a_pass_has_its_share_of_the_tokens() -> None:
+    """Catches passes that are so large that few are under way, or so small that the host is in the way."""
+    assert [_tokens_of_pass(8192, groups) for groups in (1, 2, 3, 8)] == [8192, 4096, 2730, 2048]
+    assert [_tokens_of_pass(most, 4) for most in (1, 100, 2048, 4096, 100_000)] == [1, 100, 2048, 2048, 25_000]
 
 
 def test_a_pass_that_fails_costs_its_own_requests(
