@@ -22,6 +22,7 @@ ENV_CONFIG = "APCBATCH_CONFIG"
 DEFAULT_POLICY = "planned"
 MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16
+MOST_GPUS = 1 << 6
 MOST_STOP_TOKENS = 1 << 10
 MOST_BYTES = 1 << 60
 MOST_WORKERS = 1 << 12
@@ -61,6 +62,14 @@ class Config:
     )
     device: str = option(
         "auto", "Model", "Where to compute; auto takes CUDA if it is there.", choices=("auto", "cpu", "cuda")
+    )
+    gpus: int = option(
+        1,
+        "Model",
+        "Spread the layers over so many GPUs of this host, because the model is larger than one or to be faster; on a "
+        "cluster, over as many of each worker's.",
+        minimum=1,
+        maximum=MOST_GPUS,
     )
     exact: bool = option(
         True,
@@ -268,7 +277,13 @@ class Config:
     )
 
     max_batch_tokens: int = option(2048, "Batch", "Prefill tokens of one step at most.", minimum=1, maximum=MOST_TOKENS)
-    max_running: int = option(32, "Batch", "Requests that run together at most.", minimum=1, maximum=MOST_RUNNING)
+    max_running: int = option(
+        32,
+        "Batch",
+        "Requests that run together at most; with --gpus, so many for each.",
+        minimum=1,
+        maximum=MOST_RUNNING,
+    )
 
     ray: str | None = option(
         None,

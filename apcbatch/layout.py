@@ -156,6 +156,10 @@ class StateLayout:
         """The layout of these parts."""
         return StateLayout(tuple(parts))
 
+    def among(self, layers: range) -> StateLayout:
+        """The parts of these layers alone, which keep their numbers."""
+        return StateLayout(tuple(part for part in self.parts if part.layer in layers))
+
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
         """One for each role: what lies in a slot first, then what is kept for each token."""

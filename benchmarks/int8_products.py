@@ -28,8 +28,8 @@ from apcbatch.bench.machine import describe
 from apcbatch.kernels.cpu.linear import linear, pack_linear
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-FLAGS = "-O3 -std=c++17 -fopenmp -shared -fPIC -mprefer-vector-width=512".split()
-SETS = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mamx-tile -mamx-int8".split()
+FLAGS = ["-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-mprefer-vector-width=512"]
+SETS = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mamx-tile", "-mamx-int8"]
 SIZES = {"mamba-130m in": (3072, 768), "mamba-130m out": (768, 1536), "mamba-2.8b in": (10240, 2560)}
 ROWS = (1, 8, 32, 2048)
 

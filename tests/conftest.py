@@ -59,6 +59,19 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch):
+    """stages(n): engines that are opened from now on have n stages, all of them on the CPU."""
+
+    def spread(count: int) -> None:
+        import torch
+
+        devices = [torch.device("cpu")] * count
+        monkeypatch.setattr("apcbatch.engine.engine.choose_devices", lambda device, gpus: devices)
+
+    return spread
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of real conversations."""

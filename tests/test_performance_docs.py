@@ -186,7 +186,9 @@ def test_page_of_models_on_cuda(tmp_path: Path) -> None:
         "engine": "Another", "how": "somehow", "run": 25.5,
         "models": {"some": {"decode 1": 5e-3}},
     }  # fmt: skip
-    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={"some": {"loading": 2.5}, "run": 5.0})
+    made(
+        tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={"some": {"loading": 2.5}, "run": 5.0}
+    )
     page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
     for row in (
         "| loading, s | 1.25 | 1.00 | 1.25 |  |  | 2.50 |",
@@ -222,6 +224,47 @@ def test_page_of_integers(tmp_path: Path) -> None:
         "A processor, 16 threads", "Another, 2 threads", "4,092 tokens",
     ):  # fmt: skip
         assert text in page
+
+
+def test_several_gpus(tmp_path: Path) -> None:
+    """Catches a ratio the wrong way round, one GPU's figures in another's column, and a claim of the same answers where
+    they were not."""
+    seconds = {"one": 6.0, "one, as many at once": 4.5, "several": 3.0}
+    workload = {
+        "name": "chats, 16 new tokens", "requests": 611, "computed_tokens": 156_000, "seconds": seconds,
+        "same_tokens": True,
+    }  # fmt: skip
+    whole = {
+        "gpus": 2, "weights_and_pool_bytes": [58e9, 59e9], "peak_bytes": [60e9, 61e9], "prefill_tokens_s": 40e3,
+        "decode": [{"running": 64, "tokens_s": 1800.0}], "restored_tokens": 8832, "cold_s": 0.5, "warm_s": 0.25,
+        "cached_equals_cold": True, "same_as_first": True,
+    }  # fmt: skip
+    alone = {**whole, "gpus": 1, "decode": [{"running": 32, "tokens_s": 950.0}, {"running": 64, "tokens_s": 1600.0}]}
+    models = {
+        "device": "A card", "torch": "2", "version": "1", "bandwidth_bytes_s": 3e12, "repeats": 5, "seconds": 60.0,
+        "models": [], "runs": [],
+    }  # fmt: skip
+    document = {
+        "device": "A card", "gpus": 2, "model": "some", "repeats": 3, "max_running": 128, "max_batch_tokens": 8192,
+        "workloads": [workload], "whole": [whole, alone],
+    }  # fmt: skip
+    other = {"engine": "Another", "how": "somehow", "run": 25.5, "models": {}, "bars": {}}
+    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_gpus=document)
+    page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
+    for row in (
+        "| chats, 16 new tokens | 611 | 156,000 | 6.00 | 4.50 | 3.00 | 2.00 | 1.50 |",
+        "| weights and pool, GB of each | 59.0 | 59.0 |",
+        "| decode, 32 at once, tokens/s |  | 950 |",
+        "| decode, 64 at once, tokens/s | 1,800 | 1,600 |",
+        "| seconds cold / restored | 0.50 / 0.25 | 0.50 / 0.25 |",
+        "All answers have the same tokens.",
+        "all columns' answers each other's, bit for bit",
+    ):
+        assert row in page
+    document["workloads"][0]["same_tokens"] = document["whole"][1]["same_as_first"] = False
+    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_gpus=document)
+    page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
+    assert "same tokens." not in page and "bit for bit." not in page.split("## Over 2 GPUs")[1]
 
 
 def test_nothing_measured(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
-"""Writes docs/performance.md, its picture, docs/performance-cuda-models.md and docs/performance-int8.md from the documents
-of the benchmarks; it measures nothing.
+"""Writes the pages docs/performance*.md that are made from the documents of the benchmarks, and the picture of the first;
+it measures nothing.
 
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 
-Reads engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py), peers.json
-(benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py); for the other page cuda_models.json
-(benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py) and cuda_bars.json, which has what was aimed for.
-The third page is made from int8_products*.json, one for each machine (benchmarks/int8_products.py), and
-int8_quality.json (benchmarks/int8_quality.py). The picture needs matplotlib.
+performance.md: engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py),
+peers.json (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py). performance-cuda-models.md:
+cuda_models.json (benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py), cuda_bars.json, which has what
+was aimed for, and, where it is there, cuda_gpus.json (benchmarks/cuda_gpus.py). performance-int8.md:
+int8_products*.json, one for each machine (benchmarks/int8_products.py), and int8_quality.json
+(benchmarks/int8_quality.py). The picture needs matplotlib.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from performance import cuda, engine, int8, others, picture, threads
+from performance import cuda, engine, gpus, int8, others, picture, threads
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = Path(__file__).with_name("performance_head.md")
@@ -53,7 +54,11 @@ def cuda_page(results: Path) -> str | None:
     measured, other, bars = (read(results / f"cuda_{name}.json") for name in ("models", "vllm", "bars"))
     if measured is None or other is None or bars is None:
         return None
-    return "\n\n".join([CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other, bars)]) + "\n"
+    parts = [CUDA_HEAD.read_text(encoding="utf-8").rstrip(), *cuda.sections(measured, other, bars)]
+    several = read(results / "cuda_gpus.json")
+    if several is not None:
+        parts += gpus.sections(several)
+    return "\n\n".join(parts) + "\n"
 
 
 def int8_page(results: Path) -> str | None:

@@ -202,13 +202,14 @@ SUMMARY: tuple[Key, ...] = (
         "decode_tokens_per_s", "number or null", "new tokens, without the first of each answer, over seconds of decode"
     ),
     Key("peak_rss_bytes", "integer", "memory of the process"),
-    Key("peak_device_bytes", "integer or null", "memory of the CUDA device"),
+    Key("peak_device_bytes", "integer or null", "memory of the CUDA devices"),
     Key("warnings", "list of strings", "each warning of the run, once"),
     Key("block_size", "integer", "`--block-size`"),
     Key("policy", "string", "`--policy`"),
     Key("model", "string", "`--model`"),
     Key("dtype", "string", "`--dtype`"),
     Key("device", "string", "`cpu` or `cuda`"),
+    Key("gpus", "integer", "over how many CUDA devices the layers are spread, 1 on the CPU"),
     Key("version", "string", "of apcbatch"),
 )
 

@@ -16,11 +16,12 @@ Examples:
   apcbatch doctor
   apcbatch doctor --model ./my-mamba --dtype bfloat16
   apcbatch doctor --store ~/states
+  apcbatch doctor --model ./my-jamba --gpus 2
 """
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Check Python, torch, kernels, model and store.")
-@config_options(("model", "dtype", "device", "store"))
+@config_options(("model", "dtype", "device", "gpus", "store"))
 @click.pass_context
 def doctor(ctx: click.Context, /, **options: Any) -> int:
     """Check Python, torch, the compiled kernels, the model, its chat template and the store: one line each.

@@ -43,8 +43,7 @@ def open_cluster(
     settle_collector()
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
-        gpus = 0 if config.device == "cpu" else 1 if config.device == "cuda" else config.worker_gpus
-        sizes = (config.workers, config.worker_cpus, gpus, config.worker_memory, config.cpu_workers)
+        sizes = (config.workers, config.worker_cpus, _gpus_of(config), config.worker_memory, config.cpu_workers)
         kinds = kinds_for(cluster.machines(), *sizes)[:most_workers]
         settings = ClusterSettings(
             kinds, most_state_bytes=cluster.most_state_bytes(), worker_timeout_s=config.worker_timeout
@@ -74,6 +73,15 @@ def _local_cpus(config: Config) -> int:
     return max(len(os.sched_getaffinity(0)), asked)
 
 
+def _gpus_of(config: Config) -> int | None:
+    """GPUs of a worker; None where one will do, if the cluster has any."""
+    if config.device == "cpu" or config.worker_gpus == 0:
+        return 0
+    if config.device == "cuda" or config.gpus > 1:
+        return config.gpus
+    return config.worker_gpus
+
+
 def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[str, Any]:
     """What a worker is made with. Paths are as they are here, from the root."""
     values = {name: getattr(config, name) for name in (one.name for one in dataclasses.fields(config))}
@@ -83,6 +91,7 @@ def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[s
         values["model"] = os.path.abspath(config.model)
     if config.store is not None:
         values["store"] = os.path.abspath(config.store)
+    values["gpus"] = max(1, kind.gpus)
     if config.device == "auto":
         values["device"] = "cuda" if kind.gpus else "cpu"
     return {"config": values, "salt": salt, "threads": kind.cpus}

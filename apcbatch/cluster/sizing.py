@@ -35,7 +35,7 @@ def kinds_for(
     else, where all machines are alike, one for each with all its cores; where more workers are asked for, as many cores
     as let all run. cpu_workers: of workers without a GPU beside those with one, which then have few cores each."""
     if cpu_workers is not None:
-        with_gpu = kinds_for(machines, num_workers, cpus or CPUS_OF_A_GPU, 1, memory_bytes)
+        with_gpu = kinds_for(machines, num_workers, cpus or CPUS_OF_A_GPU, gpus or 1, memory_bytes)
         left = _without(machines, with_gpu)
         if cpus is None and not _room(left, 1, 0):
             raise UsageError(
@@ -46,8 +46,8 @@ def kinds_for(
     if gpus is None:
         gpus = int(any(machine.gpus for machine in machines))
     if num_workers is None and not _room(machines, 1, gpus):
-        what = "GPU" if gpus else "core for workers"
-        raise UsageError(f"no machine of the cluster has a {what} yet; give --workers and --worker-cpus")
+        what = "a core for workers" if not gpus else "a GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise UsageError(f"no machine of the cluster has {what} yet; give --workers and --worker-cpus")
     if cpus is None:
         cpus = _best_cpus(machines, num_workers, gpus)
     if num_workers is None:

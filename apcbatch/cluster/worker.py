@@ -83,7 +83,7 @@ class Worker:
             numerics=engine.numerics,
             weights_digest=engine.weights_digest,
             model_files=model_files_digest(locate_model(self._config.model)),
-            max_running=self._config.max_running if engine.device == "cuda" else 0,
+            max_running=self._config.max_running * engine.gpus,
             pool_bytes=self._config.pool_size,
         )
 

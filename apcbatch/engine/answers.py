@@ -18,16 +18,14 @@ from apcbatch.engine.sampler import NOT_FINITE, top_logprobs
 from apcbatch.engine.sequence import Sequence
 from apcbatch.errors import RequestError
 from apcbatch.kernels.cpu.choose import token_logprob
-from apcbatch.model.arena import StateArena
 
 
-def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateArena) -> dict[Chunk, RequestError]:
+def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk, RequestError]:
     """Give each sequence that is due a token its next one, and each that is scored its scores; returns the chunks that
     fail, with the reason.
 
     A chunk fails if its logits are not finite, or if its settings leave no token. One whose logits are finite, or that
-    has none, still fails if a state that it keeps is not finite. What is not finite stays so: the last state of a chunk
-    tells for all of them. Raises what the pass raised.
+    has none, still fails if a state that it keeps is not finite. Raises what the pass raised.
     """
     failed: dict[Chunk, RequestError] = {}
     due = current.read()
@@ -42,9 +40,9 @@ def extend_answers(current: Pass, eos_token_ids: Collection[int], arena: StateAr
             failed[chunk] = failed_choice(error)
     if current.scores() or len(due) < len(current.chunks):
         failed |= dict.fromkeys(_score(current), not_finite())
-    keeping = [chunk for chunk in current.chunks if chunk.keep and chunk not in failed]
-    finite = arena.are_finite([chunk.keep[-1].slot for chunk in keeping])
-    failed |= {chunk: not_finite() for chunk, is_finite in zip(keeping, finite, strict=True) if not is_finite}
+    for chunk in current.not_finite():
+        if chunk in current.chunks:
+            failed.setdefault(chunk, not_finite())
     return failed
 
 

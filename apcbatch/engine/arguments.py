@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.config import MOST_BYTES, MOST_RUNNING, MOST_TOKENS
+from apcbatch.config import MOST_BYTES, MOST_GPUS, MOST_RUNNING, MOST_TOKENS
 from apcbatch.errors import UsageError
 from apcbatch.types import POLICIES
 
@@ -25,6 +25,7 @@ def check_arguments(
     max_request_tokens: int,
     pool_size_bytes: int,
     store_size_bytes: int,
+    gpus: int,
 ) -> None:
     """Raises UsageError for the first one that cannot be used."""
     if dtype not in DTYPES:
@@ -38,6 +39,7 @@ def check_arguments(
         ("max_request_tokens", max_request_tokens, 2, MOST_TOKENS),
         ("pool_size_bytes", pool_size_bytes, 0, MOST_BYTES),
         ("store_size_bytes", store_size_bytes, 0, MOST_BYTES),
+        ("gpus", gpus, 1, MOST_GPUS),
     ):
         if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
             raise UsageError(f"{name} is {value!r}; expected an integer from {lowest} to {highest}")

@@ -17,11 +17,12 @@ from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.staging import slot_in_memory
 from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model.arena import StateArena, Tensors
+from apcbatch.model.arena import Tensors
+from apcbatch.model.spread_arena import Arena
 from apcbatch.store import StoredSnapshot
 
 
-def parts_of(arena: StateArena, snapshot: Snapshot, begin: int) -> Tensors:
+def parts_of(arena: Arena, snapshot: Snapshot, begin: int) -> Tensors:
     """A snapshot by role on the host: its slot itself if that lies there, and what is kept for the tokens from `begin`
     on."""
     if arena.on_host:
@@ -35,7 +36,7 @@ def parts_of(arena: StateArena, snapshot: Snapshot, begin: int) -> Tensors:
 
 
 def assemble(
-    arena: StateArena,
+    arena: Arena,
     pool: SnapshotPool,
     pages: PagePool,
     base: Snapshot | None,
@@ -58,7 +59,7 @@ def assemble(
     if slot is None:
         return None
     if table is None:
-        pool.cancel(slot)
+        pool.cancel(last.key, slot)
         return None
     for link in links if arena.layout.has_tokens else ():
         arena.scatter(torch.from_numpy(table), link.parent_position, as_tensors(link.arrays))
@@ -68,7 +69,7 @@ def assemble(
     return snapshot
 
 
-def _chain_pages(arena: StateArena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
+def _chain_pages(arena: Arena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
     """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
     if not arena.layout.has_tokens:
         return NO_PAGES

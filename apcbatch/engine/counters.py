@@ -5,6 +5,7 @@ Must not know: requests, when it is asked.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,9 @@ class Counters(Counts):
         self.seconds["prefill"] += seconds_per_token * prefill_tokens
         self.seconds["decode"] += seconds_per_token * decode_tokens
 
-    def update(self, snapshots: Snapshots, pool: SnapshotPool, store: Store | None, device: str) -> None:
+    def update(
+        self, snapshots: Snapshots, pool: SnapshotPool, store: Store | None, devices: Sequence[torch.device]
+    ) -> None:
         """Read off everything but what the passes add up. After the store is closed its numbers stay as they were."""
         self.snapshots_written = snapshots.num_written
         self.snapshots_read = snapshots.num_read
@@ -36,8 +39,8 @@ class Counters(Counts):
         self.snapshots_evicted = pool.evicted
         self.peak_live_snapshots = pool.peak_held
         self.unique_tokens = snapshots.coverage.unique_tokens
-        if device == "cuda":
-            self.peak_device_bytes = torch.cuda.max_memory_allocated()
+        if devices[0].type == "cuda":
+            self.peak_device_bytes = sum(torch.cuda.max_memory_allocated(device) for device in devices)
         if store:
             self.store_bytes_written = store.counters.bytes_written
             self.store_bytes_read = store.counters.bytes_read

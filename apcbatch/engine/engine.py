@@ -17,6 +17,7 @@ from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters, facts_between
 from apcbatch.engine.failures import failed_pass, no_room
+from apcbatch.engine.flight import Flight
 from apcbatch.engine.gate import COST_ON_DEVICE
 from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
@@ -35,12 +36,12 @@ from apcbatch.engine.travel import Travel
 from apcbatch.engine.warm_up import warm_up
 from apcbatch.errors import RequestError
 from apcbatch.fingerprint import key_fingerprint
-from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.ops import Backend
 from apcbatch.model.causal_lm import CausalLM, check_sizes
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model, name_of
-from apcbatch.model.place import choose_device, load_model, make_arena
+from apcbatch.model.place import choose_devices, load_model, make_arena
+from apcbatch.model.spread import stage_layers
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Buffer
@@ -55,15 +56,17 @@ class Engine:
     """Runs requests on one model.
 
     model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA
-    if it is there. exact: on CUDA, products of one order of sums, so that a cached answer equals a cold one bit for
-    bit, as it does on the CPU; False: somewhat faster, the libraries' products.
+    if it is there. gpus: over so many CUDA devices the layers are spread, with the answers that one gives; as many
+    groups of max_running sequences run side by side. exact: on CUDA, products of one order of sums, so that a cached
+    answer equals a cold one bit for bit, as it does on the CPU; False: somewhat faster, the libraries' products.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:
     a folder that outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find
     nothing of this one's in a store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the
-    CUDA device. max_batch_tokens: tokens per pass. max_request_tokens: of a prompt and its answer; a longer request
-    fails. Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
+    CUDA devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt
+    and its answer; a longer request fails. Raises UsageError (ModelError) for what cannot be used; a request's own
+    failure is a Result with `error`.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Engine:
         *,
         dtype: str = "float32",
         device: str = "cpu",
+        gpus: int = 1,
         exact: bool = True,
         block_size: int = 64,
         policy: Policy = "all",
@@ -93,9 +97,11 @@ class Engine:
             max_request_tokens=max_request_tokens,
             pool_size_bytes=pool_size_bytes,
             store_size_bytes=store_size_bytes,
+            gpus=gpus,
         )
-        place = choose_device(device)
-        self.dtype, self.device, self.block_size, self.policy = dtype, place.type, block_size, policy
+        places = choose_devices(device, gpus)
+        self.dtype, self.device, self.block_size, self.policy = dtype, places[0].type, block_size, policy
+        self.gpus = len(places) if self.device == "cuda" else 0
         folder = locate_model(str(model))
         self.model_name = name_of(str(model))
         config = load_model_config(folder)
@@ -105,9 +111,11 @@ class Engine:
         num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if keeps_snapshots(policy) else 0
         # Live sequences and snapshots may each fill the pool's size with KV.
         num_pages = 2 * pool_size_bytes // per_page if per_page else 0
-        num_live = num_live_slots(max_running)
-        arena = make_arena(layout, num_live + num_snapshots, num_pages, place)
-        self._model = load_model(folder, config, DTYPES[dtype], arena, backend_for(place, exact))
+        num_live = num_live_slots(len(places) * max_running)
+        layers = stage_layers(folder, config, len(places))
+        arena = make_arena(layout, num_live + num_snapshots, num_pages, places, layers)
+        # One that is read, one for each device, and one that it takes next, so that none waits for the host.
+        self._model = load_model(folder, config, DTYPES[dtype], arena, layers, exact=exact, passes=len(places) + 2)
         pages = PagePool(num_pages)
         slots = range(num_live, num_live + num_snapshots)
         self._store = None
@@ -133,7 +141,9 @@ class Engine:
             page_tables=page_tables,
             persistence=self._persistence,
         )
-        self._runs_ahead = place.type != "cpu"  # a device computes the next pass while the host reads this one
+        # A device computes the next pass while the host reads this one.
+        self._runs_ahead = self.device != "cpu" or len(places) > 1
+        self._places = places
         self._scheduler = Scheduler(
             self._snapshots,
             page_tables,
@@ -141,11 +151,12 @@ class Engine:
             max_running=max_running,
             capacity_bytes=pool_size_bytes,
             prompt_cost=COST_ON_DEVICE if self._runs_ahead else 0,
+            groups=len(places),
         )
         if self._runs_ahead:
-            warm_up(self._model, max_batch_tokens, num_pages if layout.has_tokens else None)
-        self._look_ahead = LOOK_AHEAD * max_running
-        self._next: Pass | None = None  # begun already
+            warm_up(self._model, arena, max_batch_tokens, num_pages if layout.has_tokens else None)
+        self._look_ahead = LOOK_AHEAD * len(places) * max_running
+        self._flight = Flight()
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
@@ -224,18 +235,15 @@ class Engine:
             self._persistence.drain()
         results = list(self._failed)
         self._failed.clear()
-        chunks: list[Chunk] = []
-        if self._next is None:
-            chunks, impossible = self._scheduler.schedule()
-            results += [sequence.failure(no_room(sequence)) for sequence in impossible]
         self._counters.seconds["store"] += time.perf_counter() - begin
-        if self._next is None and not chunks:
+        results += self._begin_passes()
+        if not self._flight:
             return results
         begin = time.perf_counter()
-        current = self._next or Pass(self._model, chunks)
-        self._next = self._begin_next(current)
+        current = self._flight.next()
+        self._begin_next(current)
         try:
-            broken = extend_answers(current, self.eos_token_ids, self._arena)
+            broken = extend_answers(current, self.eos_token_ids)
         except Exception as error:
             return results + self._fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
         results += self._fail(current, broken)
@@ -245,7 +253,7 @@ class Engine:
             return results
         for chunk in chunks:
             self._snapshots.publish(chunk)
-        self._account(chunks, time.perf_counter() - begin)
+        self._account(chunks, self._launching_s + time.perf_counter() - begin)
         for chunk in chunks:
             self._scheduler.advance(chunk)
             self._snapshots.cover(chunk)
@@ -303,7 +311,7 @@ class Engine:
     @property
     def counters(self) -> Counters:
         """A current view of what was done."""
-        self._counters.update(self._snapshots, self._pool, self._store, self.device)
+        self._counters.update(self._snapshots, self._pool, self._store, self._places)
         return self._counters
 
     def flush(self) -> None:
@@ -319,12 +327,38 @@ class Engine:
             self._store.close()
             self._store = None
 
-    def _begin_next(self, current: Pass) -> Pass | None:
-        """On a device, the pass after the current one, where that is known before its tokens are."""
+    def _begin_passes(self) -> list[Result]:
+        """Begin passes of sequences that are in none: one for each device, and one more that has prompts in it, so that
+        no device waits for the host. Returns the failures of requests that can never run."""
+        results: list[Result] = []
+        self._launching_s = 0.0
+        while self._has_room_for_pass():
+            begin = time.perf_counter()
+            chunks, impossible = self._scheduler.schedule(self._flight.ends)
+            results += [sequence.failure(no_room(sequence)) for sequence in impossible]
+            scheduled = time.perf_counter()
+            self._counters.seconds["store"] += scheduled - begin
+            if not chunks:
+                break
+            self._flight.begin(Pass(self._model, self._arena, chunks))
+            self._pool.passes_begun()
+            self._launching_s += time.perf_counter() - scheduled
+        return results
+
+    def _has_room_for_pass(self) -> bool:
+        """Whether one more pass is to be begun, if there are sequences for it."""
+        if len(self._flight) < len(self._places):
+            return True
+        is_full = len(self._places) == 1 or len(self._flight) > len(self._places)
+        return not is_full and self._scheduler.has_prompts(self._flight.ends)
+
+    def _begin_next(self, current: Pass) -> None:
+        """On a device, begin the pass after the current one, where that is known before its tokens are."""
         if not self._runs_ahead or current.failed:
-            return None
-        chunks = self._scheduler.foresee(current.chunks)
-        return Pass(self._model, chunks, current) if chunks else None
+            return
+        chunks = self._scheduler.foresee(current.chunks, self._flight.ends)
+        if chunks:
+            self._flight.begin(Pass(self._model, self._arena, chunks, current))
 
     def _account(self, chunks: list[Chunk], seconds: float) -> None:
         """Share a pass's time among its sequences and between prefill and decode, by tokens."""
@@ -363,9 +397,8 @@ class Engine:
         if not sequence.is_running:
             return
         self._scheduler.finish(sequence)
-        if self._next is not None:
-            self._next.leave_out(sequence)
-            self._next = self._next if self._next.chunks else None
+        for chunk in self._flight.leave_out(sequence):
+            self._snapshots.cancel(chunk)
 
     def _end_request(self, siblings: list[Sequence]) -> None:
         """Free what all answers of a request hold."""

@@ -32,6 +32,11 @@ class Gate:
             self._is_open = num_free >= self._many or self._lost >= self._most_lost
         return self._is_open
 
+    @property
+    def is_open(self) -> bool:
+        """Whether sequences may be let in already."""
+        return self._is_open
+
     def close(self) -> None:
         """Nobody more can be let in for now."""
         self._is_open, self._lost = False, 0

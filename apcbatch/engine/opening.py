@@ -22,6 +22,7 @@ def open_engine(config: Config, cache_salt: str | None, warn: Callable[[str], No
         config.model,
         dtype=config.dtype,
         device=config.device,
+        gpus=config.gpus,
         exact=config.exact,
         block_size=config.block_size,
         policy=config.policy,

@@ -12,13 +12,13 @@ from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.sequence import Sequence
 from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model.arena import StateArena
+from apcbatch.model.spread_arena import Arena
 
 
 class PageTables:
     """Gives sequences their pages. A model without attention has none, and every count is 0."""
 
-    def __init__(self, pages: PagePool, pool: SnapshotPool, arena: StateArena, has_kv: bool) -> None:
+    def __init__(self, pages: PagePool, pool: SnapshotPool, arena: Arena, has_kv: bool) -> None:
         self._pages, self._pool, self._arena, self._has_kv = pages, pool, arena, has_kv
 
     def needed_to_end(self, sequence: Sequence) -> int:

@@ -25,7 +25,8 @@ from apcbatch.engine.pages import NO_PAGES, PagePool
 from apcbatch.engine.pool import Snapshot, SnapshotPool
 from apcbatch.engine.read_ahead import Read, ReadAhead
 from apcbatch.engine.staging import Staging
-from apcbatch.model.arena import Mark, StateArena, Tensors
+from apcbatch.model.arena import Mark, Tensors
+from apcbatch.model.spread_arena import Arena
 from apcbatch.store import Store
 
 WRITE_THREADS = 4  # of the store's, for a device; each has one pinned buffer
@@ -70,7 +71,7 @@ class _Write:
 class Persistence:
     """One model's snapshots in a store."""
 
-    def __init__(self, store: Store, arena: StateArena, fingerprint: bytes, model_name: str) -> None:
+    def __init__(self, store: Store, arena: Arena, fingerprint: bytes, model_name: str) -> None:
         self._store, self._arena, self._fingerprint = store, arena, fingerprint
         self._has_kv = arena.layout.has_tokens
         self._writing: dict[bytes, _Write] = {}
@@ -181,7 +182,7 @@ class Persistence:
             return None
         position = self._read(key, self._arena.host_slot(slot)) if self._arena.on_host else self._bring(key, slot)
         if position is None:
-            pool.cancel(slot)
+            pool.cancel(key, slot)
             return None
         snapshot = pool.insert(key, position, slot, NO_PAGES, awaited=awaited)
         if snapshot is not None:

@@ -64,7 +64,9 @@ class SnapshotPool:
         self._finish_writes = finish_writes
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
         self.num_reserved = 0
-        self._idle_slots: set[int] = set()  # reserved for what no plan waits for
+        self._idle_slots: dict[int, bytes] = {}  # reserved for what no plan waits for, and its keys
+        self._under_way: set[int] = set()  # those of them that a pass writes which has begun
+        self._taken: set[tuple[bytes, int]] = set()  # reservations that were given to somebody else
         self.peak_held = 0
         self.evicted = 0
         self.on_drop: Callable[[bytes, bool], None] | None = None  # told each key, and whether it goes for lack of room
@@ -109,28 +111,48 @@ class SnapshotPool:
     def reserve(self, key: bytes, awaited: bool) -> int | None:
         """A slot for a snapshot that is about to be written, or None if nothing may go for it.
 
-        awaited: a request of this run will read it, so that it may take the place of another awaited one.
+        awaited: a request of this run will read it, so that it may take the place of another awaited one, and before
+        that the slot of one that a pass under way writes and nobody waits for: its own pass writes there later.
         """
         while not self._free_slots or self.held_bytes + self._slot_bytes > self.capacity_bytes:
+            if self.drop_one(awaited=False):
+                continue
+            if awaited and self._under_way:
+                return self._take_over()
             if not self.drop_one(awaited):
                 self._forget(key)
                 return None
         self.num_reserved += 1
         slot = self._free_slots.pop()
         if not awaited:
-            self._idle_slots.add(slot)
+            self._idle_slots[slot] = key
+        return slot
+
+    def passes_begun(self) -> None:
+        """All that was reserved is written by passes that have begun: what is written by a later one comes later."""
+        self._under_way = set(self._idle_slots)
+
+    def _take_over(self) -> int:
+        """A reserved slot whose snapshot is not to be published any more."""
+        slot = self._under_way.pop()
+        key = self._idle_slots.pop(slot)
+        self._taken.add((key, slot))
+        self._forget(key)
         return slot
 
     def insert(
         self, key: bytes, position: int, slot: int, pages: PageArray, reads: int = 0, awaited: bool = False
     ) -> Snapshot | None:
-        """Publish what was written into a reserved slot; None if there is no room for its pages.
+        """Publish what was written into a reserved slot; None if there is no room for its pages, or if the slot was
+        given to somebody else.
 
         reads: how many requests of the plan will resume from it. awaited: as in `reserve`. A key that is already
         held keeps its first copy.
         """
-        self.num_reserved -= 1
-        self._idle_slots.discard(slot)
+        if (key, slot) in self._taken:
+            self._taken.discard((key, slot))
+            return None
+        self._give_back(slot)
         # An awaited one does not give way to what is yet to be published and may go.
         capacity = self.capacity_bytes + awaited * len(self._idle_slots) * self._slot_bytes
         held = self._held.get(key)
@@ -154,11 +176,19 @@ class SnapshotPool:
         self.peak_held = max(self.peak_held, len(self._held))
         return snapshot
 
-    def cancel(self, slot: int) -> None:
-        """Give back a reserved slot that was not written."""
-        self.num_reserved -= 1
-        self._idle_slots.discard(slot)
+    def cancel(self, key: bytes, slot: int) -> None:
+        """Give back the slot that was reserved for this key and not written."""
+        if (key, slot) in self._taken:
+            self._taken.discard((key, slot))
+            return
+        self._give_back(slot)
         self._free_slots.append(slot)
+
+    def _give_back(self, slot: int) -> None:
+        """A slot is not reserved any more."""
+        self.num_reserved -= 1
+        self._idle_slots.pop(slot, None)
+        self._under_way.discard(slot)
 
     def drop_one(self, awaited: bool) -> bool:
         """Drop the least recently consumed snapshot that no plan waits for and that is not pinned. If there is none,

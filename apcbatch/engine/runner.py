@@ -18,8 +18,9 @@ from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.graphs import GraphedLM
+from apcbatch.model.fetch import Fetch
+from apcbatch.model.spread import Model
+from apcbatch.model.spread_arena import Arena
 from apcbatch.types import Scores
 
 
@@ -64,25 +65,32 @@ class Pass:
     """A pass that was begun: what the model computes from `chunks` may still be on its way.
 
     before: the pass whose last tokens are the chunks' own and were not read when this one began. logits: (chunks that
-    sample, vocabulary) float32, until the next pass begins; states, KV and snapshots are in their slots.
+    sample, vocabulary) float32 once the pass was read; on the host where a request needs them, else until the next pass
+    begins. States, KV and snapshots are in the arena's slots.
     """
 
-    def __init__(self, model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None) -> None:
+    def __init__(self, model: Model, arena: Arena, chunks: list[Chunk], before: Pass | None = None) -> None:
         self.chunks = chunks
         sampled = [chunk.sequence for chunk in chunks if chunk.samples]
         self._rows = {sequence: row for row, sequence in enumerate(sampled)}
         self._error: Exception | None = None
         try:
-            self.logits, hidden = run_pass(model, chunks, before)
+            logits, hidden = run_pass(model, chunks, before)
             self._scores = self._score(model, hidden)
-            self._choice = greedy(model.backend, self.logits, any(sequence.request.logprobs for sequence in sampled))
+            needed = any(sequence.needs_logits for sequence in sampled)
+            self._logits = Fetch(logits) if needed else None
+            self.logits = logits
+            self._choice = greedy(model.backend, logits, any(sequence.request.logprobs for sequence in sampled))
+            self._sent = model.send_back(self._choice.tokens)
+            self._keeping = [chunk for chunk in chunks if chunk.keep]
+            self._finite = [Fetch(flags) for flags in arena.finite([c.keep[-1].slot for c in self._keeping])]
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
             self._error = error
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """The tokens (rows,) int64 where the model is, and the row of each sequence."""
-        return self._choice.tokens, self._rows
+        """The tokens (rows,) int64 where the model begins, and the row of each sequence."""
+        return self._sent.receive(), self._rows
 
     @property
     def failed(self) -> bool:
@@ -95,14 +103,23 @@ class Pass:
         if self._error is not None:
             raise self._error
         tokens, logprobs = self._choice.read()
+        if self._logits is not None:
+            self.logits = self._logits.read()
         rows = [(chunk, self._rows.get(chunk.sequence)) for chunk in self.chunks]
         return [(chunk, row, tokens[row], logprobs[row]) for chunk, row in rows if row is not None]
+
+    def not_finite(self) -> list[Chunk]:
+        """The chunks that keep a state which is not finite, once the pass was read. What is not finite stays so: the
+        last state of a chunk tells for all of them."""
+        flags = [part.read().tolist() for part in self._finite]
+        wrong = [not all(parts) for parts in zip(*flags, strict=True)]
+        return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
 
     def scores(self) -> list[tuple[Chunk, Scores | None]]:
         """Each chunk with scored tokens, and their scores; None where numbers are not finite."""
         return self._scores
 
-    def _score(self, model: CausalLM | GraphedLM, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
+    def _score(self, model: Model, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
         if hidden is None:
             return []
         found, row = [], 0
@@ -115,14 +132,15 @@ class Pass:
                 row += len(scored)
         return found
 
-    def leave_out(self, sequence: Sequence) -> None:
-        """The sequence has ended before this pass: what was computed for it means nothing."""
+    def leave_out(self, sequence: Sequence) -> list[Chunk]:
+        """The sequence has ended before this pass: what was computed for it means nothing. Returns its chunk, if there
+        is one."""
+        left_out = [chunk for chunk in self.chunks if chunk.sequence is sequence]
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        return left_out
 
 
-def run_pass(
-    model: CausalLM | GraphedLM, chunks: list[Chunk], before: Pass | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run_pass(model: Model, chunks: list[Chunk], before: Pass | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Logits (chunks that sample, vocabulary) float32, and what the head makes the logits of scored tokens from:
     (tokens, hidden), None where nothing is scored. States, KV and snapshots are in their slots."""
     batch = make_batch(chunks, before)
@@ -179,9 +197,7 @@ def _page_table(chunks: list[Chunk]) -> np.ndarray:
 
 
 def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
-    initial = [
-        c.sequence.start.slot if c.sequence.start else c.sequence.slot if c.sequence.computed else -1 for c in chunks
-    ]
+    initial = [_initial_slot(chunk) for chunk in chunks]
     keeps = [keep for chunk in chunks for keep in chunk.keep]
     relative = [keep.position - chunk.begin for chunk in chunks for keep in chunk.keep]
     return Ragged.create(
@@ -192,6 +208,15 @@ def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
         snapshot_positions=_int64(relative),
         snapshot_slots=_int64([keep.slot for keep in keeps]),
     )
+
+
+def _initial_slot(chunk: Chunk) -> int:
+    """Where the state is that a chunk begins with, -1 for zeros: what its sequence starts from, until a pass has it in
+    its own slot, which may not have been read."""
+    sequence = chunk.sequence
+    if sequence.start is not None and chunk.begin == sequence.computed:
+        return sequence.start.slot
+    return sequence.slot if chunk.begin else -1
 
 
 def _offsets(counts: np.ndarray) -> torch.Tensor:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from apcbatch.kernels.ops import Backend
+from apcbatch.model.fetch import Fetch
 
 NOT_FINITE = -1  # in place of a token, from the ops
 # Two float32 logits that differ are 2**-149 apart or more: from here down, all weight is on the largest.
@@ -33,19 +34,13 @@ class Choice:
 
     def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
         self.tokens = tokens
-        self._copies = [tokens, logprobs]
-        self._copied = torch.cuda.Event() if tokens.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._copied is not None:
-            self._copies = [None if part is None else part.to("cpu", non_blocking=True) for part in self._copies]
-            self._copied.record()
+        self._copies = [None if part is None else Fetch(part) for part in (tokens, logprobs)]
 
     def read(self) -> tuple[list[int], list[float]]:
         """Wait for them. Log-probabilities that nobody asked for are NaN."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        tokens, logprobs = self._copies
+        tokens, logprobs = (None if part is None else part.read().tolist() for part in self._copies)
         assert tokens is not None
-        return tokens.tolist(), [math.nan] * len(tokens) if logprobs is None else logprobs.tolist()
+        return tokens, [math.nan] * len(tokens) if logprobs is None else logprobs
 
 
 def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:

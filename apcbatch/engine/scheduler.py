@@ -13,7 +13,8 @@ a state, and there are two at least.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from apcbatch.engine.admission import Admission
 from apcbatch.engine.forks import Forks
@@ -25,6 +26,9 @@ from apcbatch.engine.promises import Promises
 from apcbatch.engine.runner import Chunk, Keep
 from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
+
+NOBODY: Mapping[Sequence, int] = MappingProxyType({})
+FEWEST_TOKENS = 2048  # of a whole pass with several devices: with fewer these wait for the host, which launches it
 
 
 def num_live_slots(max_running: int) -> int:
@@ -46,17 +50,20 @@ class Scheduler:
         max_running: int,
         capacity_bytes: int,
         prompt_cost: int = 0,
+        groups: int = 1,
     ) -> None:
-        """prompt_cost: of a pass with prompts, in decode passes beyond one; see gate.py."""
+        """max_running: in a pass. prompt_cost: of a pass with prompts, in decode passes beyond one; see gate.py.
+        groups: of sequences that run side by side, each in passes of its own; their sequences come and go."""
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
         self._snapshots, self._page_tables = snapshots, page_tables
-        self._max_batch_tokens, self._max_running = max_batch_tokens, max_running
-        self._free_slots = list(range(num_live_slots(max_running) - 1, -1, -1))
+        self._max_batch_tokens, self._most_in_pass = _tokens_of_pass(max_batch_tokens, groups), max_running
+        self._groups, self._max_running = groups, groups * max_running
+        self._free_slots = list(range(num_live_slots(self._max_running) - 1, -1, -1))
         self._promises = Promises()
         self._admission = Admission(capacity_bytes)
-        self._gate = Gate(max_running, prompt_cost)
+        self._gate = Gate(self._max_running, prompt_cost)
         self._num_submitted = 0
         self.on_begin: Callable[[Sequence], None] = lambda sequence: None
         self._owed_pages = (
@@ -73,22 +80,25 @@ class Scheduler:
         """Pages that what runs may still ask for."""
         return self._owed_pages
 
-    def schedule(self) -> tuple[list[Chunk], list[Sequence]]:
-        """(the chunks of the next pass, sequences that can never run for lack of memory)."""
+    def schedule(self, begun: Mapping[Sequence, int] = NOBODY) -> tuple[list[Chunk], list[Sequence]]:
+        """(the chunks of the next pass, sequences that can never run for lack of memory). begun: those in passes under
+        way, which are not read, and the position that each will have reached."""
         self._snapshots.expect(self.waiting)
         for forks in self.forks:
             while forks.waiting and self._begin_answer(forks):
                 pass
-        chunks = [self._chunk(sequence, 1) for sequence in self.running if not sequence.in_prefill]
+        decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
+        chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._share]]
         num_decodes, impossible = len(chunks), list[Sequence]()
         budget = max(1, self._max_batch_tokens - num_decodes)
         for sequence in self.running:
-            if sequence.in_prefill and budget > 0:
-                chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
+            remaining = _prompt_left(sequence, begun)
+            if remaining and budget > 0 and len(chunks) < self._most_in_pass:
+                chunks.append(self._chunk(sequence, min(budget, remaining), begun.get(sequence)))
                 budget -= chunks[-1].count
         if self.waiting and self._num_free and budget > 0:
             has_prompts = len(chunks) > num_decodes
-            if has_prompts or not num_decodes or self._gate.opens(self._num_free):
+            if has_prompts or (self._gate.opens(self._num_free) if num_decodes else self._lets_in):
                 num_before = len(self.running)
                 impossible = self._fill(chunks, budget)
                 if len(self.running) == num_before or not self._num_free:
@@ -99,14 +109,20 @@ class Scheduler:
                 self._reserve(chunk, positions)
         return chunks, impossible
 
-    def foresee(self, chunks: list[Chunk]) -> list[Chunk]:
+    def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
+        """Whether there are tokens of prompts for a pass beside those under way. begun: as `schedule` has it."""
+        if any(_prompt_left(sequence, begun) for sequence in self.running):
+            return True
+        return bool(self.waiting and self._num_free) and self._lets_in
+
+    def foresee(self, chunks: list[Chunk], begun: Collection[Sequence] = ()) -> list[Chunk]:
         """The pass after that of `chunks`, whose tokens nobody has read yet: one more token of each sequence that is
         not at its limit then. None where the tokens decide more than who ends: where a prompt is not computed, a next
-        token takes more than the likeliest of its logits, a waiting sequence might be admitted, or a snapshot would be
-        kept."""
+        token takes more than the likeliest of its logits, a waiting sequence might be admitted, a snapshot would be
+        kept, or a sequence that is in no pass, neither in this one nor with `begun` in another, might join."""
         going = [chunk for chunk in chunks if chunk.end + 1 < chunk.sequence.limit]
         if (
-            len(chunks) < len(self.running)
+            len(chunks) + len(begun) < len(self.running)
             or any(chunk.sequence.in_prefill or chunk.sequence.needs_logits for chunk in chunks)
             or (self._num_owed and (self._num_free or len(going) < len(chunks)))
             or any(chunk.sequence.retention.kept(chunk.end, chunk.end + 1) for chunk in going)
@@ -123,7 +139,7 @@ class Scheduler:
         passed_over: deque[Sequence] = deque()
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
-        while self.waiting and self._num_free and budget > 0:
+        while self.waiting and self._num_free and budget > 0 and len(chunks) < self._most_in_pass:
             sequence = self.waiting.popleft()
             if self._may_begin(sequence):
                 self._admit(sequence)
@@ -215,6 +231,17 @@ class Scheduler:
         promised = sequence.retention.promised_at_begin(sequence.computed)
         self._promise(sequence, [p for p in promised if not self._snapshots.holds(sequence.keys[p])])
         self.running.append(sequence)
+
+    @property
+    def _share(self) -> int:
+        """How many decodes a pass has at most: a group's share, so that all groups have something to do."""
+        return min(self._most_in_pass, -(-len(self.running) // self._groups))
+
+    @property
+    def _lets_in(self) -> bool:
+        """Whether a pass without decodes may let in those that wait: passes of others do not wait for it, or they have
+        waited long enough."""
+        return self._gate.is_open or all(sequence.in_prefill for sequence in self.running)
 
     @property
     def _num_free(self) -> int:
@@ -310,3 +337,16 @@ class Scheduler:
             if slot_key is not None:
                 chunk.keep.append(Keep(position, slot_key[1], slot_key[0]))
         chunk.keep.sort(key=lambda keep: keep.position)
+
+
+def _prompt_left(sequence: Sequence, begun: Mapping[Sequence, int]) -> int:
+    """How many tokens of a sequence that computes its prompt are in no pass yet."""
+    if not sequence.in_prefill:
+        return 0
+    return sequence.num_tokens - begun.get(sequence, sequence.computed)
+
+
+def _tokens_of_pass(max_batch_tokens: int, groups: int) -> int:
+    """The tokens of a pass: with several groups a share, so that each of them has a pass where there are tokens for a
+    whole one, but no fewer than are worth a pass."""
+    return max(max_batch_tokens // groups, min(max_batch_tokens, FEWEST_TOKENS))

@@ -158,7 +158,7 @@ class Snapshots:
     def cancel(self, chunk: Chunk) -> None:
         """Give back the slots of a pass that failed."""
         for keep in chunk.keep:
-            self._pool.cancel(keep.slot)
+            self._pool.cancel(keep.key, keep.slot)
 
     def complete(self, sequence: Sequence) -> None:
         """The sequence has ended: what was kept back until the end of its answer goes to the store."""

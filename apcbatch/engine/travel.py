@@ -12,7 +12,7 @@ from apcbatch.engine.assembly import as_arrays, assemble, parts_of
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
 from apcbatch.engine.pool import SnapshotPool
-from apcbatch.model.arena import StateArena
+from apcbatch.model.spread_arena import Arena
 from apcbatch.store import Buffer
 from apcbatch.store.header import make_header
 from apcbatch.store.snapshot_file import decode, encode
@@ -22,7 +22,7 @@ class Travel:
     """Sends and takes in the snapshots of one engine's pool. fingerprint: the model's."""
 
     def __init__(
-        self, arena: StateArena, pool: SnapshotPool, pages: PagePool, page_tables: PageTables, fingerprint: bytes
+        self, arena: Arena, pool: SnapshotPool, pages: PagePool, page_tables: PageTables, fingerprint: bytes
     ) -> None:
         self._arena, self._pool, self._pages, self._page_tables = arena, pool, pages, page_tables
         self._fingerprint = fingerprint

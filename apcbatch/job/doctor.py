@@ -53,7 +53,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("extension", lambda: _extension(config)),
         ("threads", _threads),
         ("kernels", _kernels),
-        ("cuda", lambda: _cuda(config.device)),
+        ("cuda", lambda: _cuda(config.device, config.gpus)),
         ("model", lambda: _model(config)),
         ("template", lambda: _template(config)),
         ("store", lambda: _store(config.store)),
@@ -151,22 +151,33 @@ def _ragged(lengths: list[int]) -> Any:
     )
 
 
-def _cuda(device: str) -> str:
+def _cuda(device: str, gpus: int) -> str:
     import torch
 
     from apcbatch.kernels.cuda import extension as cuda
 
     if not torch.cuda.is_available():
-        if device == "cuda":
+        if device == "cuda" or gpus > 1:
             raise Broken("torch finds no CUDA device", "give --device cpu, or see what nvidia-smi says")
         return "no device; the CPU is used"
     try:
         cuda.extension()
     except RuntimeError as error:
-        if device == "cuda":
+        if device == "cuda" or gpus > 1:
             raise Broken(f"{error}", "build again with nvcc, or give --device cpu") from None
         return f"{torch.cuda.get_device_name()}, without kernels in this build; the CPU is used"
-    return torch.cuda.get_device_name()
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    if gpus > len(names):
+        raise Broken(
+            f"--gpus {gpus}: {len(names)} GPUs are visible to this process",
+            "give as many at most, or see what nvidia-smi and CUDA_VISIBLE_DEVICES say",
+        )
+    alike = [name for name in names if name == names[0]]
+    if len(names) == 1:
+        return names[0]
+    if len(alike) == len(names):
+        return f"{len(names)} x {names[0]}; --gpus {len(names)} spreads a model over them"
+    return f"{', '.join(names)}; --gpus takes those of one kind"
 
 
 def _model(config: Config) -> str:
@@ -174,7 +185,9 @@ def _model(config: Config) -> str:
     from apcbatch.engine.engine import Engine
     from apcbatch.types import Request
 
-    engine = Engine(config.model, dtype=config.dtype, device=config.device, policy="none", max_running=1)
+    engine = Engine(
+        config.model, dtype=config.dtype, device=config.device, gpus=config.gpus, policy="none", max_running=1
+    )
     try:
         result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
         if result.error is not None:

@@ -222,6 +222,10 @@ def check_cluster(config: Config) -> None:
         raise UsageError(
             f"{origins['device']} cuda needs a GPU for each worker, and {origins['worker_gpus']} gives none"
         )
+    if config.gpus > 1 and config.worker_gpus == 0:
+        raise UsageError(
+            f"{origins['gpus']} {config.gpus} asks for GPUs of each worker, and {origins['worker_gpus']} gives none"
+        )
     if config.cpu_workers is not None and (config.device != "auto" or config.worker_gpus == 0):
         raise UsageError(
             f"{origins['cpu_workers']} adds workers without a GPU to those with one; leave --device and --worker-gpus "

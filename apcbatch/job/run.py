@@ -146,8 +146,9 @@ class Job:
         self._totals.begin_running(already_done=len(opened.answers))
         self._retryable_errors = opened.answers.num_retryable
         config, engine = self._config, opened.engine
+        place = engine.device if config.gpus == 1 else f"{config.gpus} GPUs"
         self._printer.detail(
-            f"model {config.model}, {engine.dtype} on {engine.device}; block size {config.block_size}, "
+            f"model {config.model}, {engine.dtype} on {place}; block size {config.block_size}, "
             f"policy {config.policy}, store {config.store or 'none'}"
         )
         if opened.answers:

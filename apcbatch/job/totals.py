@@ -180,6 +180,7 @@ class Totals:
             "model": config.model,
             "dtype": engine.dtype,
             "device": engine.device,
+            "gpus": config.gpus,
             "version": VERSION,
         }
 

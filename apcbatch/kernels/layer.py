@@ -118,6 +118,13 @@ class Residual:
         taken.has_delta = self.has_delta
         return taken
 
+    def settled(self) -> torch.Tensor:
+        """The sum with what was left, (t, h) float32: the bits that the next part's norm would make of it."""
+        if self.has_delta:
+            self.sum.add_(self.delta)
+            self.has_delta = False
+        return self.sum
+
     def leave(self, delta: torch.Tensor) -> None:
         """The next part adds this: (t, h) float32 contiguous, where the sum lies. Raises ValueError."""
         require_parameter(delta, "delta", tuple(self.sum.shape), torch.float32, self.sum.device)

@@ -56,16 +56,17 @@ class StateArena:
                 views[name] = self.pages[name][row] if name in self.pages else self.slots[name][:, row]
         return views
 
-    def are_finite(self, slots: Sequence[int]) -> list[bool]:
-        """Whether each slot's state holds neither NaN nor infinity."""
+    def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
+        """Whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device, where it
+        may still be on its way; an empty list where there is nothing to look at."""
         parts = [part for part in self.slots.values() if part.is_floating_point()]
-        if self.on_host or not parts:
-            return [all(bool(finite_rows(part[slot].view(1, -1))) for part in parts) for slot in slots]
-        sizes = [largest(part[slot]).float() for slot in slots for part in parts]
-        if not sizes:
+        if not parts or not slots:
             return []
-        found: list[bool] = torch.stack(sizes).view(len(slots), -1).isfinite().all(1).tolist()  # one wait for all
-        return found
+        if self.on_host:
+            flags = [torch.cat([finite_rows(part[slot].view(1, -1)) for part in parts]).all() for slot in slots]
+            return [torch.stack(flags)]
+        sizes = [largest(part[slot]).float() for slot in slots for part in parts]
+        return [torch.stack(sizes).view(len(slots), -1).isfinite().all(1)]
 
     @property
     def on_host(self) -> bool:

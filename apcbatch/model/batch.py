@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from apcbatch.kernels.cuda.batch import uploaded
 from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 
@@ -52,9 +53,9 @@ class Batch:
     def on(self, device: torch.device) -> Batch:
         """A copy on a CUDA device. The ragged stays the host's, and keeps its copy there."""
         tensors = {
-            name: getattr(self, name).to(device)
+            name: uploaded(getattr(self, name), device)
             for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots")
         }
         batch_on(device, self.ragged)
-        scored_rows = None if self.scored_rows is None else self.scored_rows.to(device)
+        scored_rows = None if self.scored_rows is None else uploaded(self.scored_rows, device)
         return Batch(ragged=self.ragged, chosen=self.chosen, scored_rows=scored_rows, **tensors)

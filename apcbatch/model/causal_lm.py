@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,13 @@ import torch
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward, Pages, StackLayer
+from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward, Pages, PassStack, StackLayer
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.hop import Sent
 from apcbatch.model.tensor_source import TensorSource
 from apcbatch.model.weights import Checkpoint
 
@@ -47,12 +49,36 @@ class _Layer:
     feed_forward: FeedForward | None
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one stage of a model takes of the checkpoint that all stages share: these layers; the first stage the
+    embedding too, the last one the final norm and the head. embedding: as the first stage took it, for the others."""
+
+    checkpoint: Checkpoint
+    layers: range
+    embedding: torch.Tensor | None = None
+
+
 class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
-    called before each layer of a forward pass."""
+    called before each layer of a forward pass.
+
+    part: for one stage of a model, whose arena has the states of its layers. A stage that is not the first begins with
+    what the one before returned, the residual stream (t, h) float32, which it changes; one that is not the last returns
+    it. `identify` gives the model's names then, when the whole checkpoint was taken.
+    """
+
+    weights_digest: bytes
+    fingerprint: bytes
 
     def __init__(
-        self, model_dir: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
+        self,
+        model_dir: Path,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        arena: StateArena,
+        backend: Backend,
+        part: Part | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -61,24 +87,31 @@ class CausalLM:
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
-        with Checkpoint(model_dir, arena.device) as checkpoint:
-            embedding = checkpoint.take(f"{family.embedding}.weight", shape)
-            self.embedding = None if config.tie_word_embeddings else embedding.to(dtype)
-            self.layers = [self._load_layer(checkpoint, i, arena) for i in range(len(config.mixers))]
-            self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
-            self.lm_head = backend.pack_linear(self._load_head(checkpoint, embedding, shape).to(dtype))
-            self.weights_digest = checkpoint.finish()
+        layers = range(len(config.mixers)) if part is None else part.layers
+        self.is_first, self.is_last = layers.start == 0, layers.stop == len(config.mixers)
+        with Checkpoint(model_dir, arena.device) if part is None else nullcontext(part.checkpoint) as checkpoint:
+            embedding = None if part is None else part.embedding
+            if embedding is None:
+                embedding = checkpoint.take(f"{family.embedding}.weight", shape)
+            self.taken_embedding = None if self.is_last else embedding
+            shares_head = self.is_last and config.tie_word_embeddings
+            self.embedding = embedding.to(dtype) if self.is_first and not shares_head else None
+            self.layers = [self._load_layer(checkpoint, i, arena) for i in layers]
+            if self.is_last:
+                self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
+                head = self._load_head(checkpoint, embedding, shape)
+                self.lm_head = backend.pack_linear(head.to(arena.device, dtype))
+            self.numerics = backend.numerics(dtype)
+            if part is None:
+                self.identify(checkpoint.finish(), arena.layout.description)
         self._decode = self._decode_stack()
-        stack = [StackLayer(layer.mixer.part, layer.feed_forward) for layer in self.layers]
-        self._stack = backend.pass_stack(stack, self.final_norm, self.lm_head, self.embedding)
-        self.numerics = backend.numerics(dtype)
-        self.fingerprint = model_fingerprint(
-            config.architecture(),
-            self.weights_digest,
-            str(dtype).removeprefix("torch."),
-            arena.layout.description,
-            self.numerics,
-        )
+        self._stack = self._pass_stack()
+
+    def identify(self, weights_digest: bytes, layout: str) -> None:
+        """Note what the weights are, and name the whole model. layout: the description of all of its state."""
+        self.weights_digest = weights_digest
+        dtype = str(self.dtype).removeprefix("torch.")
+        self.fingerprint = model_fingerprint(self.config.architecture(), weights_digest, dtype, layout, self.numerics)
 
     def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
         config, family, prefix = self.config, self._family, f"{self._family.layers}.{layer}"
@@ -100,7 +133,7 @@ class CausalLM:
         head = f"{self._family.head}.weight"
         if not self.config.tie_word_embeddings:
             return checkpoint.take(head, shape)
-        if head in checkpoint and not torch.equal(checkpoint.take(head, shape), embedding):
+        if head in checkpoint and not torch.equal(checkpoint.take(head, shape).to(embedding.device), embedding):
             raise ModelError(
                 f"{checkpoint.model_dir}: {head} differs from the embedding although config.json ties them; "
                 "set tie_word_embeddings to false or remove the tensor"
@@ -114,12 +147,21 @@ class CausalLM:
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
     def _decode_stack(self) -> DecodeStack | None:
-        """What runs the decode passes of a few sequences; None where something stands between the mixers, or a mixer is
-        made of several operations."""
+        """What runs the decode passes of a few sequences; None where something stands between the mixers, a mixer is
+        made of several operations, or these are not all layers."""
         mixers = [layer.mixer.part for layer in self.layers if layer.mixer.part is not None]
         if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
             return None
+        if not (self.is_first and self.is_last):
+            return None
         return self.backend.decode_stack(mixers, self.final_norm, self.lm_head)
+
+    def _pass_stack(self) -> PassStack | None:
+        """What runs a whole pass in one call; None where a device has no such thing, or these are not all layers."""
+        if not (self.is_first and self.is_last):
+            return None
+        layers = [StackLayer(layer.mixer.part, layer.feed_forward) for layer in self.layers]
+        return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding)
 
     @property
     def most_decoded(self) -> int:
@@ -138,28 +180,29 @@ class CausalLM:
         assert self._decode is not None
         return self._decode(self._embed(batch.tokens), batch.ragged)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are those of the
-        last call alone."""
-        return self._passed(batch)[0] if self._runs_whole else self._forward(batch)
+        last call alone. entering: what a stage begins with that is not the first."""
+        return self._passed(batch)[0] if self._runs_whole else self._forward(batch, entering)
 
-    def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
         of as many at a time as there is room for."""
         if not self._runs_whole:
-            return self._forward_scored(batch)
+            return self._forward_scored(batch, entering)
         logits, hidden = self._passed(batch)
         assert hidden is not None
         return logits, hidden
 
     @torch.inference_mode()
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        return self.head(self._normed(self._run(batch), batch.logits_rows))
+    def _forward(self, batch: Batch, entering: torch.Tensor | None) -> torch.Tensor:
+        residual = self._run(batch, entering)
+        return self.head(self._normed(residual, batch.logits_rows)) if self.is_last else residual.settled()
 
     @torch.inference_mode()
-    def _forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward_scored(self, batch: Batch, entering: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         assert batch.scored_rows is not None
-        residual = self._run(batch)
+        residual = self._run(batch, entering)
         scored = self._normed(residual, batch.scored_rows)
         return self.head(self._normed(residual, batch.logits_rows)), scored
 
@@ -179,13 +222,17 @@ class CausalLM:
         """The logits (r, vocabulary) float32 of normed hidden states (r, h)."""
         return self.backend.linear(normed, self.lm_head, out_dtype=torch.float32)
 
+    def send_back(self, tokens: torch.Tensor) -> Sent:
+        """What was chosen from a pass's logits, for a pass that begins with it before anybody has read it."""
+        return Sent(tokens)
+
     def _normed(self, residual: Residual, rows: torch.Tensor) -> torch.Tensor:
         return self.backend.normed(residual.rows(rows), self.final_norm, self.dtype)
 
-    def _run(self, batch: Batch) -> Residual:
+    def _run(self, batch: Batch, entering: torch.Tensor | None) -> Residual:
         """Embedding and layers."""
         ops = self.backend
-        residual = ops.residual(self._embed(batch.tokens), batch.present)
+        residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
         for layer in self.layers:
             if self.on_layer is not None:
                 self.on_layer()

@@ -6,6 +6,7 @@ are powers of two, the rest of a batch is filled up with sequences that read and
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.hop import Sent
 
 LARGEST_GRAPH = 256  # sequences, and rows that the pass before may have chosen tokens in
 NARROWEST_TABLE = 16  # pages a sequence, of a model with attention
@@ -21,40 +23,49 @@ LARGEST_TABLE = 1 << 16  # pages of all sequences: what attention needs beside g
 
 
 class GraphedLM:
-    """`forward(batch)` like CausalLM's, for batches made on the host; the logits are those of the last call alone."""
+    """`forward(batch)` like CausalLM's, for batches made on the host; the logits are those of the last call alone: what
+    reads them later on the same stream, before the next call, is in time. passes: how many may be under way when
+    another one is begun, without the host waiting for any.
+    """
 
-    def __init__(self, model: CausalLM, device: torch.device) -> None:
+    def __init__(self, model: CausalLM, device: torch.device, passes: int = 1) -> None:
         self.fingerprint, self.backend = model.fingerprint, model.backend
         self.numerics, self.weights_digest = model.numerics, model.weights_digest
-        self._model, self._device = model, device
+        self._model, self._device, self._passes = model, device, passes
         self._has_pages = model.has_pages
         self._graphs: dict[tuple[int, int], _DecodeGraph] = {}
         self._memory: Any = None  # shared by all graphs: only one runs at a time
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits (rows, vocabulary) float32 on the device."""
+    def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits (rows, vocabulary) float32 on the device; of a stage that is not the last, the residual stream.
+        entering: on the device; see CausalLM."""
         size, columns = self._graph_of(batch)
         chosen = 0 if batch.chosen is None else batch.chosen.numel()
         if (
             not _is_decode(batch) or size > self._most_captured or size * columns > LARGEST_TABLE
             or chosen > LARGEST_GRAPH
         ):  # fmt: skip
-            return self._model.forward(batch.on(self._device))
+            return self._model.forward(batch.on(self._device), entering)
         graph = self._graphs.get((size, columns))
         if graph is None:
-            graph = _DecodeGraph(self._model, size, columns, self._device, self._memory)
+            graph = _DecodeGraph(self._model, size, columns, self._device, self._memory, self._passes)
             self._graphs[size, columns] = graph
             self._memory = graph.memory
-        return graph.replay(batch)
+        made = graph.replay(batch, entering)
+        return made if self._model.is_last else made.clone()  # which is read when the next replay is under way
 
-    def forward_scored(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """See CausalLM; there is no graph of such a pass, which has prompts in it."""
-        return self._model.forward_scored(batch.on(self._device))
+        return self._model.forward_scored(batch.on(self._device), entering)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
         """See CausalLM."""
         return self._model.head(normed)
+
+    def send_back(self, tokens: torch.Tensor) -> Sent:
+        """See CausalLM."""
+        return self._model.send_back(tokens)
 
     @property
     def _most_captured(self) -> int:
@@ -70,14 +81,18 @@ class GraphedLM:
 
 class _DecodeGraph:
     """One token of each of `size` sequences of at most `columns` pages. The tokens, slots and pages come from pinned
-    memory; a replay may be asked for while the one before runs."""
+    memory; so many replays as `passes` may be asked for before the host waits for the first."""
 
-    def __init__(self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any) -> None:
-        self._staged = _Lists(size, columns, pin_memory=True)
+    def __init__(
+        self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any, passes: int
+    ) -> None:
+        self._staged = deque(_Staged(size, columns) for _ in range(passes))
         self._lists = _Lists(size, columns, device=device)
         self._chosen = torch.zeros(LARGEST_GRAPH, dtype=torch.int64, device=device)
         self._batch, self._device = self._lists.batch(device, self._chosen), device
-        self._fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        hidden = model.config.hidden_size
+        self._entering = None if model.is_first else torch.zeros((size, hidden), device=device)
+        self._model = model
         self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
@@ -86,24 +101,38 @@ class _DecodeGraph:
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         # Other threads copy snapshots meanwhile, which is no part of it.
-        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._logits = self._pass()
+        with torch.cuda.graph(self._graph, pool=memory, stream=side, capture_error_mode="thread_local"):
+            self._made = self._pass()
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
         batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
-        return self._run(self._batch)
+        if self._entering is None:
+            return self._run(self._batch)
+        return self._model.forward(self._batch, self._entering.clone())  # which the pass changes
 
-    def replay(self, batch: Batch) -> torch.Tensor:
-        """The batch's logits; they are overwritten by the next replay."""
-        self._fetched.synchronize()  # the lists of the replay before
-        self._staged.fill(batch)
-        self._lists.memory.copy_(self._staged.memory, non_blocking=True)
-        self._fetched.record()
+    def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
+        """What the model makes of the batch; it is overwritten by the next replay."""
+        staged = self._staged[0]
+        self._staged.rotate(-1)
+        staged.fetched.synchronize()
+        staged.lists.fill(batch)
+        self._lists.memory.copy_(staged.lists.memory, non_blocking=True)
+        staged.fetched.record()
+        if self._entering is not None and entering is not None:
+            self._entering[: len(entering)].copy_(entering)
         if batch.chosen is not None:
             self._chosen[: batch.chosen.numel()].copy_(batch.chosen)
         self._graph.replay()
-        return self._logits[: batch.ragged.num_sequences]
+        return self._made[: batch.ragged.num_sequences]
+
+
+class _Staged:
+    """Pinned memory for the lists of one replay. fetched: that the device has them."""
+
+    def __init__(self, size: int, columns: int) -> None:
+        self.lists = _Lists(size, columns, pin_memory=True)
+        self.fetched = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 class _Lists:

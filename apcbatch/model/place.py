@@ -8,18 +8,21 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from apcbatch.errors import UsageError
+from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.cuda import extension as cuda
-from apcbatch.kernels.ops import Backend
 from apcbatch.layout import StateLayout
 from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.spread import Model, SpreadLM, load_stages
+from apcbatch.model.spread_arena import Arena, SpreadArena
 
 
 def choose_device(name: str) -> torch.device:
@@ -39,39 +42,83 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def choose_devices(name: str, gpus: int) -> list[torch.device]:
+    """The device of a model, or so many CUDA devices for the layers of one. UsageError."""
+    device = choose_device(name)
+    if gpus == 1:
+        return [device]
+    if device.type == "cpu":
+        raise UsageError(
+            f"--gpus {gpus} spreads a model over GPUs, and it is to run on the CPU; leave it out, or see what "
+            "`apcbatch doctor --device cuda` says"
+        )
+    found = torch.cuda.device_count()
+    if gpus > found:
+        raise UsageError(
+            f"--gpus {gpus}: {found} GPUs are visible to this process; give as many at most, or see what nvidia-smi "
+            "and CUDA_VISIBLE_DEVICES say"
+        )
+    return [torch.device("cuda", number) for number in range(gpus)]
+
+
 def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that the host or the device has no more memory; torch has no type of its own for the
     host's."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
-def make_arena(layout: StateLayout, num_slots: int, num_pages: int, device: torch.device) -> StateArena:
-    """The arena; UsageError where the memory is too small for it."""
+def make_arena(
+    layout: StateLayout, num_slots: int, num_pages: int, devices: Sequence[torch.device], layers: Sequence[range]
+) -> Arena:
+    """The arena, with these layers on each device; UsageError where a memory is too small for it."""
     needed = num_slots * layout.slot_bytes + num_pages * layout.page_bytes
     states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
     remedy = "give a smaller --pool-size or --max-running"
     try:
         if needed > sys.maxsize:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        return StateArena(layout, num_slots, num_pages, device)
+        parts = [(layout.among(part), device) for part, device in zip(layers, devices, strict=True)]
+        arenas = [StateArena(part, num_slots, num_pages, device) for part, device in parts]
+        return arenas[0] if len(arenas) == 1 else SpreadArena(layout, arenas)
     except OSError as error:
         raise UsageError(f"{states}, which the system does not give ({error.strerror}); {remedy}") from None
     except torch.OutOfMemoryError:
-        free, _ = torch.cuda.mem_get_info(device)
-        raise UsageError(f"{states} on the device and {free / 2**30:.1f} GiB are free; {remedy}") from None
+        free = " and ".join(f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" for device in devices)
+        where = "the device" if len(devices) == 1 else f"{len(devices)} devices"
+        raise UsageError(f"{states} on {where} and {free} are free; {remedy}") from None
 
 
 def load_model(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, arena: StateArena, backend: Backend
-) -> CausalLM | GraphedLM:
-    """The model with its weights on the arena's device. ModelError, UsageError."""
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    arena: Arena,
+    layers: Sequence[range],
+    *,
+    exact: bool,
+    passes: int,
+) -> Model:
+    """The model with its weights where the arena's states are. passes: how many may be under way. ModelError,
+    UsageError."""
     try:
-        model = CausalLM(folder, config, dtype, arena, backend)
+        if isinstance(arena, StateArena):
+            model = CausalLM(folder, config, dtype, arena, backend_for(arena.device, exact))
+            return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)
+        devices = [stage.device for stage in arena.stages]
+        backends = [backend_for(device, exact) for device in devices]
+        loaded = load_stages(folder, config, dtype, arena, layers, backends)
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
-        remedy = " or --device cpu" if arena.device.type == "cuda" else ", or run where there is more memory"
+        on_cpu = isinstance(arena, StateArena) and arena.device.type == "cpu"
+        remedy = ", or run where there is more memory" if on_cpu else ", more --gpus or --device cpu"
         raise UsageError(
             f"the model's weights do not fit the memory beside the states; give a smaller --pool-size{remedy}"
         ) from None
-    return model if arena.device.type == "cpu" else GraphedLM(model, arena.device)
+    return SpreadLM(
+        [
+            stage if device.type == "cpu" else GraphedLM(stage, device, passes)
+            for stage, device in zip(loaded, devices, strict=True)
+        ],
+        devices,
+    )

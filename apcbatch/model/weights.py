@@ -11,6 +11,7 @@ import math
 import os
 import re
 import reprlib
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,10 +35,13 @@ AHEAD_BYTES = 1 << 30
 
 
 class Checkpoint:
-    """Named tensors of one model folder, each taken to one device, and the digest of everything that was taken."""
+    """Named tensors of one model folder, each taken to one device, and the digest of everything that was taken.
+    device_of: for a model on several devices, where the tensor of a name goes."""
 
-    def __init__(self, model_dir: Path, device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self, model_dir: Path, device: torch.device, device_of: Callable[[str], torch.device] | None = None
+    ) -> None:
+        self._device, self._device_of = device, device_of or (lambda name: device)
         self.model_dir = model_dir
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
@@ -74,6 +78,15 @@ class Checkpoint:
         for name in sorted(self._where):
             check_floating(self._where[name], name, self._files[self._where[name]].get_slice(name).get_dtype())
 
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every floating-point tensor, by name: by layer, and last those of no layer."""
+        found = {name: self._files[path].get_slice(name) for name, path in self._where.items()}
+        return {
+            name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
+            for name in sorted(found, key=_by_layer)
+            if found[name].get_dtype() in FLOATING
+        }
+
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite number
         becomes NaN, which no function swallows: what uses it never looks like an answer."""
@@ -87,22 +100,16 @@ class Checkpoint:
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
-        """What reads, digests and places the tensors: by layer, and last those of no layer."""
-        found = {name: self._files[path].get_slice(name) for name, path in self._where.items()}
-        sizes = {
-            name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
-            for name in sorted(found, key=_by_layer)
-            if found[name].get_dtype() in FLOATING
-        }
+        """What reads, digests and places the tensors."""
         threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
-        return Ahead(self._read, sizes, threads=threads, most_bytes=AHEAD_BYTES)
+        return Ahead(self._read, self.sizes(), threads=threads, most_bytes=AHEAD_BYTES)
 
     def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
-        """A tensor on the device, without infinite numbers, and its digest as it is in the file."""
+        """A tensor on its device, without infinite numbers, and its digest as it is in the file."""
         tensor: torch.Tensor = self._files[self._where[name]].get_tensor(name)
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
-        tensor = tensor.to(self._device)
+        tensor = tensor.to(self._device_of(name))
         if not finite_rows(tensor.reshape(1, -1)):
             tensor = tensor.where(tensor.isfinite(), math.nan)
         return tensor, digest

@@ -21,6 +21,7 @@ from apcbatch.errors import UsageError
         (("--ray", "local", "--device", "cuda", "--worker-gpus", "0"), "--worker-gpus gives none"),
         (("--ray", "local", "--device", "cpu", "--worker-gpus", "1"), "--worker-gpus asks for one"),
         (("--ray", "local", "--worker-gpus", "2"), "up to 1"),
+        (("--ray", "local", "--gpus", "2", "--worker-gpus", "0"), "--worker-gpus gives none"),
         (("--cpu-workers", "2"), "--cpu-workers is for a run on a cluster"),
         (("--ray", "local", "--cpu-workers", "2", "--device", "cpu"), "give --workers alone"),
         (("--ray", "local", "--cpu-workers", "2", "--worker-gpus", "0"), "give --workers alone"),

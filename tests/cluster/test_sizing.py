@@ -24,6 +24,8 @@ HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
         ([HEAD, GPUS, GPUS], None, None, None, (8, 8, 1)),
         ([GPUS, SMALL], None, None, 0, (9, 4, 0)),
         ([GPUS], 2, None, 1, (2, 16, 1)),
+        ([HEAD, GPUS, GPUS], None, None, 2, (4, 16, 2)),
+        ([GPUS, Machine(8, 1)], None, None, 2, (2, 16, 2)),
         ([HEAD], 6, None, 1, (6, 1, 1)),
         ([HEAD], 6, 8, None, (6, 8, 0)),
     ],
@@ -60,3 +62,25 @@ def test_nothing_to_count_is_said(machines, cpus, gpus):
     """Fault: a run on no workers, which would wait for ever."""
     with pytest.raises(UsageError, match="give"):
         kinds_for(machines, None, cpus, gpus, None)
+
+
+def test_a_worker_may_have_several_gpus():
+    """Fault: `--gpus` that asks Ray for one GPU, or for none, and a worker that spreads its model over GPUs that it
+    does not have."""
+    from apcbatch.cluster.opening import _gpus_of, _options_of
+    from apcbatch.config import Config
+
+    for given, expected in (
+        ({}, None),
+        ({"device": "cuda"}, 1),
+        ({"device": "cpu"}, 0),
+        ({"gpus": 2}, 2),
+        ({"gpus": 2, "device": "cuda", "worker_gpus": 1}, 2),
+        ({"worker_gpus": 0}, 0),
+        ({"worker_gpus": 1}, 1),
+    ):
+        assert _gpus_of(Config(**given)) == expected, given
+    kinds = kinds_for([GPUS, LARGE], None, None, 2, None, 2)
+    assert [(number, kind.cpus, kind.gpus) for kind, number in Counter(kinds).items()] == [(2, 2, 2), (2, 16, 0)]
+    found = [_options_of(Config(gpus=2), None, kind)["config"] for kind in dict.fromkeys(kinds)]
+    assert [(one["device"], one["gpus"]) for one in found] == [("cuda", 2), ("cpu", 1)]

@@ -106,9 +106,9 @@ def test_jamba_decodes_in_graphs(exact: bool, checkpoint, monkeypatch: pytest.Mo
     options = {"dtype": "bfloat16", "exact": exact}
     replays, replay = [], graphs._DecodeGraph.replay
 
-    def noted(graph: graphs._DecodeGraph, batch: Batch) -> torch.Tensor:
+    def noted(graph: graphs._DecodeGraph, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         replays.append(batch.ragged.num_sequences)
-        return replay(graph, batch)
+        return replay(graph, batch, entering)
 
     folder, seed = checkpoint("jamba whole"), random.randrange(1 << 30)
     monkeypatch.setattr(graphs._DecodeGraph, "replay", noted)

@@ -54,8 +54,8 @@ class _Watched:
         self.num_passes = self.num_with_prompts = 0
         schedule = self.engine._scheduler.schedule
 
-        def counted():  # type: ignore[no-untyped-def]
-            chunks, impossible = schedule()
+        def counted(*begun):  # type: ignore[no-untyped-def]
+            chunks, impossible = schedule(*begun)
             self.num_passes += 1
             self.num_with_prompts += any(chunk.sequence.in_prefill for chunk in chunks)
             return chunks, impossible

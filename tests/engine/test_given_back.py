@@ -37,7 +37,7 @@ class Books:
         self.engine.flush()
         held = list(self.pool._held.values())
         assert [snapshot.pins for snapshot in held] == [0] * len(held)
-        assert (self.pool.num_reserved, self.pool._idle_slots) == (0, set())
+        assert (self.pool.num_reserved, self.pool._idle_slots, self.pool._taken) == (0, {}, set())
         slots, lanes, free_pages = self._free()
         assert sorted(slots + [snapshot.slot for snapshot in held]) == self.slots
         holders = [page for snapshot in held for page in snapshot.pages.tolist()]
@@ -47,12 +47,16 @@ class Books:
         assert self.engine.num_unfinished == 0
 
 
-@pytest.fixture(params=["mamba", "jamba", "jamba, a pass ahead"])
-def open_books(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Iterator[Callable[..., Books]]:
+@pytest.fixture(params=["mamba", "jamba", "jamba, a pass ahead", "mamba, two stages", "jamba, three stages"])
+def open_books(
+    request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path], stages: Callable[[int], None]
+) -> Iterator[Callable[..., Books]]:
     """make(**options) -> the books of an engine of a one-state or a hybrid model, which is closed at the end; of one
-    that begins passes ahead, as on a device."""
+    that begins passes ahead, as on a device, or has several under way, as on several devices."""
     opened: list[Engine] = []
     family, _, ahead = request.param.partition(", ")
+    if "stages" in ahead:
+        stages({"two stages": 2, "three stages": 3}[ahead])
 
     def make(**options: Any) -> Books:
         engine = Engine(tiny_checkpoint(family), **{"block_size": 16, "pool_size_bytes": ROOMY, **options})

@@ -165,12 +165,19 @@ def test_writes_under_way_are_waited_for(tmp_path: Path, tiny_checkpoint: Callab
     engine.close()
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("max_running", RUNNING)
 @pytest.mark.parametrize("family", ["mamba", "jamba"])
 def test_what_future_runs_get_takes_nothing_from_this_one(
-    family: str, max_running: int, tmp_path: Path, tiny_checkpoint: Callable[..., Path]
+    family: str,
+    max_running: int,
+    num_stages: int,
+    tmp_path: Path,
+    tiny_checkpoint: Callable[..., Path],
+    stages: Callable[[int], None],
 ) -> None:
     """Catches a snapshot for the store, its slot or its pages, in the place of one that this run waits for."""
+    stages(num_stages)
     folder = tiny_checkpoint(family)
     footprint = footprint_of(folder)
     for seed in random.sample(range(10**6), 3):

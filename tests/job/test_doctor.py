@@ -61,28 +61,39 @@ def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("there", "kernels", "device", "text"),
+    ("cards", "kernels", "device", "gpus", "text"),
     [
-        (False, False, "auto", "no device; the CPU is used"),
-        (False, False, "cuda", "torch finds no CUDA device; fix: give --device cpu, or see what nvidia-smi says"),
-        (True, False, "auto", "Card, without kernels in this build; the CPU is used"),
-        (True, False, "cuda", "no kernels; fix: build again with nvcc, or give --device cpu"),
-        (True, True, "cuda", "Card"),
+        ("", False, "auto", 1, "no device; the CPU is used"),
+        ("", False, "cuda", 1, "torch finds no CUDA device; fix: give --device cpu, or see what nvidia-smi says"),
+        ("", False, "auto", 2, "torch finds no CUDA device; fix: give --device cpu, or see what nvidia-smi says"),
+        ("A", False, "auto", 1, "A, without kernels in this build; the CPU is used"),
+        ("A", False, "cuda", 1, "no kernels; fix: build again with nvcc, or give --device cpu"),
+        ("AA", False, "auto", 2, "no kernels; fix: build again with nvcc, or give --device cpu"),
+        ("A", True, "cuda", 1, "A"),
+        ("AA", True, "cuda", 1, "2 x A; --gpus 2 spreads a model over them"),
+        ("AAB", True, "auto", 2, "A, A, B; --gpus takes those of one kind"),
+        (
+            "AA", True, "auto", 3,
+            "--gpus 3: 2 GPUs are visible to this process; fix: give as many at most, or see what nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES say",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_device_is_said_to_be_there_or_not(
-    there: bool, kernels: bool, device: str, text: str, monkeypatch: pytest.MonkeyPatch
+    cards: str, kernels: bool, device: str, gpus: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches a run on the CPU that was asked to use a device, and a device without kernels taken for one with."""
+    """Catches a run on the CPU that was asked to use a device, a device without kernels taken for one with, and GPUs
+    that are not counted."""
 
     def extension() -> None:
         if not kernels:
             raise RuntimeError("no kernels")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Card")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number=0: cards[number])
     monkeypatch.setattr(cuda, "extension", extension)
-    assert text_of(doctor._cuda, device) == text
+    assert text_of(doctor._cuda, device, gpus) == text
 
 
 def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +136,7 @@ def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.Monk
 
     for name, error in errors.items():
         monkeypatch.setattr(doctor, name, check_of(error))
-    config: Any = SimpleNamespace(device="cpu", store=None)
+    config: Any = SimpleNamespace(device="cpu", gpus=1, store=None)
     found = [(one.name, one.ok, one.text) for one in doctor.examine(config)]
     again = f"; fix: {doctor.REINSTALL}"
     assert found == [

@@ -69,7 +69,8 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,
         "peak_rss_bytes": 3000 * 1024, "peak_device_bytes": 5, "warnings": ["w", "v"],
-        "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu", "version": VERSION,
+        "block_size": 32, "policy": "all", "model": "m", "dtype": "bfloat16", "device": "cpu",
+        "gpus": 1, "version": VERSION,
     }  # fmt: skip
     assert totals.sentence("out.jsonl") == (
         "6 requests (6 more were answered before) in 12.0 s: 4 ok, 2 errors; 54.4 % of 250 prompt tokens restored; "

@@ -21,7 +21,7 @@ class DeviceBatch:
         self.num_tokens = ragged.num_tokens
         self.max_slot = ragged.max_slot
         self.device = device
-        self._lists = torch.cat(lists).to(device)
+        self._lists = uploaded(torch.cat(lists), device)
         starts = [self._lists.data_ptr()]
         for part in lists:
             starts.append(starts[-1] + part.numel() * part.element_size())
@@ -40,6 +40,12 @@ class DeviceBatch:
         they are a Ragged's, and that the states have them."""
         b = self.num_sequences
         return self._lists[b + 1 : 3 * b + 1].view(2, b)
+
+
+def uploaded(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a host's tensor for the device's current stream. The host does not wait: its own copy is pinned, and
+    torch keeps it until the device has it."""
+    return (tensor.pin_memory() if tensor.numel() else tensor).to(device, non_blocking=True)
 
 
 def _lists(ragged: Ragged) -> tuple[list[torch.Tensor], list[int], int]:

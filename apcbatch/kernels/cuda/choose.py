@@ -20,16 +20,17 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
         raise ValueError(f"k must lie in 1 to n, and n be {extension().MOST_CHOICES} at most; they are {k} and {n}")
     weights = torch.empty((t, k), dtype=torch.float32, device=logits.device)
     indices = torch.empty((t, k), dtype=torch.int64, device=logits.device)
-    extension().softmax_topk(
-        t,
-        n,
-        k,
-        logits.data_ptr(),
-        row_stride(logits, "logits"),
-        weights.data_ptr(),
-        indices.data_ptr(),
-        current_stream(),
-    )
+    with torch.cuda.device(logits.device):
+        extension().softmax_topk(
+            t,
+            n,
+            k,
+            logits.data_ptr(),
+            row_stride(logits, "logits"),
+            weights.data_ptr(),
+            indices.data_ptr(),
+            current_stream(),
+        )
     return weights, indices
 
 
@@ -39,16 +40,17 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
-    extension().logprob(
-        t,
-        v,
-        logits.data_ptr(),
-        row_stride(logits, "logits"),
-        True,
-        tokens.data_ptr(),
-        logprobs.data_ptr(),
-        current_stream(),
-    )
+    with torch.cuda.device(logits.device):
+        extension().logprob(
+            t,
+            v,
+            logits.data_ptr(),
+            row_stride(logits, "logits"),
+            True,
+            tokens.data_ptr(),
+            logprobs.data_ptr(),
+            current_stream(),
+        )
     return tokens, logprobs
 
 
@@ -57,9 +59,10 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
     require_logits(logits)
     t, v = logits.shape
     tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
-    extension().logprob(
-        t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), 0, current_stream()
-    )
+    with torch.cuda.device(logits.device):
+        extension().logprob(
+            t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), 0, current_stream()
+        )
     return tokens
 
 
@@ -70,16 +73,17 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
     require_logits(row)
     tokens = torch.tensor([token], device=logits.device)
     logprobs = torch.empty(1, dtype=torch.float32, device=logits.device)
-    extension().logprob(
-        1,
-        logits.numel(),
-        row.data_ptr(),
-        logits.numel(),
-        False,
-        tokens.data_ptr(),
-        logprobs.data_ptr(),
-        current_stream(),
-    )
+    with torch.cuda.device(logits.device):
+        extension().logprob(
+            1,
+            logits.numel(),
+            row.data_ptr(),
+            logits.numel(),
+            False,
+            tokens.data_ptr(),
+            logprobs.data_ptr(),
+            current_stream(),
+        )
     return float(logprobs)
 
 
@@ -89,14 +93,15 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     t, v = logits.shape
     require_tokens(tokens, logits)
     logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
-    extension().logprob(
-        t,
-        v,
-        logits.data_ptr(),
-        row_stride(logits, "logits"),
-        False,
-        tokens.data_ptr(),
-        logprobs.data_ptr(),
-        current_stream(),
-    )
+    with torch.cuda.device(logits.device):
+        extension().logprob(
+            t,
+            v,
+            logits.data_ptr(),
+            row_stride(logits, "logits"),
+            False,
+            tokens.data_ptr(),
+            logprobs.data_ptr(),
+            current_stream(),
+        )
     return logprobs

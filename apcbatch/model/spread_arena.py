@@ -1,0 +1,106 @@
+"""The arena of a model whose layers are spread over several devices: one arena for each stage, with its layers' parts.
+
+Must not know: requests, keys, who owns a slot, what runs when. Slot 7 of each stage's arena has that stage's layers of
+slot 7, and so for pages: whoever counts slots and pages counts them once. Invariant: on the host, parts are stacked
+over all layers, as those of an arena on one device are, so that either can read what the other wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from apcbatch.layout import StateLayout
+from apcbatch.model.arena import Mark, StateArena, Tensors
+
+
+class Marks:
+    """A point in what several devices were asked to do, a mark of each."""
+
+    def __init__(self, marks: Sequence[Mark]) -> None:
+        self.marks = marks
+
+    def wait(self) -> None:
+        """See Mark."""
+        for mark in self.marks:
+            mark.wait()
+
+
+class SpreadArena:
+    """layout: of all layers. stages: arenas over consecutive layers, as many slots and pages in each."""
+
+    def __init__(self, layout: StateLayout, stages: Sequence[StateArena]) -> None:
+        self.layout, self.stages = layout, stages
+
+    def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
+        """See StateArena: what each device says of the parts that it has."""
+        return [flags for stage in self.stages for flags in stage.finite(slots)]
+
+    @property
+    def on_host(self) -> bool:
+        """See StateArena: no slot lies in one place."""
+        return False
+
+    def host_slot(self, slot: int) -> Tensors:
+        """See StateArena; there is no such arena here."""
+        raise NotImplementedError("the parts of a slot lie in several places; copy them out")
+
+    def mark(self) -> Marks:
+        """What the devices have been asked for until now."""
+        return Marks([stage.mark() for stage in self.stages])
+
+    def copy_out(self, slot: int, host: Tensors, after: Mark) -> None:
+        """See StateArena; after: one of this arena's own."""
+        assert isinstance(after, Marks)
+        for (stage, rows), mark in zip(self._rows(host), after.marks, strict=True):
+            stage.copy_out(slot, rows, mark)
+
+    def copy_in(self, slot: int, host: Mapping[str, torch.Tensor]) -> Marks:
+        """See StateArena."""
+        return Marks([stage.copy_in(slot, rows) for stage, rows in self._rows(host)])
+
+    def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
+        """See StateArena; after: one of this arena's own."""
+        assert after is None or isinstance(after, Marks)
+        marks = [None] * len(self.stages) if after is None else after.marks
+        parts = [stage.gather(pages, begin, end, mark) for stage, mark in zip(self.stages, marks, strict=True)]
+        return self._stacked(parts)
+
+    def scatter(self, pages: torch.Tensor, begin: int, parts: Mapping[str, torch.Tensor]) -> None:
+        """See StateArena."""
+        for stage, rows in self._rows(parts):
+            stage.scatter(pages, begin, rows)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """See StateArena."""
+        for stage in self.stages:
+            stage.copy_page(source, target)
+
+    def shown(self, slot: int, pages: torch.Tensor, position: int) -> Tensors:
+        """See StateArena."""
+        return self._stacked([stage.shown(slot, pages, position) for stage in self.stages])
+
+    def _stacked(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
+        """What each stage has of a role, as one tensor over all layers, on the host."""
+        names = [stack.role.name for stack in self.layout.stacks]
+        found = {name: [part[name].cpu() for part in parts if name in part] for name in names}
+        return {name: torch.cat(pieces) for name, pieces in found.items() if pieces}
+
+    def _rows(self, parts: Mapping[str, torch.Tensor]) -> list[tuple[StateArena, Tensors]]:
+        """Each stage, and its layers' rows of parts that are stacked over all layers. Other names are left out."""
+        begin = {stack.role.name: 0 for stack in self.layout.stacks if stack.role.name in parts}
+        found = []
+        for stage in self.stages:
+            rows = {}
+            for stack in stage.layout.stacks:
+                name = stack.role.name
+                if name in begin:
+                    rows[name] = parts[name][begin[name] : begin[name] + len(stack.layers)]
+                    begin[name] += len(stack.layers)
+            found.append((stage, rows))
+        return found
+
+
+Arena: TypeAlias = StateArena | SpreadArena

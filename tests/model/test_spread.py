@@ -1,0 +1,164 @@
+"""A model's layers parted over stages: where the cuts are, the arena that stages share, and what cannot be parted."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from apcbatch import Engine
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.model.arena import StateArena
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.hop import Hop
+from apcbatch.model.place import choose_devices
+from apcbatch.model.spread import balanced, stage_layers
+from apcbatch.model.spread_arena import SpreadArena
+
+CPU = torch.device("cpu")
+
+
+def test_the_largest_stage_is_as_small_as_can_be() -> None:
+    """Catches a cut in another place, an empty stage, and layers that are in two stages or in none."""
+    source = random.Random(5)
+    for _ in range(200):
+        weights = [source.randrange(9) for _ in range(source.randrange(1, 9))]
+        count = source.randint(1, len(weights))
+        parts = balanced(weights, count)
+        assert [index for part in parts for index in part] == list(range(len(weights)))
+        assert len(parts) == count and all(parts)
+        cuts = itertools.combinations(range(1, len(weights)), count - 1)
+        sums = [max(sum(weights[a:b]) for a, b in itertools.pairwise([0, *chosen, len(weights)])) for chosen in cuts]
+        assert max(sum(weights[i] for i in part) for part in parts) == min(sums)
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
+def test_stages_weigh_about_the_same(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches an embedding or a head that is not weighed, or weighed with the wrong stage: with a vocabulary like
+    eleven layers, the layers are parted in the middle only if each end has one."""
+    folder = tiny_checkpoint(family, num_hidden_layers=8, vocab_size=600)
+    config = load_model_config(folder)
+    assert stage_layers(folder, config, 1) == [range(8)]
+    first, second = stage_layers(folder, config, 2)
+    assert (first.start, first.stop, second.stop) == (0, second.start, 8) and abs(len(first) - 4) <= 1
+    assert [list(part) for part in stage_layers(folder, config, 8)] == [[layer] for layer in range(8)]
+    with pytest.raises(UsageError, match="--gpus 9: the model has 8 layers"):
+        stage_layers(folder, config, 9)
+
+
+@pytest.fixture
+def arenas(tiny_checkpoint: Callable[..., Path]) -> tuple[StateArena, SpreadArena]:
+    """An arena of a hybrid model, and one in three stages with the same numbers."""
+    layout = state_layout(load_model_config(tiny_checkpoint("jamba", num_hidden_layers=5)), "bfloat16")
+    whole = StateArena(layout, 4, 6, CPU)
+    stages = [StateArena(layout.among(part), 4, 6, CPU) for part in (range(1), range(1, 3), range(3, 5))]
+    for tensor in (*whole.slots.values(), *whole.pages.values()):
+        tensor.copy_(torch.randn(tensor.shape))
+    for stage in stages:
+        for layer in range(5):
+            for name, part in stage.layer(layer).items():
+                part.copy_(whole.layer(layer)[name])
+    return whole, SpreadArena(layout, stages)
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_spread_arena_gives_and_takes_what_a_whole_one_does(arenas: tuple[StateArena, SpreadArena]) -> None:
+    """Catches layers in another order, rows of another stage's, and a stage that is left out."""
+    whole, spread = arenas
+    pages = torch.tensor([4, 0, 2])
+    assert same(spread.host_slot(2, copied=True), whole.host_slot(2, copied=True))
+    assert same(spread.gather(pages, 10, 150), whole.gather(pages, 10, 150))
+    assert same(spread.shown(1, pages, 140), whole.shown(1, pages, 140))
+    assert same(spread.shown(1, pages[:0], 0), whole.shown(1, pages[:0], 0))
+    host = {name: torch.randn(part.shape).to(part.dtype) for name, part in whole.host_slot(0, copied=False).items()}
+    tokens = {name: torch.randn(part.shape).to(part.dtype) for name, part in whole.gather(pages, 0, 70).items()}
+    for arena in (whole, spread):
+        arena.fill_slot(3, host | tokens)
+        arena.scatter(pages, 64, host | tokens)
+        arena.copy_page(4, 5)
+    for slot in range(4):
+        assert same(spread.host_slot(slot, copied=True), whole.host_slot(slot, copied=True))
+    assert same(spread.gather(torch.arange(6), 0, 6 * 64), whole.gather(torch.arange(6), 0, 6 * 64))
+
+
+def test_each_stage_tells_whether_its_part_is_finite(arenas: tuple[StateArena, SpreadArena]) -> None:
+    """Catches a stage that is not asked."""
+    _, spread = arenas
+    assert spread.finite([]) == []
+    for stage in (0, 2):
+        spread.stages[stage].slots["ssm"][stage, -1].view(-1)[-1] = torch.inf
+    flags = [part.tolist() for part in spread.finite(range(4))]
+    assert [all(slot) for slot in zip(*flags, strict=True)] == [False, True, False, True]
+
+
+def test_a_tensor_that_is_there_stays_there() -> None:
+    """Catches a copy where there is nothing to be copied to."""
+    tensor = torch.ones(3)
+    assert Hop(CPU, CPU).send(tensor).receive() is tensor
+
+
+def test_what_cannot_be_parted_is_refused(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a number of GPUs that is taken for another one, and a sentence that does not say what to do."""
+    folder = tiny_checkpoint("mamba")
+    with pytest.raises(UsageError, match="--gpus 2 spreads a model over GPUs, and it is to run on the CPU; leave it"):
+        Engine(folder, device="cpu", gpus=2)
+    for wrong in (0, -1, True, 1.0, 65):
+        with pytest.raises(UsageError, match="gpus is .*; expected an integer from 1 to 64"):
+            Engine(folder, gpus=wrong)
+    monkeypatch.setattr("apcbatch.model.place.choose_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="--gpus 3: 2 GPUs are visible to this process; .*CUDA_VISIBLE_DEVICES"):
+        choose_devices("cuda", 3)
+    assert choose_devices("cuda", 2) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert choose_devices("cuda", 1) == [torch.device("cuda", 0)]
+
+
+@pytest.mark.parametrize("wrong", ["missing", "surplus"])
+def test_every_tensor_is_asked_for_once(
+    wrong: str, tiny_checkpoint: Callable[..., Path], stages: Callable[[int], None], tmp_path: Path
+) -> None:
+    """Catches a tensor that no stage takes, or that one takes twice."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_checkpoint("jamba")
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.2.mamba.D" if wrong == "missing" else "model.layers.7.mamba.D"
+    if wrong == "missing":
+        del weights[name]
+    else:
+        weights[name] = torch.ones(3)
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    stages(2)
+    with pytest.raises(ModelError, match=re.escape(name)):
+        Engine(tmp_path)
+
+
+def test_a_tied_head_that_is_stored_too_must_be_the_embedding(
+    tiny_checkpoint: Callable[..., Path], stages: Callable[[int], None], tmp_path: Path
+) -> None:
+    """Catches a last stage that takes the stored head, or compares it with nothing."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_checkpoint("mamba")
+    weights = load_file(folder / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    stages(2)
+    for change, problem in ((0.0, None), (1.0, "lm_head.weight differs from the embedding")):
+        weights["lm_head.weight"] = weights["backbone.embeddings.weight"] + change
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        if problem is None:
+            assert Engine(tmp_path).fingerprint
+            continue
+        with pytest.raises(ModelError, match=problem):
+            Engine(tmp_path)
