@@ -1,5 +1,5 @@
-"""Writes the pages docs/performance*.md that are made from the documents of the benchmarks, and the picture of the first;
-it measures nothing.
+"""Writes the pages docs/performance*.md that are made from the documents of the benchmarks, and the picture of the
+first; it measures nothing.
 
     python tools/make_performance_docs.py [--results benchmarks/results] [--docs docs]
 

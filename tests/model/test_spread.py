@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from apcbatch import Engine
+from apcbatch.engine.staging import slot_in_memory
 from apcbatch.errors import ModelError, UsageError
-from apcbatch.model.arena import StateArena
+from apcbatch.model.arena import StateArena, Tensors
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.hop import Hop
 from apcbatch.model.place import choose_devices
@@ -70,22 +71,32 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
     return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def copied(arena: SpreadArena, slot: int) -> Tensors:
+    """A slot, copied to memory with other numbers in it."""
+    host = slot_in_memory(arena.layout)
+    for part in host.values():
+        part.view(torch.uint8).fill_(255)
+    arena.copy_out(slot, host, arena.mark())
+    return host
+
+
 def test_a_spread_arena_gives_and_takes_what_a_whole_one_does(arenas: tuple[StateArena, SpreadArena]) -> None:
     """Catches layers in another order, rows of another stage's, and a stage that is left out."""
     whole, spread = arenas
     pages = torch.tensor([4, 0, 2])
-    assert same(spread.host_slot(2, copied=True), whole.host_slot(2, copied=True))
+    assert same(copied(spread, 2), whole.host_slot(2))
     assert same(spread.gather(pages, 10, 150), whole.gather(pages, 10, 150))
+    assert same(spread.gather(pages, 10, 150, spread.mark()), whole.gather(pages, 10, 150))
     assert same(spread.shown(1, pages, 140), whole.shown(1, pages, 140))
     assert same(spread.shown(1, pages[:0], 0), whole.shown(1, pages[:0], 0))
-    host = {name: torch.randn(part.shape).to(part.dtype) for name, part in whole.host_slot(0, copied=False).items()}
+    host = {name: torch.randn(part.shape).to(part.dtype) for name, part in whole.host_slot(0).items()}
     tokens = {name: torch.randn(part.shape).to(part.dtype) for name, part in whole.gather(pages, 0, 70).items()}
     for arena in (whole, spread):
-        arena.fill_slot(3, host | tokens)
+        arena.copy_in(3, host | tokens).wait()
         arena.scatter(pages, 64, host | tokens)
         arena.copy_page(4, 5)
     for slot in range(4):
-        assert same(spread.host_slot(slot, copied=True), whole.host_slot(slot, copied=True))
+        assert same(copied(spread, slot), whole.host_slot(slot))
     assert same(spread.gather(torch.arange(6), 0, 6 * 64), whole.gather(torch.arange(6), 0, 6 * 64))
 
 
