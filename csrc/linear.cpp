@@ -93,8 +93,8 @@ struct Question {
     }
 };
 
-// Threads are not equally fast: what the last of them is behind, in pieces, where there are many rows. Of a few
-// rows the weights are read as fast as memory gives them, best in pieces as long as can be.
+// Threads are not equally fast: what the last of them is behind, in pieces, where there are many rows. Of a
+// few rows the weights are read as fast as memory gives them, best in pieces as long as can be.
 constexpr double kUneven = 0.25;
 constexpr int64_t kFewRows = 16;
 

@@ -71,7 +71,7 @@ class Ragged:
         """The Ragged of a decode pass: one token of each sequence, no snapshots. The slots (b,) int64 contiguous on the
         CPU, and the same as lists, which are checked. Raises ValueError."""
         b = len(final)
-        offsets, zeros, none = _constants(b)
+        offsets, zeros, none, _ = _constants(b)
         arrays = offsets, initial_slots, final_slots, zeros, none, none
         goes_on = all(first == last or first < 0 for first, last in zip(initial, final, strict=True))
         if not goes_on or min(initial) < -1 or min(final) < 0 or len(set(final)) < b:
@@ -86,7 +86,7 @@ class Ragged:
     @staticmethod
     def rows(count: int) -> torch.Tensor:
         """0 .. count - 1, not to be changed."""
-        return _constants(count)[0][:count]
+        return _constants(count)[3]
 
     def on(self, device: torch.device, make: Callable[[Ragged, torch.device], Copy]) -> Copy:
         """This batch's copy on another device, which make(self, device) gives when it is first asked for."""
@@ -122,10 +122,10 @@ _ARRAYS = ("cu_seqlens", "initial_slots", "final_slots", "snapshot_cu", "snapsho
 
 
 @lru_cache(maxsize=256)
-def _constants(b: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What all decode passes of b sequences have: the offsets (b + 1), as many zeros, and nothing."""
+def _constants(b: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What all decode passes of b sequences have: the offsets (b + 1), as many zeros, nothing, and the rows (b)."""
     offsets, zeros = torch.arange(b + 1, device="cpu"), torch.zeros(b + 1, dtype=torch.int64, device="cpu")
-    return offsets, zeros, torch.empty(0, dtype=torch.int64, device="cpu")
+    return offsets, zeros, torch.empty(0, dtype=torch.int64, device="cpu"), offsets[:b]
 
 
 def _highest_of_decode(ragged: Ragged) -> int | None:
