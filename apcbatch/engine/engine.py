@@ -153,7 +153,7 @@ class Engine:
             prompt_cost=COST_ON_DEVICE if self._runs_ahead else 0,
             groups=len(places),
         )
-        if self._runs_ahead:
+        if self.device != "cpu":
             warm_up(self._model, arena, max_batch_tokens, num_pages if layout.has_tokens else None)
         self._look_ahead = LOOK_AHEAD * len(places) * max_running
         self._flight = Flight()
