@@ -1,7 +1,8 @@
 """Where the time of a pass goes: the ops of an engine's backend and the engine's own steps, timed for a measurement.
 
-Must not know: what is run. The engine's own path carries no timers. A call's time counts for its part alone: time in
-timed calls below it is theirs. What is in no part (the interpreter, small tensors, the embedding) is `python`.
+Must not know: what is run. The engine's own path carries no timers, but those of the parts inside one call. A call's
+time counts for its part alone: time in timed calls below it is theirs. What is in no part (the interpreter, small
+tensors) is `python`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
 from apcbatch.kernels.fused_seconds import WAITING, recorded_parts
-from apcbatch.kernels.ops import Backend
+from apcbatch.kernels.ops import OPS, Backend
 
 PRODUCTS = "matrix products"
 REST = "python"
@@ -39,6 +40,7 @@ OP_PARTS = {
     "run_mixer": None,
     "run_feed_forward": None,
 }
+CHOICES = tuple(name for name, part in OP_PARTS.items() if part == "sampling")  # what is outside a whole pass
 METHODS = (
     (Scheduler, "schedule", "scheduling"),
     (Snapshots, "attach", "restore"),
@@ -65,7 +67,7 @@ class Parts:
     def recording(self, backend: Backend) -> Iterator[None]:
         """Time every op of the backend and the engine's own steps while it lasts."""
         with ExitStack() as stack:
-            stack.enter_context(backend.observed(self._time_op))
+            stack.enter_context(backend.observed(self._time_op, CHOICES if backend.runs_whole else OPS))
             for owner, name, part in METHODS:
                 stack.enter_context(self._replaced(owner, name, part))
             fused = stack.enter_context(recorded_parts())

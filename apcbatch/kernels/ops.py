@@ -7,7 +7,7 @@ it, so that whoever observes that backend sees them all. Two engines of a proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -168,9 +168,10 @@ Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments 
 
 class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     """The ops of a device, and what is made once for a model. exact: whether a row's bits never depend on the rows that
-    come with it."""
+    come with it. runs_whole: whether a pass is one call, whose parts apcbatch.kernels.fused_seconds tells apart."""
 
     exact: bool
+    runs_whole: bool
 
     def numerics(self, dtype: torch.dtype) -> str:
         """The name of the arithmetic of weights of this dtype: snapshots are of use only where it is the same."""
@@ -202,17 +203,18 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     @property
     def is_observed(self) -> bool:
         """Whether somebody wants to see each op: then a pass is to be made of them."""
-        return OPS[0] in vars(self)
+        return all(name in vars(self) for name in OPS)
 
     @contextmanager
-    def observed(self, around: Around) -> Iterator[None]:
-        """Each op that is called through this backend while it lasts is left to around(name, op, *arguments)."""
-        for name in OPS:
+    def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:
+        """Each op that is called through this backend while it lasts is left to around(name, op, *arguments). names:
+        the ops to see; a pass is made of single ops only if they are all."""
+        for name in names:
             setattr(self, name, partial(around, name, getattr(self, name)))
         try:
             yield
         finally:
-            for name in OPS:
+            for name in names:
                 delattr(self, name)
 
 

@@ -111,6 +111,7 @@ def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch
 def test_parts_are_exclusive_and_restored() -> None:
     """Faults: time counted twice for a call within a call; the timers stay in the engine's path afterwards."""
     ops, x = CpuBackend(), torch.ones(2, 4)
+    ops.runs_whole = False  # as on a device, whose passes are made of single ops
     before, parts = (ops.linear, ops.rms_norm), Parts()
     with parts.recording(ops):
         ops.rms_norm(x, None, 1e-5, torch.float32)
@@ -118,6 +119,20 @@ def test_parts_are_exclusive_and_restored() -> None:
     assert (ops.linear, ops.rms_norm) == before
     assert set(parts.seconds) == {"norms", "matrix products"}
     assert set(parts.of(1e9)) == {"norms", "matrix products", REST}
+
+
+def test_a_pass_that_is_one_call_stays_one(tiny_checkpoint) -> None:
+    """Faults: a measurement that makes the pass another one than users have; a part of it that is called python's, or
+    is there twice."""
+    engine, parts = Engine(tiny_checkpoint("jamba"), pool_size_bytes=1 << 20), Parts()
+    calls, stack = [], engine._model._stack
+    engine._model._stack = lambda *arguments: calls.append(None) or stack(*arguments)
+    with parts.recording(engine.backend):
+        [result] = engine.run([Request("a", [1, 2, 3, 4, 5], max_tokens=4, ignore_eos=True)])
+    assert result.error is None and len(calls) == 4
+    inside = {"matrix products", "convolution", "scan", "norms", "gated product", "experts", "attention", "embedding"}
+    assert inside | {"sampling", "scheduling"} <= set(parts.seconds)
+    assert "waiting for threads" not in parts.seconds
 
 
 def test_products_are_done_again() -> None:

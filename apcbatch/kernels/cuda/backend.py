@@ -28,6 +28,8 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     """See apcbatch.kernels.ops. exact: weights that are packed here are multiplied so that a row's bits do not depend
     on the rows that come with it."""
 
+    runs_whole = False
+
     def __init__(self, device: torch.device, exact: bool) -> None:
         self.device, self.exact = device, exact
         self._chains = Chains(device) if exact else None
