@@ -13,6 +13,7 @@ the engine does it.
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import random
@@ -185,6 +186,15 @@ def open_timed(folder: Path, **options: Any) -> tuple[Engine, float]:
     return engine, time.perf_counter() - begin
 
 
+def let_go(engines: dict[str, Engine]) -> None:
+    """Give the memory of engines back to the device."""
+    for engine in engines.values():
+        engine.close()
+    engines.clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def figures(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
     """One after the other: name, unit, and a value of each kind of products."""
     engines, took = {}, {}
@@ -199,14 +209,11 @@ def figures(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
     for running in DECODE:
         steps = decode(engines, prompts, running)
         yield {"name": f"decode {running}", "unit": "s", **steps, "bytes": bytes_a_step(config, kind)}
-    for engine in engines.values():
-        engine.close()
-    keeping, plain = (open_timed(folder, dtype=dtype, policy=policy)[0] for policy in ("all", "none"))
-    runs = {"keeping": keeping, "plain": plain}
-    rates = prefill(runs, prompts, 1, 2048)
-    yield {"name": "snapshots every 64 over none", "unit": "times", "exact": rates["plain"] / rates["keeping"]}
-    for engine in runs.values():
-        engine.close()
+    let_go(engines)
+    engines = {policy: open_timed(folder, dtype=dtype, policy=policy)[0] for policy in ("all", "none")}
+    rates = prefill(engines, prompts, 1, 2048)
+    yield {"name": "snapshots every 64 over none", "unit": "times", "exact": rates["none"] / rates["all"]}
+    let_go(engines)
     yield snapshot_costs(folder, dtype)
 
 

@@ -58,7 +58,7 @@ class Engine:
     model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA
     if it is there. gpus: over so many CUDA devices the layers are spread, with the answers that one gives; as many
     groups of max_running sequences run side by side. exact: on CUDA, products of one order of sums, so that a cached
-    answer equals a cold one bit for bit, as it does on the CPU; False: somewhat faster, the libraries' products.
+    answer equals a cold one bit for bit, as it does on the CPU; False: the libraries' products.
     block_size: the grid of positions that may be kept, in tokens.
     policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
     plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:

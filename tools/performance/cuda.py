@@ -87,12 +87,14 @@ def _runs(runs: list[Document], other: Document, bars: Document) -> Iterator[str
     if not runs:
         return
     yield "## Whole runs"
+    rounds = sorted({len(run["rounds_s"]) for run in runs})
+    each = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} or {rounds[-1]} rounds, of two the faster one"
     yield (
         f"The first conversations of tau-bench: {runs[0]['requests']} requests, {runs[0]['prompt_tokens']:,} prompt "
         "tokens, 16 new tokens each, mamba-2.8b, `--max-batch-tokens 8192 --max-running 128 --pool-size 16GiB "
         "--store-size 40GiB`. *s* is without loading, the bar is "
         f"{bars['run']} s; *command* is all of it, Python's start and the loading of torch included. Each is "
-        f"the median of {len(runs[0]['rounds_s'])} rounds, and each run a process of its own. A warm store is the cold "
+        f"the median of {each}, and each run a process of its own. A warm store is the cold "
         f"one's, in the page cache. {other['engine']} takes {other['run']} s."
     )
     heads = ["", "s", "prefill s", "decode s", "store s", "loading s", "command s", "computed tokens", "restored"]
