@@ -248,8 +248,8 @@ def test_several_gpus(tmp_path: Path) -> None:
         "device": "A card", "gpus": 2, "model": "some", "repeats": 3, "max_running": 128, "max_batch_tokens": 8192,
         "workloads": [workload], "whole": [whole, alone],
     }  # fmt: skip
-    other = {"engine": "Another", "how": "somehow", "run": 25.5, "models": {}, "bars": {}}
-    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_gpus=document)
+    other = {"engine": "Another", "how": "somehow", "run": 25.5, "models": {}}
+    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={}, cuda_gpus=document)
     page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
     for row in (
         "| chats, 16 new tokens | 611 | 156,000 | 6.00 | 4.50 | 3.00 | 2.00 | 1.50 |",
@@ -262,7 +262,7 @@ def test_several_gpus(tmp_path: Path) -> None:
     ):
         assert row in page
     document["workloads"][0]["same_tokens"] = document["whole"][1]["same_as_first"] = False
-    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_gpus=document)
+    made(tmp_path, engine=engine(), cuda_models=models, cuda_vllm=other, cuda_bars={}, cuda_gpus=document)
     page = (tmp_path / "docs" / "performance-cuda-models.md").read_text()
     assert "same tokens." not in page and "bit for bit." not in page.split("## Over 2 GPUs")[1]
 
