@@ -20,7 +20,7 @@ import torch
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 
 CANDIDATES = 8  # of the library's kernels
-MOST_TIMED_ROWS = 2048  # of x
+MOST_TIMED_ROWS = 2048  # of x; the kernel that is fastest for them is taken for more
 TIMINGS = 5  # of a kernel, the shortest counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
 FEWEST_WEIGHT_ROWS = 2560  # all pieces of fewer rows keep a device busy
@@ -84,7 +84,7 @@ class Chains:
 def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
     """The library's fastest kernel for so many rows that makes chains; None if none is seen to."""
     generator = torch.Generator(weight.device).manual_seed(rows)
-    x = torch.randn((min(rows, MOST_TIMED_ROWS), weight.shape[1]), device=weight.device, generator=generator)
+    x = torch.randn((rows, weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
     y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
     trial, in_turn = _Trial(weight, out_dtype, pieces, rows), _in_turn(pieces, out_dtype, rows)
@@ -210,5 +210,4 @@ def _bucket(rows: int) -> int:
     that sum in another order first."""
     if rows <= 128:
         return 128 if rows > 64 else 64 if rows > 16 else 16
-    step = 256 if rows <= 2048 else 2048
-    return min((rows + step - 1) // step * step, 8192)
+    return min((rows + 255) // 256 * 256, MOST_TIMED_ROWS)
