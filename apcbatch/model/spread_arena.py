@@ -44,8 +44,8 @@ class SpreadArena:
         return False
 
     def host_slot(self, slot: int) -> Tensors:
-        """See StateArena; there is no such arena here."""
-        raise NotImplementedError("the parts of a slot lie in several places; copy them out")
+        """See StateArena; ValueError, as this arena is never on the host."""
+        raise ValueError(f"slot {slot} lies in {len(self.stages)} stages, in no one place; copy it out")
 
     def mark(self) -> Marks:
         """What the devices have been asked for until now."""
