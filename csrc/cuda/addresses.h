@@ -1,10 +1,13 @@
-// How the files of bindings see what Python gives them: addresses of the device, a stream, a packed batch.
+// How the files of bindings see what Python gives them: addresses of the device, a stream, a kernel's name.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstring>
+
 #include "../views.h"
-#include "launch.h"
+#include "batch.h"
+#include "library.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -16,16 +19,18 @@ inline const std::int64_t* integers(Address address) {
 inline const float* floats(Address address) { return static_cast<const float*>(pointer(address)); }
 inline cudaStream_t stream_of(Address stream) { return static_cast<cudaStream_t>(pointer(stream)); }
 
-// A packed batch on the device, its sequences ordered: the longer ones first, then those of one token.
-struct Batch {
-    apcbatch::RaggedParams ragged;
-    std::int64_t num_tokens, longest;
-    Selection longer, single;
-};
+// One of the library's kernels, as Python keeps it.
+inline LibraryChoice choice_of(const std::string& bytes) {
+    LibraryChoice choice;
+    if (bytes.size() != sizeof choice.data) throw std::invalid_argument("a choice has 64 bytes");
+    std::memcpy(choice.data, bytes.data(), sizeof choice.data);
+    return choice;
+}
 
 void bind_rows(py::module_& module);
 void bind_decode(py::module_& module);
 void bind_experts(py::module_& module);
+void bind_mixer(py::module_& module);
 void bind_products(py::module_& module);
 
 }  // namespace cuda

@@ -57,4 +57,5 @@ PYBIND11_MODULE(_CUDA, m) {
     bind_decode(m);
     bind_experts(m);
     bind_products(m);
+    bind_mixer(m);
 }

@@ -1,9 +1,6 @@
 // apcbatch._CUDA: products of one chain for Python (pybind11). The Python side checks shapes, and keeps alive
 // what the addresses point at until the stream has passed.
-#include <cstring>
-
 #include "addresses.h"
-#include "library.h"
 
 namespace apcbatch {
 namespace cuda {
@@ -26,9 +23,7 @@ py::list bound_choices(const ProductParams& params, bool in_turn, int most) {
 }
 
 bool bound_library(const ProductParams& params, bool in_turn, const std::string& bytes, Address stream) {
-    LibraryChoice choice;
-    if (bytes.size() != sizeof choice.data) throw std::invalid_argument("a choice has 64 bytes");
-    std::memcpy(choice.data, bytes.data(), sizeof choice.data);
+    const LibraryChoice choice = choice_of(bytes);
     const py::gil_scoped_release released;
     return library_product(params, in_turn, choice, stream_of(stream));
 }

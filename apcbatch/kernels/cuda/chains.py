@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -42,19 +43,42 @@ def pieces_of(weight: torch.Tensor) -> int:
     return pieces
 
 
+class ProductShape(NamedTuple):
+    """What a kernel is chosen by, beside the number of rows: the weights (outputs, inputs), the pieces of the inputs,
+    the dtypes of x and y, whether x's rows lie one after the other."""
+
+    outputs: int
+    inputs: int
+    pieces: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    is_packed: bool
+
+
 class Chains:
     """The products of one device. Knows which of the library's kernels it takes, by shape and number of rows; what
     these are is found where they first come up, which waits for the device and must not be in the capture of a
     graph."""
 
     def __init__(self, device: torch.device) -> None:
-        self._taken: dict[tuple[object, ...], bytes | None] = {}
+        self._taken: dict[tuple[ProductShape, int], bytes | None] = {}
         self._able = torch.cuda.get_device_capability(device)[0] >= 9
 
     def takes(self, weight: torch.Tensor) -> bool:
         """Whether there are chains for products with these weights (out, in)."""
         step = _STEP.get(weight.dtype)
         return self._able and step is not None and weight.shape[1] % step == 0 and weight.data_ptr() % ALIGNMENT == 0
+
+    def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
+        """What multiplies so many rows: (the library's kernel, whether it adds up pieces in turn), (b"", False) for
+        kernels of our own; None where it is yet to be found, by `product`."""
+        if rows <= extension().MOST_FEW_ROWS and shape.dtype == torch.bfloat16:
+            return b"", False
+        bucket = _bucket(rows)
+        if (shape, bucket) not in self._taken:
+            return None
+        taken = self._taken[shape, bucket]
+        return (b"", False) if taken is None else (taken, _in_turn(shape.pieces, shape.out_dtype, bucket))
 
     def product(self, x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, pieces: int) -> torch.Tensor:
         """x W^T (t, out) in out_dtype, x's or float32. x: (t, in) of the weights' dtype. pieces: of the inputs."""
@@ -73,7 +97,8 @@ class Chains:
             _chains(x, weight, y, pieces)
             return
         bucket = _bucket(rows)
-        key = (*weight.shape, pieces, x.dtype, y.dtype, x.stride(0) == x.shape[1], bucket)
+        shape = ProductShape(*weight.shape, pieces, x.dtype, y.dtype, x.stride(0) == x.shape[1])
+        key = shape, bucket
         if key not in self._taken:
             self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
         taken = self._taken[key]

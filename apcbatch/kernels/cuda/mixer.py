@@ -1,4 +1,5 @@
-"""The Mamba-1 mixer of a layer on a CUDA device, made of the ops: see apcbatch.kernels.cpu.mixer.
+"""The Mamba-1 mixer of a layer on a CUDA device, made of the ops, which are launched by one call where that can be:
+see apcbatch.kernels.cpu.mixer.
 
 Must not know: models, checkpoints, the other layers.
 """
@@ -13,6 +14,7 @@ from apcbatch.kernels.cuda.linear import DeviceLinear, linear
 from apcbatch.kernels.cuda.norm import rms_norms
 from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.cuda.scan import batch_on, causal_conv, selective_scan
+from apcbatch.kernels.cuda.whole_mixer import WholeMixer
 from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -25,12 +27,18 @@ class DeviceMixer:
     ) -> None:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
         self._few_rows = FewRows(weights, ssm, conv)
+        self._whole = WholeMixer(norm, weights, ssm, conv)
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
+        batch = batch_on(residual.sum.device, batch)
+        few = self._few_rows.takes(batch)
+        if few or not self._whole(residual, batch):
+            self._one_by_one(residual, batch, few)
+
+    def _one_by_one(self, residual: Residual, batch: DeviceBatch, few: bool) -> None:
+        """The ops. few: those of FewRows."""
         w = self.weights
         h = normed(residual, self.norm, w.in_proj.dtype)
-        batch = batch_on(h.device, batch)
-        few = self._few_rows.takes(batch)
         x, z = self._few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
         dt, b, c = self._small(x)
         y = self._few_rows.stepped(dt, x, b, c, z, batch) if few else self._scanned(dt, x, b, c, z, batch)
