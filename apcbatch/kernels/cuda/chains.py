@@ -97,8 +97,8 @@ class Chains:
             _chains(x, weight, y, pieces)
             return
         bucket = _bucket(rows)
-        shape = ProductShape(*weight.shape, pieces, x.dtype, y.dtype, x.stride(0) == x.shape[1])
-        key = shape, bucket
+        (outputs, inputs), is_packed = weight.shape, x.stride(0) == x.shape[1]
+        key = ProductShape(outputs, inputs, pieces, x.dtype, y.dtype, is_packed), bucket
         if key not in self._taken:
             self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
         taken = self._taken[key]

@@ -28,7 +28,7 @@ class WholeMixer:
         self._chains, self._hidden = weights.in_proj.chains, weights.in_proj.in_features
         dt_lies_alone = weights.norms is not None
         self._shapes = tuple(
-            ProductShape(*part.weight.shape, part.pieces, part.dtype, out_dtype, is_packed)
+            ProductShape(part.out_features, part.in_features, part.pieces, part.dtype, out_dtype, is_packed)
             for part, out_dtype, is_packed in (
                 (weights.in_proj, weights.in_proj.dtype, True),
                 (weights.x_proj, weights.in_proj.dtype, True),
