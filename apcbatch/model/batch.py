@@ -52,10 +52,11 @@ class Batch:
 
     def on(self, device: torch.device) -> Batch:
         """A copy on a CUDA device. The ragged stays the host's, and keeps its copy there."""
-        tensors = {
-            name: uploaded(getattr(self, name), device)
-            for name in ("token_ids", "logits_rows", "page_table", "context", "token_slots")
-        }
+        names = ["token_ids", "logits_rows", "page_table", "context", "token_slots"]
+        names += [] if self.scored_rows is None else ["scored_rows"]
+        lists = [getattr(self, name) for name in names]
+        memory = uploaded(torch.cat([part.flatten() for part in lists]), device)  # at once
+        parts = torch.split(memory, [part.numel() for part in lists])
+        tensors = {name: part.view(of.shape) for name, part, of in zip(names, parts, lists, strict=True)}
         batch_on(device, self.ragged)
-        scored_rows = None if self.scored_rows is None else uploaded(self.scored_rows, device)
-        return Batch(ragged=self.ragged, chosen=self.chosen, scored_rows=scored_rows, **tensors)
+        return Batch(ragged=self.ragged, chosen=self.chosen, **tensors)

@@ -29,4 +29,4 @@ def extension() -> ModuleType:
 
 def current_stream() -> int:
     """The address of the stream that torch launches on."""
-    return torch.cuda.current_stream().cuda_stream
+    return torch.cuda.current_stream(torch.cuda.current_device()).cuda_stream

@@ -6,6 +6,8 @@ the ops launch one by one (apcbatch.kernels.cuda.mixer), and so are the bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from apcbatch.kernels.arguments import address, slot_stride
@@ -22,50 +24,46 @@ class WholeMixer:
     def __init__(
         self, norm: PreNorm, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
-        self._device = ssm.device
-        self._slots = min(ssm.shape[0], conv.shape[0])
-        self._mixer = _mixer(norm, weights, ssm, conv) if _is_plain(norm, weights) else None
-        self._chains, self._hidden = weights.in_proj.chains, weights.in_proj.in_features
-        dt_lies_alone = weights.norms is not None
-        self._shapes = tuple(
-            ProductShape(part.out_features, part.in_features, part.pieces, part.dtype, out_dtype, is_packed)
-            for part, out_dtype, is_packed in (
-                (weights.in_proj, weights.in_proj.dtype, True),
-                (weights.x_proj, weights.in_proj.dtype, True),
-                (weights.dt_proj, weights.in_proj.dtype, dt_lies_alone),
-                (weights.out_proj, torch.float32, True),
-            )
+        self._device, self._slots = ssm.device, min(ssm.shape[0], conv.shape[0])
+        self._chains = weights.in_proj.chains if _is_plain(norm, weights) else None
+        self._mixer: Any = None if self._chains is None else _mixer(norm, weights, ssm, conv)
+        dtype, dt_is_packed = weights.in_proj.dtype, weights.norms is not None
+        self._hidden = weights.in_proj.in_features
+        self._shapes = (
+            _shape(weights.in_proj, dtype, True),
+            _shape(weights.x_proj, dtype, True),
+            _shape(weights.dt_proj, dtype, dt_is_packed),
+            _shape(weights.out_proj, torch.float32, True),
         )
 
     def __call__(self, residual: Residual, batch: DeviceBatch) -> bool:
         """Run it, as DeviceMixer does. False, and nothing is done, where the ops are to be called: for weights without
         chains, or with biases of the projections, for products whose kernel is yet to be found, and for arguments that
         the ops refuse."""
-        rows, sums = batch.num_tokens, residual.sum
-        if self._mixer is None or not self._fit(residual, batch):
+        chains, rows, sums = self._chains, batch.num_tokens, residual.sum
+        if chains is None or not self._fit(sums, batch):
             return False
-        kernels = [self._chains.kernel(shape, rows) for shape in self._shapes]
+        kernels = [chains.kernel(shape, rows) for shape in self._shapes]
         if None in kernels:
             return False
-        with torch.cuda.device(self._device):
-            size = self._mixer.workspace_bytes(rows, kernels)
-            workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
-            left = torch.empty_like(sums)
-            delta = residual.delta.data_ptr() if residual.has_delta else 0
-            pointers = sums.data_ptr(), delta, left.data_ptr(), workspace.data_ptr()
-            self._mixer.run(batch.params, *pointers, kernels, current_stream())
+        size = self._mixer.workspace_bytes(rows, kernels)
+        workspace = torch.empty(size, dtype=torch.uint8, device=self._device)
+        left = torch.empty_like(sums)
+        delta = residual.delta.data_ptr() if residual.has_delta else 0
+        pointers = sums.data_ptr(), delta, left.data_ptr(), workspace.data_ptr()
+        self._mixer.run(batch.params, *pointers, kernels, current_stream())
         residual.leave(left)
         return True
 
-    def _fit(self, residual: Residual, batch: DeviceBatch) -> bool:
-        sums = residual.sum
+    def _fit(self, sums: torch.Tensor, batch: DeviceBatch) -> bool:
         return (
             sums.shape == (batch.num_tokens, self._hidden)
             and batch.num_tokens > 0
             and sums.dtype == torch.float32
             and sums.is_contiguous()
-            and sums.device == self._device
             and batch.max_slot < self._slots
+            and sums.device == self._device
+            and torch.cuda.current_device() == self._device.index
         )
 
 
@@ -73,17 +71,24 @@ def _is_plain(norm: PreNorm, weights: MixerWeights[DeviceLinear]) -> bool:
     """Whether the compiled mixer is made for such weights."""
     w, (n, d), r = weights, weights.A.shape, weights.dt_proj.in_features
     projections = w.in_proj, w.x_proj, w.dt_proj, w.out_proj
-    vectors = [(w.conv_weight, (d, w.conv_weight.shape[-1])), (w.A, (n, d)), (w.D, (d,)), (w.dt_bias, (d,))]
-    vectors += [(w.conv_bias, (d,)), (norm.weight, (w.in_proj.in_features,))]
-    vectors += [] if w.norms is None else list(zip(w.norms, ((r,), (n,), (n,)), strict=True))
+    parameters: list[tuple[torch.Tensor | None, tuple[int, ...]]] = [
+        (norm.weight, (w.in_proj.in_features,)),
+        (w.conv_weight, (d, w.conv_weight.shape[-1])),
+        (w.conv_bias, (d,)),
+        (w.A, (n, d)),
+        (w.D, (d,)),
+        (w.dt_bias, (d,)),
+    ]
+    if w.norms is not None:
+        parameters += zip(w.norms, ((r,), (n,), (n,)), strict=True)
     return (
-        all(part.chains is not None and part.chains.takes(part.weight) for part in projections)
+        all(part.exact and part.chains is not None and part.chains.takes(part.weight) for part in projections)
         and len({part.dtype for part in projections}) == 1
         and w.in_bias is None
         and w.out_bias is None
         and 1 <= w.conv_weight.shape[-1] <= extension().MOST_TAPS
         and 1 <= n <= extension().MOST_STATES
-        and all(_is_parameter(vector, shape, w.A.device) for vector, shape in vectors)
+        and all(_is_parameter(tensor, shape, w.A.device) for tensor, shape in parameters)
         # dt, the first columns of x_proj's product, is read where it lies
         and (w.norms is not None or (r + 2 * n) * w.dt_proj.dtype.itemsize % ALIGNMENT == 0)
     )
@@ -120,6 +125,10 @@ def _mixer(norm: PreNorm, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor
         d_state=n,
         width=width,
     )
+
+
+def _shape(packed: DeviceLinear, out_dtype: torch.dtype, is_packed: bool) -> ProductShape:
+    return ProductShape(packed.out_features, packed.in_features, packed.pieces, packed.dtype, out_dtype, is_packed)
 
 
 def _projection(packed: DeviceLinear) -> tuple[int, int, int, int]:
