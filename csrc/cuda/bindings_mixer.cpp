@@ -1,4 +1,4 @@
-// apcbatch._CUDA: the mixer of a layer in one call for Python (pybind11). The Python side checks shapes, and
+// apcbatch._CUDA: mixers in one call for Python (pybind11). The Python side checks shapes, and
 // keeps alive what the addresses point at until the stream has passed.
 #include <pybind11/stl.h>
 
@@ -58,12 +58,12 @@ Mixer mixer(int dtype, const Weights& in_proj, const Weights& x_proj, const Weig
     return made;
 }
 
-void run(const Mixer& mixer, const Batch& batch, Address sum, Address delta, Address left, Address workspace,
-         const Kernels& kernels, Address stream) {
-    run_mixer(mixer,
-              {batch, static_cast<float*>(pointer(sum)), floats(delta), static_cast<float*>(pointer(left)),
-               pointer(workspace), kernels_of(kernels)},
-              stream_of(stream));
+void run(const std::vector<const Mixer*>& mixers, const Batch& batch, Address sum, Address delta,
+         Address left, Address workspace, const Kernels& kernels, Address stream) {
+    run_mixers(mixers,
+               {batch, static_cast<float*>(pointer(sum)), floats(delta), static_cast<float*>(pointer(left)),
+                pointer(workspace), kernels_of(kernels)},
+               stream_of(stream));
 }
 
 }  // namespace
@@ -74,11 +74,10 @@ void bind_mixer(py::module_& m) {
         .def(py::init(&mixer), py::kw_only(), "dtype"_a, "in_proj"_a, "x_proj"_a, "dt_proj"_a, "out_proj"_a,
              "norm"_a, "inner_norms"_a, "conv_weight"_a, "conv_bias"_a, "conv_state"_a, "A"_a, "D"_a,
              "dt_bias"_a, "ssm_state"_a, "d_inner"_a, "d_state"_a, "width"_a)
-        .def("workspace_bytes",
-             [](const Mixer& mixer, int64_t tokens, const Kernels& kernels) {
-                 return workspace_bytes(mixer, tokens, kernels_of(kernels));
-             })
-        .def("run", &run, ReleaseGil());
+        .def("workspace_bytes", [](const Mixer& mixer, int64_t tokens, const Kernels& kernels) {
+            return workspace_bytes(mixer, tokens, kernels_of(kernels));
+        });
+    m.def("run_mixers", &run, ReleaseGil());
 }
 
 }  // namespace cuda

@@ -99,12 +99,6 @@ NormParams norm_of(NormParams norm, std::int64_t tokens, std::int64_t columns, v
     return norm;
 }
 
-}  // namespace
-
-std::size_t workspace_bytes(const Mixer& mixer, std::int64_t tokens, const MixerKernels& kernels) {
-    return Workspace(mixer, tokens, kernels, nullptr).bytes();
-}
-
 void run_mixer(const Mixer& m, const MixerPass& pass, cudaStream_t stream) {
     const std::int64_t t = pass.batch.num_tokens, d = m.scan.d_inner, n = m.scan.d_state, r = m.dt_proj.in;
     const Workspace at(m, t, pass.kernels, pass.workspace);
@@ -162,6 +156,20 @@ void run_mixer(const Mixer& m, const MixerPass& pass, cudaStream_t stream) {
     selective_scan(scan, pass.batch.longer, 0, stream);
     selective_step(scan, pass.batch.single, stream);
     multiply(m.out_proj, pass.kernels.out_proj, at.y, d, pass.left, DType::float32);
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const Mixer& mixer, std::int64_t tokens, const MixerKernels& kernels) {
+    return Workspace(mixer, tokens, kernels, nullptr).bytes();
+}
+
+void run_mixers(const std::vector<const Mixer*>& mixers, const MixerPass& pass, cudaStream_t stream) {
+    MixerPass next = pass;
+    for (const Mixer* mixer : mixers) {
+        run_mixer(*mixer, next, stream);
+        next.delta = pass.left;
+    }
 }
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// The Mamba mixer of a layer: the launches of its ops, one after the other, in one call, so that the host is
-// soon done with a layer. The bits are those of the ops. No Python, no torch.
+// Mamba mixers, one after the other: the launches of their ops in one call, so that the host is soon done.
+// The bits are those of the ops. No Python, no torch.
 #pragma once
 
 #include "batch.h"
@@ -40,14 +40,15 @@ struct MixerPass {
     Batch batch;
     float* sum;          // (t, h) contiguous: the residual stream, which the delta is added to
     const float* delta;  // (t, h) contiguous or null
-    float* left;         // (t, h) contiguous: the mixer's result
+    float* left;         // (t, h) contiguous: the last mixer's result; may be where the delta is
     void* workspace;     // workspace_bytes at a multiple of 256
     MixerKernels kernels;
 };
 
 std::size_t workspace_bytes(const Mixer& mixer, std::int64_t tokens, const MixerKernels& kernels);
 
-void run_mixer(const Mixer& mixer, const MixerPass& pass, cudaStream_t stream);
+// All of one shape; each adds what the one before it left.
+void run_mixers(const std::vector<const Mixer*>& mixers, const MixerPass& pass, cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace apcbatch
