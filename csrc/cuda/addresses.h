@@ -24,7 +24,6 @@ struct Batch {
 };
 
 void bind_rows(py::module_& module);
-void bind_decode(py::module_& module);
 void bind_experts(py::module_& module);
 void bind_products(py::module_& module);
 

@@ -53,7 +53,7 @@ struct Stored {
 };
 
 // kOctets: of rows of x. Results: Stored, or what is made of elements that are collected in shared memory.
-// For each of those a thread makes an Item(results, row of the block's, row of x), which loads what it needs
+// For each of those a thread makes an Item(results, row of weights, row of x), which loads what it needs
 // besides, and then calls its finish(element).
 template <int kOctets, class Results>
 class FewRows {
@@ -153,19 +153,19 @@ class FewRows {
             return;
         }
         const int first = min(mine, all - 1), second = min(mine + kResultThreads, all - 1);
-        Item one(results, first % rows, first / rows);
+        Item one(results, begin_ + first % rows, first / rows);
         if constexpr (Results::kHeld == 1) {
             __syncthreads();
             if (mine < all) one.finish(behind_[first]);
         } else {
-            Item two(results, second % rows, second / rows);
+            Item two(results, begin_ + second % rows, second / rows);
             __syncthreads();
             if (mine < all) one.finish(behind_[first]);
             if (mine + kResultThreads < all) two.finish(behind_[second]);
         }
 #pragma unroll 1
         for (int i = mine + Results::kHeld * kResultThreads; i < all; i += kResultThreads) {
-            Item next(results, i % rows, i / rows);
+            Item next(results, begin_ + i % rows, i / rows);
             next.finish(behind_[i]);
         }
     }
