@@ -13,7 +13,7 @@ import torch
 
 from apcbatch.kernels.cuda.chains import Chains, pieces_of
 
-CHAINED_ROWS = 32  # of products that need not be exact: chains are as fast there
+CHAINED_ROWS = 128  # of products that need not be exact, and are: chains are no slower up to here
 EXACT_ROWS = 128  # of every exact product for which there are no chains
 
 
