@@ -250,17 +250,10 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 #endif
 }
 
-int attribute(cudaDeviceAttr which) {
-    int device = 0, value = 0;
-    check(cudaGetDevice(&device), "the current device");
-    check(cudaDeviceGetAttribute(&value, which, device), "an attribute of the device");
-    return value;
-}
-
 template <class T, bool kGated>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
     const auto kernel = expert_chains_kernel<T, kGated>;
-    const int blocks = attribute(cudaDevAttrMultiProcessorCount);
+    const int blocks = attribute_of_device(cudaDevAttrMultiProcessorCount);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kBytes),
           "the shared memory of expert_product");
     launch_dependent(kernel, dim3(unsigned(blocks)), T::kThreads, T::kBytes, stream, "expert_product", p);
@@ -281,8 +274,8 @@ void expert_product(const ExpertProduct& p, cudaStream_t stream) {
 }
 
 bool takes_experts() {
-    return attribute(cudaDevAttrComputeCapabilityMajor) >= 9 &&
-           attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
+    return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9 &&
+           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
                std::max(ChainEight::kBytes, ChainMore::kBytes) + int(sizeof(Groups));
 }
 

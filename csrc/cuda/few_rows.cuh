@@ -270,16 +270,9 @@ __global__ void __launch_bounds__(32 * (kMostWarps + kCopyWarps + (Results::kCol
 #endif
 }
 
-inline int device_attribute(cudaDeviceAttr which) {
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, which, device);
-    return value;
-}
-
 // Blocks of a piece.
 inline int shares_of(const ProductParams& p) {
-    return std::min(std::max(device_attribute(cudaDevAttrMultiProcessorCount) / p.pieces, 1), p.out);
+    return std::min(std::max(attribute_of_device(cudaDevAttrMultiProcessorCount) / p.pieces, 1), p.out);
 }
 
 template <int kOctets, class Results>

@@ -40,6 +40,10 @@ class DeviceLinear:
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
+    def chains_for(self, rows: int) -> Chains | None:
+        """What makes products of so many rows; None where the library does."""
+        return self.chains if self.exact or rows <= CHAINED_ROWS else None
+
     def in_one_piece(self) -> DeviceLinear:
         """The same weights; their products are chains over all inputs."""
         return replace(self, pieces=1)
@@ -70,8 +74,9 @@ def linear(
             f"shape {tuple(x.shape)}"
         )
     out_dtype = out_dtype or x.dtype
-    if packed.chains is not None and (packed.exact or x.shape[0] <= CHAINED_ROWS):
-        y = packed.chains.product(x, packed.weight, out_dtype, packed.pieces)
+    chains = packed.chains_for(x.shape[0])
+    if chains is not None:
+        y = chains.product(x, packed.weight, out_dtype, packed.pieces)
     elif packed.exact:
         y = _padded_product(x, packed.weight, out_dtype)
     else:
