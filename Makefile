@@ -53,8 +53,6 @@ RACES := tests/kernels/test_cuda.py::test_batch_in_place \
     'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[16]' \
     'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[64]' \
     'tests/kernels/test_cuda.py::test_float16_convolution_matches_float64[torch.float32]' \
-    'tests/kernels/test_cuda_decode.py::test_states_have_the_bits_of_the_single_ops[torch.float32-(64, 120, 8, 8, 4, 97)]' \
-    tests/kernels/test_cuda_decode.py::test_a_captured_pass_follows_its_batch \
     'tests/kernels/test_cuda_rows.py::test_norms[257-dtype1]' 'tests/kernels/test_cuda_rows.py::test_softmax_topk[16-2]' \
     'tests/kernels/test_cuda_rows.py::test_greedy[1024]' \
     'tests/kernels/test_cuda_rows.py::test_paged_attention[6-3-96-dtype1]' \

@@ -18,7 +18,7 @@ from apcbatch.kernels.layer import AttentionWeights, Expert, Linear, LinearT, Mi
 from apcbatch.kernels.ragged import Ragged
 
 Mixer: TypeAlias = Callable[[Residual, Ragged], None]
-MixerT = TypeVar("MixerT", bound=Mixer)
+MixerT = TypeVar("MixerT", bound=Mixer, covariant=True)
 UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
 
@@ -29,16 +29,6 @@ class FeedForward(Protocol):
     def most_captured(self) -> int: ...
 
     def __call__(self, residual: Residual, /) -> None: ...
-
-
-class DecodeStack(Protocol):
-    """All mixers, the final norm and the head in one launch, for a pass of one token each of most_rows sequences at
-    most; 0: it takes none."""
-
-    @property
-    def most_rows(self) -> int: ...
-
-    def __call__(self, residual: torch.Tensor, ragged: Ragged, /) -> torch.Tensor: ...
 
 
 class Pages(NamedTuple):
@@ -185,9 +175,6 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     def mixture(
         self, norm: PreNorm, router: LinearT, experts: Sequence[Expert[LinearT]], experts_per_token: int
     ) -> FeedForward: ...
-
-    def decode_stack(self, mixers: Sequence[MixerT], norm: PreNorm, head: LinearT) -> DecodeStack | None:
-        """What runs decode passes of these mixers alone in one launch; None where the device has no such kernel."""
 
     def attention(
         self, norm: PreNorm, weights: AttentionWeights[LinearT], k_cache: torch.Tensor, v_cache: torch.Tensor

@@ -17,7 +17,7 @@ import torch
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, DecodeStack, FeedForward, Pages, PassStack, StackLayer
+from apcbatch.kernels.ops import Backend, FeedForward, Pages, PassStack, StackLayer
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
@@ -104,7 +104,6 @@ class CausalLM:
             self.numerics = backend.numerics(dtype)
             if part is None:
                 self.identify(checkpoint.finish(), arena.layout.description)
-        self._decode = self._decode_stack()
         self._stack = self._pass_stack()
 
     def identify(self, weights_digest: bytes, layout: str) -> None:
@@ -146,16 +145,6 @@ class CausalLM:
         parts = (layer.feed_forward for layer in self.layers)
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
-    def _decode_stack(self) -> DecodeStack | None:
-        """What runs the decode passes of a few sequences; None where something stands between the mixers, a mixer is
-        made of several operations, or these are not all layers."""
-        mixers = [layer.mixer.part for layer in self.layers if layer.mixer.part is not None]
-        if len(mixers) != len(self.layers) or any(layer.feed_forward for layer in self.layers):
-            return None
-        if not (self.is_first and self.is_last):
-            return None
-        return self.backend.decode_stack(mixers, self.final_norm, self.lm_head)
-
     def _pass_stack(self) -> PassStack | None:
         """What runs a whole pass in one call; None where a device has no such thing, or these are not all layers."""
         if not (self.is_first and self.is_last):
@@ -163,22 +152,10 @@ class CausalLM:
         layers = [StackLayer(layer.mixer.part, layer.feed_forward) for layer in self.layers]
         return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding)
 
-    @property
-    def most_decoded(self) -> int:
-        """The most sequences that `decode` takes."""
-        return 0 if self._decode is None else self._decode.most_rows
-
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
         return rows.float()
-
-    @torch.inference_mode()
-    def decode(self, batch: Batch) -> torch.Tensor:
-        """Like `forward`, for a power of two of sequences, most_decoded at most, of one token each, all of whose logits
-        are wanted."""
-        assert self._decode is not None
-        return self._decode(self._embed(batch.tokens), batch.ragged)
 
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are those of the

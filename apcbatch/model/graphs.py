@@ -93,7 +93,6 @@ class _DecodeGraph:
         hidden = model.config.hidden_size
         self._entering = None if model.is_first else torch.zeros((size, hidden), device=device)
         self._model = model
-        self._run = model.decode if size <= model.most_decoded else model.forward
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # the libraries choose and allocate outside the graph
@@ -107,9 +106,8 @@ class _DecodeGraph:
 
     def _pass(self) -> torch.Tensor:
         batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
-        if self._entering is None:
-            return self._run(self._batch)
-        return self._model.forward(self._batch, self._entering.clone())  # which the pass changes
+        entering = None if self._entering is None else self._entering.clone()  # which the pass changes
+        return self._model.forward(self._batch, entering)
 
     def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """What the model makes of the batch; it is overwritten by the next replay."""

@@ -28,7 +28,6 @@ inline LibraryChoice choice_of(const std::string& bytes) {
 }
 
 void bind_rows(py::module_& module);
-void bind_decode(py::module_& module);
 void bind_experts(py::module_& module);
 void bind_mixer(py::module_& module);
 void bind_products(py::module_& module);

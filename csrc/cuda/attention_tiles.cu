@@ -329,12 +329,8 @@ bool lies_well(const PagedAttention& p) {
 
 bool takes_tiles(const PagedAttention& p) {
     if (p.q_dtype == DType::float32 || p.head_dim > 128 || !lies_well(p)) return false;
-    int device = 0, bytes = 0, major = 0;
-    check(cudaGetDevice(&device), "the current device");
-    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "shared memory");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-          "the compute capability");
-    return major >= 8 && bytes >= Shape<128, kManyWarps>::kBytes;
+    return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 8 &&
+           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= Shape<128, kManyWarps>::kBytes;
 }
 
 void attention_tiles(const PagedAttention& p, cudaStream_t stream) {

@@ -54,7 +54,6 @@ PYBIND11_MODULE(_CUDA, m) {
     m.def("selective_scan", &scan, ReleaseGil(), py::kw_only(), "batch"_a, "x"_a, "dt"_a, "A"_a, "B"_a, "C"_a,
           "D"_a, "z"_a, "dt_bias"_a, "state"_a, "out"_a, "d_inner"_a, "d_state"_a, "lanes"_a, "stream"_a);
     bind_rows(m);
-    bind_decode(m);
     bind_experts(m);
     bind_products(m);
     bind_mixer(m);

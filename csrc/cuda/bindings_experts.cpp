@@ -25,12 +25,11 @@ py::bytes bound_maps(const std::vector<Address>& weights, std::int64_t rows, std
     return py::bytes(reinterpret_cast<const char*>(maps.data()), maps.size() * sizeof maps[0]);
 }
 
-void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated, bool chains,
+void bound_expert_product(Address groups, int tokens, int per_token, int in, int out, bool gated,
                           Address weights, Address x, Address y, Address stream) {
-    const auto multiply = chains ? expert_chains : expert_product;
-    multiply({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
-              pointer(weights), pointer(x), pointer(y)},
-             stream_of(stream));
+    expert_product({static_cast<const Groups*>(pointer(groups)), tokens, per_token, in, out, gated,
+                    pointer(weights), pointer(x), pointer(y)},
+                   stream_of(stream));
 }
 
 void bound_expert_sum(int tokens, int per_token, int columns, Address chosen, Address present,

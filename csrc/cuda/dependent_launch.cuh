@@ -25,13 +25,7 @@ __device__ __forceinline__ void await_before() {
 #endif
 }
 
-inline bool begins_early() {
-    int device = 0, major = 0;
-    check(cudaGetDevice(&device), "the current device");
-    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
-          "the device's capability");
-    return major >= 9;
-}
+inline bool begins_early() { return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9; }
 
 // cluster: blocks of one; more than one on sm_90 only.
 template <class... Parameters, class... Arguments>

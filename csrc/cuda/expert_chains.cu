@@ -6,22 +6,27 @@
 // copies the tokens' rows, both several stages ahead and across the ends of tiles, and the others have 16
 // rows of weights each. Of a gated tile a warp has 8 of the gate's rows and 8 of the up's, so that both sums
 // of an element come to one lane. Must not know: what was chosen why.
+#include <algorithm>
 #include <stdexcept>
 
+#include "async_copy.cuh"
 #include "chain_steps.cuh"
 #include "dependent_launch.cuh"
-#include "expert_source.cuh"
+#include "element.cuh"
+#include "experts.h"
 #include "shared_barrier.cuh"
 
 namespace apcbatch {
 namespace cuda {
 namespace {
 
+using Bf16 = __nv_bfloat16;
+
 // kMultiply: warps, of 16 rows of weights each. kSlices: of a stage, for weights and tokens.
 template <int kMultiply_, int kNTiles_, int kSlices_, int kStages_>
 struct ChainTile {
     static constexpr int kMultiply = kMultiply_, kNTiles = kNTiles_, kSlices = kSlices_, kStages = kStages_;
-    static constexpr int kRows = kMultiply * 16, kTokens = kNTiles * kColumns;
+    static constexpr int kRows = kMultiply * 16, kTokens = kNTiles * kOctet;
     static constexpr int kWeights = kRows * kSliceRow, kX = kTokens * kSliceRow;  // bytes of a slice
     static constexpr int kStage = kSlices * (kWeights + kX);
     static constexpr int kBytes = kStages * kStage + kOctetBytes;  // some more to begin at a multiple of it
@@ -30,6 +35,31 @@ struct ChainTile {
 };
 using ChainEight = ChainTile<4, 1, 2, 5>;
 using ChainMore = ChainTile<8, 4, 2, 3>;
+
+// Where a block is among the tiles: those of one expert follow each other, and of one piece of weights those
+// of all its tokens.
+template <class T>
+struct Place {
+    int active = 0, before = 0;  // experts passed, and the tiles of these
+    int row_tile, first, count;  // first: of the tokens, by place
+
+    // Goes to this tile, which is not before the last; false past the end.
+    __device__ __forceinline__ bool seek(const Groups& groups, int tile, int row_tiles) {
+        for (; active < groups.experts; ++active) {
+            const int begin = groups.begins[active], tokens = groups.begins[active + 1] - begin;
+            const int parts = (tokens + T::kTokens - 1) / T::kTokens;
+            if (tile < before + parts * row_tiles) {
+                const int part = (tile - before) % parts;
+                row_tile = (tile - before) / parts;
+                first = begin + part * T::kTokens;
+                count = min(T::kTokens, tokens - part * T::kTokens);
+                return true;
+            }
+            before += parts * row_tiles;
+        }
+        return false;
+    }
+};
 
 // Where one of the ring's users is: a tile, an input of it, a slot of the ring.
 template <class T, bool kGated>
@@ -135,7 +165,7 @@ struct ExpertChains {
         for (At at(p, groups); at.any;) {
             const unsigned char* weights = stage(at.slot);
             const unsigned char* x = weights + T::kSlices * T::kWeights;
-            const int octets = (at.at.count + kColumns - 1) / kColumns;
+            const int octets = (at.at.count + kOctet - 1) / kOctet;
             wait_barrier(full(at.slot), at.parity);
 #pragma unroll
             for (int slice = 0; slice < T::kSlices; ++slice, weights += T::kWeights, x += T::kX) {
@@ -164,10 +194,10 @@ struct ExpertChains {
         const int warp = threadIdx.x / 32;
 #pragma unroll
         for (int j = 0; j < T::kNTiles; ++j) {
-            if (j * kColumns >= place.count) break;
+            if (j * kOctet >= place.count) break;
 #pragma unroll
             for (int i = 0; i < (kGated ? 2 : 4); ++i) {
-                const int column = j * kColumns + column_of_sum(i), at = place.first + column;
+                const int column = j * kOctet + column_of_sum(i), at = place.first + column;
                 const int out =
                     place.row_tile * At::kRowsEach + warp * (kGated ? kOctet : 2 * kOctet) + row_of_sum(i);
                 if (column >= place.count || out >= p.out) continue;
@@ -223,12 +253,10 @@ __global__ void __launch_bounds__(T::kThreads, 1)
 template <class T, bool kGated>
 void launch(const ExpertProduct& p, cudaStream_t stream) {
     const auto kernel = expert_chains_kernel<T, kGated>;
-    int device = 0, blocks = 0;
-    check(cudaGetDevice(&device), "the current device");
-    check(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, device), "the multiprocessors");
+    const int blocks = attribute_of_device(cudaDevAttrMultiProcessorCount);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::kBytes),
-          "the shared memory of expert_chains");
-    launch_dependent(kernel, dim3(unsigned(blocks)), T::kThreads, T::kBytes, stream, "expert_chains", p);
+          "the shared memory of expert_product");
+    launch_dependent(kernel, dim3(unsigned(blocks)), T::kThreads, T::kBytes, stream, "expert_product", p);
 }
 
 template <class T>
@@ -238,11 +266,17 @@ void launch(const ExpertProduct& p, cudaStream_t stream) {
 
 }  // namespace
 
-void expert_chains(const ExpertProduct& p, cudaStream_t stream) {
+void expert_product(const ExpertProduct& p, cudaStream_t stream) {
     if (p.tokens == 0) return;
-    if (p.in % 16) throw std::invalid_argument("an expert's inputs must be a multiple of 16 for chains");
+    if (p.in % 16) throw std::invalid_argument("an expert's inputs must be a multiple of 16");
     if (p.tokens <= ChainEight::kTokens) return launch<ChainEight>(p, stream);
     launch<ChainMore>(p, stream);
+}
+
+bool takes_experts() {
+    return attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9 &&
+           attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin) >=
+               std::max(ChainEight::kBytes, ChainMore::kBytes) + int(sizeof(Groups));
 }
 
 }  // namespace cuda

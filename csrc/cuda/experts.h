@@ -29,27 +29,22 @@ struct Grouping {
 
 void group(const Grouping& params, cudaStream_t stream);
 
-// One product of every expert with the rows of its pairs: y = x W^T, or, `gated`, silu(gate x) * up x for W
-// with the gate's rows before the up's. A gated product reads the row of a pair's token and writes that of
-// its place, in bfloat16; a plain one reads that of its place and writes that of its pair, in float32.
+// One product of every expert with the rows of its pairs, each element one chain (see products.h): y = x W^T,
+// or, `gated`, silu(gate x) * up x of both as bfloat16, for W with the gate's rows before the up's. A gated
+// product reads the row of a pair's token and writes that of its place, in bfloat16; a plain one reads that
+// of its place and writes that of its pair, in float32. A plain one follows a gated one of the same groups.
 struct ExpertProduct {
     const Groups* groups;
     int tokens, per_token;
-    int in, out;  // in: a multiple of 8; out: columns of y
+    int in, out;  // in: a multiple of 16; out: columns of y
     bool gated;
-    const void* weights;  // addresses (experts) of (out or 2 out, in), contiguous, aligned to 16 bytes
+    const void* weights;  // maps (experts) of (out or 2 out, in), boxes of kExpertBoxRows: see tensor_map.h
     const void* x;        // rows of `in` bfloat16, contiguous, aligned to 16 bytes
     void* y;
 };
 
-void expert_product(const ExpertProduct& params, cudaStream_t stream);
-
-// The same with every element one chain, see products.h; gated, of the products as bfloat16. weights: maps of
-// them (see tensor_map.h) with boxes of kExpertBoxRows, aligned to 128 bytes. A plain product follows a gated
-// one of the same groups. in: a multiple
-// of 16.
 constexpr int kExpertBoxRows = 32;
-void expert_chains(const ExpertProduct& params, cudaStream_t stream);
+void expert_product(const ExpertProduct& params, cudaStream_t stream);
 
 // y (tokens, columns) = the sum over a token's pairs, in ascending order of expert, of weight * row.
 struct ExpertSum {

@@ -9,7 +9,7 @@ bool takes_few_rows(const ProductParams& p) {
     return p.dtype == DType::bfloat16 && p.rows <= kMostFewRows && takes_pieces(p.in, p.pieces) &&
            (p.rows == 1 || (p.x_stride >= p.in && p.x_stride % 8 == 0)) && whole(p.weight) && whole(p.x) &&
            (p.pieces == 1 || p.out <= kMostTileRows * shares_of(p)) &&
-           device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+           attribute_of_device(cudaDevAttrComputeCapabilityMajor) >= 9;
 }
 
 void few_rows_product(const ProductParams& p, cudaStream_t stream) {

@@ -53,7 +53,7 @@ struct Stored {
 };
 
 // kOctets: of rows of x. Results: Stored, or what is made of elements that are collected in shared memory.
-// For each of those a thread makes an Item(results, row of the block's, row of x), which loads what it needs
+// For each of those a thread makes an Item(results, row of weights, row of x), which loads what it needs
 // besides, and then calls its finish(element).
 template <int kOctets, class Results>
 class FewRows {
@@ -153,19 +153,19 @@ class FewRows {
             return;
         }
         const int first = min(mine, all - 1), second = min(mine + kResultThreads, all - 1);
-        Item one(results, first % rows, first / rows);
+        Item one(results, begin_ + first % rows, first / rows);
         if constexpr (Results::kHeld == 1) {
             __syncthreads();
             if (mine < all) one.finish(behind_[first]);
         } else {
-            Item two(results, second % rows, second / rows);
+            Item two(results, begin_ + second % rows, second / rows);
             __syncthreads();
             if (mine < all) one.finish(behind_[first]);
             if (mine + kResultThreads < all) two.finish(behind_[second]);
         }
 #pragma unroll 1
         for (int i = mine + Results::kHeld * kResultThreads; i < all; i += kResultThreads) {
-            Item next(results, i % rows, i / rows);
+            Item next(results, begin_ + i % rows, i / rows);
             next.finish(behind_[i]);
         }
     }
@@ -270,16 +270,9 @@ __global__ void __launch_bounds__(32 * (kMostWarps + kCopyWarps + (Results::kCol
 #endif
 }
 
-inline int device_attribute(cudaDeviceAttr which) {
-    int device = 0, value = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&value, which, device);
-    return value;
-}
-
 // Blocks of a piece.
 inline int shares_of(const ProductParams& p) {
-    return std::min(std::max(device_attribute(cudaDevAttrMultiProcessorCount) / p.pieces, 1), p.out);
+    return std::min(std::max(attribute_of_device(cudaDevAttrMultiProcessorCount) / p.pieces, 1), p.out);
 }
 
 template <int kOctets, class Results>

@@ -1,65 +1,154 @@
 // Products with few rows of x and what a Mamba mixer does with them in a decode pass, in one launch each:
 // in_proj and the convolution, dt_proj and the state's step. The bits are those of the product and of the op
 // after it. Must not know: Python.
-#include "decode_epilogues.cuh"
 #include "few_rows.cuh"
 #include "quads.cuh"
+#include "step_state.cuh"
 
 namespace apcbatch {
 namespace cuda {
 namespace {
 
+constexpr int kTaps = 4;  // at most
+
+// The slots that a sequence's state comes from and goes to; -1 for none.
+struct StateSlots {
+    int initial, final, kept;
+
+    __device__ StateSlots(const RaggedParams& ragged, int sequence)
+        : initial(int(ragged.initial_slots[sequence])), final(int(ragged.final_slots[sequence])) {
+        const std::int64_t first = ragged.snapshot_cu[sequence];
+        kept = first < ragged.snapshot_cu[sequence + 1] ? int(ragged.snapshot_slots[first]) : -1;
+    }
+};
+
+// in_proj's elements: one half goes on as z, the other through the convolution (see causal_conv.cu).
 struct Convolved {
     static constexpr bool kCollected = true;
     static constexpr int kHeld = 2;
-    DecodeParams pass;
-    DecodeLayer layer;
+    ConvParams convolution;
+    Bf16* z;  // (rows, d_inner)
 
-    struct Item {
-        int row, token;
-        Convolve<Bf16> convolve;
-
-        __device__ __forceinline__ Item(const Convolved& of, int row_of_block, int its_token)
-            : row(Share(2 * of.pass.shape.d_inner).begin + row_of_block),
-              token(its_token),
-              convolve(of.pass, of.layer, StateSlots(of.pass.ragged, token)) {
-            convolve.prepare(row, token);
+    class Item {
+      public:
+        __device__ __forceinline__ Item(const Convolved& of, int row, int token)
+            : p(of.convolution), z_(of.z), row_(row), token_(token), slots_(p.ragged, token) {
+            if (row >= int(p.d_inner)) return;
+            const int width = int(p.width);
+            bias_ = p.bias ? static_cast<const float*>(p.bias)[row] : 0.0f;
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k)
+                weight_[k] = static_cast<const float*>(p.weight)[row * width + max(k - kTaps + width, 0)];
+#pragma unroll
+            for (int k = 0; k < kTaps - 1 && width > 1; ++k) {
+                const Bf16 kept = *state(max(slots_.initial, 0), max(k - kTaps + width, 0));
+                window_[k] = slots_.initial < 0 ? Bf16(0.0f) : kept;
+            }
         }
-        __device__ __forceinline__ void finish(float sum) { convolve.finish(row, token, sum); }
+
+        __device__ __forceinline__ void finish(float sum) {
+            const int d = int(p.d_inner), skipped = kTaps - int(p.width);
+            const Bf16 raw = narrow<Bf16>(sum);
+            if (row_ >= d) {
+                z_[token_ * d + row_ - d] = raw;
+                return;
+            }
+            window_[kTaps - 1] = raw;
+            float value = bias_;
+#pragma unroll
+            for (int k = 0; k < kTaps; ++k) {
+                if (k >= skipped) value = __fmaf_rn(weight_[k], widen(window_[k]), value);
+            }
+            static_cast<Bf16*>(p.out)[token_ * d + row_] = narrow<Bf16>(silu(value));
+#pragma unroll
+            for (int k = 0; k < kTaps - 1; ++k) {
+                if (k < skipped) continue;
+                if (slots_.kept >= 0) *state(slots_.kept, k - skipped) = window_[k + 1];
+                if (slots_.final >= 0) *state(slots_.final, k - skipped) = window_[k + 1];
+            }
+        }
+
+      private:
+        __device__ Bf16* state(std::int64_t slot, int tap) const {
+            return static_cast<Bf16*>(p.state) + slot * p.state_stride + tap * p.d_inner + row_;
+        }
+
+        const ConvParams& p;
+        Bf16* const z_;
+        const int row_, token_;
+        const StateSlots slots_;
+        Bf16 window_[kTaps];  // the newest last
+        float weight_[kTaps], bias_;
     };
 };
 
+// dt_proj's elements: the raw dt of the channels, whose states are stepped with it (see selective_step.cu).
 struct Stepped {
     static constexpr bool kCollected = true;
     static constexpr int kHeld = 1;
-    DecodeParams pass;
-    DecodeLayer layer;
-    const Bf16 *B, *C;
-    std::int64_t B_stride, C_stride;
+    ScanParams scan;
 
-    struct Item {
-        const Stepped& of;
-        Channel<Bf16> channel;
-        Quad<Bf16> B[kStatesAtOnce / 4], C[kStatesAtOnce / 4];
-
-        __device__ __forceinline__ Item(const Stepped& results, int row_of_block, int token)
-            : of(results), channel(of.pass.shape, row_of_block, token, StateSlots(of.pass.ragged, token)) {
-            channel.load(of.pass, of.layer);
-#pragma unroll
-            for (int i = 0; i < kStatesAtOnce / 4; ++i) {
-                B[i] = reinterpret_cast<const Quad<Bf16>*>(of.B + token * of.B_stride)[i];
-                C[i] = reinterpret_cast<const Quad<Bf16>*>(of.C + token * of.C_stride)[i];
-            }
-        }
-        __device__ __forceinline__ void finish(float sum) {
-            float wide_B[kStatesAtOnce], wide_C[kStatesAtOnce];
+    class Item {
+      public:
+        __device__ __forceinline__ Item(const Stepped& of, int channel, int token)
+            : p(of.scan), channel_(channel), token_(token), slots_(p.ragged, token) {
+            const float* from =
+                state(max(slots_.initial, 0));  // loaded, too, where there is none: no load waits
 #pragma unroll
             for (int i = 0; i < kStatesAtOnce; ++i) {
-                wide_B[i] = widen(B[i / 4].at[i % 4]);
-                wide_C[i] = widen(C[i / 4].at[i % 4]);
+                h_[i] = from[i * p.d_inner];
+                A_[i] = p.A[i * p.d_inner + channel];
             }
-            channel.step(of.pass, of.layer, widen(narrow<Bf16>(sum)), wide_B, wide_C);
+            x_ = widen(static_cast<const Bf16*>(p.x)[token * p.d_inner + channel]);
+            gate_ = widen(static_cast<const Bf16*>(p.z)[token * p.d_inner + channel]);
+            D_ = p.D[channel], dt_bias_ = p.dt_bias[channel];
+            load_quads(p.B, p.B_stride, B_);
+            load_quads(p.C, p.C_stride, C_);
         }
+
+        __device__ __forceinline__ void finish(float sum) {
+            const float dt = softplus(__fadd_rn(widen(narrow<Bf16>(sum)), dt_bias_));
+            float rate[kStatesAtOnce], B[kStatesAtOnce], C[kStatesAtOnce];
+#pragma unroll
+            for (int i = 0; i < kStatesAtOnce; ++i) {
+                h_[i] = slots_.initial >= 0 ? h_[i] : 0.0f;
+                rate[i] = rate_of(A_[i]);
+                B[i] = widen(B_[i / 4].at[i % 4]);
+                C[i] = widen(C_[i / 4].at[i % 4]);
+            }
+            const float y = step_states(h_, rate, dt, __fmul_rn(dt, x_), B, C);
+            static_cast<Bf16*>(p.out)[token_ * p.d_inner + channel_] =
+                narrow<Bf16>(__fmul_rn(__fmaf_rn(D_, x_, y), silu(gate_)));
+            write(slots_.kept);
+            write(slots_.final);
+        }
+
+      private:
+        using Quads = Quad<Bf16>[kStatesAtOnce / 4];
+
+        __device__ float* state(std::int64_t slot) const {
+            return p.state + slot * p.state_stride + channel_;
+        }
+
+        __device__ void load_quads(const void* rows, std::int64_t stride, Quads& to) const {
+            const auto* row =
+                reinterpret_cast<const Quad<Bf16>*>(static_cast<const Bf16*>(rows) + token_ * stride);
+#pragma unroll
+            for (int i = 0; i < kStatesAtOnce / 4; ++i) to[i] = row[i];
+        }
+
+        __device__ void write(int slot) const {
+            if (slot < 0) return;
+            float* to = state(slot);
+#pragma unroll
+            for (int i = 0; i < kStatesAtOnce; ++i, to += p.d_inner) *to = h_[i];
+        }
+
+        const ScanParams& p;
+        const int channel_, token_;
+        const StateSlots slots_;
+        float h_[kStatesAtOnce], A_[kStatesAtOnce], x_, gate_, D_, dt_bias_;
+        Quads B_, C_;
     };
 };
 
@@ -70,7 +159,8 @@ bool single_tokens(const ProductParams& product, const RaggedParams& ragged) {
 
 bool takes_convolution(const ProductParams& product, const ConvParams& p) {
     return single_tokens(product, p.ragged) && product.out == 2 * p.d_inner && p.width >= 1 &&
-           p.width <= kMostDecodeTaps && p.weight_dtype == DType::float32 && p.dtype == DType::bfloat16;
+           p.width <= kTaps && p.weight_dtype == DType::float32 && p.dtype == DType::bfloat16 &&
+           p.out_stride == p.d_inner;
 }
 
 bool takes_step(const ProductParams& product, const ScanParams& p) {
@@ -85,37 +175,13 @@ bool takes_step(const ProductParams& product, const ScanParams& p) {
 void few_rows_convolution(const ProductParams& product, const ConvParams& p, void* z, cudaStream_t stream) {
     if (!takes_convolution(product, p))
         throw std::invalid_argument("few_rows_convolution does not take these sizes or addresses");
-    Convolved results = {};
-    results.pass.ragged = p.ragged;
-    results.pass.shape.d_inner = int(p.d_inner);
-    results.pass.shape.width = int(p.width);
-    results.pass.conv_stride = p.state_stride;
-    results.pass.x = p.out;
-    results.pass.z = z;
-    results.layer.conv_weight = static_cast<const float*>(p.weight);
-    results.layer.conv_bias = static_cast<const float*>(p.bias);
-    results.layer.conv = p.state;
-    if (product.rows > 0) launch_few_rows<1>(product, results, stream);
+    if (product.rows > 0) launch_few_rows<1>(product, Convolved{p, static_cast<Bf16*>(z)}, stream);
 }
 
 void few_rows_step(const ProductParams& product, const ScanParams& p, cudaStream_t stream) {
     if (!takes_step(product, p))
         throw std::invalid_argument("few_rows_step does not take these sizes or addresses");
-    Stepped results = {};
-    results.pass.ragged = p.ragged;
-    results.pass.shape.d_inner = int(p.d_inner);
-    results.pass.shape.d_state = int(p.d_state);
-    results.pass.ssm_stride = p.state_stride;
-    results.pass.x = const_cast<void*>(p.x);
-    results.pass.z = const_cast<void*>(p.z);
-    results.pass.y = p.out;
-    results.layer.A = p.A;
-    results.layer.D = p.D;
-    results.layer.dt_bias = p.dt_bias;
-    results.layer.ssm = p.state;
-    results.B = static_cast<const Bf16*>(p.B), results.B_stride = p.B_stride;
-    results.C = static_cast<const Bf16*>(p.C), results.C_stride = p.C_stride;
-    if (product.rows > 0) launch_few_rows<1>(product, results, stream);
+    if (product.rows > 0) launch_few_rows<1>(product, Stepped{p}, stream);
 }
 
 }  // namespace cuda

@@ -38,6 +38,9 @@ void causal_conv_step(const ConvParams& params, cudaStream_t stream);
 // Throws unless a call of CUDA's runtime, made for this, succeeded.
 void check(cudaError_t error, const char* purpose);
 
+// Of the current device.
+int attribute_of_device(cudaDeviceAttr which);
+
 // Throws unless the last launch, of this kernel, was accepted.
 void check_launch(const char* kernel);
 

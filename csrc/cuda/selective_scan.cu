@@ -15,19 +15,11 @@ void selective_scan_of(const ScanParams& p, const Selection& selection, int lane
 
 namespace {
 
-int multiprocessors() {
-    int device = 0, count = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        throw std::runtime_error("the CUDA device's number of multiprocessors could not be read");
-    }
-    return count;
-}
-
 // The fewest lanes do the least work a token; more of them fill the chip where it has few channels (measured:
 // docs/performance-cuda.md).
 int choose_lanes(const ScanParams& p, const Selection& selection) {
-    const double channels = double(p.d_inner) * double(selection.count) / multiprocessors();
+    const double channels =
+        double(p.d_inner) * double(selection.count) / attribute_of_device(cudaDevAttrMultiProcessorCount);
     if (channels > 192) return 1;
     if (channels > 40) return 2;
     return channels > 24 ? 4 : 8;
@@ -56,6 +48,13 @@ void check(cudaError_t error, const char* purpose) {
     if (error == cudaSuccess) return;
     cudaGetLastError();  // so that the next launch is not blamed
     throw std::runtime_error(std::string(purpose) + ": CUDA says " + cudaGetErrorString(error));
+}
+
+int attribute_of_device(cudaDeviceAttr which) {
+    int device = 0, value = 0;
+    check(cudaGetDevice(&device), "the current device");
+    check(cudaDeviceGetAttribute(&value, which, device), "an attribute of the device");
+    return value;
 }
 
 void check_launch(const char* kernel) {

@@ -39,14 +39,6 @@ __device__ __forceinline__ void arrive_expecting(unsigned barrier, int bytes) {
                  : "memory");
 }
 
-// Copies `bytes`, which the barrier expects; they and both addresses are multiples of 16.
-__device__ __forceinline__ void bulk_copy(unsigned to, const void* from, int bytes, unsigned barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
-}
-
 // Copies a box of a matrix (see tensor_map.h) from this column and row on, all of whose bytes the barrier
 // expects, those beyond the matrix, too: they become zero.
 __device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matrix, int column, int row,

@@ -32,7 +32,7 @@ def test_backends_of_one_process_keep_their_own_exactness(monkeypatch: pytest.Mo
     for backend, is_exact in ((exact, True), (free, False), (exact, True)):
         assert backend.exact == backend.pack_linear(weight).exact == is_exact
         assert ("exact" in backend.numerics(torch.bfloat16)) == is_exact
-        assert ("free" in backend.numerics(torch.bfloat16)) != is_exact
+        assert ("fast" in backend.numerics(torch.bfloat16)) != is_exact
 
 
 def test_engines_of_one_process_share_no_backend(tiny_checkpoint) -> None:

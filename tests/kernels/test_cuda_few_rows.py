@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.few_rows import FewRows
+from apcbatch.kernels.cuda.linear import DeviceLinear
+from apcbatch.kernels.cuda.mixer import DeviceMixer
 from apcbatch.kernels.cuda.scan import batch_on
+from apcbatch.kernels.layer import MixerWeights, PreNorm
 from apcbatch.kernels.ragged import Ragged
 from tests.kernels.recurrent import fresh_seed, poison, ragged, same_bits
-from tests.kernels.test_cuda_decode import CUDA, NORMS, Stack, mixed
 
 pytestmark = pytest.mark.cuda
-# h, d, n, r, w, v: a block of one row, every width of a stage, more rows in a block than it multiplies at once
+CUDA = torch.device("cuda", 0)
+EPS = 1e-5
+NORMS = ["none", "plain", "weighted"]
+# h, d, n, r, w: a block of one row, every width of a stage, more rows in a block than it multiplies at once
 SIZES = [
-    (16, 32, 16, 16, 1, 11),
-    (64, 112, 16, 16, 4, 97),
-    (768, 1536, 16, 48, 4, 11),
-    (2560, 5120, 16, 160, 4, 11),
-    (4096, 8192, 16, 256, 3, 11),
-    (48, 9232, 16, 32, 2, 11),
+    (16, 32, 16, 16, 1),
+    (64, 112, 16, 16, 4),
+    (768, 1536, 16, 48, 4),
+    (2560, 5120, 16, 160, 4),
+    (4096, 8192, 16, 256, 3),
+    (48, 9232, 16, 32, 2),
 ]
 
 
@@ -33,22 +38,68 @@ def on_cuda() -> Iterator[None]:
         yield
 
 
-def exact_stack(size: tuple[int, ...], norms: str) -> Stack:
-    """One mixer of exact weights, without the bias that the product would have to add."""
-    stack = Stack(size, torch.bfloat16, norms, layers=1, exact=True)
-    norm, weights = stack.layers[0]
-    stack.layers[0] = norm, dataclasses.replace(weights, in_bias=None)
-    return stack
+class RandomMixer:
+    """A mixer of random weights over an arena of random states, the first of two layers in each slot. norms: of dt, B
+    and C, "none", "plain" or "weighted"; biases: of the products around them."""
+
+    def __init__(
+        self,
+        size: tuple[int, ...],
+        norms: str = "none",
+        dtype: torch.dtype = torch.bfloat16,
+        exact: bool = True,
+        biases: bool = False,
+    ) -> None:
+        h, d, n, r, w = size
+        self.ops, self.size, self.dtype = CudaBackend(CUDA, exact), size, dtype
+        inner = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
+        self.norm = PreNorm(1 + 0.2 * torch.randn(h), EPS)
+        self.weights = MixerWeights(
+            in_proj=self._linear(2 * d, h),
+            x_proj=self._linear(r + 2 * n, d),
+            dt_proj=self._linear(d, r),
+            out_proj=self._linear(h, d),
+            in_bias=torch.randn(2 * d) if biases else None,
+            out_bias=torch.randn(h) if norms != "none" else None,
+            conv_weight=torch.randn(d, w),
+            conv_bias=torch.randn(d) if norms != "none" else None,
+            A=-8 * torch.rand(n, d) - 0.1,
+            D=torch.randn(d),
+            dt_bias=torch.randn(d) - 3,
+            norms=None if norms == "none" else inner,
+            norm_eps=EPS,
+        )
+        self._start = torch.randn(24, 2, n, d), torch.randn(24, 2, w - 1, d).to(dtype)
+
+    def _linear(self, outputs: int, inputs: int) -> DeviceLinear:
+        return self.ops.pack_linear((torch.randn(outputs, inputs) * inputs**-0.5).to(self.dtype))
+
+    def arena(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._start[0].clone(), self._start[1].clone()
+
+    def takes(self, batch: Ragged) -> bool:
+        ssm, conv = self._start
+        return FewRows(self.weights, ssm[:, 0], conv[:, 0]).takes(batch_on(CUDA, batch))
+
+    def passed(self, begin: torch.Tensor, batch: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What the mixer leaves, and the arena after it."""
+        ssm, conv = self.arena()
+        residual = self.ops.residual(begin.clone())
+        for shape in ((2, len(begin), self.size[1]), (len(begin), self.size[1])):
+            poison(shape, torch.bfloat16)
+        DeviceMixer(self.norm, self.weights, ssm[:, 0], conv[:, 0])(residual, batch)
+        assert residual.delta is not None
+        return residual.delta, ssm, conv
 
 
-def passed(stack: Stack, begin: torch.Tensor, batch: Ragged) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the mixer leaves, and its states after it."""
-    ssm, conv = stack.arena()
-    residual = stack.ops.residual(begin.clone())
-    for shape in ((2, len(begin), stack.size[1]), (len(begin), stack.size[1])):
-        poison(shape, torch.bfloat16)
-    stack.mixers((ssm, conv))[0](residual, batch)
-    return residual.delta, ssm, conv
+def mixed(rows: int) -> Ragged:
+    """Sequences from a slot or from nothing, into the same slot, another or none, with and without a snapshot."""
+    return ragged(
+        [1] * rows,
+        [s if s % 3 != 1 else -1 for s in range(rows)],
+        [(s, 8 + s, -1)[s % 3] if s else s for s in range(rows)],
+        [[(1, 16 + s)] if s % 2 else [] for s in range(rows)],
+    )
 
 
 @pytest.mark.parametrize("norms", NORMS)
@@ -59,31 +110,26 @@ def test_have_the_bits_of_the_ops_one_by_one(
     """A row or a column that is left out, another sequence's slot or state, a rounding that is left out, a wrong
     half of in_proj, states that are read before they are there."""
     fresh_seed()
-    stack = exact_stack(size, norms)
-    few_rows = FewRows(stack.layers[0][1], *(part[:, 0] for part in stack.arena()))
+    mixer = RandomMixer(size, norms)
     for rows in range(1, 9):
         begin, batch = torch.randn(rows, size[0]), mixed(rows)
-        assert few_rows.takes(batch_on(CUDA, batch))
-        found = passed(stack, begin, batch)
+        assert mixer.takes(batch)
+        found = mixer.passed(begin, batch)
         with monkeypatch.context() as patch:
             patch.setattr(FewRows, "takes", lambda *_: False)
-            expected = passed(stack, begin, batch)
+            expected = mixer.passed(begin, batch)
         assert all(same_bits(one, other) for one, other in zip(found, expected, strict=True)), rows
 
 
 def test_take_only_what_they_can() -> None:
-    """A batch of longer sequences or of more than a block multiplies, products that are free, of float32 or with a
-    bias, and states that the kernel does not have."""
-    one, exact = ragged([1]), exact_stack(SIZES[1], "plain")
-
-    def taken(stack: Stack, batch: Ragged) -> bool:
-        ssm, conv = stack.arena()
-        return FewRows(stack.layers[0][1], ssm[:, 0], conv[:, 0]).takes(batch_on(CUDA, batch))
-
-    assert taken(exact, ragged([1] * 8))
-    assert not taken(exact, ragged([1] * 9)) and not taken(exact, ragged([2, 1]))
-    assert not taken(Stack(SIZES[1], torch.bfloat16), one)
-    assert not taken(Stack(SIZES[1], torch.float32, exact=True), one)
-    assert not taken(Stack(SIZES[1], torch.bfloat16, "plain", exact=True), one)
+    """A batch of longer sequences or of more than a block multiplies, products of float32 or with a bias, and states
+    that the kernel does not have."""
+    one, size = ragged([1]), SIZES[1]
+    for exact in (True, False):
+        mixer = RandomMixer(size, "plain", exact=exact)
+        assert mixer.takes(ragged([1] * 8))
+        assert not mixer.takes(ragged([1] * 9)) and not mixer.takes(ragged([2, 1]))
+    assert not RandomMixer(size, dtype=torch.float32).takes(one)
+    assert not RandomMixer(size, biases=True).takes(one)
     for n, w in ((15, 4), (16, 5)):
-        assert not taken(Stack((64, 112, n, 16, w, 97), torch.bfloat16, exact=True), one)
+        assert not RandomMixer((64, 112, n, 16, w)).takes(one)

@@ -11,9 +11,10 @@ from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.attention import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.backend import CudaBackend
+from apcbatch.kernels.cuda.linear import CHAINED_ROWS
 from apcbatch.kernels.cuda.norm import rms_norms
 
-ops = CudaBackend(torch.device("cuda", 0), exact=False)
+EXACT, ops = (CudaBackend(torch.device("cuda", 0), exact) for exact in (True, False))
 
 pytestmark = pytest.mark.cuda
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -115,11 +116,24 @@ def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> 
     """Catches a product whose bits change with how many rows come together, where exactness was asked for: with inputs
     of which there are no chains in bfloat16, too."""
     weight, x = draw(305, 264, dtype=dtype), draw(300, 264, dtype=dtype)
-    packed = CudaBackend(weight.device, exact=True).pack_linear(weight)
+    packed = EXACT.pack_linear(weight)
     y = ops.linear(x, packed, out_dtype=torch.float32)
     assert close(y, x.double() @ weight.double().t(), dtype)
     for begin, end in [(0, 1), (7, 24), (100, 300), (128, 128 + 127)]:
         assert torch.equal(ops.linear(x[begin:end], packed, out_dtype=torch.float32), y[begin:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [264, 272])  # without chains in bfloat16, and with
+def test_fast_products_of_few_rows_are_the_exact_ones(dtype: torch.dtype, inputs: int) -> None:
+    """Catches few rows that are left to the library, and more rows that are not: their products are its own."""
+    weight, x = draw(305, inputs, dtype=dtype), draw(300, inputs, dtype=dtype)
+    fast, exact = ops.pack_linear(weight), EXACT.pack_linear(weight)
+    assert torch.equal(ops.linear(x, fast), x @ weight.t())
+    for few in (x[:1], x[:CHAINED_ROWS]):
+        y = ops.linear(few, fast, out_dtype=torch.float32)
+        assert close(y, few.double() @ weight.double().t(), dtype)
+        assert exact.chains is None or torch.equal(y, ops.linear(few, exact, out_dtype=torch.float32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,8 +5,6 @@ Must not know: models. A row of a product never depends on the rows beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from apcbatch.kernels import isa
 from apcbatch.kernels.cpu import attention, choose, norm, scan
 from apcbatch.kernels.cpu import linear as products
@@ -16,7 +14,6 @@ from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.mixer import FusedMixer
 from apcbatch.kernels.cpu.stack import FusedStack
-from apcbatch.kernels.layer import PreNorm
 from apcbatch.kernels.ops import BackendOf
 
 
@@ -48,6 +45,3 @@ class CpuBackend(BackendOf[PackedLinear, FusedMixer]):
     mixture = staticmethod(FusedMixture)
     attention = staticmethod(FusedAttention)
     pass_stack = staticmethod(FusedStack)
-
-    def decode_stack(self, mixers: Sequence[FusedMixer], norm: PreNorm, head: PackedLinear) -> None:
-        """There is none."""

@@ -13,7 +13,6 @@ from apcbatch.kernels.cuda import attention, choose, norm, scan
 from apcbatch.kernels.cuda import linear as products
 from apcbatch.kernels.cuda import residual as stream
 from apcbatch.kernels.cuda.chains import Chains
-from apcbatch.kernels.cuda.decode import DecodeStack
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.linear import DeviceLinear
 from apcbatch.kernels.cuda.mixer import DeviceMixer
@@ -32,7 +31,7 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
 
     def __init__(self, device: torch.device, exact: bool) -> None:
         self.device, self.exact = device, exact
-        self._chains = Chains(device) if exact else None
+        self._chains = Chains(device)
 
     linear = staticmethod(products.linear)
     causal_conv = staticmethod(scan.causal_conv)
@@ -57,13 +56,13 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     def numerics(self, dtype: torch.dtype) -> str:
         """Products are the library's, so its version and the chip belong to it."""
         major, minor = torch.cuda.get_device_capability(self.device)
-        products = "exact" if self.exact else "free"
+        products = "exact" if self.exact else "fast"
         name = str(dtype).removeprefix("torch.")
         return f"cuda-sm{major}{minor}-{name}-{products}-torch{torch.__version__}-{CUDA_NUMERICS_VERSION}"
 
     def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
         """Weights as `linear` takes them."""
-        return products.pack_linear(weight, self._chains)
+        return products.pack_linear(weight, self.exact, self._chains)
 
     def attention(
         self, norm: PreNorm, weights: AttentionWeights[DeviceLinear], k_cache: torch.Tensor, v_cache: torch.Tensor
@@ -74,7 +73,3 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
         self, layers: Sequence[StackLayer], norm: PreNorm, head: DeviceLinear, embedding: torch.Tensor | None
     ) -> None:
         """There is none: a pass is launched op by op, or is a CUDA graph of its ops."""
-
-    def decode_stack(self, mixers: Sequence[DeviceMixer], norm: PreNorm, head: DeviceLinear) -> DecodeStack:
-        """See DecodeStack."""
-        return DecodeStack(mixers, norm, head)

@@ -62,12 +62,14 @@ class Chains:
 
     def __init__(self, device: torch.device) -> None:
         self._taken: dict[tuple[ProductShape, int], bytes | None] = {}
-        self._able = torch.cuda.get_device_capability(device)[0] >= 9
+        self._device = device
 
     def takes(self, weight: torch.Tensor) -> bool:
         """Whether there are chains for products with these weights (out, in)."""
         step = _STEP.get(weight.dtype)
-        return self._able and step is not None and weight.shape[1] % step == 0 and weight.data_ptr() % ALIGNMENT == 0
+        if step is None or weight.shape[1] % step or weight.data_ptr() % ALIGNMENT:
+            return False
+        return torch.cuda.get_device_capability(self._device)[0] >= 9
 
     def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
         """What multiplies so many rows: (the library's kernel, whether it adds up pieces in turn), (b"", False) for

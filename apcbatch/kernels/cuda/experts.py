@@ -2,7 +2,8 @@
 and stays there, so that a pass does not wait and a CUDA graph can hold it.
 
 Must not know: models, the residual stream. Invariant: a token's result does not depend on the other tokens: its
-products have one order of operations for any number of them, and its experts are added in ascending order.
+products are chains (see apcbatch.kernels.cuda.chains), as the experts one by one make them of exact weights, and its
+experts are added in ascending order.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from apcbatch.kernels.cuda.linear import DeviceLinear
 class FewTokens:
     """gate_ups: (2f, h) each, the gate's rows before the up's; downs: (h, f) each.
 
-    Exact weights are multiplied by chains (see apcbatch.kernels.cuda.chains), so that a token has the bits that the
-    experts one by one give it. most_pairs: the most (token, expert) pairs of one call; 0 where the kernels have not
-    this dtype, shape or device.
+    most_pairs: the most (token, expert) pairs of one call; 0 where the kernels have not this dtype, shape or device.
     """
 
     def __init__(self, gate_ups: Sequence[DeviceLinear], downs: Sequence[DeviceLinear]) -> None:
@@ -28,14 +27,12 @@ class FewTokens:
         self.most_pairs = 0
         if not _alike(gate_ups) or not _alike(downs):
             return
-        self._hidden, self._inner, self._exact = downs[0].out_features, downs[0].in_features, downs[0].exact
-        if gate_ups[0].exact != self._exact or (self._exact and (self._hidden % 16 or self._inner % 16)):
-            return
+        self._hidden, self._inner = downs[0].out_features, downs[0].in_features
         device = downs[0].weight.device
         with torch.cuda.device(device):
             if len(downs) > extension().MOST_EXPERTS or not extension().takes_experts():
                 return
-        self._tables = [_table(parts).to(device) for parts in (gate_ups, downs)]
+        self._maps = [_maps(parts).to(device) for parts in (gate_ups, downs)]
         self.most_pairs = extension().MOST_TAKEN
 
     def mixture(
@@ -75,7 +72,7 @@ class FewTokens:
         """(t k, h) float32 by pair; rows of pairs that are not there are not written."""
         inner = torch.empty((t * k, self._inner), dtype=x.dtype, device=x.device)
         rows = torch.empty((t * k, self._hidden), dtype=torch.float32, device=x.device)
-        gate_ups, downs = (table.data_ptr() for table in self._tables)
+        gate_ups, downs = (maps.data_ptr() for maps in self._maps)
         extension().expert_product(
             groups,
             t,
@@ -83,7 +80,6 @@ class FewTokens:
             self._hidden,
             self._inner,
             True,
-            self._exact,
             gate_ups,
             x.data_ptr(),
             inner.data_ptr(),
@@ -96,7 +92,6 @@ class FewTokens:
             self._inner,
             self._hidden,
             False,
-            self._exact,
             downs,
             inner.data_ptr(),
             rows.data_ptr(),
@@ -115,20 +110,16 @@ class FewTokens:
             )
 
 
-def _table(parts: Sequence[DeviceLinear]) -> torch.Tensor:
-    """Where the kernels find these weights: their addresses, or of exact ones the maps of tensor copies."""
+def _maps(parts: Sequence[DeviceLinear]) -> torch.Tensor:
+    """Of tensor copies of these weights."""
     addresses = [part.weight.data_ptr() for part in parts]
-    if not parts[0].exact:
-        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
     maps = extension().expert_maps(addresses, parts[0].out_features, parts[0].in_features)
     return torch.frombuffer(bytearray(maps), dtype=torch.uint8)
 
 
 def _alike(parts: Sequence[DeviceLinear]) -> bool:
-    """Whether all are of one shape that the kernels take, and multiplied alike."""
-    first = parts[0]
-    return (
-        first.dtype == torch.bfloat16 and first.in_features % 8 == 0
-        and all(part.weight.shape == first.weight.shape and part.dtype == first.dtype for part in parts)
-        and not any(part.exact != first.exact or part.weight.data_ptr() % ALIGNMENT for part in parts)
-    )  # fmt: skip
+    """Whether all are chains of bfloat16, and of one shape."""
+    return all(
+        part.chains is not None and part.dtype == torch.bfloat16 and part.weight.shape == parts[0].weight.shape
+        for part in parts
+    )

@@ -1,5 +1,5 @@
-"""The products of a Mamba mixer for a few rows of exact weights, together with the ops after them, on a CUDA device:
-in_proj and the convolution in one launch, dt_proj and the state's step in another.
+"""The products of a Mamba mixer for a few rows, together with the ops after them, on a CUDA device: in_proj and
+the convolution in one launch, dt_proj and the state's step in another.
 
 Must not know: models, the other products. Invariant: the bits are those of the product and of the op after it.
 """
@@ -94,9 +94,8 @@ class FewRows:
 
 
 def _has_chains(packed: DeviceLinear) -> bool:
-    """Whether products with these weights in bfloat16 are chains over all inputs."""
-    chained = packed.chains is not None and packed.chains.takes(packed.weight)
-    return chained and packed.dtype == torch.bfloat16 and packed.pieces == 1
+    """Whether products with these weights are chains over all inputs, in bfloat16."""
+    return packed.chains is not None and packed.dtype == torch.bfloat16 and packed.pieces == 1
 
 
 def _product(x: torch.Tensor, packed: DeviceLinear) -> object:

@@ -1,8 +1,8 @@
 """The matrix product of a CUDA device: y = x W^T (+ bias). The same arguments and results as on the CPU
 (apcbatch.kernels.cpu.linear), and float16 too.
 
-Must not know: models. Invariant: a row of a product depends on that row alone where the weights were packed with
-`chains`; otherwise the library picks its kernel by the number of rows.
+Must not know: models. Invariant: a row of a product depends on that row alone where the weights are exact, and among up
+to CHAINED_ROWS rows; of more rows that are not exact the library picks its kernel by their number.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ import torch
 
 from apcbatch.kernels.cuda.chains import Chains, pieces_of
 
+CHAINED_ROWS = 128  # of products that need not be exact, and are: chains are no slower up to here
 EXACT_ROWS = 128  # of every exact product for which there are no chains
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLinear:
-    """Weights (out_features, in_features) on a CUDA device, as they are. chains: what multiplies so that a row's bits
-    do not depend on its company; None where they may. pieces: of the inputs, which such products add up."""
+    """Weights (out_features, in_features) on a CUDA device, as they are. exact: whether a row's bits must not depend on
+    its company. chains: what multiplies so; None where it does not take these weights. pieces: of the inputs, which
+    chains add up."""
 
     weight: torch.Tensor
+    exact: bool
     chains: Chains | None
     pieces: int = 1
-
-    @property
-    def exact(self) -> bool:
-        """Whether a row's bits do not depend on its company."""
-        return self.chains is not None
 
     @property
     def out_features(self) -> int:
@@ -42,6 +40,10 @@ class DeviceLinear:
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
+    def chains_for(self, rows: int) -> Chains | None:
+        """What makes products of so many rows; None where the library does."""
+        return self.chains if self.exact or rows <= CHAINED_ROWS else None
+
     def in_one_piece(self) -> DeviceLinear:
         """The same weights; their products are chains over all inputs."""
         return replace(self, pieces=1)
@@ -51,11 +53,12 @@ class DeviceLinear:
         return self.weight[indices]
 
 
-def pack_linear(weight: torch.Tensor, chains: Chains | None) -> DeviceLinear:
-    """weight: (out, in), any stride. chains: see DeviceLinear."""
+def pack_linear(weight: torch.Tensor, exact: bool, chains: Chains) -> DeviceLinear:
+    """weight: (out, in), any stride. exact: see DeviceLinear. chains: of the weights' device."""
     weight = weight.contiguous()
-    chained = chains is not None and chains.takes(weight)
-    return DeviceLinear(weight, chains, pieces_of(weight) if chained else 1)
+    if not chains.takes(weight):
+        return DeviceLinear(weight, exact, None)
+    return DeviceLinear(weight, exact, chains, pieces_of(weight))
 
 
 def linear(
@@ -71,12 +74,13 @@ def linear(
             f"shape {tuple(x.shape)}"
         )
     out_dtype = out_dtype or x.dtype
-    if packed.chains is None:
-        y = _product(x, packed.weight, out_dtype)
-    elif packed.chains.takes(packed.weight):
-        y = packed.chains.product(x, packed.weight, out_dtype, packed.pieces)
-    else:
+    chains = packed.chains_for(x.shape[0])
+    if chains is not None:
+        y = chains.product(x, packed.weight, out_dtype, packed.pieces)
+    elif packed.exact:
         y = _padded_product(x, packed.weight, out_dtype)
+    else:
+        y = _product(x, packed.weight, out_dtype)
     return y if bias is None else y.add_(bias.to(y.dtype))
 
 
