@@ -40,6 +40,13 @@ class Pages(NamedTuple):
     token_slots: torch.Tensor
 
 
+class MixerStack(Protocol):
+    """Mixers one after the other in one call. The bits are those of the mixers one by one."""
+
+    def __call__(self, residual: Residual, ragged: Ragged, /) -> bool:
+        """Run them, or return False: this batch is left to the mixers."""
+
+
 class PassStack(Protocol):
     """A whole pass in one call: embedding, layers, final norm, head. The bits are those of the ops one by one."""
 
@@ -169,6 +176,9 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     def pack_linear(self, weight: torch.Tensor) -> LinearT: ...
 
     def mixer(self, norm: PreNorm, weights: MixerWeights[LinearT], ssm: torch.Tensor, conv: torch.Tensor) -> MixerT: ...
+
+    def mixer_stack(self, mixers: Sequence[MixerT]) -> MixerStack | None:
+        """What runs one or more mixers of this backend in one call; None where the device has no such call."""
 
     def mlp(self, norm: PreNorm, expert: Expert[LinearT]) -> FeedForward: ...
 

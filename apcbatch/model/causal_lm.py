@@ -17,7 +17,7 @@ import torch
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, FeedForward, Pages, PassStack, StackLayer
+from apcbatch.kernels.ops import Backend, FeedForward, MixerStack, Pages, PassStack, StackLayer
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
@@ -104,7 +104,7 @@ class CausalLM:
             self.numerics = backend.numerics(dtype)
             if part is None:
                 self.identify(checkpoint.finish(), arena.layout.description)
-        self._stack = self._pass_stack()
+        self._stack, self._mixers = self._pass_stack(), self._mixer_stack()
 
     def identify(self, weights_digest: bytes, layout: str) -> None:
         """Note what the weights are, and name the whole model. layout: the description of all of its state."""
@@ -151,6 +151,14 @@ class CausalLM:
             return None
         layers = [StackLayer(layer.mixer.part, layer.feed_forward) for layer in self.layers]
         return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding)
+
+    def _mixer_stack(self) -> MixerStack | None:
+        """What runs all layers in one call; None where something stands between the mixers, a mixer is made of several
+        operations, or a device has no such thing."""
+        mixers = [layer.mixer.part for layer in self.layers]
+        if None in mixers or any(layer.feed_forward for layer in self.layers):
+            return None
+        return self.backend.mixer_stack(mixers)
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""
@@ -210,6 +218,9 @@ class CausalLM:
         """Embedding and layers."""
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
+        is_watched = ops.is_observed or self.on_layer is not None
+        if self._mixers is not None and not is_watched and self._mixers(residual, batch.ragged):
+            return residual
         for layer in self.layers:
             if self.on_layer is not None:
                 self.on_layer()

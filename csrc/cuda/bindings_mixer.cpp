@@ -73,10 +73,10 @@ void bind_mixer(py::module_& m) {
     py::class_<Mixer>(m, "Mixer")
         .def(py::init(&mixer), py::kw_only(), "dtype"_a, "in_proj"_a, "x_proj"_a, "dt_proj"_a, "out_proj"_a,
              "norm"_a, "inner_norms"_a, "conv_weight"_a, "conv_bias"_a, "conv_state"_a, "A"_a, "D"_a,
-             "dt_bias"_a, "ssm_state"_a, "d_inner"_a, "d_state"_a, "width"_a)
-        .def("workspace_bytes", [](const Mixer& mixer, int64_t tokens, const Kernels& kernels) {
-            return workspace_bytes(mixer, tokens, kernels_of(kernels));
-        });
+             "dt_bias"_a, "ssm_state"_a, "d_inner"_a, "d_state"_a, "width"_a);
+    m.def("workspace_bytes", [](const Mixer& mixer, int64_t tokens, const Kernels& kernels) {
+        return workspace_bytes(mixer, tokens, kernels_of(kernels));
+    });
     m.def("run_mixers", &run, ReleaseGil());
 }
 

@@ -5,6 +5,8 @@ Must not know: models. A row of a product never depends on the rows beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from apcbatch.kernels import isa
 from apcbatch.kernels.cpu import attention, choose, norm, scan
 from apcbatch.kernels.cpu import linear as products
@@ -45,3 +47,6 @@ class CpuBackend(BackendOf[PackedLinear, FusedMixer]):
     mixture = staticmethod(FusedMixture)
     attention = staticmethod(FusedAttention)
     pass_stack = staticmethod(FusedStack)
+
+    def mixer_stack(self, mixers: Sequence[FusedMixer]) -> None:
+        """There is none: a whole pass is one call."""

@@ -15,7 +15,7 @@ from apcbatch.kernels.cuda import residual as stream
 from apcbatch.kernels.cuda.chains import Chains
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
 from apcbatch.kernels.cuda.linear import DeviceLinear
-from apcbatch.kernels.cuda.mixer import DeviceMixer
+from apcbatch.kernels.cuda.mixer import DeviceMixer, DeviceMixers
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
 from apcbatch.kernels.ops import BackendOf, StackLayer
 
@@ -50,6 +50,7 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     normed = staticmethod(stream.normed)
 
     mixer = staticmethod(DeviceMixer)
+    mixer_stack = staticmethod(DeviceMixers)
     mlp = staticmethod(DeviceMlp)
     mixture = staticmethod(DeviceMixture)
 
@@ -72,4 +73,4 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     def pass_stack(
         self, layers: Sequence[StackLayer], norm: PreNorm, head: DeviceLinear, embedding: torch.Tensor | None
     ) -> None:
-        """There is none: a pass is launched op by op, or is a CUDA graph of its ops."""
+        """There is none: a pass is launched part by part, or is a CUDA graph of them."""

@@ -6,15 +6,17 @@ Must not know: models, checkpoints, the other layers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from apcbatch.kernels.cuda.batch import DeviceBatch
+from apcbatch.kernels.cuda.compiled_mixer import CompiledMixers, compiled_mixer
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear, linear
 from apcbatch.kernels.cuda.norm import rms_norms
 from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.cuda.scan import batch_on, causal_conv, selective_scan
-from apcbatch.kernels.cuda.whole_mixer import WholeMixer
 from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
@@ -26,22 +28,22 @@ class DeviceMixer:
         self, norm: PreNorm, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
-        self._few_rows = FewRows(weights, ssm, conv)
-        self._whole = WholeMixer(norm, weights, ssm, conv)
+        self.few_rows = FewRows(weights, ssm, conv)
+        self.compiled = compiled_mixer(norm, weights, ssm, conv)
+        self._at_once = DeviceMixers([self])
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         batch = batch_on(residual.sum.device, batch)
-        few = self._few_rows.takes(batch)
-        if few or not self._whole(residual, batch):
-            self._one_by_one(residual, batch, few)
+        if not self._at_once(residual, batch):
+            self._one_by_one(residual, batch)
 
-    def _one_by_one(self, residual: Residual, batch: DeviceBatch, few: bool) -> None:
-        """The ops. few: those of FewRows."""
-        w = self.weights
+    def _one_by_one(self, residual: Residual, batch: DeviceBatch) -> None:
+        """The ops."""
+        w, few = self.weights, self.few_rows.takes(batch)
         h = normed(residual, self.norm, w.in_proj.dtype)
-        x, z = self._few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
+        x, z = self.few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
         dt, b, c = self._small(x)
-        y = self._few_rows.stepped(dt, x, b, c, z, batch) if few else self._scanned(dt, x, b, c, z, batch)
+        y = self.few_rows.stepped(dt, x, b, c, z, batch) if few else self._scanned(dt, x, b, c, z, batch)
         residual.leave(linear(y, w.out_proj, out_dtype=torch.float32, bias=w.out_bias))  # (t, d) -> (t, h)
 
     def _convolved(self, h: torch.Tensor, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,3 +72,15 @@ class DeviceMixer:
         w = self.weights
         dt = linear(dt, w.dt_proj)  # (t, r) -> (t, d)
         return selective_scan(x, dt, w.A, b, c, w.D, z, w.dt_bias, self.ssm, batch)
+
+
+class DeviceMixers:
+    """Mixers one after the other: see apcbatch.kernels.ops.MixerStack."""
+
+    def __init__(self, mixers: Sequence[DeviceMixer]) -> None:
+        self._few_rows = mixers[0].few_rows
+        self._compiled = CompiledMixers([mixer.compiled for mixer in mixers])
+
+    def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> bool:
+        batch = batch_on(residual.sum.device, ragged)
+        return not self._few_rows.takes(batch) and self._compiled(residual, batch)
