@@ -79,9 +79,19 @@ __device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// At the barrier of a block of the cluster, by who has only read: it orders nothing that this thread wrote,
+// for which arrive_far would wait until the whole device could see it.
+__device__ __forceinline__ void arrive_in_block(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Blocks of a cluster: each thread arrives once, and who waits then knows that the other blocks have begun.
 __device__ __forceinline__ void arrive_at_cluster() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+// The same, where nobody is to see anything but barriers that were published.
+__device__ __forceinline__ void arrive_relaxed_at_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void wait_for_cluster() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");

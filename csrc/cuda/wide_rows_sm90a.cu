@@ -90,15 +90,13 @@ class WideRows {
             for (int i = 0; i < slices; ++i, to += unsigned(pitch_), column += kSliceInputs)
                 tensor_copy(to, &maps_.weight, column, row, full(slot));
         });
-        await_before();
     }
 
-    // By another one, once the other blocks of the cluster have begun.
+    // By another one, once the other blocks of the cluster have begun and x is there.
     __device__ void copy_x() const {
         unsigned blocks = 0;
         for (int i = 0; i < cut_.sharers; ++i) blocks |= 1u << (piece_ + p.pieces * i);
         const int row = sharer_ * cut_.part_rows, all = cut_.sharers * cut_.part_rows;
-        await_before();
         each_stage([&](int, int column, int slices, int slot) {
             arrive_expecting(full(slot), slices * all * kSliceRow);
             unsigned to = shared_address(ring_ + slot * stage_ + kWeights + row * kSliceRow);
@@ -112,7 +110,7 @@ class WideRows {
         });
     }
 
-    // By the warpgroups, once the other blocks of the cluster have begun.
+    // By the warpgroups, once the other blocks of the cluster have begun and the kernels before have ended.
     __device__ void multiply() const {
         const int group = int(threadIdx.x) / kGroupThreads;
         const int whole = inputs_ / kSliceInputs, slices = slices_of_piece();
@@ -162,7 +160,7 @@ class WideRows {
         unsigned parity = 1;  // of the slots' last release: at first they are free
         for (int tile = 0; tile < cut_.tiles; ++tile) {
             for (int slice = 0; slice < slices; slice += cut_.slices) {
-                wait_far(free(slot), parity);
+                wait_barrier(free(slot), parity);
                 copy(begin_ + tile * cut_.tile_rows, piece_ * inputs_ + slice * kSliceInputs,
                      min(cut_.slices, slices - slice), slot);
                 if (++slot == cut_.stages) slot = 0, parity ^= 1u;
@@ -187,7 +185,7 @@ class WideRows {
     // By a warp, for all blocks that share x.
     __device__ void release(int slot) const {
         const int lane = threadIdx.x % 32;
-        if (lane < cut_.sharers) arrive_far(in_block(free(slot), unsigned(piece_ + p.pieces * lane)));
+        if (lane < cut_.sharers) arrive_in_block(in_block(free(slot), unsigned(piece_ + p.pieces * lane)));
     }
 
     // The first piece's block gets the sum of all, in ascending order. There is one tile.
@@ -268,24 +266,20 @@ __global__ void __launch_bounds__(kMostGroups* kGroupThreads + 32 * kCopyWarps, 
                                              memory + (past ? kOctetBytes - past : 0) + kOctetBytes);
     if (threadIdx.x == 0) product.init();
     __syncthreads();
-    arrive_at_cluster();
+    arrive_relaxed_at_cluster();
     let_next_begin();
     const int copier = int(threadIdx.x) / 32 - (int(blockDim.x) / 32 - kCopyWarps);
+    if (copier == 0 && threadIdx.x % 32 == 0) product.copy_weights();
+    __syncwarp();
+    wait_for_cluster();
+    await_before();
     if (copier < 0) {
-        wait_for_cluster();
-        await_before();
         product.multiply();
-    } else if (threadIdx.x % 32) {
-        wait_for_cluster();
-        await_before();
-    } else if (copier == 0) {
-        product.copy_weights();
-        wait_for_cluster();
-    } else {
-        wait_for_cluster();
+    } else if (copier == 1 && threadIdx.x % 32 == 0) {
         product.copy_x();
     }
-    arrive_at_cluster();  // none ends while others still use its memory
+    __syncwarp();
+    arrive_relaxed_at_cluster();  // none ends while others still use its memory
     wait_for_cluster();
 }
 
