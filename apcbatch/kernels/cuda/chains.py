@@ -19,8 +19,8 @@ import torch
 
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 
-CANDIDATES = 8  # of the library's kernels
 MOST_TIMED_ROWS = 2048  # of x; the kernel that is fastest for them is taken for more
+CANDIDATES, FEW_CANDIDATES = 8, 4  # of the library's kernels; for fewer rows in bfloat16, as each takes 2 ms to load
 TIMINGS = 5  # of a kernel, the shortest counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
 FEWEST_WEIGHT_ROWS = 2560  # all pieces of fewer rows keep a device busy
@@ -90,13 +90,18 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     x = x.to(weight.dtype)
     y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
     trial, in_turn = _Trial(weight, out_dtype, pieces, rows), _in_turn(pieces, out_dtype, rows)
-    candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, CANDIDATES)
+    most = FEW_CANDIDATES if weight.dtype == torch.bfloat16 and rows < MOST_TIMED_ROWS else CANDIDATES
+    candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, most)
     took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
     before = torch.empty(2 * _cache_bytes(weight.device), dtype=torch.uint8, device=weight.device)
-    for _ in range(TIMINGS):
-        for candidate in took:  # in turns, as the device's clock rises from rest
-            run = partial(_library, x, weight, y, pieces, candidate, in_turn)
-            took[candidate] = min(took[candidate], _milliseconds(run, before))
+    timings = [  # in turns, as the device's clock rises from rest
+        (candidate, _timed(partial(_library, x, weight, y, pieces, candidate, in_turn), before))
+        for _ in range(TIMINGS)
+        for candidate in took
+    ]
+    for candidate, (begin, end) in timings:
+        end.synchronize()
+        took[candidate] = min(took[candidate], begin.elapsed_time(end))
     return min(took, key=lambda candidate: took[candidate], default=None)
 
 
@@ -164,16 +169,15 @@ def _in_pieces(
     return _product(x, weight, parts, pieces), parts
 
 
-def _milliseconds(run: Callable[[], object], before: torch.Tensor) -> float:
-    """Of one run with its weights out of the cache. before: memory whose filling takes the device longer than the host
-    needs to launch the run."""
+def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Queue one run with its weights out of the cache; the events around it. before: memory whose filling takes the
+    device longer than the host needs to launch the run."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     before.zero_()
     begin.record()
     run()
     end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
+    return begin, end
 
 
 def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
