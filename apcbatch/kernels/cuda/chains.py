@@ -20,8 +20,8 @@ import torch
 
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
 
-CANDIDATES = 8  # of the library's kernels
 MOST_TIMED_ROWS = 2048  # of x; the kernel that is fastest for them is taken for more
+CANDIDATES, FEW_CANDIDATES = 8, 4  # of the library's kernels; for fewer rows in bfloat16, as each takes 2 ms to load
 TIMINGS = 5  # of a kernel, the shortest counts
 MOST_TRIAL_ROWS, TRIAL_OUTPUTS, COMPARED_ROWS = 512, 512, 64  # of products that show the order of sums
 FEWEST_WEIGHT_ROWS = 2560  # all pieces of fewer rows keep a device busy
@@ -98,6 +98,8 @@ class Chains:
         if rows <= extension().MOST_FEW_ROWS and x.dtype == torch.bfloat16:
             _chains(x, weight, y, pieces)
             return
+        if rows <= extension().MOST_WIDE_ROWS and _wide(_product(x, weight, y, pieces)):
+            return
         bucket = _bucket(rows)
         (outputs, inputs), is_packed = weight.shape, x.stride(0) == x.shape[1]
         key = ProductShape(outputs, inputs, pieces, x.dtype, y.dtype, is_packed), bucket
@@ -115,13 +117,18 @@ def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: in
     x = x.to(weight.dtype)
     y = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
     trial, in_turn = _Trial(weight, out_dtype, pieces, rows), _in_turn(pieces, out_dtype, rows)
-    candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, CANDIDATES)
+    most = FEW_CANDIDATES if weight.dtype == torch.bfloat16 and rows < MOST_TIMED_ROWS else CANDIDATES
+    candidates = extension().library_choices(_in_pieces(x, weight, y, pieces, in_turn)[0], in_turn, most)
     took = {candidate: math.inf for candidate in candidates if trial.passes(candidate)}
     before = torch.empty(2 * _cache_bytes(weight.device), dtype=torch.uint8, device=weight.device)
-    for _ in range(TIMINGS):
-        for candidate in took:  # in turns, as the device's clock rises from rest
-            run = partial(_library, x, weight, y, pieces, candidate, in_turn)
-            took[candidate] = min(took[candidate], _milliseconds(run, before))
+    timings = [  # in turns, as the device's clock rises from rest
+        (candidate, _timed(partial(_library, x, weight, y, pieces, candidate, in_turn), before))
+        for _ in range(TIMINGS)
+        for candidate in took
+    ]
+    for candidate, (begin, end) in timings:
+        end.synchronize()
+        took[candidate] = min(took[candidate], begin.elapsed_time(end))
     return min(took, key=lambda candidate: took[candidate], default=None)
 
 
@@ -189,16 +196,15 @@ def _in_pieces(
     return _product(x, weight, parts, pieces), parts
 
 
-def _milliseconds(run: Callable[[], object], before: torch.Tensor) -> float:
-    """Of one run with its weights out of the cache. before: memory whose filling takes the device longer than the host
-    needs to launch the run."""
+def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Queue one run with its weights out of the cache; the events around it. before: memory whose filling takes the
+    device longer than the host needs to launch the run."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     before.zero_()
     begin.record()
     run()
     end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end))
+    return begin, end
 
 
 def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
@@ -208,6 +214,14 @@ def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int)
     for begin in range(0, len(x), extension().MOST_FEW_ROWS):
         rows = slice(begin, begin + extension().MOST_FEW_ROWS)
         multiply(_product(x[rows], weight, y[rows], pieces), current_stream())
+
+
+def _wide(product: object) -> bool:
+    """Makes the product by a kernel of our own for such rows; False where it does not take it."""
+    if not extension().takes_wide_rows(product):
+        return False
+    extension().wide_rows_product(product, current_stream())
+    return True
 
 
 def _lies(x: torch.Tensor) -> bool:
