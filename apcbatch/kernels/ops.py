@@ -18,7 +18,7 @@ from apcbatch.kernels.layer import AttentionWeights, Expert, Linear, LinearT, Mi
 from apcbatch.kernels.ragged import Ragged
 
 Mixer: TypeAlias = Callable[[Residual, Ragged], None]
-MixerT = TypeVar("MixerT", bound=Mixer, covariant=True)
+MixerT = TypeVar("MixerT", bound=Mixer)
 UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
 
