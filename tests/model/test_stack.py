@@ -12,6 +12,8 @@ from apcbatch import _C
 from apcbatch.kernels.backend import backend_for
 from apcbatch.kernels.isa import available_isas, set_isa
 from apcbatch.kernels.isa import isa as isa_in_use
+from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
@@ -205,3 +207,34 @@ def test_refuses_what_does_not_fit(tiny_checkpoint: Callable[..., Path]) -> None
     ):
         with pytest.raises(ValueError, match=sentence):
             forward(**changes)
+
+
+def test_a_call_for_all_mixers_stands_for_the_layers(
+    tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a device's call for all mixers that is not made, mixers that run twice or not at all, and a call that
+    hides layers from whoever observes the ops or is told of each layer."""
+    fresh_seed()
+    loaded, asked, moved = Loaded(tiny_checkpoint("mamba")), [], []
+    model = loaded.model
+    mixers = [layer.mixer.part for layer in model.layers]
+
+    def at_once(residual: Residual, batch: Ragged) -> bool:
+        asked.append(batch.num_tokens)
+        for mixer in mixers if batch.num_tokens < 10 else []:
+            mixer(residual, batch)
+        return batch.num_tokens < 10
+
+    for lengths in ([4, 1], [20, 3]):
+        batch, before = loaded.batch([0, 7], lengths), {name: part.clone() for name, part in loaded.states.items()}
+        expected = model.forward(batch).clone(), {name: part.clone() for name, part in loaded.states.items()}
+        for on_layer in (None, lambda: moved.append(None)):
+            for name, part in loaded.states.items():
+                part.copy_(before[name])
+            with monkeypatch.context() as patch:
+                for name, value in (("_stack", None), ("_mixers", at_once), ("on_layer", on_layer)):
+                    patch.setattr(model, name, value)
+                assert same_bits(model.forward(batch), expected[0])
+                assert all(same_bits(part, expected[1][name]) for name, part in loaded.states.items())
+                loaded.op_by_op(batch)
+    assert asked == [5, 23] and len(moved) == 4 * loaded.num_layers
