@@ -216,6 +216,18 @@ def test_prompts_have_a_pass_more(
     assert max(watch.under_way) == 2 and watch.under_way.count(2) >= 4
 
 
+def test_prompts_are_parted_evenly_among_the_passes(
+    tiny_checkpoint: Callable[..., Path], stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches all prompts in one pass, so that one device computes while the other waits."""
+    stages(2)
+    engine = open_engine(tiny_checkpoint("mamba"), policy="none", max_running=32, max_batch_tokens=8192)
+    watch = Watch(monkeypatch)
+    watch.engine = engine
+    serve(engine, [Request(str(n), [n + 1] * 150, max_tokens=1) for n in range(16)])
+    assert watch.sizes == [8, 8] and watch.under_way == [0, 1]
+
+
 def test_a_prompt_goes_on_before_its_last_piece_is_read(
     tiny_checkpoint: Callable[..., Path], stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
