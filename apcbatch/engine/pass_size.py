@@ -1,9 +1,10 @@
 """How much goes into one pass, where several groups of sequences have passes under way side by side.
 
 An example with two groups and 8192 tokens at most, so 4096 for a pass:
-    6000 tokens of prompts are there: a pass takes 3000 of them, and the next one as many, so that both devices compute.
-    20,000 are there: each pass takes 4096.
-    1500 are there: one pass takes 1024, another one the rest; fewer are not worth a pass of their own.
+    6000 tokens of prompts are there: a pass takes half of them, the next one half of what is there then, so that each
+    device has something to compute.
+    20,000 are there: a pass takes 4096.
+    1500 are there: a pass takes 1024, the next one the rest; fewer are not worth a pass of their own.
 
 Must not know: sequences, tensors, what a pass costs.
 """

