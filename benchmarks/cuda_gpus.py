@@ -5,10 +5,10 @@
         --whole --out benchmarks/results/cuda_gpus.json
     python tools/make_performance_docs.py
 
-Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians. Then, with
---whole, Jamba-mini's full shape: its 52 billion weights are drawn on the devices, in place, as a name gives them, so
-that they are the same on one GPU and on several. The last line is the document; OUT grows as figures come. Must not
-know: how the engine does it.
+Each workload goes through engines on one GPU and on several in turns, in one process; figures are medians, without the
+round in which kernels are chosen for new sizes of passes. Then, with --whole, Jamba-mini's full shape: its 52 billion
+weights are drawn on the devices, in place, as a name gives them, so that they are the same on one GPU and on several.
+The last line is the document; OUT grows as figures come. Must not know: how the engine does it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ NEW_TOKENS = (16, 128)
 MAX_RUNNING, MAX_BATCH_TOKENS, POOL_BYTES = 128, 8192, 16 << 30
 JAMBA_MINI = {**make_shapes.SHAPES["jamba-mini-block"], "num_hidden_layers": 32}
 JAMBA_POOL_BYTES = 4 << 30
-Named = tuple[str, list[Request]]
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,16 @@ def drawn(vocab_size: int, count: int, length: int, new_tokens: int) -> list[Req
     return [Request(str(n), prompt, max_tokens=new_tokens, ignore_eos=True) for n, prompt in enumerate(prompts)]
 
 
-def conversations(engine: Engine, folder: Path, path: Path, limit: int | None, new_tokens: int) -> Named:
+@dataclass(frozen=True)
+class Workload:
+    """is_new: whether its prompts make passes of other sizes than those before did, for which kernels are chosen."""
+
+    name: str
+    requests: list[Request]
+    is_new: bool = True
+
+
+def conversations(engine: Engine, folder: Path, path: Path, limit: int | None, new_tokens: int) -> Workload:
     """The planned requests of a file's first conversations, as `apcbatch run` has them."""
     config = Config(
         model=str(folder), limit=limit, max_tokens=new_tokens, ignore_eos=True, pool_size=POOL_BYTES,
@@ -137,16 +145,17 @@ def conversations(engine: Engine, folder: Path, path: Path, limit: int | None, n
     )  # fmt: skip
     renderer = Renderer.load(folder, options=ChatOptions.of(config))
     feeder = Feeder(config, open_source(str(path), config.format), renderer, Answers())
-    return f"{path.stem}, {new_tokens} new tokens", list(requests_of(work_source(config, feeder, engine)))
+    requests = list(requests_of(work_source(config, feeder, engine)))
+    return Workload(f"{path.stem}, {new_tokens} new tokens", requests, new_tokens == NEW_TOKENS[0])
 
 
-def workloads(engine: Engine, folder: Path, options: argparse.Namespace) -> Iterator[Named]:
+def workloads(engine: Engine, folder: Path, options: argparse.Namespace) -> Iterator[Workload]:
     """Prefill-heavy and decode-heavy ones."""
     for path in options.input:
         for new_tokens in NEW_TOKENS:
             yield conversations(engine, folder, path, options.limit, new_tokens)
-    yield "64 x 2048, 1 new token", drawn(engine.vocab_size, 64, 2048, 1)
-    yield "256 x 16, 256 new tokens", drawn(engine.vocab_size, 256, 16, 256)
+    yield Workload("256 x 16, 128 new tokens", drawn(engine.vocab_size, 256, 16, 128))
+    yield Workload("64 x 2048, 1 new token", drawn(engine.vocab_size, 64, 2048, 1))
 
 
 def throughput(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -160,21 +169,22 @@ def throughput(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
     engines = {
         name: Engine(folder, max_batch_tokens=MAX_BATCH_TOKENS, **common, **kind) for name, kind in kinds.items()
     }
-    for name, requests in workloads(engines["one"], folder, options):
+    for workload in workloads(engines["one"], folder, options):
         rounds: list[dict[str, float]] = []
         answers = {}
-        for _ in range(1 + options.repeats):
-            found = {kind: serve(engine, requests) for kind, engine in engines.items()}
+        for _ in range(workload.is_new + options.repeats):
+            found = {kind: serve(engine, workload.requests) for kind, engine in engines.items()}
             rounds.append({kind: seconds for kind, (seconds, _) in found.items()})
             answers = {kind: [result.token_ids for result in results] for kind, (_, results) in found.items()}
         results = found["several"][1]
         computed = sum(result.computed_tokens for result in results)
         new = sum(len(result.token_ids) for result in results)
-        seconds = {kind: statistics.median(one[kind] for one in rounds[1:]) for kind in kinds}
+        rounds = rounds[workload.is_new :]
+        seconds = {kind: statistics.median(one[kind] for one in rounds) for kind in kinds}
         yield {
-            "name": name, "requests": len(requests), "computed_tokens": computed, "new_tokens": new,
+            "name": workload.name, "requests": len(workload.requests), "computed_tokens": computed, "new_tokens": new,
             "same_tokens": all(one == answers["one"] for one in answers.values()), "seconds": seconds,
-            "rounds": rounds[1:],
+            "rounds": rounds,
         }  # fmt: skip
     for engine in engines.values():
         engine.close()

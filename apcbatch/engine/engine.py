@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 
+from apcbatch.engine.accounting import account
 from apcbatch.engine.answers import extend_answers
 from apcbatch.engine.arguments import DTYPES, check_arguments
 from apcbatch.engine.counters import Counters, facts_between
+from apcbatch.engine.exits import Exits, requests_of
 from apcbatch.engine.failures import failed_pass, no_room
-from apcbatch.engine.flight import Flight
 from apcbatch.engine.gate import COST_ON_DEVICE
+from apcbatch.engine.launcher import Launcher
 from apcbatch.engine.observer import Observer, Watcher
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import PagePool
@@ -26,9 +28,8 @@ from apcbatch.engine.persistence import Persistence, open_store
 from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
-from apcbatch.engine.sequence import Sequence, failed, make_sequence
+from apcbatch.engine.sequence import failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, answered
 from apcbatch.engine.settings import check_request
 from apcbatch.engine.snapshots import Snapshots
@@ -141,8 +142,7 @@ class Engine:
             page_tables=page_tables,
             persistence=self._persistence,
         )
-        # A device computes the next pass while the host reads this one.
-        self._runs_ahead = self.device != "cpu" or len(places) > 1
+        runs_ahead = self.device != "cpu" or len(places) > 1
         self._places = places
         self._scheduler = Scheduler(
             self._snapshots,
@@ -150,16 +150,26 @@ class Engine:
             max_batch_tokens=max_batch_tokens,
             max_running=max_running,
             capacity_bytes=pool_size_bytes,
-            prompt_cost=COST_ON_DEVICE if self._runs_ahead else 0,
+            prompt_cost=COST_ON_DEVICE if runs_ahead else 0,
             groups=len(places),
         )
         if self.device != "cpu":
             warm_up(self._model, arena, max_batch_tokens, num_pages if layout.has_tokens else None)
         self._look_ahead = LOOK_AHEAD * len(places) * max_running
-        self._flight = Flight()
         self._max_request_tokens = max_request_tokens
         self._failed: deque[Result] = deque()
         self._counters = Counters()
+        self._launcher = Launcher(
+            self._model,
+            arena,
+            self._scheduler,
+            self._pool,
+            self._counters,
+            num_devices=len(places),
+            runs_ahead=runs_ahead,
+        )
+        self._flight = self._launcher.flight
+        self._exits = Exits(self._scheduler, self._snapshots, self._flight)
         self._observer: Observer | None = None
         self.footprint = Footprint.of(layout)
         self.context_length = config.context_length
@@ -209,7 +219,7 @@ class Engine:
     def observe(self, observer: Observer) -> None:
         """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
         each snapshot that is kept or let go; one at a time. Without one, nothing of it is worked out."""
-        self._observer = self._snapshots.observer = observer
+        self._observer = self._snapshots.observer = self._exits.observer = observer
         self._pool.on_drop = observer.let_go
 
     def watch(self, watcher: Watcher) -> None:
@@ -236,28 +246,29 @@ class Engine:
         results = list(self._failed)
         self._failed.clear()
         self._counters.seconds["store"] += time.perf_counter() - begin
-        results += self._begin_passes()
+        never, launching_s = self._launcher.begin_passes()
+        results += [sequence.failure(no_room(sequence)) for sequence in never]
         if not self._flight:
             return results
         begin = time.perf_counter()
         current = self._flight.next()
-        self._begin_next(current)
+        self._launcher.begin_next(current)
         try:
             broken = extend_answers(current, self.eos_token_ids)
         except Exception as error:
-            return results + self._fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
-        results += self._fail(current, broken)
-        failed = _requests_of(broken)
+            return results + self._exits.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
+        results += self._exits.fail(current, broken)
+        failed = requests_of(broken)
         chunks = [chunk for chunk in current.chunks if chunk.sequence not in failed]
         if not chunks:
             return results
         for chunk in chunks:
             self._snapshots.publish(chunk)
-        self._account(chunks, self._launching_s + time.perf_counter() - begin)
+        account(chunks, launching_s + time.perf_counter() - begin, self._counters)
         for chunk in chunks:
             self._scheduler.advance(chunk)
             self._snapshots.cover(chunk)
-        return results + [result for chunk in chunks for result in self._finish(chunk.sequence)]
+        return results + [result for chunk in chunks for result in self._exits.finish(chunk.sequence)]
 
     def drop_waiting(self) -> None:
         """Drop what has not begun; what runs goes on."""
@@ -267,9 +278,7 @@ class Engine:
         """Drop everything that is not finished."""
         self.drop_waiting()
         self._failed.clear()
-        begun = [sequence.siblings for sequence in self._scheduler.running]
-        for siblings in [*begun, *(forks.sequences for forks in self._scheduler.forks)]:
-            self._end_request(siblings)
+        self._exits.drop_all()
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
         """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
@@ -326,100 +335,3 @@ class Engine:
             self._persistence.close()
             self._store.close()
             self._store = None
-
-    def _begin_passes(self) -> list[Result]:
-        """Begin passes of sequences that are in none: one for each device, and one more that has prompts in it, so that
-        no device waits for the host. Returns the failures of requests that can never run."""
-        results: list[Result] = []
-        self._launching_s = 0.0
-        while self._has_room_for_pass():
-            begin = time.perf_counter()
-            chunks, impossible = self._scheduler.schedule(self._flight.ends)
-            results += [sequence.failure(no_room(sequence)) for sequence in impossible]
-            scheduled = time.perf_counter()
-            self._counters.seconds["store"] += scheduled - begin
-            if not chunks:
-                break
-            self._flight.begin(Pass(self._model, self._arena, chunks))
-            self._pool.passes_begun()
-            self._launching_s += time.perf_counter() - scheduled
-        return results
-
-    def _has_room_for_pass(self) -> bool:
-        """Whether one more pass is to be begun, if there are sequences for it."""
-        if len(self._flight) < len(self._places):
-            return True
-        is_full = len(self._places) == 1 or len(self._flight) > len(self._places)
-        return not is_full and self._scheduler.has_prompts(self._flight.ends)
-
-    def _begin_next(self, current: Pass) -> None:
-        """On a device, begin the pass after the current one, where that is known before its tokens are."""
-        if not self._runs_ahead or current.failed:
-            return
-        chunks = self._scheduler.foresee(current.chunks, self._flight.ends)
-        if chunks:
-            self._flight.begin(Pass(self._model, self._arena, chunks, current))
-
-    def _account(self, chunks: list[Chunk], seconds: float) -> None:
-        """Share a pass's time among its sequences and between prefill and decode, by tokens."""
-        num_tokens = sum(chunk.count for chunk in chunks)
-        per_token, prefill_tokens = seconds / num_tokens, 0
-        for chunk in chunks:
-            if chunk.sequence.in_prefill:
-                chunk.sequence.prefill_s += per_token * chunk.count
-                prefill_tokens += chunk.count
-            else:
-                chunk.sequence.decode_s += per_token * chunk.count
-        self._counters.add_pass(len(chunks), prefill_tokens, num_tokens - prefill_tokens, per_token)
-
-    def _finish(self, sequence: Sequence) -> list[Result]:
-        """End a sequence that has its last token; the result of its request, if that was the last answer to come."""
-        if sequence.finish_reason:
-            self._snapshots.complete(sequence)
-            self._end(sequence)
-        forks = sequence.forks
-        if forks is None:
-            return [self._result(sequence)] if sequence.finish_reason else []
-        if forks.delivered or not forks.finished:
-            return []
-        forks.delivered = True
-        return [self._result(sequence)]
-
-    def _result(self, sequence: Sequence) -> Result:
-        """The result of the request that a sequence was the last of to end."""
-        if self._observer is not None:
-            first = sequence.siblings[0]
-            self._observer.answered(first.tokens[: first.num_prompt], first.cached_tokens, first.cached_from)
-        return sequence.result()
-
-    def _end(self, sequence: Sequence) -> None:
-        """Free what a sequence holds, if it runs; a pass that was begun goes on without it."""
-        if not sequence.is_running:
-            return
-        self._scheduler.finish(sequence)
-        for chunk in self._flight.leave_out(sequence):
-            self._snapshots.cancel(chunk)
-
-    def _end_request(self, siblings: list[Sequence]) -> None:
-        """Free what all answers of a request hold."""
-        for sequence in siblings:
-            self._end(sequence)
-        if siblings[0].forks is not None:
-            self._scheduler.drop_answers(siblings[0].forks)
-
-    def _fail(self, current: Pass, failures: dict[Chunk, RequestError]) -> list[Result]:
-        """Give back what chunks of a pass held, and their requests' other answers, without a word to the pool or the
-        store; the requests become error records."""
-        failed = _requests_of(failures)
-        for chunk in current.chunks:
-            if chunk.sequence in failed:
-                self._snapshots.cancel(chunk)
-        firsts = {chunk.sequence.siblings[0]: failure for chunk, failure in failures.items()}
-        for first in firsts:
-            self._end_request(first.siblings)
-        return [first.failure(failure) for first, failure in firsts.items()]
-
-
-def _requests_of(chunks: Iterable[Chunk]) -> set[Sequence]:
-    """The sequences of all answers of these chunks' requests."""
-    return {sequence for chunk in chunks for sequence in chunk.sequence.siblings}

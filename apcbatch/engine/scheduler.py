@@ -21,6 +21,7 @@ from apcbatch.engine.forks import Forks
 from apcbatch.engine.gate import Gate
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import NO_PAGES
+from apcbatch.engine.pass_size import PassSize
 from apcbatch.engine.pool import Snapshot
 from apcbatch.engine.promises import Promises
 from apcbatch.engine.runner import Chunk, Keep
@@ -28,7 +29,6 @@ from apcbatch.engine.sequence import Sequence
 from apcbatch.engine.snapshots import Snapshots
 
 NOBODY: Mapping[Sequence, int] = MappingProxyType({})
-FEWEST_TOKENS = 2048  # of a whole pass with several devices: with fewer these wait for the host, which launches it
 
 
 def num_live_slots(max_running: int) -> int:
@@ -58,8 +58,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.forks: list[Forks] = []
         self._snapshots, self._page_tables = snapshots, page_tables
-        self._max_batch_tokens, self._most_in_pass = _tokens_of_pass(max_batch_tokens, groups), max_running
-        self._groups, self._max_running = groups, groups * max_running
+        self._size = PassSize(max_batch_tokens, max_running, groups)
+        self._max_running = groups * max_running
         self._free_slots = list(range(num_live_slots(self._max_running) - 1, -1, -1))
         self._promises = Promises()
         self._admission = Admission(capacity_bytes)
@@ -88,21 +88,18 @@ class Scheduler:
             while forks.waiting and self._begin_answer(forks):
                 pass
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
-        chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._share]]
+        chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._size.decodes(len(self.running))]]
         num_decodes, impossible = len(chunks), list[Sequence]()
-        budget = max(1, self._max_batch_tokens - num_decodes)
-        for sequence in self.running:
-            remaining = _prompt_left(sequence, begun)
-            if remaining and budget > 0 and len(chunks) < self._most_in_pass:
-                chunks.append(self._chunk(sequence, min(budget, remaining), begun.get(sequence)))
-                budget -= chunks[-1].count
-        if self.waiting and self._num_free and budget > 0:
-            has_prompts = len(chunks) > num_decodes
-            if has_prompts or (self._gate.opens(self._num_free) if num_decodes else self._lets_in):
-                num_before = len(self.running)
-                impossible = self._fill(chunks, budget)
-                if len(self.running) == num_before or not self._num_free:
-                    self._gate.close()
+        left = self._prompts_left(begun)
+        wanted = self._size.wanted(num_decodes, left)
+        if self.waiting and self._num_free and wanted > 0 and (left or self._opens(num_decodes)):
+            num_before = len(self.running)
+            impossible = self._fill(wanted)
+            left += sum(sequence.remaining for sequence in self.running[num_before:])
+            if len(self.running) == num_before or not self._num_free:
+                self._gate.close()
+        if left:
+            self._add_prompts(chunks, self._size.prompt_tokens(num_decodes, left), begun)
         for chunk in chunks:  # once all of the pass have the slots that somebody waits for
             positions = chunk.sequence.retention.kept_if_room(chunk.begin, chunk.end)
             if positions:
@@ -111,9 +108,7 @@ class Scheduler:
 
     def has_prompts(self, begun: Mapping[Sequence, int]) -> bool:
         """Whether there are tokens of prompts for a pass beside those under way. begun: as `schedule` has it."""
-        if any(_prompt_left(sequence, begun) for sequence in self.running):
-            return True
-        return bool(self.waiting and self._num_free) and self._lets_in
+        return self._prompts_left(begun) > 0 or bool(self.waiting and self._num_free) and self._lets_in
 
     def foresee(self, chunks: list[Chunk], begun: Collection[Sequence] = ()) -> list[Chunk]:
         """The pass after that of `chunks`, whose tokens nobody has read yet: one more token of each sequence that is
@@ -133,18 +128,18 @@ class Scheduler:
             return []
         return [self._chunk(chunk.sequence, 1, chunk.end) for chunk in going]
 
-    def _fill(self, chunks: list[Chunk], budget: int) -> list[Sequence]:
-        """Admit waiting sequences while there are slots and tokens left. Returns those that can never run."""
+    def _fill(self, wanted: int) -> list[Sequence]:
+        """Admit waiting sequences while there are slots and fewer tokens than are wanted. Returns those that can never
+        run."""
         impossible: list[Sequence] = []
         passed_over: deque[Sequence] = deque()
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
-        while self.waiting and self._num_free and budget > 0 and len(chunks) < self._most_in_pass:
+        while self.waiting and self._num_free and wanted > 0:
             sequence = self.waiting.popleft()
             if self._may_begin(sequence):
                 self._admit(sequence)
-                chunks.append(self._chunk(sequence, min(budget, sequence.remaining)))
-                budget -= chunks[-1].count
+                wanted -= sequence.remaining
             elif self.running:
                 self._admission.pass_over(sequence)
                 passed_over.append(sequence)
@@ -154,6 +149,16 @@ class Scheduler:
         passed_over.extend(self.waiting)
         self.waiting = passed_over
         return impossible
+
+    def _add_prompts(self, chunks: list[Chunk], budget: int, begun: Mapping[Sequence, int]) -> None:
+        """Add so many tokens of the prompts that run, the first ones first."""
+        for sequence in self.running:
+            if budget == 0 or len(chunks) == self._size.max_sequences:
+                break
+            left = _prompt_left(sequence, begun)
+            if left:
+                chunks.append(self._chunk(sequence, min(budget, left), begun.get(sequence)))
+                budget -= chunks[-1].count
 
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
@@ -232,10 +237,13 @@ class Scheduler:
         self._promise(sequence, [p for p in promised if not self._snapshots.holds(sequence.keys[p])])
         self.running.append(sequence)
 
-    @property
-    def _share(self) -> int:
-        """How many decodes a pass has at most: a group's share, so that all groups have something to do."""
-        return min(self._most_in_pass, -(-len(self.running) // self._groups))
+    def _prompts_left(self, begun: Mapping[Sequence, int]) -> int:
+        """How many tokens of the prompts that run are in no pass yet."""
+        return sum(_prompt_left(sequence, begun) for sequence in self.running if sequence.in_prefill)
+
+    def _opens(self, num_decodes: int) -> bool:
+        """Whether a pass with so many decodes, and no prompts yet, may let in those that wait."""
+        return self._gate.opens(self._num_free) if num_decodes else self._lets_in
 
     @property
     def _lets_in(self) -> bool:
@@ -344,9 +352,3 @@ def _prompt_left(sequence: Sequence, begun: Mapping[Sequence, int]) -> int:
     if not sequence.in_prefill:
         return 0
     return sequence.num_tokens - begun.get(sequence, sequence.computed)
-
-
-def _tokens_of_pass(max_batch_tokens: int, groups: int) -> int:
-    """The tokens of a pass: with several groups a share, so that each of them has a pass where there are tokens for a
-    whole one, but no fewer than are worth a pass."""
-    return max(max_batch_tokens // groups, min(max_batch_tokens, FEWEST_TOKENS))

@@ -37,7 +37,7 @@ def draws(seed: int) -> list[Request]:
 def serve(folder: Path, requests: list[Request], ahead: bool, **options: object) -> tuple[dict[str, Result], Engine]:
     """The results by id, and the engine, closed."""
     engine = Engine(folder, **{"pool_size_bytes": 8 << 20, "block_size": 16, **options})
-    engine._runs_ahead = ahead
+    engine._launcher.runs_ahead = ahead
     results = {result.id: result for result in engine.run(requests)}
     engine.close()
     return results, engine

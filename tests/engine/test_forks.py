@@ -126,7 +126,7 @@ def test_random_schedules(data: st.DataObject, tiny_checkpoint: Callable[..., Pa
         max_batch_tokens=data.draw(st.sampled_from([5, 64, 2048])),
         pool_size_bytes=pages * page_bytes + data.draw(small) * state_bytes,
     )
-    engine._runs_ahead = data.draw(st.booleans())  # as on a device
+    engine._launcher.runs_ahead = data.draw(st.booleans())  # as on a device
     books = Books(engine)
     found = by_id(engine.run(requests))
     for name, result in found.items():

@@ -60,7 +60,7 @@ def open_books(
 
     def make(**options: Any) -> Books:
         engine = Engine(tiny_checkpoint(family), **{"block_size": 16, "pool_size_bytes": ROOMY, **options})
-        engine._runs_ahead = bool(ahead)
+        engine._launcher.runs_ahead = bool(ahead)
         opened.append(engine)
         return Books(engine)
 

@@ -262,7 +262,7 @@ def test_each_setting_has_the_same_bits_however_it_is_run(family: str, tiny_chec
         source.shuffle(requests)
         engine = Engine(folder, pool_size_bytes=16 << 20, block_size=5, **options)
         for ahead in (False, True):
-            engine._runs_ahead = ahead
+            engine._launcher.runs_ahead = ahead
             for result in engine.run(requests):
                 assert result.error is None
                 assert told(result) == expected[result.id], f"seed {seed}, {EACH[int(result.id)]}, {options}, {ahead}"

@@ -99,7 +99,7 @@ def test_the_same_bits_however_they_are_computed(family: str, seed: int, tiny_ch
             engine = Engine(
                 folder, block_size=8, policy=policy, max_batch_tokens=size, max_running=4, pool_size_bytes=ROOMY
             )
-            engine._runs_ahead = size == 64  # as on a device
+            engine._launcher.runs_ahead = size == 64  # as on a device
             books = Books(engine)
             for _ in range(2):
                 found = by_id(engine.run(requests))

@@ -12,7 +12,7 @@ import torch
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import runner
-from apcbatch.engine.scheduler import _tokens_of_pass
+from apcbatch.engine.pass_size import PassSize
 from apcbatch.prefix import prefix_key
 from tests.engine.test_sameness import agent_prompts
 from tests.tiny import VOCAB
@@ -216,6 +216,18 @@ def test_prompts_have_a_pass_more(
     assert max(watch.under_way) == 2 and watch.under_way.count(2) >= 4
 
 
+def test_prompts_are_parted_among_the_passes(
+    tiny_checkpoint: Callable[..., Path], stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches all prompts in one pass, so that one device computes while the other waits."""
+    stages(2)
+    engine = open_engine(tiny_checkpoint("mamba"), policy="none", max_running=32, max_batch_tokens=8192)
+    watch = Watch(monkeypatch)
+    watch.engine = engine
+    serve(engine, [Request(str(n), [n + 1] * 150, max_tokens=1) for n in range(16)])
+    assert watch.sizes == [8, 7, 2] and watch.under_way == [0, 1, 2], "half of the tokens, 1024, the rest"
+
+
 def test_a_prompt_goes_on_before_its_last_piece_is_read(
     tiny_checkpoint: Callable[..., Path], stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,8 +249,18 @@ def test_a_prompt_goes_on_before_its_last_piece_is_read(
 
 def test_a_pass_has_its_share_of_the_tokens() -> None:
     """Catches passes that are so large that few are under way, or so small that the host is in the way."""
-    assert [_tokens_of_pass(8192, groups) for groups in (1, 2, 3, 8)] == [8192, 4096, 2730, 2048]
-    assert [_tokens_of_pass(most, 4) for most in (1, 100, 2048, 4096, 100_000)] == [1, 100, 2048, 2048, 25_000]
+    plenty = [PassSize(8192, 128, groups).prompt_tokens(0, 1 << 20) for groups in (1, 2, 3, 8, 16)]
+    assert plenty == [8192, 4096, 2730, 1024, 1024]
+    two = PassSize(8192, 128, 2)
+    assert [two.prompt_tokens(100, left) for left in (1, 1500, 3001, 8192, 9000)] == [1024, 1024, 1501, 3996, 3996]
+    assert [PassSize(most, 8, 4).prompt_tokens(3, 1 << 20) for most in (1, 3, 100, 8192)] == [1, 1, 97, 2045]
+    assert [two.decodes(running) for running in (1, 7, 200, 256)] == [1, 4, 100, 128]
+
+
+def test_there_are_tokens_for_all_passes() -> None:
+    """Catches prompts that all go into one pass because the others' were not let in yet."""
+    assert [PassSize(8192, 128, 2).wanted(96, left) for left in (0, 5000, 8000)] == [8000, 3000, 0]
+    assert PassSize(1, 8, 1).wanted(8, 0) == 1, "decodes keep nobody out for good"
 
 
 def test_a_pass_that_fails_costs_its_own_requests(
