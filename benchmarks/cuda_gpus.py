@@ -31,6 +31,7 @@ from typing import Any
 import make_shapes
 import numpy as np
 import torch
+from growing import growing
 
 from apcbatch import Engine, Request, Result, __version__
 from apcbatch.config import Config
@@ -252,15 +253,7 @@ def main() -> None:
         "version": __version__, "repeats": options.repeats, "max_running": MAX_RUNNING,
         "max_batch_tokens": MAX_BATCH_TOKENS, "model": None, "workloads": [], "whole": [],
     }  # fmt: skip
-
-    def keep(found: dict[str, Any], where: list[dict[str, Any]]) -> None:
-        print(json.dumps(found), flush=True)
-        where.append(found)
-        document["seconds"] = time.perf_counter() - begin
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
-
+    keep = growing(document, options.out, begin)
     if options.model is not None:
         document["model"] = options.model.name
         for figure in throughput(options.model, options):

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from growing import growing
 
 from apcbatch import Engine, Request, __version__
 from apcbatch.model.families import load_model_config, state_layout
@@ -268,15 +269,7 @@ def main() -> None:
         "models": [{"model": folder.name, "dtype": options.dtype, "figures": []} for folder in options.models],
         "runs": [],
     }
-
-    def keep(found: dict[str, Any], where: list[dict[str, Any]]) -> None:
-        print(json.dumps(found), flush=True)
-        where.append(found)
-        document["seconds"] = time.perf_counter() - begin
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
-
+    keep = growing(document, options.out, begin)
     if options.input:  # first, as this process keeps the device's memory
         for run in whole_runs(options.models[0], options):
             keep(run, document["runs"])

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_model import DECODE, NEW_TOKENS, PREFILL, REPEATS, Prompts
+from growing import write
 from peer_engines.process import Engine
 
 from apcbatch.bench.datasets import requests_in
@@ -82,12 +83,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     document: dict[str, Any] = {"models": {}, "runs": []}
-
-    def keep() -> None:
-        if options.out:
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.write_text(json.dumps(document, indent=1) + "\n")
-
     most_tokens = max(length for _, length in PREFILL) + 1 + NEW_TOKENS
     for folder in options.models:
         engine = open_vllm(options, folder, most_tokens, {})
@@ -103,7 +98,7 @@ def main() -> None:
             for name, value in figures(engine, load_model_config(folder).vocab_size):
                 found[name] = value
                 print(f"{folder.name}, {name}: {value:g}", flush=True)
-                keep()
+                write(document, options.out)
         finally:
             engine.close()
     if options.input:
@@ -111,7 +106,7 @@ def main() -> None:
             print(json.dumps(run), flush=True)
             document["runs"].append(run)
             document["run"] = min(run["seconds"] for run in document["runs"])
-            keep()
+            write(document, options.out)
     print(json.dumps(document))
 
 

@@ -59,6 +59,17 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest):
+    """torch's thread count, and with it the kernels'."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch):
     """stages(n): engines that are opened from now on have n stages, all of them on the CPU."""

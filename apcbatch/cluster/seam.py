@@ -1,4 +1,4 @@
-"""The seam between the driver and wherever its workers run: Ray, this process, or a simulation in virtual time.
+"""The seam between the driver and wherever its workers run: Ray, or a simulation in virtual time.
 
 Must not know: the driver, Ray. Invariant: nothing but an implementation of `Seam` knows where a worker runs.
 """

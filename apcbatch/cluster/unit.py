@@ -72,11 +72,9 @@ class Without:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The worker computes; said of any of its units when it has said nothing for some seconds. tokens: computed by it
-    since it began, of prompts and answers."""
+    """The worker computes; said of any of its units when it has said nothing for some seconds."""
 
     unit: int
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

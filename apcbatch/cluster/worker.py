@@ -150,8 +150,7 @@ class Worker:
         now = time.monotonic()
         if self._units and now - self._spoke >= SPEAKS_EVERY_S:
             self._spoke = now
-            counters = self._engine.counters
-            self._speak(Alive(next(iter(self._units)), counters.prefill_tokens + counters.decode_tokens))
+            self._speak(Alive(next(iter(self._units))))
 
     def _put_together(self, piece: Piece) -> Request:
         self._at_work.begin(piece.number)

@@ -18,19 +18,9 @@ ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, qu
 REPLACED = ("resume", "overwrite", "retry_errors")
 
 
-def command_line(
-    program: Sequence[str],
-    inputs: Sequence[str],
-    output: str,
-    config_file: str | None,
-    config: Config,
-    added: Sequence[str],
-) -> str:
-    """The shell command, with every option that a flag or a variable gave and with the `added` flags at its end.
-
-    What is secret in an address is left out of it, for the user to put back.
-    """
-    return " ".join(map(_quoted, command_words(program, inputs, output, config_file, config, added)))
+def command_line(words: Sequence[str]) -> str:
+    """The shell command of these words."""
+    return " ".join(map(_quoted, words))
 
 
 def command_words(
@@ -41,7 +31,8 @@ def command_words(
     config: Config,
     added: Sequence[str],
 ) -> list[str]:
-    """The same command as words, as they are before the shell quotes them."""
+    """The command's words, as they are before the shell quotes them: every option that a flag or a variable gave, and
+    the `added` flags at the end. What is secret in an address is left out of it, for the user to put back."""
     sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
     words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:

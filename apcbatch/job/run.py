@@ -95,8 +95,11 @@ class Job:
         else:
             names = ("overwrite", "retry_errors" if config.retry_errors else "resume")
             added = ["--" + name.replace("_", "-") for name in names if getattr(config, name)]
-        output = self._output.name
-        return command_line(self._program, self._inputs, output, self._config_file, config, added)
+        return command_line(self._command_words(added))
+
+    def _command_words(self, added: Sequence[str]) -> list[str]:
+        output, config_file = self._output.name, self._config_file
+        return command_words(self._program, self._inputs, output, config_file, self._config, added)
 
     def last_line(self, exit_code: int) -> str:
         """The last line on stderr: how to go on, or, if every error would come again, that nothing is left to do."""
@@ -110,8 +113,7 @@ class Job:
             return None
         config = self._config
         added = [flag_name(name) for name in REPLACED if config.origins[name] == flag_name(name)]
-        output = self._output.name
-        words = command_words(self._program, self._inputs, output, self._config_file, config, added)
+        words = self._command_words(added)
         decode = opened.renderer.tokenizer.decode_all
         clock, warn = self._totals.elapsed_s, self._printer.warn
         setting = Setting(words, inputs.shown, config, self.continue_command())

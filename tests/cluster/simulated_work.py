@@ -111,7 +111,7 @@ class SimWork:
         seam, end = self.seam, self.now + seconds
         while self.spoke + SPEAKS_EVERY_S < end:
             self.spoke += SPEAKS_EVERY_S
-            seam.speak(self.worker, self.spoke, Alive(self.unit.number, 0))
+            seam.speak(self.worker, self.spoke, Alive(self.unit.number))
         self.now = end
 
     def _adopt(self, states: Mapping[Key, Token]) -> None:

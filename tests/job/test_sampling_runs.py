@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from apcbatch.cli.program import main
 from apcbatch.config import Config
 from apcbatch.data.tokenizer import load_tokenizer
-from apcbatch.job.continuation import command_line
+from apcbatch.job.continuation import command_line, command_words
 from apcbatch.job.request import FIRST, LATER, settings_of
 from apcbatch.types import Request
 from tests.chats import conversation, read_records, write_lines
@@ -263,7 +263,7 @@ def test_a_suggestion_that_cannot_be_used(here, capsys):
 def test_the_command_that_continues_repeats_a_stop_text(stop):
     """Fault: a stop text with a newline in it breaks the last line in two, or comes back as another text."""
     config = Config(stop=(stop, "b"), stop_token_id=(5, 7), origins={"stop": "--stop", "stop_token_id": "--x"})
-    line = command_line(["apcbatch"], ["in.jsonl"], "out.jsonl", None, config, ["--resume"])
+    line = command_line(command_words(["apcbatch"], ["in.jsonl"], "out.jsonl", None, config, ["--resume"]))
     assert "\n" not in line
     words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout.split(
         b"\0"

@@ -25,12 +25,3 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where tensors are made during the test, and so where the ops run."""
     with torch.device(request.param):
         yield request.param
-
-
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """torch's thread count, and with it the kernels'."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)

@@ -38,15 +38,6 @@ PASSES = {
 }
 
 
-@pytest.fixture(params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The kernels' threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(params=available_isas())
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that this processor has."""

@@ -20,8 +20,8 @@ GATHER_S = 60.0
 
 class FakeWorker:
     """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
-    `raise`; `warn`; `speak N`, that N tokens are done; `gather N`, the units that it
-    has once there are N. threads: -1 cannot be opened."""
+    `raise`; `warn`; `speak`, that it computes; `gather N`, the units that it has once there are N. threads: -1 cannot
+    be opened."""
 
     def __init__(self, *, node: str, at_work: str, warn: Any, speak: Any, threads: int) -> None:
         if threads < 0:
@@ -80,14 +80,14 @@ class FakeWorker:
         elif order == "raise":
             raise RuntimeError("the device is broken")
         elif order == "speak":
-            self._speak(Alive(unit.number, int(operand)))
+            self._speak(Alive(unit.number))
         elif order == "warn":
             self._warn(operand)
         elif order == "gather":
             end = time.monotonic() + GATHER_S
             while len(self._going) < int(operand) and time.monotonic() < end:
                 time.sleep(0.02)
-                yield Alive(unit.number, len(self._going))
+                yield Alive(unit.number)
             yield Answer(unit.number, piece.number, Result(id="units", prompt_tokens=1, token_ids=[len(self._going)]))
             return
         read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]

@@ -109,8 +109,8 @@ def test_a_worker_is_heard_while_it_works(talk: Talk) -> None:
     """Catches a word from the middle of a pass that comes when the pass is over, or after what was said before it; and
     a worker that is asked what it is at, and does not say it."""
     worker = talk.spawn()
-    talk.seam.submit(worker, unit(1, "say", "speak 7", "sleep 60"), {})
-    talk.until(lambda event: isinstance(event, Said) and event.message == Alive(1, 7))
+    talk.seam.submit(worker, unit(1, "say", "speak", "sleep 60"), {})
+    talk.until(lambda event: isinstance(event, Said) and event.message == Alive(1))
     talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Answer))
     end = time.monotonic() + PATIENCE_S
     path = talk.seam._remotes[worker].at_work

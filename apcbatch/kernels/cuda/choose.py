@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import require_logits, require_token, require_tokens, row_stride
+from apcbatch.kernels.arguments import address, require_logits, require_token, require_tokens, row_stride
 from apcbatch.kernels.cuda.extension import current_stream, extension
 
 
@@ -37,32 +37,16 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """See apcbatch.kernels.cpu.choose; the sum is float32. The token is -1 where a logit is NaN or infinite."""
     require_logits(logits)
-    t, v = logits.shape
-    tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
-    logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
-    with torch.cuda.device(logits.device):
-        extension().logprob(
-            t,
-            v,
-            logits.data_ptr(),
-            row_stride(logits, "logits"),
-            True,
-            tokens.data_ptr(),
-            logprobs.data_ptr(),
-            current_stream(),
-        )
+    tokens, logprobs = _tokens_of(logits), _logprobs_of(logits)
+    _logprob(logits, True, tokens, logprobs)
     return tokens, logprobs
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """See apcbatch.kernels.cpu.choose. -1 where a logit is NaN or infinite."""
     require_logits(logits)
-    t, v = logits.shape
-    tokens = torch.empty(t, dtype=torch.int64, device=logits.device)
-    with torch.cuda.device(logits.device):
-        extension().logprob(
-            t, v, logits.data_ptr(), row_stride(logits, "logits"), True, tokens.data_ptr(), 0, current_stream()
-        )
+    tokens = _tokens_of(logits)
+    _logprob(logits, True, tokens, None)
     return tokens
 
 
@@ -71,37 +55,39 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
     require_token(token, logits)
     row = logits.unsqueeze(0)
     require_logits(row)
-    tokens = torch.tensor([token], device=logits.device)
-    logprobs = torch.empty(1, dtype=torch.float32, device=logits.device)
-    with torch.cuda.device(logits.device):
-        extension().logprob(
-            1,
-            logits.numel(),
-            row.data_ptr(),
-            logits.numel(),
-            False,
-            tokens.data_ptr(),
-            logprobs.data_ptr(),
-            current_stream(),
-        )
+    logprobs = _logprobs_of(row)
+    _logprob(row, False, torch.tensor([token], device=logits.device), logprobs)
     return float(logprobs)
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """See apcbatch.kernels.cpu.choose; the tokens lie where the logits do."""
     require_logits(logits)
-    t, v = logits.shape
     require_tokens(tokens, logits)
-    logprobs = torch.empty(t, dtype=torch.float32, device=logits.device)
+    logprobs = _logprobs_of(logits)
+    _logprob(logits, False, tokens, logprobs)
+    return logprobs
+
+
+def _tokens_of(logits: torch.Tensor) -> torch.Tensor:
+    return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+
+
+def _logprobs_of(logits: torch.Tensor) -> torch.Tensor:
+    return torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+
+
+def _logprob(logits: torch.Tensor, choose: bool, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
+    """Writes the likeliest token of each row, where it is to choose, and the token's log-probability."""
+    t, v = logits.shape
     with torch.cuda.device(logits.device):
         extension().logprob(
             t,
             v,
             logits.data_ptr(),
             row_stride(logits, "logits"),
-            False,
+            choose,
             tokens.data_ptr(),
-            logprobs.data_ptr(),
+            address(logprobs),
             current_stream(),
         )
-    return logprobs

@@ -1,8 +1,8 @@
 """The matrix product of a CUDA device: y = x W^T (+ bias). The same arguments and results as on the CPU
 (apcbatch.kernels.cpu.linear), and float16 too.
 
-Must not know: models. Invariant: a row of a product depends on that row alone where the weights are exact, and among up
-to CHAINED_ROWS rows; of more rows that are not exact the library picks its kernel by their number.
+Must not know: models. Invariant: a row of a product depends on that row alone where the weights are exact, or have
+chains and meet CHAINED_ROWS rows at most; otherwise the library picks its kernel by the number of rows.
 """
 
 from __future__ import annotations
