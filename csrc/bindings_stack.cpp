@@ -56,33 +56,42 @@ StackParams stack_params(const py::list& layers, const PreNorm& norm, const Proj
     return p;
 }
 
-// Of rows of the residual: how many, their numbers, where what is wanted of them goes.
-using Wanted = std::tuple<std::int64_t, Address, Address>;
+// Where the sequences have their keys and values, as for paged_attention; where each token's go; how many
+// pages there are.
+using Pages = std::tuple<Address, std::int64_t, Address, Address, std::int64_t>;
+// Of rows of the residual: how many, their numbers; where the logits, the likeliest tokens and their
+// log-probabilities go.
+using Chosen = std::tuple<std::int64_t, Address, Address, Address, Address>;
+// The same, and where the normed rows go.
+using Hidden = std::tuple<std::int64_t, Address, Address>;
 
-WantedRows wanted_rows(const Wanted& wanted) {
-    const std::int64_t count = std::get<0>(wanted);
-    return {count, integers(std::get<1>(wanted), count)};
+// What changes from pass to pass with other numbers of tokens, by addresses; what stands there may change.
+PassParams pass_params(Address tokens, const RaggedParams& ragged, const Pages& pages, const Chosen& logits,
+                       const Hidden& hidden) {
+    PassParams p;
+    const std::int64_t b = ragged.num_sequences;
+    p.tokens = integers(tokens, b);
+    p.ragged = ragged;
+    p.sequences.num_sequences = b;
+    p.sequences.page_table = integers(std::get<0>(pages), kMaybe);
+    p.sequences.page_table_stride = std::get<1>(pages);
+    p.sequences.cu_seqlens = ragged.cu_seqlens;
+    p.sequences.context = integers(std::get<2>(pages), kMaybe);
+    p.sequences.token_slots = integers(std::get<3>(pages), kMaybe);
+    p.num_pages = std::get<4>(pages);
+    const std::int64_t r = std::get<0>(logits), s = std::get<0>(hidden);
+    p.for_logits = {r, integers(std::get<1>(logits), r)};
+    p.logits = floats(std::get<2>(logits), r);
+    p.likeliest = integers(std::get<3>(logits), r);
+    p.logprobs = floats(std::get<4>(logits), kMaybe);
+    p.for_hidden = {s, integers(std::get<1>(hidden), s)};
+    p.hidden = checked(std::get<2>(hidden), s, 1);
+    return p;
 }
 
-// sequences: as for paged_attention, and where each token's keys and values go. on_layer: None or to be
-// called.
-void bound_run_stack(const StackParams& stack, Address tokens, const RaggedParams& ragged,
-                     const std::tuple<Address, std::int64_t, Address, Address>& pages, const Wanted& logits,
-                     const Wanted& hidden, const py::object& on_layer, int num_threads) {
-    PassParams pass;
-    const std::int64_t b = ragged.num_sequences;
-    pass.tokens = integers(tokens, b);
-    pass.ragged = ragged;
-    pass.sequences.num_sequences = b;
-    pass.sequences.page_table = integers(std::get<0>(pages), kMaybe);
-    pass.sequences.page_table_stride = std::get<1>(pages);
-    pass.sequences.cu_seqlens = ragged.cu_seqlens;
-    pass.sequences.context = integers(std::get<2>(pages), kMaybe);
-    pass.sequences.token_slots = integers(std::get<3>(pages), kMaybe);
-    pass.for_logits = wanted_rows(logits);
-    pass.logits = floats(std::get<2>(logits), pass.for_logits.count);
-    pass.for_hidden = wanted_rows(hidden);
-    pass.hidden = values({std::get<2>(hidden), 0, stack.head.dtype}, pass.for_hidden.count);
+// on_layer: None or to be called. False where a number of the pass names nothing that is there.
+bool bound_run_stack(const StackParams& stack, const PassParams& pass, const py::object& on_layer,
+                     int num_threads) {
     std::function<void()> tell;
     if (!on_layer.is_none()) {
         tell = [&on_layer] {
@@ -91,7 +100,9 @@ void bound_run_stack(const StackParams& stack, Address tokens, const RaggedParam
         };
     }
     const py::gil_scoped_release others;
+    if (!fits(stack, pass)) return false;
     run_stack(stack, pass, tell, num_threads);
+    return true;
 }
 
 }  // namespace
@@ -103,5 +114,6 @@ void bind_stack(py::module_& m) {
     py::class_<AttentionMixerParams>(m, "AttentionMixer")
         .def(py::init(&attention_mixer_params), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,
              "kv_heads"_a, "head_dim"_a, "scale"_a, "k_cache"_a, "v_cache"_a);
+    py::class_<PassParams>(m, "Pass").def(py::init(&pass_params));
     py::class_<StackParams>(m, "Stack").def(py::init(&stack_params)).def("run", &bound_run_stack);
 }

@@ -43,12 +43,11 @@ class Choice:
         return tokens, [math.nan] * len(tokens) if logprobs is None else logprobs
 
 
-def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:
+def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
     look at every logit."""
-    tokens, logprobs = ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
-    return Choice(tokens, logprobs)
+    return ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
 
 
 def draw(

@@ -91,7 +91,7 @@ class Scheduler:
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._share]]
         num_decodes, impossible = len(chunks), list[Sequence]()
         budget = max(1, self._max_batch_tokens - num_decodes)
-        for sequence in self.running:
+        for sequence in self.running if len(decodes) < len(self.running) else ():
             remaining = _prompt_left(sequence, begun)
             if remaining and budget > 0 and len(chunks) < self._most_in_pass:
                 chunks.append(self._chunk(sequence, min(budget, remaining), begun.get(sequence)))
@@ -158,7 +158,8 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
         sequence = chunk.sequence
-        self._detach(sequence)
+        if sequence.start is not None:
+            self._detach(sequence)
         if chunk.end == sequence.num_prompt and sequence.is_trunk:
             self._fork(sequence)
         sequence.computed = chunk.end

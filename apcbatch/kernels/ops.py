@@ -50,8 +50,20 @@ class Pages(NamedTuple):
     token_slots: torch.Tensor
 
 
+class Passed(NamedTuple):
+    """What a pass gives. logits: (r, vocabulary) float32. hidden: the normed hidden states (s, h) of the rows they were
+    asked for, or None. likeliest, logprobs: of each row of logits, (r,) int64 and (r,) float32, as `greedy` gives them;
+    None where they are yet to be asked for."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None = None
+    likeliest: torch.Tensor | None = None
+    logprobs: torch.Tensor | None = None
+
+
 class PassStack(Protocol):
-    """A whole pass in one call: embedding, layers, final norm, head. The bits are those of the ops one by one."""
+    """A whole pass in one call: embedding, layers, final norm, head, the likeliest tokens. The bits are those of the
+    ops one by one."""
 
     def __call__(
         self,
@@ -60,12 +72,13 @@ class PassStack(Protocol):
         pages: Pages,
         logits_rows: torch.Tensor,
         hidden_rows: torch.Tensor | None = None,
+        with_logprobs: bool = False,
         on_layer: Callable[[], None] | None = None,
         /,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits (r, vocabulary) float32 of tokens logits_rows (r,) int64, and the normed hidden states (s, h) of
-        hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The logits are overwritten by
-        the next call. Raises ValueError."""
+    ) -> Passed:
+        """The logits of tokens logits_rows (r,) int64, the likeliest tokens, and with_logprobs their log-probabilities;
+        the normed hidden states of hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. All
+        of it is overwritten by the next call. Raises ValueError."""
 
 
 class StackLayer(NamedTuple):
