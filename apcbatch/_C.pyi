@@ -142,14 +142,13 @@ class AttentionMixer:
 
 # A page table's address and its columns, the addresses of context and of the tokens' places in the cache, the pages.
 Pages = tuple[int, int, int, int, int]
-# How many rows of the residual, the addresses of their numbers, of the logits, of the likeliest tokens, of the
-# log-probabilities.
-Chosen = tuple[int, int, int, int, int]
-# How many rows of the residual, the address of their numbers, and where the normed ones go.
-Hidden = tuple[int, int, int]
+# How many rows of the residual, the address of their numbers, and where what is wanted of them goes.
+Wanted = tuple[int, int, int]
 
 class Pass:
-    def __init__(self, tokens: int, ragged: RaggedParams, pages: Pages, logits: Chosen, hidden: Hidden, /) -> None: ...
+    def __init__(
+        self, tokens: int, ragged: RaggedParams, pages: Pages, logits: Wanted, hidden: Wanted, with_logprobs: bool, /
+    ) -> None: ...
 
 class Stack:
     def __init__(
@@ -160,7 +159,9 @@ class Stack:
         embedding: int,
         /,
     ) -> None: ...
-    def run(self, pass_: Pass, on_layer: Callable[[], None] | None, num_threads: int, /) -> bool: ...
+    def run(
+        self, pass_: Pass, on_layer: Callable[[], None] | None, num_threads: int, /
+    ) -> tuple[list[int], list[float]] | None: ...
 
 def record_parts(on: bool, /) -> None: ...
 def part_seconds() -> list[float]: ...

@@ -1,5 +1,7 @@
 // A model's whole pass in one call for Python (pybind11). What stays the same from pass to pass is given
 // once.
+#include <vector>
+
 #include "bindings.h"
 #include "stack.h"
 
@@ -59,16 +61,20 @@ StackParams stack_params(const py::list& layers, const PreNorm& norm, const Proj
 // Where the sequences have their keys and values, as for paged_attention; where each token's go; how many
 // pages there are.
 using Pages = std::tuple<Address, std::int64_t, Address, Address, std::int64_t>;
-// Of rows of the residual: how many, their numbers; where the logits, the likeliest tokens and their
-// log-probabilities go.
-using Chosen = std::tuple<std::int64_t, Address, Address, Address, Address>;
-// The same, and where the normed rows go.
-using Hidden = std::tuple<std::int64_t, Address, Address>;
+// Of rows of the residual: how many, their numbers, where what is wanted of them goes.
+using Wanted = std::tuple<std::int64_t, Address, Address>;
 
-// What changes from pass to pass with other numbers of tokens, by addresses; what stands there may change.
-PassParams pass_params(Address tokens, const RaggedParams& ragged, const Pages& pages, const Chosen& logits,
-                       const Hidden& hidden) {
-    PassParams p;
+// A pass by the addresses of its numbers, which may be others in the next one, and room for what it chooses.
+struct BoundPass {
+    PassParams params;
+    std::vector<std::int64_t> likeliest;
+    std::vector<float> logprobs;  // none where they are not wanted
+};
+
+BoundPass bound_pass(Address tokens, const RaggedParams& ragged, const Pages& pages, const Wanted& logits,
+                     const Wanted& hidden, bool with_logprobs) {
+    BoundPass pass;
+    PassParams& p = pass.params;
     const std::int64_t b = ragged.num_sequences;
     p.tokens = integers(tokens, b);
     p.ragged = ragged;
@@ -82,16 +88,27 @@ PassParams pass_params(Address tokens, const RaggedParams& ragged, const Pages& 
     const std::int64_t r = std::get<0>(logits), s = std::get<0>(hidden);
     p.for_logits = {r, integers(std::get<1>(logits), r)};
     p.logits = floats(std::get<2>(logits), r);
-    p.likeliest = integers(std::get<3>(logits), r);
-    p.logprobs = floats(std::get<4>(logits), kMaybe);
+    pass.likeliest.resize(std::size_t(r));
+    pass.logprobs.resize(with_logprobs ? std::size_t(r) : 0);
     p.for_hidden = {s, integers(std::get<1>(hidden), s)};
     p.hidden = checked(std::get<2>(hidden), s, 1);
-    return p;
+    return pass;
 }
 
-// on_layer: None or to be called. False where a number of the pass names nothing that is there.
-bool bound_run_stack(const StackParams& stack, const PassParams& pass, const py::object& on_layer,
-                     int num_threads) {
+template <class Number>
+py::list list_of(const std::vector<Number>& numbers) {
+    py::list all(numbers.size());
+    for (std::size_t i = 0; i < numbers.size(); ++i) all[i] = numbers[i];
+    return all;
+}
+
+// on_layer: None or to be called. The likeliest tokens and, if they are wanted, their log-probabilities, as
+// lists; None where a number of the pass names nothing that is there.
+py::object bound_run_stack(const StackParams& stack, BoundPass& pass, const py::object& on_layer,
+                           int num_threads) {
+    PassParams& p = pass.params;
+    p.likeliest = pass.likeliest.data();
+    p.logprobs = pass.logprobs.empty() ? nullptr : pass.logprobs.data();
     std::function<void()> tell;
     if (!on_layer.is_none()) {
         tell = [&on_layer] {
@@ -99,10 +116,12 @@ bool bound_run_stack(const StackParams& stack, const PassParams& pass, const py:
             on_layer();
         };
     }
-    const py::gil_scoped_release others;
-    if (!fits(stack, pass)) return false;
-    run_stack(stack, pass, tell, num_threads);
-    return true;
+    if (!fits(stack, p)) return py::none();
+    {
+        const py::gil_scoped_release others;
+        run_stack(stack, p, tell, num_threads);
+    }
+    return py::make_tuple(list_of(pass.likeliest), list_of(pass.logprobs));
 }
 
 }  // namespace
@@ -114,6 +133,6 @@ void bind_stack(py::module_& m) {
     py::class_<AttentionMixerParams>(m, "AttentionMixer")
         .def(py::init(&attention_mixer_params), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,
              "kv_heads"_a, "head_dim"_a, "scale"_a, "k_cache"_a, "v_cache"_a);
-    py::class_<PassParams>(m, "Pass").def(py::init(&pass_params));
+    py::class_<BoundPass>(m, "Pass").def(py::init(&bound_pass));
     py::class_<StackParams>(m, "Stack").def(py::init(&stack_params)).def("run", &bound_run_stack);
 }

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from apcbatch.engine.decode_batch import DecodeBatches, is_decode
-from apcbatch.engine.sampler import Choice, greedy
+from apcbatch.engine.sampler import Choice, Chosen, greedy
 from apcbatch.engine.scoring import score_rows
 from apcbatch.engine.sequence import Sequence
-from apcbatch.kernels.ops import Passed
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.batch import Batch
@@ -78,14 +77,11 @@ class Pass:
         self._due = list(enumerate([chunk for chunk in chunks if chunk.samples]))
         self._error: Exception | None = None
         try:
-            passed = run_pass(model, decodes, chunks, before)
-            self._scores = self._score(model, passed.hidden)
+            self.logits, hidden, self._choice = run_pass(model, decodes, chunks, before)
+            self._scores = self._score(model, hidden)
             needed = any([chunk.sequence.needs_logits for _, chunk in self._due])
-            self._logits = Fetch(passed.logits) if needed else None
-            self.logits = passed.logits
-            assert passed.likeliest is not None
-            self._choice = Choice(passed.likeliest, passed.logprobs)
-            self._sent = model.send_back(passed.likeliest)
+            self._logits = Fetch(self.logits) if needed else None
+            self._sent = model.send_back(self._choice.tokens) if isinstance(self._choice, Choice) else None
             self._keeping = [chunk for chunk in chunks if chunk.keep]
             self._finite: list[Fetch] = []
             if self._keeping:
@@ -95,7 +91,8 @@ class Pass:
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """The tokens (rows,) int64 where the model begins, and the row of each sequence."""
+        """The tokens (rows,) int64 where the model begins, and the row of each sequence; of a pass on a device."""
+        assert self._sent is not None, "a pass that ran to its end is read"
         return self._sent.receive(), {chunk.sequence: row for row, chunk in self._due}
 
     @property
@@ -148,18 +145,21 @@ class Pass:
         return left_out
 
 
-def run_pass(model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None) -> Passed:
-    """The logits of the chunks that sample, the likeliest token of each, the log-probabilities that are asked for, and
-    what the head makes the logits of scored tokens from. States, KV and snapshots are in their slots."""
+def run_pass(
+    model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, Choice | Chosen]:
+    """Logits (chunks that sample, vocabulary) float32, what the head makes the logits of scored tokens from: (tokens,
+    hidden), None where nothing is scored, and the likeliest tokens. States, KV and snapshots are in their slots."""
     batch = decodes.batch(chunks) if before is None and is_decode(chunks) else make_batch(chunks, before)
     if isinstance(model, CausalLM) and model.runs_whole:
-        return model.passed(batch)
+        passed = model.passed(batch)
+        return passed.logits, passed.hidden, Chosen(passed.likeliest, passed.logprobs)
     hidden = None
     if batch.scored_rows is None:
         logits = model.forward(batch)
     else:
         logits, hidden = model.forward_scored(batch)
-    return Passed(logits, hidden, *greedy(model.backend, logits, batch.with_logprobs))
+    return logits, hidden, greedy(model.backend, logits, batch.with_logprobs)
 
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +44,23 @@ class Choice:
         return tokens, [math.nan] * len(tokens) if logprobs is None else logprobs
 
 
-def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+class Chosen(NamedTuple):
+    """The same, where it is known. logprobs: None for what nobody asked for."""
+
+    tokens: list[int]
+    logprobs: list[float] | None
+
+    def read(self) -> tuple[list[int], list[float]]:
+        """See Choice."""
+        return self.tokens, [math.nan] * len(self.tokens) if self.logprobs is None else self.logprobs
+
+
+def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:
     """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
     look at every logit."""
-    return ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
+    tokens, logprobs = ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
+    return Choice(tokens, logprobs)
 
 
 def draw(

@@ -51,14 +51,14 @@ class Pages(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What a pass gives. logits: (r, vocabulary) float32. hidden: the normed hidden states (s, h) of the rows they were
-    asked for, or None. likeliest, logprobs: of each row of logits, (r,) int64 and (r,) float32, as `greedy` gives them;
-    None where they are yet to be asked for."""
+    """What a whole pass gives. logits: (r, vocabulary) float32. hidden: the normed hidden states (s, h) of the rows
+    they are wanted of, or None. likeliest: the token that `argmax` gives for each row of logits. logprobs: what
+    `greedy` gives beside them, None if that is not wanted."""
 
     logits: torch.Tensor
-    hidden: torch.Tensor | None = None
-    likeliest: torch.Tensor | None = None
-    logprobs: torch.Tensor | None = None
+    hidden: torch.Tensor | None
+    likeliest: list[int]
+    logprobs: list[float] | None
 
 
 class PassStack(Protocol):
@@ -77,8 +77,8 @@ class PassStack(Protocol):
         /,
     ) -> Passed:
         """The logits of tokens logits_rows (r,) int64, the likeliest tokens, and with_logprobs their log-probabilities;
-        the normed hidden states of hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. All
-        of it is overwritten by the next call. Raises ValueError."""
+        the normed hidden states of hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The
+        tensors are overwritten by the next call. Raises ValueError."""
 
 
 class StackLayer(NamedTuple):
@@ -216,7 +216,7 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     @property
     def is_observed(self) -> bool:
         """Whether somebody wants to see each op: then a pass is to be made of them."""
-        return all(name in vars(self) for name in OPS)
+        return all(map(vars(self).__contains__, OPS))
 
     @contextmanager
     def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:

@@ -193,13 +193,14 @@ def test_a_prompt_that_breaks_fails_alone(
     books, run_pass = Books(engine), runner.run_pass
 
     def breaks(model: Any, decodes: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
-        passed = run_pass(model, decodes, chunks, before)
+        logits, hidden, choice = run_pass(model, decodes, chunks, before)
         first = 0
         for chunk in chunks:
             if chunk.sequence.request.id == "bad" and chunk.end > 60 and chunk.scored:
-                passed.hidden[first] = float("nan")
+                hidden = hidden.clone()
+                hidden[first] = float("nan")
             first += len(chunk.scored)
-        return passed
+        return logits, hidden, choice
 
     requests = [Request(name, tokens(90, k), max_tokens=0, score_from=1) for k, name in enumerate(["a", "bad", "b"])]
     expected = by_id(engine.run([replace(one, token_ids=list(one.token_ids)) for one in requests]))

@@ -156,7 +156,9 @@ class Watch:
         self.ahead: list[bool] = []
         run_pass = runner.run_pass
 
-        def noted(model: object, decodes: object, chunks: list[runner.Chunk], before: runner.Pass | None = None) -> object:
+        def noted(
+            model: object, decodes: object, chunks: list[runner.Chunk], before: runner.Pass | None = None
+        ) -> object:
             assert self.engine is not None
             ends = self.engine._flight.ends
             for chunk in chunks:

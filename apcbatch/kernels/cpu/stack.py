@@ -35,7 +35,7 @@ class FusedStack:
         if embedding is not None:
             require_parameter(embedding, "embedding", (self._vocabulary, self._hidden), self._dtype)
         self._kept_alive = list(layers), norm, head, embedding  # the plan holds their addresses
-        self._rows = _Rows(0, self._vocabulary)
+        self._logits = torch.empty(0, self._vocabulary, dtype=torch.float32)
         attentions = [layer.mixer for layer in layers if isinstance(layer.mixer, FusedAttention)]
         mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, FusedMixer)]
         self._num_pages = min((one.num_pages for one in attentions), default=0)
@@ -61,9 +61,10 @@ class FusedStack:
         taken = self._taken
         if taken is None or not all(map(is_, inputs, taken.inputs)):
             taken = self._taken = self._take(inputs)
-        if not self._plan.run(taken.plan, on_layer, num_threads()):
+        chosen = self._plan.run(taken.plan, on_layer, num_threads())
+        if chosen is None:
             self._refuse(inputs)
-        return taken.passed
+        return Passed(taken.logits, taken.hidden, chosen[0], chosen[1] if with_logprobs else None)
 
     def _refuse(self, inputs: _Inputs) -> NoReturn:
         """Say which number of a pass is not one of the model's."""
@@ -84,20 +85,19 @@ class FusedStack:
             page_table, _, context = require_sequences(t, self._num_pages, page_table, ragged.cu_seqlens, context)
             columns = page_table.shape[1]
             where = page_table.data_ptr(), columns, context.data_ptr(), token_slots.data_ptr(), self._num_pages
-        if len(self._rows.logits) < r:
-            self._rows = _Rows(r, self._vocabulary)
-        logits, likeliest, logprobs = self._rows.first(r)
+        if len(self._logits) < r:
+            self._logits = torch.empty(r, self._vocabulary, dtype=torch.float32)
+        logits = self._logits[:r]  # used again: new memory of that size would have to be cleared each time
         hidden, wanted = None, (0, 0, 0)
         if hidden_rows is not None:
             hidden_rows = require_indices(hidden_rows, "hidden_rows", (hidden_rows.numel(),), t)
             hidden = torch.empty(hidden_rows.numel(), self._hidden, dtype=self._dtype)
             wanted = hidden_rows.numel(), hidden_rows.data_ptr(), hidden.data_ptr()
-        passed = Passed(logits, hidden, likeliest, logprobs if with_logprobs else None)
-        chosen = r, logits_rows.data_ptr(), logits.data_ptr(), likeliest.data_ptr(), address(passed.logprobs)
-        plan = _C.Pass(tokens.data_ptr(), ragged.params, where, chosen, wanted)
+        for_logits = r, logits_rows.data_ptr(), logits.data_ptr()
+        plan = _C.Pass(tokens.data_ptr(), ragged.params, where, for_logits, wanted, with_logprobs)
         # As they are: a tensor that was not contiguous is another one now, and would come again as what it was.
         seen = (tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs)
-        return _Taken(seen, plan, passed)
+        return _Taken(seen, plan, logits, hidden)
 
 
 _Inputs: TypeAlias = tuple[
@@ -110,20 +110,8 @@ class _Taken(NamedTuple):
 
     inputs: _Inputs
     plan: _C.Pass
-    passed: Passed
-
-
-class _Rows:
-    """Room for what so many rows give, used again: new memory of that size would have to be cleared each time."""
-
-    def __init__(self, count: int, vocabulary: int) -> None:
-        self.logits = torch.empty(count, vocabulary, dtype=torch.float32)
-        self._likeliest = torch.empty(count, dtype=torch.int64)
-        self._logprobs = torch.empty(count, dtype=torch.float32)
-
-    def first(self, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits, likeliest tokens and log-probabilities of so many rows."""
-        return self.logits[:count], self._likeliest[:count], self._logprobs[:count]
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 def _plans(part: FeedForward | None) -> tuple[_C.PreNorm | None, _C.Mlp | _C.Mixture | None]:
