@@ -140,10 +140,15 @@ class AttentionMixer:
         v_cache: View,
     ) -> None: ...
 
-# A page table's address and its columns, the addresses of context and of the tokens' places in the cache.
-Pages = tuple[int, int, int, int]
+# A page table's address and its columns, the addresses of context and of the tokens' places in the cache, the pages.
+Pages = tuple[int, int, int, int, int]
 # How many rows of the residual, the address of their numbers, and where what is wanted of them goes.
 Wanted = tuple[int, int, int]
+
+class Pass:
+    def __init__(
+        self, tokens: int, ragged: RaggedParams, pages: Pages, logits: Wanted, hidden: Wanted, with_logprobs: bool, /
+    ) -> None: ...
 
 class Stack:
     def __init__(
@@ -155,16 +160,8 @@ class Stack:
         /,
     ) -> None: ...
     def run(
-        self,
-        tokens: int,
-        ragged: RaggedParams,
-        pages: Pages,
-        logits: Wanted,
-        hidden: Wanted,
-        on_layer: Callable[[], None] | None,
-        num_threads: int,
-        /,
-    ) -> None: ...
+        self, pass_: Pass, on_layer: Callable[[], None] | None, num_threads: int, /
+    ) -> tuple[list[int], list[float]] | None: ...
 
 def record_parts(on: bool, /) -> None: ...
 def part_seconds() -> list[float]: ...

@@ -14,9 +14,10 @@ enum class Part : int {
     routing,
     attention,
     embedding,
+    sampling,
     waiting
 };
-constexpr int kParts = 9;
+constexpr int kParts = 10;
 
 void record_parts(bool on);  // on: from zero
 bool recording_parts();

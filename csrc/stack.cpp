@@ -2,8 +2,10 @@
 
 #include <cstring>
 
+#include "attention.h"
 #include "crew.h"
 #include "parts.h"
+#include "rowwise.h"
 #include "scratch.h"
 #include "share.h"
 
@@ -86,7 +88,43 @@ void norm_rows(const StackParams& p, const Stream& stream, const WantedRows& wan
     pre_norm(p.norm, wanted.count, h, rows, normed, p.head.dtype, num_threads);
 }
 
+// The likeliest token of each row of logits.
+void choose(const PassParams& pass, std::int64_t vocabulary, int num_threads) {
+    const PartTimer timer(Part::sampling);
+    LogprobParams p;
+    p.t = pass.for_logits.count;
+    p.n = p.stride = vocabulary;
+    p.logits = pass.logits;
+    p.choose = true;
+    p.tokens = pass.likeliest;
+    p.logprobs = pass.logprobs;
+    logprob(p, num_threads);
+}
+
+bool all_below(const std::int64_t* numbers, std::int64_t count, std::int64_t end) {
+    bool all = true;
+    for (std::int64_t i = 0; i < count; ++i) all = all && numbers[i] >= 0 && numbers[i] < end;
+    return all;
+}
+
 }  // namespace
+
+bool fits(const StackParams& p, const PassParams& pass) {
+    const std::int64_t t = pass.ragged.cu_seqlens[pass.ragged.num_sequences];
+    if (!all_below(pass.tokens, t, p.head.out)) return false;
+    if (!all_below(pass.for_logits.rows, pass.for_logits.count, t)) return false;
+    if (!all_below(pass.for_hidden.rows, pass.for_hidden.count, t)) return false;
+    const PagedSequences& own = pass.sequences;
+    if (own.token_slots == nullptr) return true;
+    if (!all_below(own.token_slots, t, pass.num_pages * kPageTokens)) return false;
+    AttentionParams looked_at;
+    looked_at.num_sequences = own.num_sequences;
+    looked_at.page_table = own.page_table;
+    looked_at.page_table_stride = own.page_table_stride;
+    looked_at.cu_seqlens = own.cu_seqlens;
+    looked_at.context = own.context;
+    return check_sequences(looked_at, t, pass.num_pages, own.page_table_stride) == SequenceFault::none;
+}
 
 void run_stack(const StackParams& p, const PassParams& pass, const std::function<void()>& on_layer,
                int num_threads) {
@@ -104,6 +142,7 @@ void run_stack(const StackParams& p, const PassParams& pass, const std::function
         project(p.head, {r, stream.normed, h, p.head.dtype}, nullptr,
                 {r, pass.logits, p.head.out, DType::float32},
                 num_threads);  // (r, h) -> (r, vocabulary)
+        choose(pass, p.head.out, num_threads);
     });
 }
 

@@ -1,4 +1,5 @@
-// A model's whole pass as one call by one crew of threads: embedding, layers, final norm, output projection.
+// A model's whole pass as one call by one crew of threads: embedding, layers, final norm, output projection,
+// and the likeliest token of each row of logits.
 //
 // The bits are those of its parts called one by one. Must not know: what the parts compute, Python.
 #pragma once
@@ -36,11 +37,18 @@ struct PassParams {
     const std::int64_t* tokens = nullptr;  // (t)
     RaggedParams ragged;
     PagedSequences sequences;  // null addresses for a model without attention
+    std::int64_t num_pages = 0;
     WantedRows for_logits;
-    float* logits = nullptr;  // (for_logits.count, vocabulary) contiguous
+    float* logits = nullptr;            // (for_logits.count, vocabulary) contiguous
+    std::int64_t* likeliest = nullptr;  // (for_logits.count); as LogprobParams has them
+    float* logprobs = nullptr;          // (for_logits.count) or null
     WantedRows for_hidden;
     void* hidden = nullptr;  // (for_hidden.count, h) contiguous of the head's type: normed
 };
+
+// Whether every number of a pass names a token, a row or a page that is there: those of a pass may change
+// while their addresses stay. What the ragged names was looked at when it was made.
+bool fits(const StackParams& params, const PassParams& pass);
 
 // on_layer: called by this thread before each layer; may throw.
 void run_stack(const StackParams& params, const PassParams& pass, const std::function<void()>& on_layer,

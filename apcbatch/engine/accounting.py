@@ -14,7 +14,7 @@ from apcbatch.engine.runner import Chunk
 def account(chunks: Sequence[Chunk], seconds: float, counters: Counters) -> None:
     """Count a pass over these chunks, at least one, that took so many seconds; the sequences are where they were before
     it."""
-    num_tokens = sum(chunk.count for chunk in chunks)
+    num_tokens = sum([chunk.count for chunk in chunks])
     per_token, prefill_tokens = seconds / num_tokens, 0
     for chunk in chunks:
         if chunk.sequence.in_prefill:

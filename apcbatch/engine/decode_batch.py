@@ -1,12 +1,15 @@
 """The packed batch of a decode pass: one known token of each sequence, no snapshots, the logits of all.
 
 Must not know: why these chunks were chosen, models. It says what `make_batch` says of such chunks, in a fraction of the
-time: a decode pass of a small model takes a few milliseconds, and the lists are short.
+time: a decode pass of a small model takes a few milliseconds, and what the host does before it was last done a pass
+ago, so that none of it is in the processor's caches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from operator import is_
+from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,39 +26,63 @@ if TYPE_CHECKING:
 
 def is_decode(chunks: Several[Chunk]) -> bool:
     """Whether each chunk is the one token that was chosen last, and keeps no snapshot."""
-    return all(
-        chunk.count == 1 and not chunk.keep and chunk.begin >= chunk.sequence.num_prompt and chunk.samples
-        for chunk in chunks
-    )
+    for chunk in chunks:
+        sequence = chunk.sequence
+        if chunk.count != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
+            return False
+    return True
 
 
-def decode_batch(chunks: Several[Chunk]) -> Batch:
-    """The batch of chunks that `is_decode` takes, whose tokens are all known."""
-    sequences = [chunk.sequence for chunk in chunks]
-    begins = [chunk.begin for chunk in chunks]
-    final = [sequence.slot for sequence in sequences]
-    initial = [sequence.start.slot if sequence.start else sequence.slot for sequence in sequences]
-    tokens = [sequence.tokens[begin] for sequence, begin in zip(sequences, begins, strict=True)]
-    page_table, places = _pages([sequence.pages for sequence in sequences], begins)
-    numbers = torch.from_numpy(np.array([*tokens, *initial, *final, *begins, *places], np.int64))
-    token_ids, initial_slots, final_slots, context, token_slots = numbers.view(5, len(chunks)).unbind()
-    return Batch(
-        token_ids=token_ids,
-        ragged=Ragged.of_decode(initial_slots, final_slots, initial, final),
-        logits_rows=Ragged.rows(len(chunks)),
-        page_table=page_table,
-        context=context,
-        token_slots=token_slots,
-    )
+class DecodeBatches:
+    """Makes the batches of decode passes. As long as the sequences have the slots and pages that they had in the last
+    one, its tensors are taken again, with other numbers in them: so a batch holds until the next one is made."""
 
+    def __init__(self) -> None:
+        self._slots: tuple[list[int], list[int]] = [], []
+        self._pages: list[PageArray] = []
+        self._batch: Batch | None = None
 
-def _pages(pages: list[PageArray], begins: list[int]) -> tuple[torch.Tensor, list[int]]:
-    """(the page table, where each token's keys and values go); no columns for a model without attention."""
-    if not len(pages[0]):
-        return torch.empty((len(pages), 0), dtype=torch.int64), begins
-    table = np.zeros((len(pages), max(map(len, pages))), np.int64)
-    places = []
-    for row, own, begin in zip(table, pages, begins, strict=True):
-        row[: len(own)] = own
-        places.append(own[begin // PAGE_TOKENS] * PAGE_TOKENS + begin % PAGE_TOKENS)
-    return torch.from_numpy(table), places
+    def batch(self, chunks: Several[Chunk]) -> Batch:
+        """The batch of chunks that `is_decode` takes, at least one, whose tokens are all known."""
+        sequences = [chunk.sequence for chunk in chunks]
+        begins = [chunk.begin for chunk in chunks]
+        slots = [one.start.slot if one.start else one.slot for one in sequences], [one.slot for one in sequences]
+        pages = [one.pages for one in sequences]
+        with_logprobs = any([one.request.logprobs for one in sequences])
+        batch = self._batch
+        if (
+            batch is None
+            or slots != self._slots
+            or not all(map(is_, pages, self._pages))
+            or batch.with_logprobs != with_logprobs
+        ):
+            batch = self._begin(slots, pages, with_logprobs)
+        tokens = [one.tokens[begin] for one, begin in zip(sequences, begins, strict=True)]
+        places = begins
+        if len(pages[0]):
+            places = [
+                own[begin // PAGE_TOKENS] * PAGE_TOKENS + begin % PAGE_TOKENS
+                for own, begin in zip(pages, begins, strict=True)
+            ]
+        self._numbers.pack_into(self._memory, 0, *tokens, *begins, *places)
+        return batch
+
+    def _begin(self, slots: tuple[list[int], list[int]], pages: list[PageArray], with_logprobs: bool) -> Batch:
+        """A batch of sequences that have these slots and pages; the numbers that every pass changes are yet to come."""
+        memory = np.zeros((3, len(pages)), np.int64)
+        token_ids, context, token_slots = torch.from_numpy(memory).unbind()
+        table = np.zeros((len(pages), max(map(len, pages))), np.int64)  # no columns for a model without attention
+        for row, own in zip(table, pages, strict=True):
+            row[: len(own)] = own
+        batch = Batch(
+            token_ids=token_ids,
+            ragged=Ragged.of_decode(*slots),
+            logits_rows=Ragged.rows(len(pages)),
+            page_table=torch.from_numpy(table),
+            context=context,
+            token_slots=token_slots,
+            with_logprobs=with_logprobs,
+        )
+        self._batch, self._slots, self._pages = batch, slots, pages
+        self._memory, self._numbers = memory, Struct(f"{memory.size}q")
+        return batch

@@ -257,18 +257,24 @@ class Engine:
             broken = extend_answers(current, self.eos_token_ids)
         except Exception as error:
             return results + self._exits.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
-        results += self._exits.fail(current, broken)
-        failed = requests_of(broken)
-        chunks = [chunk for chunk in current.chunks if chunk.sequence not in failed]
+        chunks = current.chunks
+        if broken:
+            results += self._exits.fail(current, broken)
+            failed = requests_of(broken)
+            chunks = [chunk for chunk in chunks if chunk.sequence not in failed]
         if not chunks:
             return results
         for chunk in chunks:
-            self._snapshots.publish(chunk)
+            if chunk.keep:
+                self._snapshots.publish(chunk)
         account(chunks, launching_s + time.perf_counter() - begin, self._counters)
         for chunk in chunks:
             self._scheduler.advance(chunk)
-            self._snapshots.cover(chunk)
-        return results + [result for chunk in chunks for result in self._exits.finish(chunk.sequence)]
+        for sequence in [chunk.sequence for chunk in chunks]:
+            if sequence.finish_reason or sequence.forks is not None:
+                self._snapshots.cover(sequence)
+                results += self._exits.finish(sequence)
+        return results
 
     def drop_waiting(self) -> None:
         """Drop what has not begun; what runs goes on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 from apcbatch.engine.counters import Counters
+from apcbatch.engine.decode_batch import DecodeBatches
 from apcbatch.engine.flight import Flight
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.runner import Pass
@@ -33,6 +34,7 @@ class Launcher:
     ) -> None:
         """runs_ahead: whether a device computes the next pass while the host reads this one."""
         self.flight = Flight()
+        self._decodes = DecodeBatches()
         self.runs_ahead = runs_ahead
         self._model, self._arena, self._scheduler, self._pool = model, arena, scheduler, pool
         self._counters, self._num_devices = counters, num_devices
@@ -50,7 +52,7 @@ class Launcher:
             self._counters.seconds["store"] += scheduled - begin
             if not chunks:
                 break
-            self.flight.begin(Pass(self._model, self._arena, chunks))
+            self.flight.begin(Pass(self._model, self._arena, self._decodes, chunks))
             self._pool.passes_begun()
             launching_s += time.perf_counter() - scheduled
         return never, launching_s
@@ -61,7 +63,7 @@ class Launcher:
             return
         chunks = self._scheduler.foresee(current.chunks, self.flight.ends)
         if chunks:
-            self.flight.begin(Pass(self._model, self._arena, chunks, current))
+            self.flight.begin(Pass(self._model, self._arena, self._decodes, chunks, current))
 
     def _has_room(self) -> bool:
         """Whether one more pass is to be begun, if there are sequences for it."""

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from apcbatch.engine.decode_batch import decode_batch, is_decode
-from apcbatch.engine.sampler import greedy
+from apcbatch.engine.decode_batch import DecodeBatches, is_decode
+from apcbatch.engine.sampler import Choice, Chosen, greedy
 from apcbatch.engine.scoring import score_rows
 from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.batch import Batch
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.fetch import Fetch
 from apcbatch.model.spread import Model
 from apcbatch.model.spread_arena import Arena
@@ -69,28 +70,30 @@ class Pass:
     begins. States, KV and snapshots are in the arena's slots.
     """
 
-    def __init__(self, model: Model, arena: Arena, chunks: list[Chunk], before: Pass | None = None) -> None:
+    def __init__(
+        self, model: Model, arena: Arena, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
+    ) -> None:
         self.chunks = chunks
-        sampled = [chunk.sequence for chunk in chunks if chunk.samples]
-        self._rows = {sequence: row for row, sequence in enumerate(sampled)}
+        self._due = list(enumerate([chunk for chunk in chunks if chunk.samples]))
         self._error: Exception | None = None
         try:
-            logits, hidden = run_pass(model, chunks, before)
+            self.logits, hidden, self._choice = run_pass(model, decodes, chunks, before)
             self._scores = self._score(model, hidden)
-            needed = any(sequence.needs_logits for sequence in sampled)
-            self._logits = Fetch(logits) if needed else None
-            self.logits = logits
-            self._choice = greedy(model.backend, logits, any(sequence.request.logprobs for sequence in sampled))
-            self._sent = model.send_back(self._choice.tokens)
+            needed = any([chunk.sequence.needs_logits for _, chunk in self._due])
+            self._logits = Fetch(self.logits) if needed else None
+            self._sent = model.send_back(self._choice.tokens) if isinstance(self._choice, Choice) else None
             self._keeping = [chunk for chunk in chunks if chunk.keep]
-            self._finite = [Fetch(flags) for flags in arena.finite([c.keep[-1].slot for c in self._keeping])]
+            self._finite: list[Fetch] = []
+            if self._keeping:
+                self._finite = [Fetch(flags) for flags in arena.finite([c.keep[-1].slot for c in self._keeping])]
         except Exception as error:  # the one place around requests: a failed pass costs its own requests only
             self._error = error
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """The tokens (rows,) int64 where the model begins, and the row of each sequence."""
-        return self._sent.receive(), self._rows
+        """The tokens (rows,) int64 where the model begins, and the row of each sequence; of a pass on a device."""
+        assert self._sent is not None, "a pass that ran to its end is read"
+        return self._sent.receive(), {chunk.sequence: row for row, chunk in self._due}
 
     @property
     def failed(self) -> bool:
@@ -105,12 +108,13 @@ class Pass:
         tokens, logprobs = self._choice.read()
         if self._logits is not None:
             self.logits = self._logits.read()
-        rows = [(chunk, self._rows.get(chunk.sequence)) for chunk in self.chunks]
-        return [(chunk, row, tokens[row], logprobs[row]) for chunk, row in rows if row is not None]
+        return [(chunk, row, tokens[row], logprobs[row]) for row, chunk in self._due]
 
     def not_finite(self) -> list[Chunk]:
         """The chunks that keep a state which is not finite, once the pass was read. What is not finite stays so: the
         last state of a chunk tells for all of them."""
+        if not self._keeping:
+            return []
         flags = [part.read().tolist() for part in self._finite]
         wrong = [not all(parts) for parts in zip(*flags, strict=True)]
         return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
@@ -137,20 +141,29 @@ class Pass:
         is one."""
         left_out = [chunk for chunk in self.chunks if chunk.sequence is sequence]
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        self._due = [(row, chunk) for row, chunk in self._due if chunk.sequence is not sequence]
         return left_out
 
 
-def run_pass(model: Model, chunks: list[Chunk], before: Pass | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Logits (chunks that sample, vocabulary) float32, and what the head makes the logits of scored tokens from:
-    (tokens, hidden), None where nothing is scored. States, KV and snapshots are in their slots."""
-    batch = make_batch(chunks, before)
-    return (model.forward(batch), None) if batch.scored_rows is None else model.forward_scored(batch)
+def run_pass(
+    model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, Choice | Chosen]:
+    """Logits (chunks that sample, vocabulary) float32, what the head makes the logits of scored tokens from: (tokens,
+    hidden), None where nothing is scored, and the likeliest tokens. States, KV and snapshots are in their slots."""
+    batch = decodes.batch(chunks) if before is None and is_decode(chunks) else make_batch(chunks, before)
+    if isinstance(model, CausalLM) and model.runs_whole:
+        passed = model.passed(batch)
+        return passed.logits, passed.hidden, Chosen(passed.likeliest, passed.logprobs)
+    hidden = None
+    if batch.scored_rows is None:
+        logits = model.forward(batch)
+    else:
+        logits, hidden = model.forward_scored(batch)
+    return logits, hidden, greedy(model.backend, logits, batch.with_logprobs)
 
 
 def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     """The packed tensors of a step; a token that is not known yet is one that the pass before chooses."""
-    if before is None and is_decode(chunks):
-        return decode_batch(chunks)
     counts = np.array([chunk.count for chunk in chunks], np.int64)
     begins = np.array([chunk.begin for chunk in chunks], np.int64)
     ends = np.cumsum(counts)
@@ -159,7 +172,7 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     positions = np.arange(ends[-1]) + (begins - ends + counts)[owner]
     page_table = _page_table(chunks)
     slots = page_table[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
-    rows = ends[[i for i, chunk in enumerate(chunks) if chunk.samples]] - 1
+    sampled = [i for i, chunk in enumerate(chunks) if chunk.samples]
     scored = [
         np.arange(len(chunk.scored)) + chunk.scored.start + end - chunk.end
         for chunk, end in zip(chunks, ends, strict=True)
@@ -168,12 +181,13 @@ def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
     return Batch(
         token_ids=torch.from_numpy(tokens),
         ragged=_ragged(chunks, counts),
-        logits_rows=torch.from_numpy(rows),
+        logits_rows=torch.from_numpy(ends[sampled] - 1),
         page_table=torch.from_numpy(page_table),
         context=torch.from_numpy(begins),
         token_slots=torch.from_numpy(slots),
         chosen=chosen,
         scored_rows=torch.from_numpy(np.concatenate(scored)) if scored else None,
+        with_logprobs=any(chunks[i].sequence.request.logprobs for i in sampled),
     )
 
 

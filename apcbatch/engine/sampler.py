@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,17 @@ class Choice:
         tokens, logprobs = (None if part is None else part.read().tolist() for part in self._copies)
         assert tokens is not None
         return tokens, [math.nan] * len(tokens) if logprobs is None else logprobs
+
+
+class Chosen(NamedTuple):
+    """The same, where it is known. logprobs: None for what nobody asked for."""
+
+    tokens: list[int]
+    logprobs: list[float] | None
+
+    def read(self) -> tuple[list[int], list[float]]:
+        """See Choice."""
+        return self.tokens, [math.nan] * len(self.tokens) if self.logprobs is None else self.logprobs
 
 
 def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:

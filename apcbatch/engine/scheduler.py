@@ -90,7 +90,7 @@ class Scheduler:
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._size.decodes(len(self.running))]]
         num_decodes, impossible = len(chunks), list[Sequence]()
-        left = self._prompts_left(begun)
+        left = self._prompts_left(begun) if len(decodes) < len(self.running) else 0
         wanted = self._size.wanted(num_decodes, left)
         if self.waiting and self._num_free and wanted > 0 and (left or self._opens(num_decodes)):
             num_before = len(self.running)
@@ -163,7 +163,8 @@ class Scheduler:
     def advance(self, chunk: Chunk) -> None:
         """Note that a chunk was computed and its snapshots are published: the sequence goes on from its own slot."""
         sequence = chunk.sequence
-        self._detach(sequence)
+        if sequence.start is not None:
+            self._detach(sequence)
         if chunk.end == sequence.num_prompt and sequence.is_trunk:
             self._fork(sequence)
         sequence.computed = chunk.end

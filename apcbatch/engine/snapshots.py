@@ -149,9 +149,8 @@ class Snapshots:
             told = [KeptSnapshot(one.key, one.position, size, self._pool.holds(one)) for one, size in new]
             self.observer.kept(sequence.tokens[: told[-1].position], told)
 
-    def cover(self, chunk: Chunk) -> None:
+    def cover(self, sequence: Sequence) -> None:
         """Note the tokens of a kept answer once it has ended; those of a prompt are noted when it begins."""
-        sequence = chunk.sequence
         if sequence.finish_reason and sequence.keeps_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 

@@ -20,6 +20,7 @@ PARTS = (  # csrc/parts.h, Part
     "experts",
     "attention",
     "embedding",
+    "sampling",
     WAITING,
 )
 

@@ -47,8 +47,20 @@ class MixerStack(Protocol):
         """Run them, or return False: this batch is left to the mixers."""
 
 
+class Passed(NamedTuple):
+    """What a whole pass gives. logits: (r, vocabulary) float32. hidden: the normed hidden states (s, h) of the rows
+    they are wanted of, or None. likeliest: the token that `argmax` gives for each row of logits. logprobs: what
+    `greedy` gives beside them, None if that is not wanted."""
+
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
+    likeliest: list[int]
+    logprobs: list[float] | None
+
+
 class PassStack(Protocol):
-    """A whole pass in one call: embedding, layers, final norm, head. The bits are those of the ops one by one."""
+    """A whole pass in one call: embedding, layers, final norm, head, the likeliest tokens. The bits are those of the
+    ops one by one."""
 
     def __call__(
         self,
@@ -57,12 +69,13 @@ class PassStack(Protocol):
         pages: Pages,
         logits_rows: torch.Tensor,
         hidden_rows: torch.Tensor | None = None,
+        with_logprobs: bool = False,
         on_layer: Callable[[], None] | None = None,
         /,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits (r, vocabulary) float32 of tokens logits_rows (r,) int64, and the normed hidden states (s, h) of
-        hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The logits are overwritten by
-        the next call. Raises ValueError."""
+    ) -> Passed:
+        """The logits of tokens logits_rows (r,) int64, the likeliest tokens, and with_logprobs their log-probabilities;
+        the normed hidden states of hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The
+        tensors are overwritten by the next call. Raises ValueError."""
 
 
 class StackLayer(NamedTuple):
@@ -200,7 +213,7 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
     @property
     def is_observed(self) -> bool:
         """Whether somebody wants to see each op: then a pass is to be made of them."""
-        return all(name in vars(self) for name in OPS)
+        return all(map(vars(self).__contains__, OPS))
 
     @contextmanager
     def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:

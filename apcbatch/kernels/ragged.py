@@ -65,23 +65,11 @@ class Ragged:
         )
 
     @classmethod
-    def of_decode(
-        cls, initial_slots: torch.Tensor, final_slots: torch.Tensor, initial: list[int], final: list[int]
-    ) -> Ragged:
-        """The Ragged of a decode pass: one token of each sequence, no snapshots. The slots (b,) int64 contiguous on the
-        CPU, and the same as lists, which are checked. Raises ValueError."""
-        b = len(final)
-        offsets, zeros, none, _ = _constants(b)
-        arrays = offsets, initial_slots, final_slots, zeros, none, none
-        goes_on = all(first == last or first < 0 for first, last in zip(initial, final, strict=True))
-        if not goes_on or min(initial) < -1 or min(final) < 0 or len(set(final)) < b:
-            return cls(*arrays)  # looked at piece by piece
-        ragged = object.__new__(cls)
-        for name, array in zip(_ARRAYS, arrays, strict=True):
-            object.__setattr__(ragged, name, array)
-        object.__setattr__(ragged, "copies", {})
-        ragged._settle(b, b, max(final))
-        return ragged
+    def of_decode(cls, initial_slots: list[int], final_slots: list[int]) -> Ragged:
+        """The Ragged of a decode pass: one token of each sequence, no snapshots. Raises ValueError."""
+        offsets, zeros, none, _ = _constants(len(final_slots))
+        initial, final = torch.from_numpy(np.array((initial_slots, final_slots), np.int64)).unbind()
+        return cls(offsets, initial, final, zeros, none, none)
 
     @staticmethod
     def rows(count: int) -> torch.Tensor:

@@ -22,7 +22,8 @@ class Batch:
     the state slots read, written and kept. logits_rows (r,) int64: the tokens whose logits are wanted. For attention
     layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this piece, token_slots (t,) int64 =
     page x page_tokens + offset of each token; -1: it is not written.
-    scored_rows (s,) int64: the tokens whose normed hidden states are wanted, or None.
+    scored_rows (s,) int64: the tokens whose normed hidden states are wanted, or None. with_logprobs: whether the
+    log-probabilities of the likeliest tokens are wanted too.
     present: (1,) int64, where only so many of the tokens, the first ones, are there, and the rest fill the batch up.
     """
 
@@ -35,6 +36,7 @@ class Batch:
     present: torch.Tensor | None = None
     chosen: torch.Tensor | None = None
     scored_rows: torch.Tensor | None = None
+    with_logprobs: bool = False
 
     @property
     def tokens(self) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, FeedForward, MixerStack, Pages, PassStack, StackLayer
+from apcbatch.kernels.ops import Backend, FeedForward, MixerStack, Pages, Passed, PassStack, StackLayer
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
 from apcbatch.model.blocks import Mixer
@@ -168,16 +168,16 @@ class CausalLM:
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
         """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are those of the
         last call alone. entering: what a stage begins with that is not the first."""
-        return self._passed(batch)[0] if self._runs_whole else self._forward(batch, entering)
+        return self.passed(batch).logits if self.runs_whole else self._forward(batch, entering)
 
     def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
         of as many at a time as there is room for."""
-        if not self._runs_whole:
+        if not self.runs_whole:
             return self._forward_scored(batch, entering)
-        logits, hidden = self._passed(batch)
-        assert hidden is not None
-        return logits, hidden
+        passed = self.passed(batch)
+        assert passed.hidden is not None
+        return passed.logits, passed.hidden
 
     @torch.inference_mode()
     def _forward(self, batch: Batch, entering: torch.Tensor | None) -> torch.Tensor:
@@ -192,15 +192,16 @@ class CausalLM:
         return self.head(self._normed(residual, batch.logits_rows)), scored
 
     @property
-    def _runs_whole(self) -> bool:
+    def runs_whole(self) -> bool:
         """Whether a pass is one call; nobody sees its ops then."""
         return self._stack is not None and not self.backend.is_observed
 
-    def _passed(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The logits and the scored rows' hidden states, from one call for the whole pass."""
+    def passed(self, batch: Batch) -> Passed:
+        """All that a pass gives, from one call, for a model that `runs_whole`; overwritten by the next one."""
         assert self._stack is not None
         pages = Pages(batch.page_table, batch.context, batch.token_slots)
-        return self._stack(batch.tokens, batch.ragged, pages, batch.logits_rows, batch.scored_rows, self.on_layer)
+        rows = batch.logits_rows, batch.scored_rows
+        return self._stack(batch.tokens, batch.ragged, pages, *rows, batch.with_logprobs, self.on_layer)
 
     @torch.inference_mode()
     def head(self, normed: torch.Tensor) -> torch.Tensor:

@@ -54,9 +54,11 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Of each pass: how many chunks it has, and whether it was begun ahead."""
     noted, run_pass = [], runner.run_pass
 
-    def note(model: object, chunks: list[runner.Chunk], before: runner.Pass | None = None) -> torch.Tensor:
+    def note(
+        model: object, decodes: object, chunks: list[runner.Chunk], before: runner.Pass | None = None
+    ) -> torch.Tensor:
         noted.append((len(chunks), before is not None))
-        return run_pass(model, chunks, before)
+        return run_pass(model, decodes, chunks, before)
 
     monkeypatch.setattr(runner, "run_pass", note)
     return noted

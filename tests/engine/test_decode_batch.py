@@ -22,25 +22,26 @@ def test_it_says_what_the_long_way_says(
 ) -> None:
     """Catches a token, a slot, a page or a place of keys and values that is another one than `make_batch` names for the
     same chunks: in long answers, in several answers to one prompt, beside prompts that begin later."""
-    compared, short = [], runner.decode_batch
+    compared, short, made = [], runner.DecodeBatches.batch, []
 
-    def both(chunks: list[runner.Chunk]) -> Batch:
-        with monkeypatch.context() as without:
-            without.setattr(runner, "is_decode", lambda chunks: False)
-            long = runner.make_batch(chunks)
-        one = short(chunks)
+    def both(decodes: runner.DecodeBatches, chunks: list[runner.Chunk]) -> Batch:
+        long, one = runner.make_batch(chunks), short(decodes, chunks)
+        made.append(one)
         assert all(torch.equal(getattr(one, name), getattr(long, name)) for name in LISTS)
         assert all(torch.equal(getattr(one.ragged, name), getattr(long.ragged, name)) for name in OF_RAGGED)
         assert (one.ragged.max_slot, one.ragged.num_tokens) == (long.ragged.max_slot, long.ragged.num_tokens)
         if family == "jamba":
             assert torch.equal(one.page_table, long.page_table) and torch.equal(one.token_slots, long.token_slots)
+        assert one.with_logprobs == long.with_logprobs
         compared.append(len(chunks))
         return one
 
-    monkeypatch.setattr(runner, "decode_batch", both)
+    monkeypatch.setattr(runner.DecodeBatches, "batch", both)
     engine = Engine(tiny_checkpoint(family), block_size=16, max_running=4, max_batch_tokens=64)
     requests = [Request(f"{n}", [1 + n] * (3 + 29 * n), max_tokens=200 - 40 * n, ignore_eos=True) for n in range(5)]
     requests.append(Request("several", [7, 8, 9], n=3, temperature=0.7, max_tokens=20, ignore_eos=True))
+    requests.append(Request("logprobs", [7, 8], max_tokens=30, logprobs=True, ignore_eos=True))
     assert all(result.error is None for result in engine.run(requests))
     engine.close()
     assert {1, 4} <= set(compared) and len(compared) > 50
+    assert len(set(map(id, made))) < len(made) / 2, "most passes are of the sequences that the last one was of"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine import runner
+from apcbatch.engine.sampler import greedy
 from apcbatch.plan.planner import Planner
 from tests.engine.test_given_back import Books
 from tests.engine.test_reuse import tokens
@@ -150,9 +151,9 @@ def test_a_prompt_is_computed_once(
     engine = Engine(tiny_checkpoint("jamba"), policy="none", max_running=max_running, pool_size_bytes=ROOMY)
     run_pass, counts = runner.run_pass, []
 
-    def count(model: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
+    def count(model: Any, decodes: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
         counts.append([chunk.count for chunk in chunks])
-        return run_pass(model, chunks, before)
+        return run_pass(model, decodes, chunks, before)
 
     monkeypatch.setattr(runner, "run_pass", count)
     request = Request("a", tokens(100, 1), max_tokens=11, temperature=1.0, ignore_eos=True, n=6)
@@ -174,7 +175,9 @@ def test_greedy_answers_are_computed_once(
     monkeypatch.setattr(
         runner,
         "run_pass",
-        lambda model, chunks, before=None: sizes.append(len(chunks)) or run_pass(model, chunks, before),
+        lambda model, decodes, chunks, before=None: (
+            sizes.append(len(chunks)) or run_pass(model, decodes, chunks, before)
+        ),
     )
     (result,) = engine.run([Request("a", tokens(20, 1), max_tokens=5, ignore_eos=True, n=4)])
     assert [answer.token_ids for answer in result.answers] == [result.token_ids] * 4 and set(sizes) == {1}
@@ -217,15 +220,14 @@ def test_an_answer_that_breaks_costs_its_own_request_alone(
     bad = Request("bad", tokens(80, 1), max_tokens=40, temperature=1.0, ignore_eos=True, n=3)
     good = Request("good", tokens(70, 2), max_tokens=40, temperature=1.0, ignore_eos=True, n=2)
 
-    def breaks(model: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
-        logits, hidden = run_pass(model, chunks, before)
-        logits = logits.clone()
+    def breaks(model: Any, decodes: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
+        logits, hidden, _ = run_pass(model, decodes, chunks, before)
         sampled = [chunk.sequence for chunk in chunks if chunk.samples]
         for row, sequence in enumerate(sampled):
             at = sequence.siblings.index(sequence)
             if sequence.request is bad and sequence.num_tokens == 80 + 18 and at == answer:
                 logits[row, 3] = float("nan")
-        return logits, hidden
+        return logits, hidden, greedy(model.backend, logits, False)
 
     monkeypatch.setattr(runner, "run_pass", breaks)
     found = by_id(engine.run([bad, good]))

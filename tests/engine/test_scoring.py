@@ -192,15 +192,15 @@ def test_a_prompt_that_breaks_fails_alone(
     engine = Engine(tiny_checkpoint("jamba"), block_size=16, max_batch_tokens=40, pool_size_bytes=ROOMY)
     books, run_pass = Books(engine), runner.run_pass
 
-    def breaks(model: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
-        logits, hidden = run_pass(model, chunks, before)
+    def breaks(model: Any, decodes: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
+        logits, hidden, choice = run_pass(model, decodes, chunks, before)
         first = 0
         for chunk in chunks:
             if chunk.sequence.request.id == "bad" and chunk.end > 60 and chunk.scored:
                 hidden = hidden.clone()
                 hidden[first] = float("nan")
             first += len(chunk.scored)
-        return logits, hidden
+        return logits, hidden, choice
 
     requests = [Request(name, tokens(90, k), max_tokens=0, score_from=1) for k, name in enumerate(["a", "bad", "b"])]
     expected = by_id(engine.run([replace(one, token_ids=list(one.token_ids)) for one in requests]))

@@ -156,7 +156,9 @@ class Watch:
         self.ahead: list[bool] = []
         run_pass = runner.run_pass
 
-        def noted(model: object, chunks: list[runner.Chunk], before: runner.Pass | None = None) -> object:
+        def noted(
+            model: object, decodes: object, chunks: list[runner.Chunk], before: runner.Pass | None = None
+        ) -> object:
             assert self.engine is not None
             ends = self.engine._flight.ends
             for chunk in chunks:
@@ -165,7 +167,7 @@ class Watch:
             self.under_way.append(len(self.engine._flight))
             self.sizes.append(len(chunks))
             self.ahead.append(before is not None)
-            return run_pass(model, chunks, before)
+            return run_pass(model, decodes, chunks, before)
 
         monkeypatch.setattr(runner, "run_pass", noted)
 
@@ -298,8 +300,8 @@ def test_a_state_that_is_not_finite_ends_its_request_alone(
     engine = open_engine(tiny_checkpoint("mamba"), policy="all", max_running=2)
     run_pass = runner.run_pass
 
-    def breaks(model: object, chunks: list[runner.Chunk], before: runner.Pass | None = None) -> object:
-        made = run_pass(model, chunks, before)
+    def breaks(model: object, decodes: object, chunks: list[runner.Chunk], before: runner.Pass | None = None) -> object:
+        made = run_pass(model, decodes, chunks, before)
         for chunk in chunks:
             if chunk.keep and chunk.sequence.request.id == "1":
                 engine._arena.stages[1].slots["ssm"][chunk.keep[-1].slot, 0, 0, 0] = torch.nan

@@ -1,4 +1,4 @@
-"""A model's whole pass on the CPU in one call: embedding, layers, final norm, head.
+"""A model's whole pass on the CPU in one call: embedding, layers, final norm, head, the likeliest tokens.
 
 Must not know: models, requests. Invariant: the bits are those of the parts called one after the other. What never
 changes is checked once, when a FusedStack is made.
@@ -7,6 +7,8 @@ changes is checked once, when a FusedStack is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import torch
 
@@ -19,7 +21,7 @@ from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.mixer import FusedMixer
 from apcbatch.kernels.cpu.residual import norm_plan
 from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import FeedForward, Pages, StackLayer
+from apcbatch.kernels.ops import FeedForward, Pages, Passed, StackLayer
 from apcbatch.kernels.ragged import Ragged
 
 
@@ -41,6 +43,7 @@ class FusedStack:
         self._num_slots = min((one.num_slots for one in mixers), default=0)
         parts = [(layer.mixer.plan, *_plans(layer.feed_forward)) for layer in layers]
         self._plan = _C.Stack(parts, norm_plan(norm, self._hidden), head.plan, address(embedding))
+        self._taken: _Taken | None = None
 
     def __call__(
         self,
@@ -49,46 +52,66 @@ class FusedStack:
         pages: Pages,
         logits_rows: torch.Tensor,
         hidden_rows: torch.Tensor | None = None,
+        with_logprobs: bool = False,
         on_layer: Callable[[], None] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See PassStack. The logits are those of the last call alone."""
+    ) -> Passed:
+        """See PassStack. The next pass of the same tensors, with other numbers in them, is not looked at again, but for
+        the numbers."""
+        inputs = (tokens, ragged, *pages, logits_rows, hidden_rows, with_logprobs)
+        taken = self._taken
+        if taken is None or not all(map(is_, inputs, taken.inputs)):
+            taken = self._taken = self._take(inputs)
+        chosen = self._plan.run(taken.plan, on_layer, num_threads())
+        if chosen is None:
+            self._refuse(inputs)
+        return Passed(taken.logits, taken.hidden, chosen[0], chosen[1] if with_logprobs else None)
+
+    def _refuse(self, inputs: _Inputs) -> NoReturn:
+        """Say which number of a pass is not one of the model's."""
+        self._take(inputs)
+        raise AssertionError("the compiled module refused the numbers of a pass that is sound")
+
+    def _take(self, inputs: _Inputs) -> _Taken:
+        """Look at all of a pass's tensors, and at where its results go. Raises ValueError."""
+        tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs = inputs
         t, r = ragged.num_tokens, logits_rows.numel()
         tokens = require_indices(tokens, "tokens", (t,), self._vocabulary)
         logits_rows = require_indices(logits_rows, "logits_rows", (r,), t)
         if self._num_slots:
             require_slots(ragged.max_slot, self._num_slots)
-        pages, where = self._where(ragged, pages)
-        logits = self._rows(r)
+        where: _C.Pages = (0, 0, 0, 0, 0)
+        if self._has_pages:
+            token_slots = require_indices(token_slots, "token_slots", (t,), self._num_pages * PAGE_TOKENS)
+            page_table, _, context = require_sequences(t, self._num_pages, page_table, ragged.cu_seqlens, context)
+            columns = page_table.shape[1]
+            where = page_table.data_ptr(), columns, context.data_ptr(), token_slots.data_ptr(), self._num_pages
+        if len(self._logits) < r:
+            self._logits = torch.empty(r, self._vocabulary, dtype=torch.float32)
+        logits = self._logits[:r]  # used again: new memory of that size would have to be cleared each time
         hidden, wanted = None, (0, 0, 0)
         if hidden_rows is not None:
             hidden_rows = require_indices(hidden_rows, "hidden_rows", (hidden_rows.numel(),), t)
             hidden = torch.empty(hidden_rows.numel(), self._hidden, dtype=self._dtype)
             wanted = hidden_rows.numel(), hidden_rows.data_ptr(), hidden.data_ptr()
-        self._plan.run(
-            tokens.data_ptr(),
-            ragged.params,
-            where,
-            (r, logits_rows.data_ptr(), logits.data_ptr()),
-            wanted,
-            on_layer,
-            num_threads(),
-        )
-        return logits, hidden
+        for_logits = r, logits_rows.data_ptr(), logits.data_ptr()
+        plan = _C.Pass(tokens.data_ptr(), ragged.params, where, for_logits, wanted, with_logprobs)
+        # As they are: a tensor that was not contiguous is another one now, and would come again as what it was.
+        seen = (tokens, ragged, page_table, context, token_slots, logits_rows, hidden_rows, with_logprobs)
+        return _Taken(seen, plan, logits, hidden)
 
-    def _rows(self, count: int) -> torch.Tensor:
-        """Room for so many rows of logits, used again: new memory of that size would have to be cleared each time."""
-        if len(self._logits) < count:
-            self._logits = torch.empty(count, self._vocabulary, dtype=torch.float32)
-        return self._logits[:count]
 
-    def _where(self, ragged: Ragged, pages: Pages) -> tuple[Pages, _C.Pages]:
-        """The pages, to be kept alive, and as the compiled module takes them."""
-        if not self._has_pages:
-            return pages, (0, 0, 0, 0)
-        t = ragged.num_tokens
-        slots = require_indices(pages.token_slots, "token_slots", (t,), self._num_pages * PAGE_TOKENS)
-        table, _, context = require_sequences(t, self._num_pages, pages.page_table, ragged.cu_seqlens, pages.context)
-        return Pages(table, context, slots), (table.data_ptr(), table.shape[1], context.data_ptr(), slots.data_ptr())
+_Inputs: TypeAlias = tuple[
+    torch.Tensor, Ragged, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool
+]
+
+
+class _Taken(NamedTuple):
+    """A pass that was looked at. inputs: its tensors, alive."""
+
+    inputs: _Inputs
+    plan: _C.Pass
+    logits: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 def _plans(part: FeedForward | None) -> tuple[_C.PreNorm | None, _C.Mlp | _C.Mixture | None]:
