@@ -1,25 +1,27 @@
-"""How prefill and decode gain from threads: tokens/s and where the time goes, for both shapes in both dtypes.
+"""How prefill and decode gain from threads: tokens/s, where the time goes and what memory gives, for both shapes.
 
     python benchmarks/make_shapes.py shapes
     python benchmarks/threads.py shapes --out benchmarks/results/threads.json
     python tools/make_performance_docs.py
 
 With --before FILE, the document of another build measured in turns with this one, each rate has that one's beside it.
-Takes two minutes on 16 idle cores. The last line is the document: machine, and rates, one for each shape, dtype, number
-of threads and pass.
+Takes two minutes on 16 idle cores. The last line is the document: machine; rates, one for each shape, dtype, number of
+threads and pass; read_bytes_per_s by number of threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
-from apcbatch.bench.machine import describe
+from apcbatch.bench.machine import describe, limits
 from apcbatch.bench.server import Server
 from apcbatch.engine.engine import Engine
 from apcbatch.kernels.fused_seconds import recorded_parts
@@ -45,6 +47,19 @@ def measure(server: Server, running: int, repeats: int) -> dict[str, Any]:
     rate = median_low([rate for rate, _ in passes])
     name = f"decode, {running} running" if running else f"prefill of {PROMPT}"
     return {"pass": name, "tokens_per_s": rate, "parts": dict(passes)[rate]}
+
+
+def step_bytes(model: Path, engine: Engine, dtype: torch.dtype, running: int) -> int:
+    """What one step must read and write at least: each weight once (of a mixture those of all experts), and the state
+    of each sequence, read and written. KV and activations are left out."""
+    count = 0
+    for file in model.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            names = set(tensors.keys())
+            untied = any("lm_head" in name for name in names)
+            shapes = [tensors.get_slice(name).get_shape() for name in names if not (untied and "embed" in name)]
+            count += sum(math.prod(shape) for shape in shapes)
+    return count * dtype.itemsize + 2 * running * engine.footprint.state_bytes
 
 
 def with_before(document: dict[str, Any], before: dict[str, Any], change: str) -> dict[str, Any]:
@@ -76,13 +91,16 @@ def main() -> None:
                 str(options.shapes / shape), dtype=dtype, policy="none", max_running=128, max_batch_tokens=PROMPT
             )
             servers[shape, dtype] = Server(engine)
-    document: dict[str, Any] = {"machine": describe(), "rates": []}
+    document: dict[str, Any] = {"machine": describe(), "rates": [], "read_bytes_per_s": {}}
     for threads in options.threads:
         torch.set_num_threads(threads)
+        document["read_bytes_per_s"][str(threads)] = limits(torch.float32)["read_bytes_per_s"]
         for (shape, dtype), server in servers.items():
             timed_pass(server, 1)
             for running in (0, *options.running):
                 one = {"model": shape, "dtype": dtype, "threads": threads, **measure(server, running, options.repeats)}
+                needed = step_bytes(options.shapes / shape, server.engine, getattr(torch, dtype), running or 1)
+                one["bytes_per_s"] = needed * one["tokens_per_s"] / (running or PROMPT)
                 document["rates"].append(one)
                 print(f"{shape} {dtype}, {threads} threads, {one['pass']}: {one['tokens_per_s']:.1f}", flush=True)
         if options.before:

@@ -13,6 +13,7 @@ namespace APC_ISA {
 namespace conv {
 
 constexpr int64_t kMaxWidth = 8;
+static_assert(kMaxWidth <= kTokenGrain, "a part of a sequence finds what it needs in the tokens before it");
 // Channels whose weights and last inputs stay in the first cache level while tokens go by.
 constexpr int64_t kTile = 256;
 
@@ -30,18 +31,22 @@ class UnitConv {
         with_type(p.weight_dtype, [&](auto w) { prepare_weight<TypeOf<decltype(w)>>(); });
     }
 
-    void run(int64_t s) {
+    // Tokens [token_begin, token_end) of sequence s. Its first ones write all of its states: none is written
+    // before the initial one is read.
+    void run(int64_t s, int64_t token_begin, int64_t token_end) {
         const int64_t begin = p.ragged.cu_seqlens[s], length = p.ragged.cu_seqlens[s + 1] - begin;
+        if (token_end > length) token_end = length;
         x = static_cast<const T*>(p.x) + begin * p.x_stride + c0;
         out = static_cast<T*>(p.out) + begin * p.out_stride + c0;
-        read_state(p.ragged.initial_slots[s]);
-        for (int64_t t0 = 0; t0 < length; t0 += kTileTokens) {
-            const int64_t t1 = t0 + kTileTokens < length ? t0 + kTileTokens : length;
+        if (token_begin == 0) read_state(p.ragged.initial_slots[s]);
+        for (int64_t t0 = token_begin; t0 < token_end; t0 += kTileTokens) {
+            const int64_t t1 = t0 + kTileTokens < token_end ? t0 + kTileTokens : token_end;
             for (int64_t c = 0; c < channels; c += kTile) {
                 const int64_t end = c + kTile < channels ? c + kTile : channels;
                 convolve(t0, t1, c, end);
             }
         }
+        if (token_begin > 0) return;
         for (int64_t i = p.ragged.snapshot_cu[s]; i < p.ragged.snapshot_cu[s + 1]; ++i) {
             write_state(p.ragged.snapshot_slots[i], p.ragged.snapshot_positions[i]);
         }
@@ -144,7 +149,8 @@ class UnitConv {
 template <class T>
 void run_unit(const ConvParams& params, const Unit& unit, float* scratch) {
     UnitConv<T> conv(params, unit, scratch);
-    for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s) conv.run(s);
+    for (int64_t s = unit.sequence_begin; s < unit.sequence_end; ++s)
+        conv.run(s, unit.token_begin, unit.token_end);
 }
 
 }  // namespace conv

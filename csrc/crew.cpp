@@ -42,7 +42,8 @@ class Patience {
     bool is_up() const { return turns_ == kBeforeTaking; }
 
   private:
-    static constexpr int kBeforeTaking = 200, kSpins = 4000;
+    // A turn is 40 to 140 cycles.
+    static constexpr int kBeforeTaking = 16, kSpins = 4000;
     std::int64_t turns_ = 0;
 };
 

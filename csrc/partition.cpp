@@ -6,7 +6,12 @@ namespace apcbatch {
 namespace {
 
 constexpr std::int64_t kUnitsPerThread = 2;
-constexpr std::int64_t kNarrow = 64;
+constexpr std::int64_t kNarrow = 64;  // of several sequences
+// What a unit costs beside its tokens times its channels: as many tokens more, and each as many channels
+// more. And what the last of the threads is behind, in units.
+constexpr double kUnitTokens = 1.0;
+constexpr std::int64_t kTokenChannels = 4;
+constexpr double kUneven = 0.25;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -24,16 +29,39 @@ std::vector<std::int64_t> cut_sequences(const RaggedParams& ragged, std::int64_t
     return ends;
 }
 
+// Time of all units where they are so wide.
+double cost_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t width, int num_threads) {
+    const std::int64_t ranges = ceil_div(d_inner, width);
+    const std::int64_t runs = std::min(ragged.num_sequences, ceil_div(kUnitsPerThread * num_threads, ranges));
+    const double rounds = double(ceil_div(ranges * runs, num_threads)) + kUneven;
+    const double tokens = double(ragged.cu_seqlens[ragged.num_sequences]) / double(runs);
+    return rounds * (tokens + kUnitTokens) * double(width + kTokenChannels);
+}
+
+// Channels of a unit: a multiple of the grain, as wide as may be for one thread, else of the least cost.
+std::int64_t width_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t grain,
+                      std::int64_t widest, int num_threads) {
+    widest = std::min(widest, ceil_div(d_inner, grain) * grain);
+    if (num_threads == 1) return widest;
+    std::int64_t best = widest;
+    double least = cost_of(ragged, d_inner, best, num_threads);
+    for (std::int64_t width = ragged.num_sequences > 1 ? kNarrow : grain; width < widest; width += grain) {
+        const double cost = cost_of(ragged, d_inner, width, num_threads);
+        if (cost >= least) continue;
+        best = width;
+        least = cost;
+    }
+    return best;
+}
+
 }  // namespace
 
-std::vector<Unit> partition(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t widest,
-                            int num_threads) {
+std::vector<Unit> partition(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t grain,
+                            std::int64_t widest, int num_threads) {
     std::vector<Unit> units;
     if (ragged.num_sequences == 0) return units;
     const std::int64_t wanted = num_threads > 1 ? kUnitsPerThread * num_threads : 1;
-    const std::int64_t narrowest = ragged.num_sequences > 1 ? kNarrow : kChannelGrain;
-    std::int64_t width = ceil_div(ceil_div(d_inner, wanted), kChannelGrain) * kChannelGrain;
-    width = std::min(std::max(width, narrowest), widest);
+    const std::int64_t width = width_of(ragged, d_inner, grain, widest, num_threads);
     const std::int64_t ranges = ceil_div(d_inner, width);
     const std::vector<std::int64_t> ends =
         cut_sequences(ragged, std::min(ragged.num_sequences, ceil_div(wanted, ranges)));
@@ -44,6 +72,29 @@ std::vector<Unit> partition(const RaggedParams& ragged, std::int64_t d_inner, st
             units.push_back({begin, end, c, std::min(width, d_inner - c)});
         }
         begin = end;
+    }
+    return units;
+}
+
+std::vector<Unit> cut_tokens(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t widest,
+                             int num_threads) {
+    const std::int64_t b = ragged.num_sequences, wanted = kUnitsPerThread * num_threads;
+    const std::int64_t tokens = ceil_div(ceil_div(ragged.cu_seqlens[b], wanted), kTokenGrain) * kTokenGrain;
+    std::vector<Unit> units;
+    const auto add = [&](Unit unit) {
+        for (unit.channel_begin = 0; unit.channel_begin < d_inner; unit.channel_begin += widest) {
+            unit.channels = std::min(widest, d_inner - unit.channel_begin);
+            units.push_back(unit);
+        }
+    };
+    for (std::int64_t s = 0, end; s < b; s = end) {
+        for (end = s + 1; end < b && ragged.cu_seqlens[end + 1] - ragged.cu_seqlens[s] <= tokens;) ++end;
+        const std::int64_t length = ragged.cu_seqlens[s + 1] - ragged.cu_seqlens[s];
+        if (end > s + 1 || length <= tokens) {
+            add({s, end, 0, 0});
+        } else {
+            for (std::int64_t t = 0; t < length; t += tokens) add({s, end, 0, 0, t, t + tokens});
+        }
     }
     return units;
 }

@@ -16,10 +16,14 @@ std::int64_t widest_scan_range(std::int64_t d_state) {
 
 constexpr std::int64_t kWidestConvRange = 4096;
 
+// Channels of a row that fill a cache line.
+std::int64_t line_of(DType dtype) { return 64 / bytes_of(dtype); }
+
 // Below this many updates (of a state, or of a convolution's sum) one thread is faster than waking the
 // others.
 constexpr double kSerialWork = 1 << 18;
-constexpr std::int64_t kConvSetUp = 4;  // the weights are widened and transposed
+constexpr std::int64_t kConvSetUp = 4;                // the weights are widened and transposed
+constexpr std::int64_t kManyTokens = 8 * kConvSetUp;  // of each thread: runs of tokens repay it
 
 // set_up: what a unit does before its first token, in tokens.
 int threads_for(const RaggedParams& ragged, std::int64_t set_up, std::int64_t updates_per_token,
@@ -56,7 +60,11 @@ std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels
 
 void causal_conv(const ConvParams& params, int num_threads) {
     num_threads = threads_for(params.ragged, kConvSetUp, params.d_inner * params.width, num_threads);
-    const auto units = partition(params.ragged, params.d_inner, kWidestConvRange, num_threads);
+    const std::int64_t tokens = params.ragged.cu_seqlens[params.ragged.num_sequences];
+    const bool many = num_threads > 1 && tokens >= kManyTokens * num_threads;
+    const auto units =
+        many ? cut_tokens(params.ragged, params.d_inner, kWidestConvRange, num_threads)
+             : partition(params.ragged, params.d_inner, line_of(params.dtype), kWidestConvRange, num_threads);
     if (units.empty()) return;
     run_units(params, units, APC_FOR_ISA(causal_conv_unit), conv_scratch_floats(params, units[0].channels),
               num_threads);
@@ -64,8 +72,8 @@ void causal_conv(const ConvParams& params, int num_threads) {
 
 void selective_scan(const ScanParams& params, int num_threads) {
     num_threads = threads_for(params.ragged, 0, params.d_inner * params.d_state, num_threads);
-    const auto units =
-        partition(params.ragged, params.d_inner, widest_scan_range(params.d_state), num_threads);
+    const auto units = partition(params.ragged, params.d_inner, line_of(params.dtype),
+                                 widest_scan_range(params.d_state), num_threads);
     if (units.empty()) return;
     run_units(params, units, APC_FOR_ISA(selective_scan_unit), scan_scratch_floats(params, units[0].channels),
               num_threads);

@@ -26,6 +26,38 @@ APC_INLINE int block_size(int64_t left) {
     return size;
 }
 
+// B and C of a block's states, `tokens` rows of each.
+template <class T>
+struct Selected {
+    const T *B, *C;
+    int64_t B_stride, C_stride, tokens;
+};
+
+// Widened, a row of the block's B and then its C for each token. The compiler knows how many they are and
+// widens them at once.
+template <int kStates, class T>
+void pack_states(const Selected<T>& from, float* to) {
+    for (int64_t t = 0; t < from.tokens; ++t, to += 2 * kStates) {
+        const T *b = from.B + t * from.B_stride, *c = from.C + t * from.C_stride;
+        for (int i = 0; i < kStates; ++i) to[i] = to_float(b[i]);
+        for (int i = 0; i < kStates; ++i) to[kStates + i] = to_float(c[i]);
+    }
+}
+
+template <class T>
+void pack_block(int states, const Selected<T>& from, float* to) {
+    switch (states) {
+        case kBlockStates:
+            return pack_states<kBlockStates>(from, to);
+        case 4:
+            return pack_states<4>(from, to);
+        case 2:
+            return pack_states<2>(from, to);
+        default:
+            return pack_states<1>(from, to);
+    }
+}
+
 // Where a block's h comes from or goes to: state n of the block at base + n * stride.
 struct Carry {
     float* base;

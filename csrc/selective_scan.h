@@ -260,13 +260,8 @@ class UnitScan {
         float* to = BC;
         for (int64_t i = 0; i < n;) {
             const int size = block_size(n - i);
-            for (int64_t t = 0; t < tokens; ++t, to += 2 * size) {
-                const T *b = B + t * p.B_stride + i, *c = C + t * p.C_stride + i;
-                for (int j = 0; j < size; ++j) {
-                    to[j] = to_float(b[j]);
-                    to[size + j] = to_float(c[j]);
-                }
-            }
+            pack_block(size, Selected<T>{B + i, C + i, p.B_stride, p.C_stride, tokens}, to);
+            to += 2 * size * tokens;
             i += size;
         }
     }

@@ -66,7 +66,7 @@ def test_page_of_the_engine_alone(tmp_path: Path) -> None:
 
 
 def test_page_with_threads(tmp_path: Path) -> None:
-    """Faults: a gain the wrong way up; a share of another pass."""
+    """Faults: a gain the wrong way up; a share of another pass, or of what other threads read."""
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     one = {"model": "mamba-130m", "dtype": "float32", "threads": 1, "pass": "prefill of 2048", "parts": {"scan": 0.09}}
     rates = [
@@ -76,6 +76,12 @@ def test_page_with_threads(tmp_path: Path) -> None:
     ]
     machine = {"processor": "Sixteen cores", "isa": "amx", "torch": "2", "python": "3"}
     page = made(tmp_path, engine=engine(), threads={"machine": machine, "rates": rates})
+    assert "GB/s at which" not in page
+    rates[1]["bytes_per_s"] = 26e9
+    reads = {"1": 10e9, "16": 200e9}
+    page = made(tmp_path, engine=engine(), threads={"machine": machine, "rates": rates, "read_bytes_per_s": reads})
+    assert "| mamba-130m float32, prefill of 2048 | 13 % | 26.0 | 13 % |" in page and "the 200 GB/s at which" in page
+    assert "| mamba-130m bfloat16, prefill of 2048 | 31 % |  |  |" in page
     assert "| mamba-130m float32, prefill of 2048 | 500 | 6,000 | 12.0 |  |" in page
     assert "| mamba-130m bfloat16, prefill of 2048 |  | 21,000 |  | 3.50 |" in page
     assert "| 13 % |" in page and "| 31 % |" in page and "9 %" not in page.partition("Sixteen")[2].partition("##")[0]

@@ -342,7 +342,7 @@ void try_nothing() {
                               none.data(), nullptr,     nullptr};
     for (const int threads : {1, 4}) {
         int64_t channels = 0;
-        for (const Unit& unit : partition(ragged, 100, 64, threads)) {
+        for (const Unit& unit : partition(ragged, 100, 16, 64, threads)) {
             channels += unit.channels * (unit.sequence_end - unit.sequence_begin);
         }
         if (channels != 200) fail("empty sequences are not cut into units");

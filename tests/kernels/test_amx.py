@@ -70,8 +70,8 @@ def in_steps(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_the_arithmetic_is_the_one_stated():
     """A processor, or an order of the steps, that adds in another way: one name of numerics for two arithmetics."""
     fresh_seed()
-    for _ in range(12):
-        t, inputs, outputs = (int(torch.randint(1, most, ())) for most in (70, 600, 90))
+    sizes = [[int(torch.randint(1, most, ())) for most in (70, 600, 90)] for _ in range(12)]
+    for t, inputs, outputs in [*sizes, [37, 2100, 41]]:  # more inputs than are multiplied at once
         x, weight = bfloat16(t, inputs), bfloat16(outputs, inputs)
         y = ops.linear(x, ops.pack_linear(weight), out_dtype=torch.float32)
         assert torch.equal(y, in_steps(x, weight)), (t, inputs, outputs)
@@ -80,8 +80,8 @@ def test_the_arithmetic_is_the_one_stated():
 def test_any_cut_of_the_rows_gives_the_same_bits():
     """A row alone, in company, at the end of a register or of a block: all are one arithmetic."""
     fresh_seed()
-    for _ in range(12):
-        t, inputs, outputs = (int(torch.randint(1, most, ())) for most in (400, 900, 300))
+    sizes = [[int(torch.randint(1, most, ())) for most in (400, 900, 300)] for _ in range(12)]
+    for t, inputs, outputs in [*sizes, [150, 4200, 70]]:
         packed, x = ops.pack_linear(bfloat16(outputs, inputs)), bfloat16(t, inputs)
         whole = ops.linear(x, packed)
         begin = 0

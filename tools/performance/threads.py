@@ -8,12 +8,18 @@ from performance.tables import number, percent, table
 
 Document = dict[str, Any]
 
+_MEMORY = (
+    "Memory is what the steps need at least, each weight once and the states read and written, without activations and "
+    "KV; beside it as a share of the {} GB/s at which the same threads read 256 MiB, some of which may lie in a cache."
+)
+
 
 def sections(document: Document) -> list[str]:
     """Headings, sentences and tables in order."""
     machine, rates = document["machine"], document["rates"]
     threads = sorted({one["threads"] for one in rates})
     most = threads[-1]
+    reads = document.get("read_bytes_per_s", {}).get(str(most))
     told = ["Tokens/s by the number of threads"]
     if len(threads) > 1:
         told.append("those of the most threads over those of the fewest")
@@ -30,8 +36,8 @@ def sections(document: Document) -> list[str]:
         *(f"Left out: {what} ({why})." for what, why in document.get("left_out", {}).items()),
         f"Where the time of {most} threads goes, as shares of the wall time. What is left is outside the layers: "
         "sampling and Python. Waiting is in the other columns: that of all threads for the last one of each kernel, as "
-        "a mean over them.",
-        _parts([one for one in rates if one["threads"] == most]),
+        "a mean over them." + (f" {_MEMORY.format(number(reads / 1e9))}" if reads else ""),
+        _parts([one for one in rates if one["threads"] == most], reads),
     ]
 
 
@@ -62,7 +68,13 @@ def _over(one: float | None, other: float | None) -> float | None:
     return one / other if one and other else None
 
 
-def _parts(rates: list[Document]) -> str:
+def _parts(rates: list[Document], reads: float | None) -> str:
     names = list(dict.fromkeys(part for one in rates for part in one["parts"]))
-    rows = [(_label(one), *(percent(one["parts"].get(name)) for name in names)) for one in rates]
-    return table(["", *names], sorted(rows))
+    rows = []
+    for one in rates:
+        row = [_label(one), *(percent(one["parts"].get(name)) for name in names)]
+        if reads:
+            needed = one.get("bytes_per_s")
+            row += [number(needed / 1e9 if needed else None), percent(needed / reads if needed else None)]
+        rows.append(tuple(row))
+    return table(["", *names, *(["memory, GB/s", "of what is read"] if reads else [])], sorted(rows))
