@@ -15,7 +15,8 @@ FEWEST_TOKENS = 1024  # of prompts in a pass, where more are there
 
 
 class PassSize:
-    """max_tokens: of all groups' passes together; each may have FEWEST_TOKENS though. max_sequences: of a pass."""
+    """max_tokens: of the passes of all groups together, though each may have FEWEST_TOKENS. max_sequences: of a
+    pass."""
 
     def __init__(self, max_tokens: int, max_sequences: int, groups: int) -> None:
         self._fewest = min(max_tokens, FEWEST_TOKENS)

@@ -66,9 +66,8 @@ class Scheduler:
         self._gate = Gate(self._max_running, prompt_cost)
         self._num_submitted = 0
         self.on_begin: Callable[[Sequence], None] = lambda sequence: None
-        self._owed_pages = (
-            0  # pages that running sequences, and an answer of each prompt that is held, may still ask for
-        )
+        # Pages that running sequences, and an answer of each prompt that is held, may still ask for.
+        self._owed_pages = 0
 
     @property
     def num_begun(self) -> int:
