@@ -49,6 +49,8 @@ test-ray: $(VENV)/.installed
 # is some hundred times slower than the kernel: a test for each kernel that shares memory between threads. It cannot run
 # some of the library's bfloat16 products: tests with those are left out.
 SANITIZE := --kernel-name kns=apcbatch --error-exitcode 9
+# Why racecheck does not follow it: docs/performance-cuda.md.
+NOT_UNDERSTOOD := --kernel-name-exclude kns=expert_chains_kernel
 RACES := tests/kernels/test_cuda.py::test_batch_in_place \
     'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[16]' \
     'tests/kernels/test_cuda.py::test_float16_scan_matches_float64[64]' \
@@ -65,7 +67,7 @@ test-cuda:
 	APCBATCH_CUDA=1 $(PYTHON) setup.py build_ext --inplace
 	$(PYTHON) -m pytest -q -m cuda
 	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda tests/kernels
-	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda $(RACES)
+	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(NOT_UNDERSTOOD) $(PYTHON) -m pytest -q -m cuda $(RACES)
 
 # The packages of an extra, without building the extension anew.
 EXTRA = import importlib.metadata as m; print(*(r.split(";")[0] for r in m.requires("apcbatch") if "$(1)" in r))
