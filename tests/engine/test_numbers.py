@@ -286,7 +286,7 @@ def test_every_logit_counts(row: list[float]) -> None:
     logits = torch.tensor([[1.0, 3e38, -3e38], row, [3e38, 3e38, 3e38]])
     for with_logprobs in (False, True):
         assert greedy(CpuBackend(), logits, with_logprobs).read()[0] == [1, NOT_FINITE, 0]
-    assert greedy(CpuBackend(), logits[:0], False).read() == ([], [])
+    assert greedy(CpuBackend(), logits[:0], False).read() == ([], None)
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
