@@ -60,4 +60,10 @@ class Batch:
         }
         batch_on(device, self.ragged)
         scored_rows = None if self.scored_rows is None else uploaded(self.scored_rows, device)
-        return Batch(ragged=self.ragged, chosen=self.chosen, scored_rows=scored_rows, **tensors)
+        return Batch(
+            ragged=self.ragged,
+            chosen=self.chosen,
+            scored_rows=scored_rows,
+            with_logprobs=self.with_logprobs,
+            **tensors,
+        )

@@ -176,7 +176,7 @@ def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monk
         return torch.empty(1 << 60, dtype=torch.uint8)
 
     engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
-    monkeypatch.setattr(engine._model, "forward", greedy_for_memory)
+    monkeypatch.setattr(engine._model, "passed", greedy_for_memory)
     (result,) = engine.run([Request("r", PROMPT)])
     assert result.error is not None and result.error.code == "out_of_memory" and result.error.retryable
     monkeypatch.setattr("apcbatch.model.place.CausalLM", greedy_for_memory)
