@@ -89,10 +89,9 @@ class Scheduler:
                 pass
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._share]]
-        num_decodes = len(chunks)
-        impossible: list[Sequence] = []
+        num_decodes, impossible = len(chunks), list[Sequence]()
         budget = max(1, self._max_batch_tokens - num_decodes)
-        for sequence in self.running if len(decodes) < len(self.running) else ():
+        for sequence in self.running:
             remaining = _prompt_left(sequence, begun)
             if remaining and budget > 0 and len(chunks) < self._most_in_pass:
                 chunks.append(self._chunk(sequence, min(budget, remaining), begun.get(sequence)))
