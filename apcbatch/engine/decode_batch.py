@@ -84,5 +84,5 @@ class DecodeBatches:
             with_logprobs=with_logprobs,
         )
         self._batch, self._slots, self._pages = batch, slots, pages
-        self._memory, self._numbers = memory, Struct(f"{memory.size}q")
+        self._memory, self._numbers = memory.data, Struct(f"{memory.size}q")
         return batch

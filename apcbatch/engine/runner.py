@@ -6,13 +6,15 @@ Must not know: why these chunks were chosen, what becomes of the snapshots.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from apcbatch.engine.decode_batch import DecodeBatches, is_decode
-from apcbatch.engine.sampler import Choice, Chosen, greedy
+from apcbatch.engine.sampler import Choice, greedy
 from apcbatch.engine.scoring import score_rows
 from apcbatch.engine.sequence import Sequence
 from apcbatch.kernels.ragged import Ragged
@@ -23,6 +25,8 @@ from apcbatch.model.fetch import Fetch
 from apcbatch.model.spread import Model
 from apcbatch.model.spread_arena import Arena
 from apcbatch.types import Scores
+
+Known: TypeAlias = tuple[list[int], list[float] | None]  # what a Choice gives, where it is there at once
 
 
 @dataclass(slots=True)
@@ -81,7 +85,8 @@ class Pass:
             self._scores = self._score(model, hidden)
             needed = any([chunk.sequence.needs_logits for _, chunk in self._due])
             self._logits = Fetch(self.logits) if needed else None
-            self._sent = model.send_back(self._choice.tokens) if isinstance(self._choice, Choice) else None
+            if isinstance(self._choice, Choice):
+                self._sent = model.send_back(self._choice.tokens)
             self._keeping = [chunk for chunk in chunks if chunk.keep]
             self._finite: list[Fetch] = []
             if self._keeping:
@@ -91,9 +96,10 @@ class Pass:
 
     @property
     def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
-        """The tokens (rows,) int64 where the model begins, and the row of each sequence; of a pass on a device."""
-        assert self._sent is not None, "a pass that ran to its end is read"
-        return self._sent.receive(), {chunk.sequence: row for row, chunk in self._due}
+        """The tokens (rows,) int64 where the model begins, and the row of each sequence."""
+        choice = self._choice
+        tokens = self._sent.receive() if isinstance(choice, Choice) else torch.tensor(choice[0])
+        return tokens, {chunk.sequence: row for row, chunk in self._due}
 
     @property
     def failed(self) -> bool:
@@ -102,13 +108,14 @@ class Pass:
 
     def read(self) -> list[tuple[Chunk, int, int, float]]:
         """Wait for the pass: each chunk that samples, its row of the logits, the likeliest token and its
-        log-probability. Raises what the pass raised."""
+        log-probability, NaN if nobody asked for any. Raises what the pass raised."""
         if self._error is not None:
             raise self._error
-        tokens, logprobs = self._choice.read()
+        choice = self._choice
+        tokens, logprobs = choice.read() if isinstance(choice, Choice) else choice
         if self._logits is not None:
             self.logits = self._logits.read()
-        return [(chunk, row, tokens[row], logprobs[row]) for row, chunk in self._due]
+        return [(chunk, row, tokens[row], logprobs[row] if logprobs else math.nan) for row, chunk in self._due]
 
     def not_finite(self) -> list[Chunk]:
         """The chunks that keep a state which is not finite, once the pass was read. What is not finite stays so: the
@@ -147,13 +154,13 @@ class Pass:
 
 def run_pass(
     model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
-) -> tuple[torch.Tensor, torch.Tensor | None, Choice | Chosen]:
+) -> tuple[torch.Tensor, torch.Tensor | None, Choice | Known]:
     """Logits (chunks that sample, vocabulary) float32, what the head makes the logits of scored tokens from: (tokens,
     hidden), None where nothing is scored, and the likeliest tokens. States, KV and snapshots are in their slots."""
     batch = decodes.batch(chunks) if before is None and is_decode(chunks) else make_batch(chunks, before)
     if isinstance(model, CausalLM) and model.runs_whole:
         passed = model.passed(batch)
-        return passed.logits, passed.hidden, Chosen(passed.likeliest, passed.logprobs)
+        return passed.logits, passed.hidden, (passed.likeliest, passed.logprobs)
     hidden = None
     if batch.scored_rows is None:
         logits = model.forward(batch)

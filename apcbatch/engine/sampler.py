@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,22 +36,11 @@ class Choice:
         self.tokens = tokens
         self._copies = [None if part is None else Fetch(part) for part in (tokens, logprobs)]
 
-    def read(self) -> tuple[list[int], list[float]]:
-        """Wait for them. Log-probabilities that nobody asked for are NaN."""
+    def read(self) -> tuple[list[int], list[float] | None]:
+        """Wait for them."""
         tokens, logprobs = (None if part is None else part.read().tolist() for part in self._copies)
         assert tokens is not None
-        return tokens, [math.nan] * len(tokens) if logprobs is None else logprobs
-
-
-class Chosen(NamedTuple):
-    """The same, where it is known. logprobs: None for what nobody asked for."""
-
-    tokens: list[int]
-    logprobs: list[float] | None
-
-    def read(self) -> tuple[list[int], list[float]]:
-        """See Choice."""
-        return self.tokens, [math.nan] * len(self.tokens) if self.logprobs is None else self.logprobs
+        return tokens, logprobs
 
 
 def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:

@@ -88,7 +88,8 @@ class Scheduler:
                 pass
         decodes = [sequence for sequence in self.running if not sequence.in_prefill and sequence not in begun]
         chunks = [self._chunk(sequence, 1) for sequence in decodes[: self._size.decodes(len(self.running))]]
-        num_decodes, impossible = len(chunks), list[Sequence]()
+        num_decodes = len(chunks)
+        impossible: list[Sequence] = []
         left = self._prompts_left(begun) if len(decodes) < len(self.running) else 0
         wanted = self._size.wanted(num_decodes, left)
         if self.waiting and self._num_free and wanted > 0 and (left or self._opens(num_decodes)):

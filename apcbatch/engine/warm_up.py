@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from apcbatch.engine.decode_batch import DecodeBatches
 from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.sequence import Sequence
 from apcbatch.layout import PAGE_TOKENS
@@ -28,6 +29,6 @@ def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | 
     sequence = Sequence(request, np.zeros(count, np.int32), count, count, count + 1, slot=0)
     if num_pages is not None:
         sequence.pages = np.arange(-(-count // PAGE_TOKENS))
-    current = Pass(model, arena, [Chunk(sequence, 0, count)])
+    current = Pass(model, arena, DecodeBatches(), [Chunk(sequence, 0, count)])
     if not current.failed:
         current.read()

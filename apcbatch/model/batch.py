@@ -61,4 +61,4 @@ class Batch:
         parts = torch.split(memory, [part.numel() for part in lists])
         tensors = {name: part.view(of.shape) for name, part, of in zip(names, parts, lists, strict=True)}
         batch_on(device, self.ragged)
-        return Batch(ragged=self.ragged, chosen=self.chosen, **tensors)
+        return Batch(ragged=self.ragged, chosen=self.chosen, with_logprobs=self.with_logprobs, **tensors)

@@ -176,7 +176,7 @@ def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monk
         return torch.empty(1 << 60, dtype=torch.uint8)
 
     engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
-    monkeypatch.setattr(engine._model, "forward", greedy_for_memory)
+    monkeypatch.setattr(engine._model, "passed", greedy_for_memory)
     (result,) = engine.run([Request("r", PROMPT)])
     assert result.error is not None and result.error.code == "out_of_memory" and result.error.retryable
     monkeypatch.setattr("apcbatch.model.place.CausalLM", greedy_for_memory)
@@ -286,7 +286,7 @@ def test_every_logit_counts(row: list[float]) -> None:
     logits = torch.tensor([[1.0, 3e38, -3e38], row, [3e38, 3e38, 3e38]])
     for with_logprobs in (False, True):
         assert greedy(CpuBackend(), logits, with_logprobs).read()[0] == [1, NOT_FINITE, 0]
-    assert greedy(CpuBackend(), logits[:0], False).read() == ([], [])
+    assert greedy(CpuBackend(), logits[:0], False).read() == ([], None)
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -229,3 +230,46 @@ def test_a_call_for_all_mixers_stands_for_the_layers(
                 assert all(same_bits(part, expected[1][name]) for name, part in loaded.states.items())
                 loaded.op_by_op(batch)
     assert asked == [5, 23] and len(moved) == 4 * loaded.num_layers
+
+
+def test_refuses_numbers_that_have_changed(tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches numbers that are looked at in the first of several passes of the same tensors alone, and a pass that
+    computes with those of the one before."""
+    loaded = Loaded(tiny_checkpoint("jamba"))
+    batch = loaded.batch([0], [4])
+    expected = loaded.model.forward(batch).clone()
+    for name, place, sentence in (
+        ("token_ids", (2,), "tokens must lie in"),
+        ("logits_rows", (0,), "logits_rows must lie in"),
+        ("scored_rows", (1,), "hidden_rows must lie in"),
+        ("token_slots", (3,), "token_slots must lie in"),
+        ("page_table", (0, 0), "page_table must name pages"),
+        ("context", (0,), "page_table must have a column|context must not be negative"),
+    ):
+        numbers = getattr(batch, name)
+        sound = numbers[place].item()
+        for wrong in (-1, 1 << 40):
+            numbers[place] = wrong
+            with pytest.raises(ValueError, match=sentence):
+                loaded.model.forward(batch)
+        numbers[place] = sound
+    batch.token_ids[:] = (batch.token_ids + 1) % VOCAB
+    other = loaded.model.forward(batch).clone()
+    assert not torch.equal(other, expected)
+    assert same_bits(loaded.op_by_op(batch)[0], other)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chooses_what_the_logits_say(family: str, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches a token, or a log-probability, that is another one than the op gives, and a row that is not finite."""
+    fresh_seed()
+    loaded = Loaded(tiny_checkpoint(family))
+    batch = loaded.batch([0] * 5, [1, 40, 1, 90, 7])
+    for with_logprobs in (True, False, True):
+        passed = loaded.model.passed(Batch(**{**vars(batch), "with_logprobs": with_logprobs}))
+        tokens, logprobs = loaded.model.backend.greedy(passed.logits)
+        assert passed.likeliest == tokens.tolist()
+        assert passed.logprobs == (logprobs.tolist() if with_logprobs else None)
+    loaded.model.final_norm.weight[0] = torch.inf
+    passed = loaded.model.passed(Batch(**{**vars(batch), "with_logprobs": True}))
+    assert passed.likeliest == [-1] * 5 and passed.logprobs is not None and all(map(math.isnan, passed.logprobs))

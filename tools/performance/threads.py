@@ -28,6 +28,7 @@ def sections(document: Document) -> list[str]:
             f"those of {most} threads before the change that {document['change']}, measured in turns, and the gain"
         )
     told.append("for bfloat16 also those of the most threads over float32's")
+    left = "Python" if any("sampling" in one["parts"] for one in rates) else "sampling and Python"
     return [
         f"## Threads, on a machine of {most} cores",
         f"Machine: {machine['processor']}, kernels for {machine['isa']}, torch {machine['torch']}, Python "
@@ -35,8 +36,8 @@ def sections(document: Document) -> list[str]:
         _rates(rates, threads),
         *(f"Left out: {what} ({why})." for what, why in document.get("left_out", {}).items()),
         f"Where the time of {most} threads goes, as shares of the wall time. What is left is outside the layers: "
-        "sampling and Python. Waiting is in the other columns: that of all threads for the last one of each kernel, as "
-        "a mean over them." + (f" {_MEMORY.format(number(reads / 1e9))}" if reads else ""),
+        f"{left}. Waiting is in the other columns: that of all threads for the last one of each kernel, as a mean over "
+        "them." + (f" {_MEMORY.format(number(reads / 1e9))}" if reads else ""),
         _parts([one for one in rates if one["threads"] == most], reads),
     ]
 
