@@ -106,6 +106,14 @@ __device__ __forceinline__ unsigned in_block(unsigned shared, unsigned block) {
 __device__ __forceinline__ void store_far(unsigned to, float value) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
+// The same; a barrier of that block expects the bytes.
+__device__ __forceinline__ void send_far(unsigned to, float4 value, unsigned barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+            to),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+        : "memory");
+}
 // Whoever waits then sees what this thread stored.
 __device__ __forceinline__ void arrive_far(unsigned barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

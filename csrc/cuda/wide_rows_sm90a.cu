@@ -38,7 +38,7 @@ constexpr int kMostTileRows = 240, kFewestTileRows = 24, kMostCluster = 8;
 // how often; slices of a stage, stages of the ring, and how many of these are asked for before x is awaited;
 // rows of x that a block copies, and the bytes of its shared memory.
 struct Cut {
-    int shares, sharers, tile_rows, tiles, slices, stages, early, part_rows, bytes;
+    int shares, sharers, tile_rows, tiles, slices, stages, early, part_rows, bytes, join;
 };
 
 struct Maps {  // for tensor copies of tile_rows rows of the weights, and of part_rows of x
@@ -76,8 +76,9 @@ class WideRows {
             init_barrier(full(i), 2);
             init_barrier(free(i), 4 * groups_ * cut_.sharers);
         }
-        init_barrier(parts_there(), max(1, kGroupThreads * groups_ * (p.pieces - 1)));
+        init_barrier(parts_there(), cut_.join ? 1 : max(1, kGroupThreads * groups_ * (p.pieces - 1)));
         publish_barriers();
+        if (cut_.join) arrive_expecting(parts_there(), (p.pieces - 1) * part_floats() * int(sizeof(float)));
     }
 
     // By one thread.
@@ -188,35 +189,49 @@ class WideRows {
         if (lane < cut_.sharers) arrive_in_block(in_block(free(slot), unsigned(piece_ + p.pieces * lane)));
     }
 
+    __device__ int tile_octets() const { return (cut_.tile_rows + kOctet - 1) / kOctet; }
+    // Sums of a piece, as they lie in the first one's block: four of a lane together.
+    __device__ int part_floats() const { return groups_ * kGroupThreads * tile_octets() * 4; }
+
     // The first piece's block gets the sum of all, in ascending order. There is one tile.
     __device__ void add_pieces(float (&sums)[kTimes][kColumns / 2]) const {
-        const int threads = groups_ * kGroupThreads, octets = (cut_.tile_rows + kOctet - 1) / kOctet;
-        const int each = threads * octets * 4, mine = int(threadIdx.x);  // floats of a piece
+        const int threads = groups_ * kGroupThreads, mine = int(threadIdx.x);
         if (piece_ > 0) {
-            const unsigned first = unsigned(sharer_ * p.pieces);
-            const unsigned to = in_block(shared_address(behind_ + (piece_ - 1) * each + mine), first);
-            each_sum(octets, sums,
-                     [&](float& sum, int i) { store_far(to + unsigned(i * threads * 4), sum); });
-            arrive_far(in_block(parts_there(), first));
+            const unsigned first = unsigned(sharer_ * p.pieces), there = in_block(parts_there(), first);
+            const unsigned to =
+                in_block(shared_address(behind_ + (piece_ - 1) * part_floats() + mine * 4), first);
+            each_octet(sums, [&](float* four, int octet) {
+                const float4 value = make_float4(four[0], four[1], four[2], four[3]);
+                if (cut_.join) {
+                    send_far(to + unsigned(octet * threads * 16), value, there);
+                } else {
+                    for (int i = 0; i < 4; ++i)
+                        store_far(to + unsigned(octet * threads * 16 + i * 4), four[i]);
+                }
+            });
+            if (!cut_.join) arrive_far(there);
         } else {
             wait_far(parts_there(), 0);
             for (int other = 0; other < p.pieces - 1; ++other) {
-                const float* parts = behind_ + other * each + mine;
-                each_sum(octets, sums, [&](float& sum, int i) { sum = __fadd_rn(sum, parts[i * threads]); });
+                const float4* parts = reinterpret_cast<const float4*>(behind_ + other * part_floats()) + mine;
+                each_octet(sums, [&](float* four, int octet) {
+                    const float4 part = parts[octet * threads];
+                    four[0] = __fadd_rn(four[0], part.x);
+                    four[1] = __fadd_rn(four[1], part.y);
+                    four[2] = __fadd_rn(four[2], part.z);
+                    four[3] = __fadd_rn(four[3], part.w);
+                });
             }
         }
     }
 
-    // what(sum, its number) for the lane's sums in the first octets of columns.
+    // what(a lane's four sums, octet of columns) for those of a tile.
     template <class What>
-    static __device__ __forceinline__ void each_sum(int octets, float (&sums)[kTimes][kColumns / 2],
-                                                    What what) {
+    __device__ __forceinline__ void each_octet(float (&sums)[kTimes][kColumns / 2], What what) const {
 #pragma unroll
         for (int octet = 0; octet < kTimes * kColumns / kOctet; ++octet) {
-            if (octet >= octets) break;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                what(sums[octet / (kColumns / kOctet)][octet % (kColumns / kOctet) * 4 + i], octet * 4 + i);
+            if (octet < tile_octets())
+                what(sums[octet / (kColumns / kOctet)] + octet % (kColumns / kOctet) * 4, octet);
         }
     }
 
@@ -224,13 +239,11 @@ class WideRows {
     __device__ void put(float (&sums)[kTimes][kColumns / 2], int first) const {
         const int end = min(first + cut_.tile_rows, end_), lane = threadIdx.x % 32;
         const int row = int(threadIdx.x) / 32 * 16 + lane / 4, column = first + lane % 4 * 2;
-#pragma unroll
-        for (int octet = 0; octet < kTimes * kColumns / kOctet; ++octet) {
-            const float* four = sums[octet / (kColumns / kOctet)] + octet % (kColumns / kOctet) * 4;
+        each_octet(sums, [&](const float* four, int octet) {
             const int at = column + octet * kOctet;
             put_pair(row, at, end, make_float2(four[0], four[1]));
             put_pair(row + 8, at, end, make_float2(four[2], four[3]));
-        }
+        });
     }
 
     __device__ __forceinline__ void put_pair(int row, int column, int end, float2 pair) const {
@@ -362,6 +375,7 @@ Cut cut_of(const ProductParams& p) {
     cut.stages = std::min({ring / (cut.slices * pitch), kMostStages, cut.tiles * whole(slices, cut.slices)});
     cut.early = std::max(
         1, std::min(knob("WIDE_EARLY", kEarlyBytes) / (cut.slices * cut.tile_rows * kSliceRow), cut.stages));
+    cut.join = knob("WIDE_JOIN", 1) && p.pieces > 1;
     cut.bytes = 2 * kOctetBytes + cut.stages * cut.slices * pitch + behind;
     if (p.pieces > 1 && cut.tiles > 1) cut.stages = 0;
     return cut;
