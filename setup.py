@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -72,9 +71,7 @@ def build_cuda(nvcc: str, folder: Path, module: Path) -> None:
 
     def compile_one(source: Path) -> str:
         target = str(folder / f"{source.stem}.o")
-        alone = re.search(r"_sm(\d+a)$", source.stem)  # code for this device and no other
-        chosen = [f"-gencode=arch=compute_{alone[1]},code=sm_{alone[1]}"] if alone else targets
-        run([nvcc, *NVCC_FLAGS, *chosen, *includes, "-c", str(source), "-o", target])
+        run([nvcc, *NVCC_FLAGS, *targets, *includes, "-c", str(source), "-o", target])
         return target
 
     sources = [path for path in sorted((ROOT / CSRC / "cuda").iterdir()) if path.suffix in (".cu", ".cpp")]

@@ -49,7 +49,6 @@ void bound_step(const ProductParams& product, const Batch& batch, const View& x,
 void bind_products(py::module_& m) {
     using namespace py::literals;
     m.attr("MOST_FEW_ROWS") = kMostFewRows;
-    m.attr("MOST_WIDE_ROWS") = kMostWideRows;
     m.attr("MOST_MIXER_ROWS") = kMostMixerRows;
     m.attr("MOST_PIECES") = kMostPieces;
     py::class_<ProductParams>(m, "Product").def(py::init(&product));
@@ -59,11 +58,6 @@ void bind_products(py::module_& m) {
     m.def("few_rows_product", [](const ProductParams& params, Address stream) {
         const py::gil_scoped_release released;
         few_rows_product(params, stream_of(stream));
-    });
-    m.def("takes_wide_rows", &takes_wide_rows);
-    m.def("wide_rows_product", [](const ProductParams& params, Address stream) {
-        const py::gil_scoped_release released;
-        wide_rows_product(params, stream_of(stream));
     });
     m.def("few_rows_convolution", &bound_convolution, ReleaseGil(), "product"_a, py::kw_only(), "batch"_a,
           "weight"_a, "bias"_a, "state"_a, "x"_a, "z"_a, "d_inner"_a, "width"_a, "stream"_a);

@@ -207,10 +207,10 @@ class FewRows {
         const int warp = threadIdx.x / 32, each = cut_.warps * 32 * kSums;  // floats of a piece
         const int mine = warp * 32 * kSums + int(threadIdx.x) % 32;
         if (piece_ > 0) {
-            const unsigned to = in_block(shared_address(behind_ + (piece_ - 1) * each + mine), 0);
+            const unsigned to = first_block(shared_address(behind_ + (piece_ - 1) * each + mine));
 #pragma unroll
             for (int i = 0; i < kSums; ++i) store_far(to + i * 128, sums[i / 4][i % 4]);
-            arrive_far(in_block(parts_there(), 0));
+            arrive_far(first_block(parts_there()));
         } else {
             wait_far(parts_there(), 0);
             for (int other = 0; other < p.pieces - 1; ++other) {

@@ -21,7 +21,7 @@ struct ProductParams {
     int pieces;             // 1, 2, 4 or 8, each a multiple of 16 inputs; 1 in float32
 };
 
-constexpr int kMostFewRows = 32, kMostWideRows = 128, kMostMixerRows = 8, kMostPieces = 8;
+constexpr int kMostFewRows = 32, kMostMixerRows = 8, kMostPieces = 8;
 
 // In float32, for any rows: slow, to compare with.
 void chain_product(const ProductParams& params, cudaStream_t stream);
@@ -38,12 +38,6 @@ bool takes_few_rows(const ProductParams& params);
 
 // In bfloat16, for kMostFewRows rows at most: reads the weights once, at the memory's speed.
 void few_rows_product(const ProductParams& params, cudaStream_t stream);
-
-// Whether wide_rows_product takes these sizes and addresses on the current device.
-bool takes_wide_rows(const ProductParams& params);
-
-// In bfloat16, for kMostWideRows rows at most, better more than kMostFewRows: the same.
-void wide_rows_product(const ProductParams& params, cudaStream_t stream);
 
 // The same for kMostMixerRows rows at most of weights in one piece, and the op after it in a decode pass of a
 // mixer, one token of each sequence; y is not written.

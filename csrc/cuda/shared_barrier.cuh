@@ -50,17 +50,6 @@ __device__ __forceinline__ void tensor_copy(unsigned to, const CUtensorMap* matr
         : "memory");
 }
 
-// The same into the memory of all these blocks of the cluster, a bit each: at the same place, and at their
-// barriers.
-__device__ __forceinline__ void tensor_copy_to(unsigned blocks, unsigned to, const CUtensorMap* matrix,
-                                               int column, int row, unsigned barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-        "l"(matrix), "r"(column), "r"(row), "r"(barrier), "h"(static_cast<unsigned short>(blocks))
-        : "memory");
-}
-
 // Before the first copy by a map that lies in global memory and was written there by the host.
 __device__ __forceinline__ void acquire_map(const CUtensorMap* matrix) {
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(matrix) : "memory");
@@ -71,28 +60,18 @@ __device__ __forceinline__ void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier of a block of the cluster, by who has only read: it orders nothing that this thread wrote,
-// for which arrive_far would wait until the whole device could see it.
-__device__ __forceinline__ void arrive_in_block(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
 // Blocks of a cluster: each thread arrives once, and who waits then knows that the other blocks have begun.
 __device__ __forceinline__ void arrive_at_cluster() {
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-// The same, where nobody is to see anything but barriers that were published.
-__device__ __forceinline__ void arrive_relaxed_at_cluster() {
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 __device__ __forceinline__ void wait_for_cluster() {
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same place in the memory of a block of the cluster.
-__device__ __forceinline__ unsigned in_block(unsigned shared, unsigned block) {
+// The same place in the memory of the cluster's first block.
+__device__ __forceinline__ unsigned first_block(unsigned shared) {
     unsigned far;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(far) : "r"(shared), "r"(block));
+    asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(far) : "r"(shared));
     return far;
 }
 __device__ __forceinline__ void store_far(unsigned to, float value) {

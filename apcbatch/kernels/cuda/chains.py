@@ -98,8 +98,6 @@ class Chains:
         if rows <= extension().MOST_FEW_ROWS and x.dtype == torch.bfloat16:
             _chains(x, weight, y, pieces)
             return
-        if rows <= extension().MOST_WIDE_ROWS and _wide(_product(x, weight, y, pieces)):
-            return
         bucket = _bucket(rows)
         (outputs, inputs), is_packed = weight.shape, x.stride(0) == x.shape[1]
         key = ProductShape(outputs, inputs, pieces, x.dtype, y.dtype, is_packed), bucket
@@ -214,14 +212,6 @@ def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int)
     for begin in range(0, len(x), extension().MOST_FEW_ROWS):
         rows = slice(begin, begin + extension().MOST_FEW_ROWS)
         multiply(_product(x[rows], weight, y[rows], pieces), current_stream())
-
-
-def _wide(product: object) -> bool:
-    """Makes the product by a kernel of our own for such rows; False where it does not take it."""
-    if not extension().takes_wide_rows(product):
-        return False
-    extension().wide_rows_product(product, current_stream())
-    return True
 
 
 def _lies(x: torch.Tensor) -> bool:
