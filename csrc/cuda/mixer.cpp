@@ -56,9 +56,8 @@ class Workspace {
     std::size_t used_ = 0;
 };
 
-// By kernels of our own: all rows at once, or some after the others.
+// By kernels of our own, some rows after the others.
 void multiply_few(const ProductParams& all, cudaStream_t stream) {
-    if (all.rows > kMostFewRows && takes_wide_rows(all)) return wide_rows_product(all, stream);
     const std::int64_t x_row = all.x_stride * bytes_of(all.dtype), y_row = all.out * bytes_of(all.y_dtype);
     for (int begin = 0; begin < all.rows; begin += kMostFewRows) {
         ProductParams some = all;

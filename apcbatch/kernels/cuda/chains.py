@@ -74,7 +74,7 @@ class Chains:
     def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
         """What multiplies so many rows: (the library's kernel, whether it adds up pieces in turn), (b"", False) for
         kernels of our own; None where it is yet to be found, by `product`."""
-        if rows <= extension().MOST_WIDE_ROWS and shape.dtype == torch.bfloat16:
+        if rows <= extension().MOST_FEW_ROWS and shape.dtype == torch.bfloat16:
             return b"", False
         bucket = _bucket(rows)
         if (shape, bucket) not in self._taken:
