@@ -42,8 +42,7 @@ class Patience {
     bool is_up() const { return turns_ == kBeforeTaking; }
 
   private:
-    // A turn is 40 to 140 cycles.
-    static constexpr int kBeforeTaking = 16, kSpins = 4000;
+    static constexpr int kBeforeTaking = 200, kSpins = 4000;
     std::int64_t turns_ = 0;
 };
 

@@ -1,8 +1,7 @@
 // One piece of the packed matrix product, compiled once for each instruction set (gemm_<isa>.cpp).
 // A piece is walked by blocks of k, then by panels, then by tiles of rows: the panel's block stays in the
-// first cache level while the rows of the piece, copied to scratch, stream from the second. With matrix
-// registers blocks of k come last: the sums stay in the registers. Must not know: threads, how a product is
-// cut into pieces.
+// first cache level while the rows of the piece, copied to scratch, stream from the second. Must not know:
+// threads, how a product is cut into pieces.
 #pragma once
 
 #include "gemm_amx.h"
@@ -59,26 +58,29 @@ struct Scratch {
     float* sums;  // (panels, scratch_rows, kPanel) partial sums
 };
 
-// Adds the bias to the finished sums of a piece of kMostPanels panels at most, those of each panel panel_sums
-// after the last one's, and writes them to the columns that y has: what register tiles do themselves where
-// all columns exist. Row by row, as y fills whole cache lines so.
+// Adds the bias to the finished sums of some panels, kMostPanels at most, and writes them to the columns that
+// y has: what register tiles do themselves where all columns exist. Row by row, as y fills whole cache lines
+// so.
 template <class Y>
-void finish(const LinearArgs& args, const LinearPiece& piece, const float* sums, int64_t panel_sums) {
-    const int64_t column = piece.panel * kPanel, most = piece.panels * kPanel;
-    const int64_t columns = args.out - column < most ? args.out - column : most;
+void finish(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
+            int64_t panels) {
+    const int64_t column = (piece.panel + p) * kPanel, panel = scratch_rows(piece.rows) * kPanel;
+    const int64_t columns = args.out - column < panels * kPanel ? args.out - column : panels * kPanel;
     float bias[kMostPanels * kPanel] = {};
     if (args.bias) memcpy(bias, args.bias + column, size_t(4 * columns));
+    const float* sums = scratch.sums + p * panel;
     for (int64_t r = 0; r < piece.rows; ++r, sums += kPanel) {
         Y* to = static_cast<Y*>(args.y) + (piece.row + r) * args.y_stride + column;
         for (int64_t i = 0; i < columns; i += kLanes) {
-            const Vec sum = Vec::load(sums + i / kPanel * panel_sums + i % kPanel);
+            const Vec sum = Vec::load(sums + i / kPanel * panel + i % kPanel);
             store_first(args.bias ? sum + Vec::load(bias + i) : sum, to + i, columns - i);
         }
     }
 }
 
-void finish_panels(const LinearArgs& args, const LinearPiece& piece, const float* sums, int64_t panel_sums) {
-    with_type(args.y_dtype, [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, sums, panel_sums); });
+void finish_panels(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch, int64_t p,
+                   int64_t panels) {
+    with_type(args.y_dtype, [&](auto y) { finish<TypeOf<decltype(y)>>(args, piece, scratch, p, panels); });
 }
 
 // One block of k of a piece.
@@ -139,10 +141,30 @@ void run_panels(const LinearArgs& args, const LinearPiece& piece, const Block& b
         run_tile<mode>(rows, panels, t);
         row += rows;
     }
-    if (block.last && !direct)
-        finish_panels(args, {piece.row, piece.rows, piece.panel + p, panels}, scratch.sums + p * t.sums_panel,
-                      t.sums_panel);
+    if (block.last && !direct) finish_panels(args, piece, scratch, p, panels);
 }
+
+#if defined(__AMX_BF16__)
+template <>
+void run_panels<Mode::kMatrix>(const LinearArgs& args, const LinearPiece& piece, const Block& block,
+                               const Scratch& scratch, int64_t p, int64_t panels) {
+    MatrixTile t{};
+    t.b = block.weights + p * block.panel_bytes;
+    t.panel_bytes = block.panel_bytes;
+    t.sums_panel = scratch_rows(piece.rows) * kPanel;
+    t.first = block.first;
+    const int64_t tiles = (piece.rows + kMatrixRows - 1) / kMatrixRows;
+    t.later_step = (kRegisterBytes / tiles + 63) / 64 * 64;
+    for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t row = i * kMatrixRows;
+        t.later = t.b + panels * t.panel_bytes + t.panel_bytes * i / tiles;
+        t.a = scratch.rows + row * kRowBytes;
+        t.sums = scratch.sums + p * t.sums_panel + row * kPanel;
+        run_matrix_tile(piece.rows - row, panels, t);
+    }
+    if (block.last) finish_panels(args, piece, scratch, p, panels);
+}
+#endif
 
 template <Mode mode>
 void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch) {
@@ -157,63 +179,10 @@ void run_piece(const LinearArgs& args, const LinearPiece& piece, const Scratch& 
     }
 }
 
-#if defined(__AMX_BF16__)
-// Rows of x, inputs [k0, k0 + k), as registers: 16 rows by kTileK inputs each, those of the same rows side by
-// side, `below` bytes apart for each 16 rows.
-void copy_registers(const LinearArgs& args, const LinearPiece& piece, int64_t k0, int64_t k, char* to,
-                    int64_t below) {
-    with_type(args.x_dtype, [&](auto of) {
-        const auto* x = static_cast<const TypeOf<decltype(of)>*>(args.x);
-        for (int64_t r = 0; r < piece.rows; ++r) {
-            const int64_t row = args.x_rows ? args.x_rows[piece.row + r] : piece.row + r;
-            const auto* from = x + row * args.x_stride + k0;
-            char* at = to + r / kRegisterRows * below + r % kRegisterRows * 2 * kTileK;
-            int64_t i = 0;
-            for (; i + kTileK <= k; i += kTileK, at += kRegisterBytes)
-                copy_row<Mode::kMatrix>(from + i, kTileK, at);
-            if (i < k) copy_row<Mode::kMatrix>(from + i, k - i, at);
-        }
-    });
-}
-
-// By panels, then by tiles of rows, each over kMatrixK inputs at once; over one block of k where vectors
-// multiply, which then walk the weights from front to back.
-template <>
-void run_piece<Mode::kMatrix>(const LinearArgs& args, const LinearPiece& piece, const Scratch& scratch) {
-    const int64_t most = piece.rows > kVectorRows ? kMatrixK : kBlockK;
-    const int64_t tiles = (piece.rows + kMatrixRows - 1) / kMatrixRows;
-    MatrixTile t{};
-    t.block_bytes = kBlockK * 2 * kPanel * panels_of(args.out);
-    for (int64_t k0 = 0; k0 < args.in; k0 += most) {
-        t.k = args.in - k0 < most ? args.in - k0 : most;
-        t.a_below = packed_k(t.k, 2) * 2 * kRegisterRows;
-        t.weights = static_cast<const char*>(args.w) + k0 / kBlockK * t.block_bytes;
-        t.first = k0 == 0;
-        copy_registers(args, piece, k0, t.k, scratch.rows, t.a_below);
-        for (int64_t p = 0, panels; p < piece.panels; p += panels) {
-            panels = tile_panels<Mode::kMatrix>(piece.rows, piece.panels - p);
-            t.panel = piece.panel + p;
-            t.later_bytes = p + panels < piece.panels ? (kRegisterBytes / tiles + 63) / 64 * 64 : 0;
-            for (int64_t i = 0; i < tiles; ++i) {
-                const int64_t row = i * kMatrixRows;
-                const int64_t rows = piece.rows - row < kMatrixRows ? piece.rows - row : kMatrixRows;
-                t.a = scratch.rows + i * 2 * t.a_below;
-                t.sums = scratch.sums;
-                if (args.in > most) t.sums += (p * tiles + i * panels) * kMatrixSums;
-                t.later = kRegisterBytes * i / tiles / 64 * 64;
-                run_matrix_tile(rows, panels, t);
-                if (k0 + t.k < args.in) continue;
-                finish_panels(args, {piece.row + row, rows, t.panel, panels}, t.sums, kMatrixSums);
-            }
-        }
-    }
-}
-#endif
-
 void run(const LinearArgs& args, const LinearPiece& piece, char* memory) {
     Scratch scratch{};
     scratch.rows = memory;
-    scratch.sums = reinterpret_cast<float*>(memory + scratch_rows(piece.rows) * kScratchRowBytes);
+    scratch.sums = reinterpret_cast<float*>(memory + scratch_rows(piece.rows) * kRowBytes);
     with_type(args.w_dtype, [&](auto w) {
         constexpr Mode mode = mode_of(decltype(w)());
         [[maybe_unused]] const Registers<mode> registers;

@@ -42,40 +42,21 @@ struct Registers<Mode::kMatrix> {
 
 // Reading costs more rows than with vectors, whose arithmetic is slower.
 template <>
-constexpr LinearShape shape_of<Mode::kMatrix> = {kMatrixRows, 96.0, 4.0};
+constexpr LinearShape shape_of<Mode::kMatrix> = {kMatrixRows, 64.0, 4.0};
 
-// Inputs that are copied, and multiplied, at once: the sums of so many stay in registers.
-constexpr int64_t kMatrixK = 8 * kBlockK;
-static_assert(2 * kMatrixK <= kScratchRowBytes, "a row's copy");
-
-// Some rows of x times some panels over up to kMatrixK inputs.
 struct MatrixTile {
-    const char* a;        // the registers of its first 16 rows, kTileK inputs each, one after the other
-    int64_t a_below;      // bytes to those of the 16 rows below
-    const char* weights;  // of all panels, the first block of k
-    int64_t block_bytes;  // to the next block of k, of all panels
-    int64_t panel;        // the first of its panels
-    int64_t k;
-    float* sums;  // 16 and 16 rows of kPanel for each panel, kMatrixSums apart
-    bool first;   // the sums begin at zero
-    // Of the panels that come next, what is fetched into the second cache level meanwhile: so many bytes of
-    // each register, from `later` on.
-    int64_t later, later_bytes;
+    const char* a;        // rows in scratch
+    const char* b;        // the first panel's block
+    int64_t panel_bytes;  // of a panel's block, to the next panel's
+    float* sums;          // rows of kPanel, panels sums_panel apart
+    int64_t sums_panel;
+    bool first;         // the sums begin at zero
+    const char* later;  // weights fetched into the second cache level meanwhile, later_step bytes a step
+    int64_t later_step;
 };
-constexpr int64_t kMatrixSums = kMatrixRows * kPanel;
 
 // The compiler does not know which memory the loads of registers read.
 APC_INLINE void memory_is_written() { asm volatile("" ::: "memory"); }
-
-// function(b, panel_bytes) for each block of k: the first panel's weights, and the bytes to the next panel's.
-template <class Function>
-APC_INLINE void for_blocks(const MatrixTile& t, const Function& function) {
-    const char* weights = t.weights;
-    for (int64_t left = t.k; left > 0; left -= kBlockK, weights += t.block_bytes) {
-        const int64_t panel_bytes = packed_k(left < kBlockK ? left : kBlockK, 2) * kPanel * 2;
-        function(weights + t.panel * panel_bytes, panel_bytes);
-    }
-}
 
 // Registers 0 to 3 hold the sums: of two panels, the second row of them below; or of up to four panels.
 template <int Registers, int Panels>
@@ -84,7 +65,9 @@ __attribute__((noinline)) void matrix_tile(const MatrixTile& t) {
     constexpr int64_t row = 4 * kPanel;
     float* below = t.sums + kRegisterRows * kPanel;
     const char* a = t.a;
-    const int64_t a_below = t.a_below, later = t.later, later_bytes = t.later_bytes;
+    const char* b = t.b;
+    const char* later = t.later;
+    const int64_t panel_bytes = t.panel_bytes, later_step = t.later_step;
     memory_is_written();
     if (t.first) {
         _tile_zero(0);
@@ -93,45 +76,43 @@ __attribute__((noinline)) void matrix_tile(const MatrixTile& t) {
         if constexpr (Registers * Panels > 2) _tile_zero(3);
     } else {
         _tile_loadd(0, t.sums, row);
-        if constexpr (Panels > 1) _tile_loadd(1, t.sums + kMatrixSums, row);
-        if constexpr (Panels > 2) _tile_loadd(2, t.sums + 2 * kMatrixSums, row);
-        if constexpr (Panels > 3) _tile_loadd(3, t.sums + 3 * kMatrixSums, row);
+        if constexpr (Panels > 1) _tile_loadd(1, t.sums + t.sums_panel, row);
+        if constexpr (Panels > 2) _tile_loadd(2, t.sums + 2 * t.sums_panel, row);
+        if constexpr (Panels > 3) _tile_loadd(3, t.sums + 3 * t.sums_panel, row);
         if constexpr (Registers > 1) _tile_loadd(2, below, row);
-        if constexpr (Registers > 1 && Panels > 1) _tile_loadd(3, below + kMatrixSums, row);
+        if constexpr (Registers > 1 && Panels > 1) _tile_loadd(3, below + t.sums_panel, row);
     }
-    for_blocks(t, [&](const char* b, int64_t panel_bytes) {
-        for (const char* end = b + panel_bytes; b != end; a += kRegisterBytes, b += kRegisterBytes) {
-            for (int64_t p = Panels; p < 2 * Panels; ++p) {
-                for (int64_t i = 0; i < later_bytes; i += 64)
-                    __builtin_prefetch(b + p * panel_bytes + later + i, 0, 2);
-            }
-            _tile_loadd(4, a, row);
-            _tile_loadd(6, b, row);
-            _tile_dpbf16ps(0, 4, 6);
-            if constexpr (Registers > 1) {
-                _tile_loadd(5, a + a_below, row);
-                _tile_dpbf16ps(2, 5, 6);
-            }
-            if constexpr (Panels > 1) {
-                _tile_loadd(7, b + panel_bytes, row);
-                _tile_dpbf16ps(1, 4, 7);
-                if constexpr (Registers > 1) _tile_dpbf16ps(3, 5, 7);
-            }
-            if constexpr (Panels > 2) {
-                _tile_loadd(6, b + 2 * panel_bytes, row);
-                _tile_dpbf16ps(2, 4, 6);
-                _tile_loadd(7, b + 3 * panel_bytes, row);
-                _tile_dpbf16ps(3, 4, 7);
-            }
+    for (const char* end = b + panel_bytes; b != end; a += 2 * kTileK, b += kRegisterBytes) {
+        for (int64_t p = 0; p < Panels; ++p) {
+            for (int64_t i = 0; i < later_step; i += 64)
+                __builtin_prefetch(later + p * panel_bytes + i, 0, 2);
         }
-    });
+        later += later_step;
+        _tile_loadd(4, a, kRowBytes);
+        _tile_loadd(6, b, row);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (Registers > 1) {
+            _tile_loadd(5, a + kRegisterRows * kRowBytes, kRowBytes);
+            _tile_dpbf16ps(2, 5, 6);
+        }
+        if constexpr (Panels > 1) {
+            _tile_loadd(7, b + panel_bytes, row);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (Registers > 1) _tile_dpbf16ps(3, 5, 7);
+        }
+        if constexpr (Panels > 2) {
+            _tile_loadd(6, b + 2 * panel_bytes, row);
+            _tile_dpbf16ps(2, 4, 6);
+            _tile_loadd(7, b + 3 * panel_bytes, row);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+    }
     _tile_stored(0, t.sums, row);
-    if constexpr (Panels > 1) _tile_stored(1, t.sums + kMatrixSums, row);
-    if constexpr (Panels > 2) _tile_stored(2, t.sums + 2 * kMatrixSums, row);
-    if constexpr (Panels > 3) _tile_stored(3, t.sums + 3 * kMatrixSums, row);
+    if constexpr (Panels > 1) _tile_stored(1, t.sums + t.sums_panel, row);
+    if constexpr (Panels > 2) _tile_stored(2, t.sums + 2 * t.sums_panel, row);
+    if constexpr (Panels > 3) _tile_stored(3, t.sums + 3 * t.sums_panel, row);
     if constexpr (Registers > 1) _tile_stored(2, below, row);
-    if constexpr (Registers > 1 && Panels > 1) _tile_stored(3, below + kMatrixSums, row);
-    memory_is_written();
+    if constexpr (Registers > 1 && Panels > 1) _tile_stored(3, below + t.sums_panel, row);
 }
 
 // While it lives, arithmetic on vectors takes denormal numbers as zero, as tdpbf16ps does.
@@ -151,70 +132,79 @@ class DenormalsAreZero {
 template <int Rows, int Panels>
 __attribute__((noinline)) void vector_tile(const MatrixTile& t) {
     const char* a = t.a;
+    const char* b = t.b;
+    const int64_t panel_bytes = t.panel_bytes;
     Vec sums[Rows][Panels];
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
         for (int p = 0; p < Panels; ++p)
-            sums[r][p] = t.first ? Vec::zero() : Vec::load(t.sums + r * kPanel + p * kMatrixSums);
+            sums[r][p] = t.first ? Vec::zero() : Vec::load(t.sums + r * kPanel + p * t.sums_panel);
     }
-    for_blocks(t, [&](const char* b, int64_t panel_bytes) {
-        for (const char* end = b + panel_bytes; b != end;) {
-            Vec even[Rows][Panels], odd[Rows][Panels];
+    for (const char* end = b + panel_bytes; b != end;) {
+        Vec even[Rows][Panels], odd[Rows][Panels];
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (int p = 0; p < Panels; ++p) even[r][p] = odd[r][p] = Vec::zero();
+        }
+        for (int pair = 0; pair < kTileK / 2; ++pair, a += 4, b += 4 * kPanel) {
+            Vec x_even[Rows], x_odd[Rows];
 #pragma GCC unroll 4
             for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
-                for (int p = 0; p < Panels; ++p) even[r][p] = odd[r][p] = Vec::zero();
+                const Vec x = Vec::broadcast(load_lane(a + r * kRowBytes));
+                x_even[r] = as_float(shift_left<16>(as_bits(x)));
+                x_odd[r] = as_float(as_bits(x) & VecI::broadcast(int32_t(0xffff0000u)));
             }
-            for (int pair = 0; pair < kTileK / 2; ++pair, b += 4 * kPanel) {
-                Vec x_even[Rows], x_odd[Rows];
+#pragma GCC unroll 8
+            for (int p = 0; p < Panels; ++p) {
+                const char* w = b + p * panel_bytes;
+                __builtin_prefetch(w + ahead_of(1));
+                const Vec w_even = even_k(w), w_odd = odd_k(w);
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; ++r) {
-                    const Vec x = Vec::broadcast(load_lane(a + r * 2 * kTileK + pair * 4));
-                    x_even[r] = as_float(shift_left<16>(as_bits(x)));
-                    x_odd[r] = as_float(as_bits(x) & VecI::broadcast(int32_t(0xffff0000u)));
-                }
-#pragma GCC unroll 8
-                for (int p = 0; p < Panels; ++p) {
-                    const char* w = b + p * panel_bytes;
-                    __builtin_prefetch(w + ahead_of(1));
-                    const Vec w_even = even_k(w), w_odd = odd_k(w);
-#pragma GCC unroll 4
-                    for (int r = 0; r < Rows; ++r) {
-                        even[r][p] = fma(x_even[r], w_even, even[r][p]);
-                        odd[r][p] = fma(x_odd[r], w_odd, odd[r][p]);
-                    }
+                    even[r][p] = fma(x_even[r], w_even, even[r][p]);
+                    odd[r][p] = fma(x_odd[r], w_odd, odd[r][p]);
                 }
             }
-#pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 8
-                for (int p = 0; p < Panels; ++p) sums[r][p] = sums[r][p] + (even[r][p] + odd[r][p]);
-            }
-            a += kRegisterBytes;
         }
-    });
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+            for (int p = 0; p < Panels; ++p) sums[r][p] = sums[r][p] + (even[r][p] + odd[r][p]);
+        }
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 8
-        for (int p = 0; p < Panels; ++p) sums[r][p].store(t.sums + r * kPanel + p * kMatrixSums);
+        for (int p = 0; p < Panels; ++p) sums[r][p].store(t.sums + r * kPanel + p * t.sums_panel);
     }
 }
 
 // Rows that vectors multiply.
 constexpr int64_t kVectorRows = 2;
 
-// Panels that are multiplied together, of those left.
+// Panels that are multiplied together, of those left: x stays in the first cache level for all of them.
 template <>
 inline int64_t tile_panels<Mode::kMatrix>(int64_t rows, int64_t left) {
-    int64_t panels = rows == 1 ? 8 : rows > kRegisterRows ? 2 : 4;
+    int64_t panels = rows == 1 ? 8 : 4;
     while (panels > left) panels /= 2;
     return panels;
 }
 
 // `rows` rows or the largest tile's, `panels` as tile_panels says.
 inline void run_matrix_tile(int64_t rows, int64_t panels, const MatrixTile& t) {
-    if (rows > kRegisterRows) return panels == 2 ? matrix_tile<2, 2>(t) : matrix_tile<2, 1>(t);
+    if (rows > kRegisterRows) {
+        if (panels == 1) return matrix_tile<2, 1>(t);
+        MatrixTile two = t;
+        for (int64_t p = 0; p < panels; p += 2) {
+            matrix_tile<2, 2>(two);
+            two.b += 2 * t.panel_bytes;
+            two.later += 2 * t.panel_bytes;
+            two.sums += 2 * t.sums_panel;
+        }
+        return;
+    }
     if (rows > kVectorRows)
         return panels == 4 ? matrix_tile<1, 4>(t) : panels == 2 ? matrix_tile<1, 2>(t) : matrix_tile<1, 1>(t);
     const DenormalsAreZero mode;

@@ -71,9 +71,7 @@ void unpack(const T* packed, int64_t out, int64_t in, const int64_t* indices, in
     });
 }
 
-// Sizes of the pieces of a product: a grid of row blocks and panel blocks. All row blocks of one panel block
-// come before those of the next: so a thread's pieces follow one another with the same weights, which its
-// second cache level keeps.
+// Sizes of the pieces of a product: a grid of row blocks and panel blocks.
 struct Cut {
     int64_t rows, row_blocks, panels, panel_blocks;
 };
@@ -99,15 +97,14 @@ struct Question {
 // few rows the weights are read as fast as memory gives them, best in pieces as long as can be.
 constexpr double kUneven = 0.25;
 constexpr int64_t kFewRows = 16;
-constexpr int64_t kMoreRowBlocks = 2;
 
-// The cut of the shortest estimated time. Many more row blocks than needed only where there are few panels,
-// as each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
+// The cut of the shortest estimated time. More row blocks than needed only where there are few panels, as
+// each block reads all weights; at most about eight pieces a thread, of at most kMaxPanels panels.
 Cut search(const Question& question) {
     const int64_t panels = question.panels, t = question.t, threads = question.threads;
     const LinearShape& shape = question.shape;
     const int64_t fewest = ceil_div(t, kMaxRows);
-    const int64_t most = threads == 1 ? fewest : panels < 8 * threads ? fewest * 4 : fewest + kMoreRowBlocks;
+    const int64_t most = threads > 1 && panels < 8 * threads ? fewest * 4 : fewest;
     const double behind = t > kFewRows ? kUneven : 0.0;
     Cut best{};
     double best_time = 0.0;
@@ -145,7 +142,7 @@ Cut cut(const Question& question) {
 }
 
 int64_t scratch_bytes(int64_t rows, int64_t panels) {
-    return scratch_rows(rows) * (kScratchRowBytes + 4 * panels * kPanel);
+    return scratch_rows(rows) * (kRowBytes + 4 * panels * kPanel);
 }
 
 }  // namespace
@@ -187,7 +184,7 @@ void linear(const LinearArgs& args, int num_threads) {
     const Cut c = cut({args.t, panels_of(args.out), threads, shape});
     const int64_t pieces = c.row_blocks * c.panel_blocks;
     share_pieces(pieces, threads, scratch_bytes(c.rows, c.panels), [&](int64_t piece, char* scratch) {
-        const int64_t row = piece % c.row_blocks * c.rows, panel = piece / c.row_blocks * c.panels;
+        const int64_t row = piece / c.panel_blocks * c.rows, panel = piece % c.panel_blocks * c.panels;
         const int64_t rows = args.t - row < c.rows ? args.t - row : c.rows;
         const int64_t left = panels_of(args.out) - panel;
         isa.run(args, {row, rows, panel, left < c.panels ? left : c.panels}, scratch);

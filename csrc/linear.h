@@ -27,14 +27,12 @@ constexpr int64_t packed_k(int64_t k, int64_t value_bytes) {
     return value_bytes == 2 ? (k + kTileK - 1) / kTileK * kTileK : k;
 }
 
-// Scratch of one piece: its rows of x, kScratchRowBytes each at most, then the partial sums (panels, rows,
-// kPanel), of scratch_rows each. Bytes between copied rows: not a power of two, or all rows of a tile would
-// share cache sets.
+// Scratch of one piece: its rows of x, then the partial sums (panels, rows, kPanel), of scratch_rows each.
+// Bytes between copied rows: not a power of two, or all rows of a tile would share cache sets.
 constexpr int64_t kRowBytes = 4 * (kBlockK + 16);
-constexpr int64_t kScratchRowBytes = 16 * kBlockK;
 
 // Whole tiles of AMX.
-constexpr int64_t scratch_rows(int64_t rows) { return (rows + 31) / 32 * 32; }
+constexpr int64_t scratch_rows(int64_t rows) { return (rows + 15) / 16 * 16; }
 
 struct LinearArgs {
     int64_t t = 0, in = 0, out = 0;

@@ -6,11 +6,10 @@ namespace apcbatch {
 namespace {
 
 constexpr std::int64_t kUnitsPerThread = 2;
-constexpr std::int64_t kNarrow = 64;  // of several sequences
-// What a unit costs beside its tokens times its channels: as many tokens more, and each as many channels
-// more. And what the last of the threads is behind, in units.
-constexpr double kUnitTokens = 1.0;
-constexpr std::int64_t kTokenChannels = 4;
+// What a unit costs beside its tokens times its channels, in these: as if there were a token more; each token
+// as if it had so many channels more, and each sequence, whose rows of state are fetched. And what the last
+// of the threads is behind, in units.
+constexpr double kUnitTokens = 1.0, kTokenChannels = 4.0, kSequenceChannels = 64.0;
 constexpr double kUneven = 0.25;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -31,25 +30,31 @@ std::vector<std::int64_t> cut_sequences(const RaggedParams& ragged, std::int64_t
 
 // Time of all units where they are so wide.
 double cost_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t width, int num_threads) {
-    const std::int64_t ranges = ceil_div(d_inner, width);
-    const std::int64_t runs = std::min(ragged.num_sequences, ceil_div(kUnitsPerThread * num_threads, ranges));
+    const std::int64_t b = ragged.num_sequences, ranges = ceil_div(d_inner, width);
+    const std::int64_t runs = std::min(b, ceil_div(kUnitsPerThread * num_threads, ranges));
     const double rounds = double(ceil_div(ranges * runs, num_threads)) + kUneven;
-    const double tokens = double(ragged.cu_seqlens[ragged.num_sequences]) / double(runs);
-    return rounds * (tokens + kUnitTokens) * double(width + kTokenChannels);
+    const double sequences = double(b) / double(runs), tokens = double(ragged.cu_seqlens[b]) / double(runs);
+    return rounds *
+           ((tokens + kUnitTokens) * double(width) + tokens * kTokenChannels + sequences * kSequenceChannels);
 }
 
-// Channels of a unit: a multiple of the grain, as wide as may be for one thread, else of the least cost.
+// Channels of a unit: as wide as may be for one thread, else of the least cost among 1, 2, 3, 4, 6, 8, 12, ..
+// grains.
 std::int64_t width_of(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t grain,
                       std::int64_t widest, int num_threads) {
-    widest = std::min(widest, ceil_div(d_inner, grain) * grain);
-    if (num_threads == 1) return widest;
-    std::int64_t best = widest;
+    std::int64_t best = std::min(widest, ceil_div(d_inner, grain) * grain);
+    if (num_threads == 1) return best;
     double least = cost_of(ragged, d_inner, best, num_threads);
-    for (std::int64_t width = ragged.num_sequences > 1 ? kNarrow : grain; width < widest; width += grain) {
+    const auto compare = [&](std::int64_t width) {
         const double cost = cost_of(ragged, d_inner, width, num_threads);
-        if (cost >= least) continue;
+        if (cost >= least) return;
         best = width;
         least = cost;
+    };
+    const std::int64_t end = best;
+    for (std::int64_t width = grain; width < end; width *= 2) {
+        compare(width);
+        if (width > grain && width / 2 * 3 < end) compare(width / 2 * 3);
     }
     return best;
 }

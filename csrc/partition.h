@@ -23,7 +23,8 @@ struct Unit {
 
 // Every (sequence, channel) in exactly one unit, no unit with more than `widest` channels (a multiple of the
 // grain, which is one of kChannelGrain). A grain of whole cache lines keeps threads from writing to one line.
-// Units of all sequences cost about the same each; sequences are split only where ranges would become narrow.
+// The width is the one of the least cost: a unit, a token and a sequence each cost something beside its
+// channels.
 std::vector<Unit> partition(const RaggedParams& ragged, std::int64_t d_inner, std::int64_t grain,
                             std::int64_t widest, int num_threads);
 

@@ -4,8 +4,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "huge_pages.h"
-
 namespace apcbatch {
 namespace {
 
@@ -16,8 +14,6 @@ constexpr bool kReused = false;
 constexpr std::int64_t kGrain = 4096;
 constexpr bool kReused = true;
 #endif
-
-constexpr std::int64_t kLargePage = std::int64_t(2) << 20;
 
 std::atomic<std::int64_t> refusals{0};
 
@@ -31,13 +27,9 @@ class Scratch {
         if (!kReused || memory_ == nullptr || bytes_ < bytes) {
             std::free(memory_);
             memory_ = nullptr;
-            if (bytes < 0 || bytes > INT64_MAX - kLargePage) return nullptr;
-            const bool large = kReused && bytes >= kLargePage;
-            const std::int64_t grain = large ? kLargePage : kGrain;
-            bytes_ = (bytes / grain + 1) * grain;
-            memory_ = static_cast<char*>(
-                std::aligned_alloc(std::size_t(large ? kLargePage : 64), std::size_t(bytes_)));
-            if (memory_ != nullptr) want_huge_pages(memory_, bytes_);
+            if (bytes < 0 || bytes > INT64_MAX - kGrain) return nullptr;
+            bytes_ = (bytes / kGrain + 1) * kGrain;
+            memory_ = static_cast<char*>(std::aligned_alloc(64, static_cast<std::size_t>(bytes_)));
         }
         return memory_;
     }

@@ -71,7 +71,7 @@ def test_the_arithmetic_is_the_one_stated():
     """A processor, or an order of the steps, that adds in another way: one name of numerics for two arithmetics."""
     fresh_seed()
     sizes = [[int(torch.randint(1, most, ())) for most in (70, 600, 90)] for _ in range(12)]
-    for t, inputs, outputs in [*sizes, [37, 2100, 41]]:  # more inputs than are multiplied at once
+    for t, inputs, outputs in [*sizes, [37, 2100, 41]]:
         x, weight = bfloat16(t, inputs), bfloat16(outputs, inputs)
         y = ops.linear(x, ops.pack_linear(weight), out_dtype=torch.float32)
         assert torch.equal(y, in_steps(x, weight)), (t, inputs, outputs)

@@ -148,8 +148,8 @@ def test_batch_of_ragged_sequences(b, dtype):
 
 
 def test_threads_change_nothing():
-    """A result that depends on how the work is split over threads: by channels where there are few tokens, else by tokens,
-    where a sequence's state is written before it is read."""
+    """A result that depends on how the work is split over threads, by channels or by tokens; a state that is written
+    before it is read."""
     fresh_seed()
     lengths = [1, 90, 3, 200, 7]
     inputs = Conv.random(sum(lengths), 400)
