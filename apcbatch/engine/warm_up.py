@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from apcbatch.engine.decode_batch import DecodeBatches
-from apcbatch.engine.decode_batch import DecodeBatches
 from apcbatch.engine.runner import Chunk, Pass
 from apcbatch.engine.sequence import Sequence
 from apcbatch.layout import PAGE_TOKENS
