@@ -81,7 +81,9 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--before", type=Path, help="the document of an earlier build on the same machine")
-    parser.add_argument("--change", default="lies between the two builds", help="what it did")
+    parser.add_argument(
+        "--change", default="the change, measured in turns", help="what lies between; default: %(default)s"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     servers = {}

@@ -97,9 +97,9 @@ def test_page_with_threads_before_a_change(tmp_path: Path) -> None:
         {**keys, "pass": "decode, 32 running", "tokens_per_s": 2400.0},
     ]}  # fmt: skip
     before = {"rates": [{**after["rates"][1], "tokens_per_s": 1500.0}]}
-    document = with_before(after, before, "made it faster")
+    document = with_before(after, before, "passes of one call")
     page = made(tmp_path, engine=engine(), threads=document)
-    assert "before the change that made it faster" in page
+    assert "those of 16 threads before passes of one call, and the gain" in page
     assert "| mamba-130m float32, decode, 32 running | 2,400 | 1,500 | 1.60 |  |" in page
     assert "| mamba-130m float32, decode, 1 running | 180 |  |  |  |" in page
     assert "16 over 16" not in page

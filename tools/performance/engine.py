@@ -49,6 +49,8 @@ def _machine(document: Document) -> Iterable[str]:
         f"{machine['torch']}, Python {machine['python']}. apcbatch {document['measured'][0]['version']}; measured in "
         f"{document['seconds'] / 60:.0f} minutes."
     )
+    if "note" in document:
+        yield document["note"]
     rows = [
         (label(one), *(number(1e-9 * one["limits"][name]) for name in one["limits"])) for one in document["measured"]
     ]

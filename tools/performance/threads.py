@@ -24,9 +24,7 @@ def sections(document: Document) -> list[str]:
     if len(threads) > 1:
         told.append("those of the most threads over those of the fewest")
     if any("before" in one for one in rates):
-        told.append(
-            f"those of {most} threads before the change that {document['change']}, measured in turns, and the gain"
-        )
+        told.append(f"those of {most} threads before {document['change']}, and the gain")
     told.append("for bfloat16 also those of the most threads over float32's")
     left = "Python" if any("sampling" in one["parts"] for one in rates) else "sampling and Python"
     return [
