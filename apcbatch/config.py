@@ -75,7 +75,7 @@ class Config:
         True,
         "Model",
         "On CUDA, add the inputs of every product in one order, so that cached answers equal cold ones bit for bit, as "
-        "they always do on the CPU; --fast leaves the order to the libraries, faster for prompts.",
+        "they always do on the CPU; --fast leaves products of more than 128 rows to the libraries.",
         opposite="--fast",
     )
     isa: str | None = option(

@@ -13,7 +13,8 @@ Must not know: sequences, tensors. Invariant: a closed gate opens at last, if pl
 
 from __future__ import annotations
 
-COST_ON_DEVICE = 3  # passes; measured on an H200: 22 to 30 ms against 6 ms
+# Passes. Measured on an H200 when a pass with prompts took 22 to 30 ms of the host, against 6 ms, and not since.
+COST_ON_DEVICE = 3
 AT_ONCE = 4  # the gate opens if one of so many places is free
 
 
