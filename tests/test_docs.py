@@ -180,3 +180,12 @@ def test_an_example_in_python_runs(page: Path, code: str, tmp_path: Path) -> Non
     """Fault: an argument is renamed, and the first thing that a reader copies fails."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
+
+
+def test_the_performance_pages_are_what_the_results_say(tmp_path: Path) -> None:
+    """Fault: a figure is edited on the page, or new results do not reach it (run tools/make_performance_docs.py)."""
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    command = [sys.executable, str(ROOT / "tools" / "make_performance_docs.py"), "--docs", str(tmp_path)]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    for page in ("performance.md", "performance-cuda-models.md"):
+        assert (tmp_path / page).read_text() == (ROOT / "docs" / page).read_text()

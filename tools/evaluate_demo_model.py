@@ -2,7 +2,7 @@
 """How good answers are: python tools/evaluate_demo_model.py INPUT OUT, the file that was answered and its answers.
 
 OUT is what `apcbatch run INPUT` has written. Each answer is compared with the turn that the conversation has at its
-place. With --make INPUT the script writes held-out conversations for such a run instead.
+place.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from conversations import conversation
-from examples_text.script import to_json
 from jsonschema import Draft202012Validator, ValidationError
 
-HELD_OUT = "held out"  # the seed of conversations that nothing is trained on
 Call = tuple[str, dict[str, Any]]  # name, arguments
 
 
@@ -143,20 +140,13 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print the table, or write held-out conversations."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="compare answers with the recorded turns")
     parser.add_argument("input", type=Path, metavar="INPUT")
-    parser.add_argument("out", type=Path, metavar="OUT", nargs="?")
-    parser.add_argument("--make", type=int, metavar="COUNT", help="write so many held-out conversations into INPUT")
+    parser.add_argument("out", type=Path, metavar="OUT")
     options = parser.parse_args()
-    if options.make:
-        records = (conversation(HELD_OUT, index).record() for index in range(options.make))
-        options.input.write_text("".join(to_json(record) + "\n" for record in records), encoding="utf-8")
-    elif options.out is None:
-        parser.error("expected OUT, the answers of `apcbatch run INPUT`; or --make COUNT, to write INPUT")
-    else:
-        records_by_id = {record["id"]: record for record in lines(options.input)}
-        print(*table(compared(records_by_id, lines(options.out))), sep="\n")
+    records_by_id = {record["id"]: record for record in lines(options.input)}
+    print(*table(compared(records_by_id, lines(options.out))), sep="\n")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ first; it measures nothing.
 performance.md: engine.json (benchmarks/measure.py) and, where they are there, threads.json (benchmarks/threads.py),
 peers.json (benchmarks/peers.py) and end_to_end.json (benchmarks/end_to_end.py). performance-cuda-models.md:
 cuda_models.json (benchmarks/cuda_model.py), cuda_vllm.json (benchmarks/cuda_vllm.py), cuda_bars.json, which has what
-was aimed for, and, where it is there, cuda_gpus.json (benchmarks/cuda_gpus.py). performance-int8.md:
-int8_products*.json, one for each machine (benchmarks/int8_products.py), and int8_quality.json
-(benchmarks/int8_quality.py). The picture needs matplotlib.
+was aimed for, and, where it is there, cuda_gpus.json (benchmarks/cuda_gpus.py). The picture
+needs matplotlib.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from performance import cuda, engine, gpus, int8, others, picture, threads
+from performance import cuda, engine, gpus, others, picture, threads
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = Path(__file__).with_name("performance_head.md")
 CUDA_HEAD = Path(__file__).with_name("performance_cuda_head.md")
-INT8_HEAD = Path(__file__).with_name("performance_int8_head.md")
 PICTURE = Path("images") / "performance.svg"
 
 
@@ -61,15 +59,6 @@ def cuda_page(results: Path) -> str | None:
     return "\n\n".join(parts) + "\n"
 
 
-def int8_page(results: Path) -> str | None:
-    """The whole page about products of 8-bit integers; None where none were measured."""
-    machines = [json.loads(path.read_text()) for path in sorted(results.glob("int8_products*.json"))]
-    quality = read(results / "int8_quality.json")
-    if not machines or quality is None:
-        return None
-    return "\n\n".join([INT8_HEAD.read_text(encoding="utf-8").rstrip(), *int8.sections(machines, quality)]) + "\n"
-
-
 def main() -> None:
     """Write the pages and the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -80,11 +69,9 @@ def main() -> None:
     (options.docs / PICTURE).parent.mkdir(parents=True, exist_ok=True)
     picture.draw(read(options.results / "engine.json") or {}, options.docs / PICTURE)
     (options.docs / "performance.md").write_text(text, encoding="utf-8")
-    further = {"performance-cuda-models.md": cuda_page, "performance-int8.md": int8_page}
-    for name, make in further.items():
-        made = make(options.results)
-        if made is not None:
-            (options.docs / name).write_text(made, encoding="utf-8")
+    models = cuda_page(options.results)
+    if models is not None:
+        (options.docs / "performance-cuda-models.md").write_text(models, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""Recipes: reading, scaling, shopping."""

@@ -1,1 +1,0 @@
-"""What is left in the warehouse, and what has to be ordered."""
