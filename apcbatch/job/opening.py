@@ -31,6 +31,7 @@ from apcbatch.job.runfile import RunFile, input_identity, run_file_path
 from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.trace_file import TraceFile, trace_path
+from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
 from apcbatch.model.small_files import model_files_digest
 from apcbatch.resolution import config_path
@@ -103,6 +104,7 @@ def open_run(
     records = open_source(inputs, config.format, warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
+    load_model_config(folder)  # an architecture that cannot run is told before its tokenizer is read
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)

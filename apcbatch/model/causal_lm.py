@@ -32,7 +32,7 @@ def check_sizes(model_dir: Path, config: ModelConfig) -> None:
     """ModelError where the weights' headers do not have the sizes of config.json that a state and a row of logits are
     made of, or a dtype of quantised weights; nothing is allocated for what the weights would contradict."""
     family, h = family_of(config), config.hidden_size
-    with Checkpoint(model_dir, torch.device("cpu")) as checkpoint:
+    with Checkpoint(model_dir, torch.device("cpu"), former_names=family.former_names) as checkpoint:
         checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
         checkpoint.require(f"{family.layers}.{len(config.mixers) - 1}.{family.norm}.weight", (h,))
@@ -89,7 +89,11 @@ class CausalLM:
         shape = (config.vocab_size, config.hidden_size)
         layers = range(len(config.mixers)) if part is None else part.layers
         self.is_first, self.is_last = layers.start == 0, layers.stop == len(config.mixers)
-        with Checkpoint(model_dir, arena.device) if part is None else nullcontext(part.checkpoint) as checkpoint:
+        with (
+            Checkpoint(model_dir, arena.device, former_names=family.former_names)
+            if part is None
+            else nullcontext(part.checkpoint)
+        ) as checkpoint:
             embedding = None if part is None else part.embedding
             if embedding is None:
                 embedding = checkpoint.take(f"{family.embedding}.weight", shape)

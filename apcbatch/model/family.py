@@ -19,7 +19,8 @@ class Family:
 
     embedding, layers, final_norm, head: tensor names, without `.weight`. norm, feed_forward_norm: their names in a
     layer. mixers, feed_forwards: for each kind that ModelConfig names, its name in a layer and what it is; a layer
-    without a feed-forward part has the kind `none`. rank: where it stands in lists; equal ones go by name.
+    without a feed-forward part has the kind `none`. former_names: tensors that some checkpoints have under another name
+    than this, and this. rank: where it stands in lists; equal ones go by name.
     """
 
     model_type: str
@@ -33,4 +34,5 @@ class Family:
     feed_forwards: Mapping[str, tuple[str, FeedForwardKind]] = field(default_factory=dict)
     feed_forward_norm: str = ""
     head: str = "lm_head"
+    former_names: Mapping[str, str] = field(default_factory=dict)
     rank: int = 100

@@ -1,16 +1,18 @@
 """Where a model is: a bundled one, a local folder, or a hub id that is already in the cache.
 
-Must not know: what is in the folder. Nothing is ever downloaded.
+What is plainly no model folder is refused here, by name. Nothing is ever downloaded.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from apcbatch.errors import ModelError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+ADAPTER = "adapter_config.json"
 DEMO_DIR = _PACKAGE / "demo"
 BUNDLED = {"demo": DEMO_DIR, "demo-jamba": _PACKAGE / "demo_jamba"}
 NOTE_OF_BUNDLED = (
@@ -26,11 +28,39 @@ def locate_model(name: str) -> Path:
         return BUNDLED[name]
     path = os.path.expanduser(name)
     if os.path.isdir(path):
-        return Path(path)
+        return _checked(Path(path))
+    if os.path.isfile(path):
+        what = what_it_is(Path(path).parent, [Path(path)])
+        raise ModelError(f"model {name!r} is a file; expected a model folder" + (f": {what}" if what else ""))
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         names = ", ".join(map(repr, BUNDLED))
         raise ModelError(f"model {name!r} is not a folder; expected {names}, a model folder or a hub id (org/name)")
     return _cached(name)
+
+
+def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
+    """What a folder without weights that can be read holds, and what to give instead; None if nothing is known of it.
+    files: look at these of its files alone."""
+    names = sorted(path.name for path in files or folder.glob("*"))
+    gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
+    if gguf is not None:
+        return f"{folder} holds GGUF weights ({gguf}), which are not read; give the checkpoint they were made from"
+    if ADAPTER in names or "adapter_model.safetensors" in names:
+        return (
+            f"{folder} is an adapter (LoRA, {ADAPTER}), not a model; merge it into its base model with peft "
+            "(merge_and_unload, then save_pretrained) and give that folder"
+        )
+    if any(name.endswith((".bin", ".pt", ".pth", ".ckpt")) for name in names):
+        return f"{folder} holds pickle weights, which are never opened; save them as safetensors"
+    return None
+
+
+def _checked(folder: Path) -> Path:
+    """The folder; ModelError if it is none of a model, and one can tell what it is."""
+    what = None if os.path.exists(folder / "config.json") else what_it_is(folder)
+    if what is not None:
+        raise ModelError(what)
+    return folder
 
 
 def note_of(model: str) -> str | None:
@@ -49,7 +79,7 @@ def _cached(hub_id: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, local_files_only=True))
+        return _checked(Path(snapshot_download(hub_id, local_files_only=True)))
     except (LocalEntryNotFoundError, HFValidationError, OSError):
         raise ModelError(
             f"model {hub_id!r} is neither a folder nor in the Hugging Face cache; "

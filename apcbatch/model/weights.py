@@ -11,7 +11,7 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ from apcbatch.errors import ModelError
 from apcbatch.model.ahead import Ahead
 from apcbatch.model.finite import finite_rows
 from apcbatch.model.hf_config import load_json
+from apcbatch.model.locate import what_it_is
 from apcbatch.model.quantization import FLOATING, check_floating
 from apcbatch.regular_files import open_regular_file
 
@@ -36,15 +37,27 @@ AHEAD_BYTES = 1 << 30
 
 class Checkpoint:
     """Named tensors of one model folder, each taken to one device, and the digest of everything that was taken.
-    device_of: for a model on several devices, where the tensor of a name goes."""
+
+    device_of: for a model on several devices, where the tensor of a name goes. former_names: names that files may have
+    for a tensor in place of its own, and its own; the digest is the same under either.
+    """
 
     def __init__(
-        self, model_dir: Path, device: torch.device, device_of: Callable[[str], torch.device] | None = None
+        self,
+        model_dir: Path,
+        device: torch.device,
+        device_of: Callable[[str], torch.device] | None = None,
+        former_names: Mapping[str, str] | None = None,
     ) -> None:
         self._device, self._device_of = device, device_of or (lambda name: device)
         self.model_dir = model_dir
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
+        self._stored_names: dict[str, str] = {}  # where a tensor's name in its file is another one
+        for former, name in (former_names or {}).items():
+            if former in self._where and name not in self._where:
+                self._where[name] = self._where.pop(former)
+                self._stored_names[name] = former
         self._digests: dict[str, bytes] = {}
         self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # from the first tensor that is asked for
 
@@ -64,7 +77,7 @@ class Checkpoint:
         path = self._where.get(name)
         if path is None:
             raise ModelError(f"{self.model_dir}: tensor {name} is missing; expected one of shape {list(shape)}")
-        found = self._files[path].get_slice(name)
+        found = self._header(name)
         check_floating(path, name, found.get_dtype())  # packed weights have another shape too
         if tuple(found.get_shape()) != shape:
             raise ModelError(
@@ -76,11 +89,11 @@ class Checkpoint:
         """ModelError for the first tensor, by name, whose dtype is that of quantised weights or of none; no tensor is
         read for it."""
         for name in sorted(self._where):
-            check_floating(self._where[name], name, self._files[self._where[name]].get_slice(name).get_dtype())
+            check_floating(self._where[name], name, self._header(name).get_dtype())
 
     def sizes(self) -> dict[str, int]:
         """The bytes of every floating-point tensor, by name: by layer, and last those of no layer."""
-        found = {name: self._files[path].get_slice(name) for name, path in self._where.items()}
+        found = {name: self._header(name) for name in self._where}
         return {
             name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
             for name in sorted(found, key=_by_layer)
@@ -106,7 +119,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
         """A tensor on its device, without infinite numbers, and its digest as it is in the file."""
-        tensor: torch.Tensor = self._files[self._where[name]].get_tensor(name)
+        tensor: torch.Tensor = self._files[self._where[name]].get_tensor(self._stored_names.get(name, name))
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
         tensor = tensor.to(self._device_of(name))
@@ -128,6 +141,10 @@ class Checkpoint:
             digest.update(self._digests[name])
         return digest.digest()
 
+    def _header(self, name: str) -> Any:
+        """The dtype and the shape of a tensor that is there, which are read without its numbers."""
+        return self._files[self._where[name]].get_slice(self._stored_names.get(name, name))
+
     def _locate(self) -> dict[str, Path]:
         """The file of every tensor, each file opened and its header read."""
         index = self.model_dir / INDEX
@@ -138,12 +155,20 @@ class Checkpoint:
         if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
             raise ModelError(f"{index}: weight_map is missing; expected an object of tensor names and file names")
         where: dict[str, Path] = {}
-        for file_name in sorted(set(weight_map.values())):
+        file_names = sorted(set(weight_map.values()))
+        for file_name in file_names:
             if not _PLAIN_NAME.fullmatch(file_name):
                 raise ModelError(
                     f"{index}: weight_map names {reprlib.repr(file_name)}; expected plain file names such as "
                     "model-00001-of-00002.safetensors"
                 )
+        missing = [name for name in file_names if not (self.model_dir / name).exists()]
+        if missing:
+            raise ModelError(
+                f"{self.model_dir} lacks {len(missing)} of the {len(file_names)} files of weights that {INDEX} names: "
+                f"{', '.join(missing[:3])}{', ..' * (len(missing) > 3)}; download the model again"
+            )
+        for file_name in file_names:
             path = self.model_dir / file_name
             where.update(dict.fromkeys(self._open(path).keys(), path))
         for name, file_name in weight_map.items():
@@ -156,8 +181,8 @@ class Checkpoint:
             open_regular_file(path).close()  # safe_open would wait for a named pipe
             self._files[path] = safe_open(path, framework="pt")
         except FileNotFoundError:
-            found = "pickle weights, which are never opened" if list(self.model_dir.glob("*.bin")) else "no weights"
-            raise ModelError(f"{path} does not exist; the folder holds {found}; expected safetensors") from None
+            what = what_it_is(self.model_dir) or f"{self.model_dir} holds no weights"
+            raise ModelError(f"{path} does not exist: {what}; expected safetensors") from None
         except (SafetensorError, OSError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ModelError(f"{path} is not a whole safetensors file ({why:.200}); copy it again") from None

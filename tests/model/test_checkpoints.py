@@ -109,10 +109,14 @@ def test_an_index_that_names_nothing_is_refused(tiny_checkpoint: Checkpoints, tm
 
 
 def test_a_missing_shard_is_named(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
-    """Fault: an incomplete download runs on what is there."""
-    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m")
-    (folder / "model-00002-of-00003.safetensors").unlink()
-    refused(folder, "model-00002-of-00003.safetensors does not exist; .* expected safetensors")
+    """Fault: an incomplete download runs on what is there, or is said to hold no weights at all."""
+    folder = sharded(tiny_checkpoint("mamba"), tmp_path / "m", 9)
+    names = [f"model-0000{number}-of-00009.safetensors" for number in (2, 4, 5, 9)]
+    (folder / names[0]).unlink()
+    refused(folder, f"m lacks 1 of the 9 files of weights that model.*index.json names: {names[0]}; download the model")
+    for name in names[1:]:
+        (folder / name).unlink()
+    refused(folder, f"m lacks 4 of the 9 files of weights .* names: {', '.join(names[:3])}, ..; download the model")
 
 
 def test_a_tensor_is_where_the_index_says(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
@@ -136,6 +140,17 @@ def test_each_tensor_must_be_there(family: str, tiny_checkpoint: Checkpoints, tm
     for number, name in enumerate(weights_of(single)):
         folder = with_weights(single, tmp_path / str(number), {name: REMOVED})
         refused(folder, rf"tensor {name} is missing; expected one of shape \[\d+")
+
+
+def test_the_first_names_of_mamba_are_the_same_model(tiny_checkpoint: Checkpoints, tmp_path: Path) -> None:
+    """Fault: a checkpoint with the embedding's name in the mamba_ssm package, which transformers loads, lacks a tensor;
+    or it answers under another fingerprint; or a second embedding beside it is passed over."""
+    new, former = "backbone.embeddings.weight", "backbone.embedding.weight"
+    ours = tiny_checkpoint("mamba")
+    embedding = weights_of(ours)[new]
+    folder = with_weights(ours, tmp_path / "m", {new: REMOVED, former: embedding})
+    assert answer(folder) == answer(ours)
+    refused(with_weights(ours, tmp_path / "both", {former: embedding}), f"tensor '{former}' is not part of this arch")
 
 
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
@@ -240,9 +255,29 @@ def test_a_folder_without_weights_is_a_sentence(tiny_checkpoint: Checkpoints, tm
     """Fault: pickled weights are opened, or nothing says why nothing is."""
     folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
     (folder / SINGLE).unlink()
-    refused(folder, "does not exist; the folder holds no weights; expected safetensors")
+    refused(folder, "does not exist: .*m holds no weights; expected safetensors")
     (folder / "pytorch_model.bin").write_bytes(b"x")
-    refused(folder, "the folder holds pickle weights, which are never opened; expected safetensors")
+    refused(folder, "m holds pickle weights, which are never opened; save them as safetensors; expected safetensors")
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+@pytest.mark.parametrize("name, sentence", [
+    ("jamba-q4_k.gguf", r"holds GGUF weights \(jamba-q4_k.gguf\), which are not read; give the checkpoint"),
+    ("adapter_config.json", r"is an adapter \(LoRA, adapter_config.json\), not a model; merge it into its base model"),
+    ("adapter_model.safetensors", "is an adapter .* merge it into its base model with peft"),
+    ("pytorch_model-00001-of-00002.bin", "holds pickle weights, which are never opened; save them as safetensors"),
+])  # fmt: skip
+def test_what_is_no_model_is_named(
+    name: str, sentence: str, has_config: bool, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Fault: a GGUF file or a LoRA adapter in place of a model: "has no tokenizer", "holds no weights"."""
+    folder = copy_of(tiny_checkpoint("mamba"), tmp_path / "m")
+    (folder / SINGLE).unlink()
+    if not has_config:
+        (folder / "config.json").unlink()
+    (folder / name).write_bytes(b"GGUF")
+    refused(folder, sentence)
+    refused(folder / name, rf"model '.*{name}' is a file; expected a model folder: .*{sentence}")
 
 
 def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, object]:

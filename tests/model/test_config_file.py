@@ -111,10 +111,12 @@ def test_a_switch_is_true_or_false(family: str, key: str, tiny_checkpoint: Check
 
 
 @pytest.mark.parametrize("family, changes, sentence", [
-    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "architecture 'LlamaForCausalLM' is not supported"),
-    ("mamba", {"architectures": [["x" * 10_000]]}, "architecture .* is not supported; expected one of Mamba"),
-    ("mamba", {"architectures": None, "model_type": None}, "architecture None is not supported"),
-    ("mamba", {"architectures": "MambaForCausalLM", "model_type": 3}, "architecture 3 is not supported"),
+    ("mamba", {"architectures": ["LlamaForCausalLM"]}, "names the architecture 'LlamaForCausalLM', which is not supp"),
+    ("mamba", {"architectures": ["Qwen3_5MoeForConditionalGeneration"]}, "'Qwen3_5MoeForConditionalGeneration', which"),
+    ("mamba", {"architectures": [["x" * 10_000]]}, "a list, which is not supported; expected one of Mamba"),
+    ("mamba", {"architectures": None, "model_type": None}, "config.json names no architecture; expected one of Mamba"),
+    ("mamba", {"architectures": None, "model_type": None, "ssm_cfg": {}}, r"of the mamba_ssm package .* \(-hf\)"),
+    ("mamba", {"architectures": "MambaForCausalLM", "model_type": 3}, "the architecture 3, which is not supported"),
     ("mamba", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected 'silu'"),
     ("mamba", {"hidden_act": ["silu"]}, "hidden_act is .*; expected 'silu'"),
     ("jamba", {"num_attention_heads": 3, "num_key_value_heads": 3}, "hidden_size 40, num_attention_heads 3,"),
@@ -201,7 +203,7 @@ def test_the_first_architecture_is_the_one(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names}))
     assert load_model_config(tmp_path).family == "jamba"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba", "architectures": names[::-1]}))
-    with pytest.raises(ModelError, match="architecture 'JambaModel' is not supported"):
+    with pytest.raises(ModelError, match="architecture 'JambaModel', which is not supported"):
         load_model_config(tmp_path)
 
 

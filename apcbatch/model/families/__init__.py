@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import reprlib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from apcbatch.layout import StateLayout
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig, load_json
 from apcbatch.model.quantization import check_not_quantised
+from apcbatch.values import brief
 
 
 @cache
@@ -40,10 +40,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
     name = architectures[0] if isinstance(architectures, list) and architectures else reader.values.get("model_type")
     family = next((one for one in families() if name in (one.architecture, one.model_type)), None)
     if family is None:
-        raise ModelError(
-            f"{path}: architecture {reprlib.repr(name)} is not supported; expected one of "
-            f"{', '.join(one.architecture for one in families())}"
-        )
+        raise ModelError(f"{path} {_why_not(name, reader)}; expected {_listed()}")
     check_not_quantised(path, reader.values)
     reader.activation()
     config = family.read(reader, family.model_type)
@@ -53,6 +50,19 @@ def load_model_config(model_dir: Path) -> ModelConfig:
         if eos:
             return replace(config, eos_token_ids=eos)
     return config
+
+
+def _why_not(name: object, reader: ConfigReader) -> str:
+    """Why there is no family for a config.json, as the middle of a sentence."""
+    if name is not None:
+        return f"names the architecture {brief(name)}, which is not supported"
+    if "ssm_cfg" not in reader.values:
+        return "names no architecture"
+    return "is of the mamba_ssm package and names no architecture: give the checkpoint converted for transformers (-hf)"
+
+
+def _listed() -> str:
+    return f"one of {', '.join(one.architecture for one in families())}"
 
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:

@@ -40,5 +40,7 @@ FAMILY = Family(
     norm="norm",
     final_norm="backbone.norm_f",
     mixers={"mamba": ("mixer", MAMBA)},
+    # As the mamba_ssm package names it, and as transformers reads it too.
+    former_names={"backbone.embedding.weight": "backbone.embeddings.weight"},
     rank=0,
 )
