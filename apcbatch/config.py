@@ -197,7 +197,11 @@ class Config:
         choices=("auto", "none"),
     )
     seed: int = option(
-        0, "Generation", "Each request draws from this seed and its own id.", minimum=0, maximum=2**63 - 1
+        0,
+        "Generation",
+        "A line without a seed of its own draws from this one and its id.",
+        minimum=0,
+        maximum=2**63 - 1,
     )
     ignore_eos: bool = option(False, "Generation", "Go on to --max-tokens whatever comes.")
     logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")

@@ -89,9 +89,11 @@ class Request:
     those of so many likeliest ones (0 to 20). keep_answer: keep snapshots of the answer too, for a next request that
     is built on it. plan: for policy `planned`. tag: anything; it comes back on the result.
 
-    temperature: 0 is greedy; above 0, tokens are drawn, and the draw depends only on the request's id, its seed and the
-    position. Tokens are drawn among the top_k likeliest (0 or -1: all), of these among those with at least min_p times
-    the best one's probability (0: all), and of these among the fewest that have the probability top_p, in (0, 1].
+    temperature: 0 is greedy; above 0, tokens are drawn, and the draw depends only on the seed, the name of the random
+    stream, the answer's index and the position. random_stream: that name; the request's id if it is None, so requests
+    with equal prompts, settings and names have equal answers. Tokens are drawn among the top_k likeliest (0 or -1:
+    all), of these among those with at least min_p times the best one's probability (0: all), and of these among the
+    fewest that have the probability top_p, in (0, 1].
 
     repetition_penalty: above 0; logits of tokens in prompt or answer are divided by it if positive and multiplied if
     not (1: none). presence_penalty, frequency_penalty: taken off the logit of each token of the answer, once, and for
@@ -101,10 +103,10 @@ class Request:
     ending: makes what else ends it. constraint: makes what says which tokens may come next. Both are called once for
     each answer.
 
-    n: how many answers there are to the one prompt; answer i draws as a request with the id `<id>\\0<i>` would, the
-    first one (i = 0) as if it were alone; greedy ones are computed once. score_from: the first position of the prompt,
-    from 1, whose token's log-probability is wanted, and those of all after it; None for none, the prompt's length for
-    no token. score_top: how many of the likeliest tokens come with each. max_tokens may be 0 where score_from is set.
+    n: how many answers there are to the one prompt; answer i draws from the stream `<name>\\0<i>`, the first (i = 0) as
+    if it were alone; greedy ones are computed once. score_from: the first position of the prompt, from 1, whose token's
+    log-probability is wanted, and those of all after it; None for none, the prompt's length for no token. score_top:
+    how many of the likeliest tokens come with each. max_tokens may be 0 where score_from is set.
     """
 
     id: str
@@ -133,6 +135,7 @@ class Request:
     n: int = 1
     score_from: int | None = None
     score_top: int = 0
+    random_stream: str | None = None
 
     @property
     def changes_logits(self) -> bool:

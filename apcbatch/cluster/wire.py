@@ -2,7 +2,7 @@
 
 Must not know: Ray, engines, tensors. Texts that end an answer, and forms of answers, travel as what they say; the
 worker makes them anew with its own tokenizer. Invariant: a request that was put together again runs as the first one
-would, with the same id and so the same draws; only its tag stays behind.
+would, with the same random stream and so the same draws; only its tag stays behind.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ FIELDS: tuple[Field, ...] = (
     Field("max_completion_tokens", "honoured", "the newer name of `max_tokens`; it wins over the older one"),
     Field("temperature", "honoured", "from 0 (greedy) to 2"),
     Field("top_p", "honoured", "above 0, up to 1"),
-    Field("seed", "honoured", "an integer"),
+    Field("seed", "honoured", "an integer; equal ones draw alike, whatever the ids are ([seeds](sampling.md#seeds))"),
     Field("logprobs", "honoured", "true or false", shapes=CHATS),
     Field("top_logprobs", "honoured", "0 to 20 likeliest tokens for each one, with `logprobs`", shapes=CHATS),
     Field("logprobs", "honoured", "0 to 20 likeliest tokens beside the chosen one", shapes=("completions",)),

@@ -35,7 +35,8 @@ class Conversation:
     that it gives, or None. switches: what it tells the template. one_call: it wants one tool call in an answer at most.
     warnings: sentences about what of its messages is not read. columns: the line's keys that take no part in the
     answers. digest: xxh3-128, in hex, of the line as it was read. file_line: the file and the line in it, if the input
-    has several files; `line` counts through all of them.
+    has several files; `line` counts through all of them. unnamed: the parsed line if it has no id of its own, by whose
+    content its draws are then told apart.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Conversation:
     columns: tuple[str, ...] = ()
     digest: str = ""
     file_line: tuple[str, int] | None = None
+    unnamed: dict[str, Any] | None = None
 
     def request_id(self, turn: int) -> str:
         """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
@@ -187,6 +189,7 @@ def _conversation(
         switches=settings.switches,
         one_call=settings.one_call,
         warnings=unread.warnings(),
+        unnamed=record if record.get("id") is None else None,
     )
 
 

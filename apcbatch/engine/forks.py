@@ -61,5 +61,5 @@ def _fork(trunk: Sequence, answer: int) -> Sequence:
     fork = Sequence(request, prompt, trunk.num_prompt, trunk.num_prompt, trunk.limit, number=trunk.number)
     fork.scores = trunk.scores
     fork.retention = Nothing(request, trunk.num_prompt, block_size=1)
-    fork.sampler_key = request_key(request.seed, request.id, answer)
+    fork.sampler_key = request_key(request, answer)
     return fork

@@ -1,7 +1,7 @@
 """The next token of each row of logits.
 
 Must not know: sequences. Invariants: a row's token and log-probability depend on that row alone and, if the temperature
-is above 0, on (seed, request id, step): never on batch mates or on the order of steps.
+is above 0, on (seed, random stream, answer, step): never on batch mates or on the order of steps.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ import torch
 
 from apcbatch.kernels.ops import Backend
 from apcbatch.model.fetch import Fetch
+from apcbatch.types import Request
 
 NOT_FINITE = -1  # in place of a token, from the ops
 # Two float32 logits that differ are 2**-149 apart or more: from here down, all weight is on the largest.
 _COLDEST = 1e-200
 
 
-def request_key(seed: int, request_id: str, answer: int = 0) -> int:
+def request_key(request: Request, answer: int = 0) -> int:
     """The 128-bit key of the random stream of one of a request's answers."""
-    name = f"{request_id}\x00{answer}" if answer else request_id
-    digest = hashlib.sha256(f"{seed}\x00{name}".encode()).digest()
+    name = request.id if request.random_stream is None else request.random_stream
+    if answer:
+        name = f"{name}\x00{answer}"
+    digest = hashlib.sha256(f"{request.seed}\x00{name}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:16], "little")
 
 

@@ -183,7 +183,7 @@ def make_sequence(
     prompt, room = check_request(request, vocab_size, context_length, max_request_tokens)
     sequence = Sequence(request, prompt.copy(), len(prompt), len(prompt), len(prompt) + room)
     if request.temperature > 0:
-        sequence.sampler_key = request_key(request.seed, request.id)
+        sequence.sampler_key = request_key(request)
     if request.score_from is not None:
         sequence.scores = Scores(request.score_from)
     return sequence

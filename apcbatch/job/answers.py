@@ -22,7 +22,8 @@ class Answers:
 
     num_shown: how many of them the input has shown so far. confirmed: all of them were compared with the input.
     num_torn: lines that a power cut left unreadable. num_unsigned: lines of an old version that wrote no digests.
-    trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt.
+    trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt. draws_alike: OUT was begun with
+    this version's rule of draws.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
@@ -30,7 +31,7 @@ class Answers:
         self._offsets = KeyTable()  # the line's offset; its complement once the input has shown the request
         self.num_errors = self.num_retryable = self.num_torn = self.num_unsigned = self.num_shown = 0
         self.confirmed = False
-        self.trusts_lines = True
+        self.trusts_lines = self.draws_alike = True
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -45,6 +46,7 @@ class Answers:
         """
         key = _key(ticket.line, ticket.turn)
         record = self._record_at(self._offset(key))
+        self._check_draws(record, ticket)
         if not self._is_of(record, ticket, by_prompt):
             self.check_all_shown(ticket.line - 1, whole=False)  # one request less or more shifts the numbers
             raise UsageError(f"line {_line_and_turn(ticket.line, ticket.turn)} {self._not_the_same}")
@@ -58,7 +60,9 @@ class Answers:
             return False
         if not self.confirmed:
             for key, ticket in zip(keys, tickets, strict=True):
-                if not self._is_of(self._record_at(self._offset(key)), ticket):
+                record = self._record_at(self._offset(key))
+                self._check_draws(record, ticket)
+                if not self._is_of(record, ticket):
                     return False
             for key in keys:
                 self._show(key)
@@ -76,7 +80,9 @@ class Answers:
     def leave(self, ticket: Ticket) -> None:
         """Count a request as shown, though it cannot be compared before the turn ahead of it is answered."""
         if ticket in self:
-            self._show(_key(ticket.line, ticket.turn))
+            key = _key(ticket.line, ticket.turn)
+            self._check_draws(self._record_at(self._offset(key)), ticket)
+            self._show(key)
 
     def check_all_shown(self, last_line: int, whole: bool) -> None:
         """Refuse answers to lines that the input does not have. whole: the input was read to its end, not just to
@@ -95,6 +101,16 @@ class Answers:
             self.num_errors += 1
             self.num_retryable += record["error"]["retryable"]
         return True
+
+    def _check_draws(self, record: dict[str, Any], ticket: Ticket) -> None:
+        """Refuse an answer that was drawn, if OUT was begun with another rule of draws."""
+        if not self.draws_alike and ticket.random_stream is not None and record["error"] is None:
+            path = self._sink.path if self._sink else ""
+            raise UsageError(
+                f"line {_line_and_turn(ticket.line, ticket.turn)} has a drawn answer in {path}, which an earlier "
+                "version began, whose draws depended on where a line stands in the input; --resume would mix two "
+                "rules of draws. Go on with that version, or give another -o, or --overwrite"
+            )
 
     def _is_of(self, record: dict[str, Any], ticket: Ticket, by_prompt: bool = False) -> bool:
         """Whether a record answers this request, as far as the record says what it was made from."""
@@ -157,7 +173,7 @@ def drop_unusable(sink: FileSink, answers: Answers, retry_errors: bool) -> Answe
         return answers
     sink.keep(lambda line: not _is_torn(line) and not (retry_errors and _is_retryable(line)))
     left = read_answers(sink)
-    left.confirmed = answers.confirmed
+    left.confirmed, left.trusts_lines, left.draws_alike = answers.confirmed, answers.trusts_lines, answers.draws_alike
     return left
 
 

@@ -6,6 +6,7 @@ requests of the input, whatever was answered before; every request comes out onc
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from apcbatch.data.rollout import Rollout
 from apcbatch.data.stop_texts import cut_answer
 from apcbatch.errors import RequestError
 from apcbatch.job.answers import Answers
-from apcbatch.job.ids import UsedIds
+from apcbatch.job.ids import EqualLines, UsedIds
 from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.request import make_request
 from apcbatch.job.work import Failure, OpenRollout, Work
@@ -51,7 +52,7 @@ class Feeder:
         self.exhausted = False
         self._config, self._renderer, self._answers = config, renderer, answers
         self._keeps_answers = keeps_answers
-        self._used_ids = UsedIds()
+        self._used_ids, self._equal_lines = UsedIds(), EqualLines()
         self.last_line = 0
         self._work = self._all_work(islice(records, config.limit))
 
@@ -104,7 +105,8 @@ class Feeder:
             yield self._whole_line(conversation, first_id, conversation.id, error)
             return
         self._answers.check_shape(conversation.line, turns[0])
-        tickets = [self._ticket(conversation, turn) for turn in turns]
+        draws = self._draws_of(conversation)
+        tickets = [self._ticket(conversation, turn, draws) for turn in turns]
         doubled = self._doubled(conversation, tickets)
         is_rollout = self._config.turns == "rollout"
         if not (is_rollout and not self._answers.confirmed) and self._answers.confirm_lines(tickets):
@@ -268,7 +270,30 @@ class Feeder:
             self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
         )
 
-    def _ticket(self, conversation: Conversation, turn: int) -> Ticket:
+    def _draws_of(self, conversation: Conversation) -> list[str | int] | None:
+        """What a line's draws depend on besides the turn and the seed: nothing for a seed of its own, otherwise its id,
+        or its content and how many equal lines came before. None if nothing is drawn. Where the line stands is no part
+        of it."""
+        temperature = conversation.params.get("temperature", self._config.temperature)
+        if temperature == 0 or self._config.score:
+            return None
+        if "seed" in conversation.params:
+            return []
+        if conversation.unnamed is None:
+            return [conversation.id]
+        try:
+            digest, count = self._equal_lines.enter(conversation.unnamed)
+        except RecursionError:  # nested more deeply than Python writes
+            return [conversation.digest, 0]
+        if count:
+            self._renderer.warn_once(
+                "equal lines",
+                f"line {conversation.line} equals an earlier one, and neither has an id or a seed: equal lines draw "
+                'different answers, in their order; with "n" one line gives several, and its prompt is computed once',
+            )
+        return [digest, count]
+
+    def _ticket(self, conversation: Conversation, turn: int, draws: list[str | int] | None) -> Ticket:
         self.num_requests += 1
         return Ticket(
             self.num_requests - 1,
@@ -279,6 +304,7 @@ class Feeder:
             conversation.prompt is not None,
             conversation.digest,
             file_line=conversation.file_line,
+            random_stream=None if draws is None else json.dumps([turn, *draws]),
         )
 
     def _whole_line(

@@ -134,9 +134,11 @@ def open_run(
         stage("comparing the answers that are there with the input")
         same_version = run_file.check()
         answers = read_answers(sink)
-        answers.trusts_lines = same_version
+        answers.trusts_lines, answers.draws_alike = same_version, run_file.draws_alike
         _warn_of(answers, sink, warn)
         confirm_input(config, inputs, renderer, answers)
+        if not answers.draws_alike:
+            run_file.keep_earlier_draws()
     else:
         run_file.check_replaceable()
     stage(f"loading {config.model}")
@@ -179,7 +181,7 @@ def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: A
                 answers.leave(ticket)
     if feeder.exhausted:
         answers.check_all_shown(feeder.last_line, whole=config.limit is None)
-    answers.confirmed = True
+    answers.confirmed = answers.draws_alike = True
 
 
 def _announced(records: Iterator[Conversation | BadLine], renderer: Renderer) -> Iterator[Conversation | BadLine]:

@@ -35,7 +35,8 @@ class Ticket:
     as a whole. completion: the request came from /v1/completions.
     line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
     keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it. prompt: what the
-    record tells of the prompt's tokens, or None.
+    record tells of the prompt's tokens, or None. random_stream: the name that its draws depend on; None for a greedy
+    one.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Ticket:
     keeps_stop: bool = False
     prompt: ShownPrompt | None = None
     file_line: tuple[str, int] | None = None
+    random_stream: str | None = None
 
     @property
     def request_id(self) -> str:

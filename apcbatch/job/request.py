@@ -81,6 +81,7 @@ def make_request(
         constraint=renderer.form(structure, reading) if structure else None,
         keep_answer=keep_answer,
         tag=Tag(ticket, rollout, reading),
+        random_stream=ticket.random_stream,
     )
 
 

@@ -47,6 +47,8 @@ CHANGES_ANSWERS = (
     "stop",
     "stop_token_id",
 )
+# By what draws are keyed: the line's own seed, or --seed and the line's id or content. Absent: the request's number.
+DRAWS = "seed, id or content"
 END_BYTES = 1 << 20  # read at each end of the input, or shared by its files
 LEAST_END_BYTES = 1 << 12
 MOST_CHARACTERS = 1 << 12
@@ -95,6 +97,7 @@ class RunFile:
             "model_files": model_files,
             "weights_digest": None,
             "numerics": [],
+            "draws": DRAWS,
             "config": config.values(),
             "origins": dict(config.origins),
         }
@@ -119,6 +122,15 @@ class RunFile:
             return None
         self._facts["model_fingerprint"] = earlier["model_fingerprint"]
         return str(then[0])
+
+    @property
+    def draws_alike(self) -> bool:
+        """Whether the run that `check` has let pass draws by the same rule."""
+        return self._earlier.get("draws") == DRAWS
+
+    def keep_earlier_draws(self) -> None:
+        """Leave the rule of draws in the file as it is."""
+        self._facts["draws"] = self._earlier.get("draws")
 
     def check_replaceable(self) -> None:
         """Refuse to replace a file that is not a run file."""

@@ -117,7 +117,7 @@ def drawn(
 ) -> Counter[int]:
     """How often each token comes in draws of as many requests."""
     row = logits.numpy()
-    keys = (request_key(seed, f"r{seed % 7}") for seed in range(count))
+    keys = (request_key(Request(f"r{seed % 7}", (), seed=seed)) for seed in range(count))
     return Counter(draw(row, temperature, top_k, min_p, top_p, key, step=3) for key in keys)
 
 

@@ -157,7 +157,7 @@ def test_draws_come_as_often_as_transformers_says(temperature: float, top_k: int
     """Fault: a cut by another rule, or in another order."""
     logits = torch.randn(23, generator=torch.Generator().manual_seed(11)) * 2
     expected = cut(logits, temperature, min(top_k, 23), min_p, top_p)
-    keys = (request_key(seed, f"r{seed % 7}") for seed in range(6000))
+    keys = (request_key(Request(f"r{seed % 7}", (), seed=seed)) for seed in range(6000))
     found = Counter(draw(logits.numpy(), temperature, top_k, min_p, top_p, key, 3) for key in keys)
     assert set(found) <= set(np.flatnonzero(expected).tolist()), "a token came that is cut away"
     assert_likely(found, expected, 6000)

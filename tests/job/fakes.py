@@ -131,8 +131,8 @@ class FakeEngine:
         return Result(request.id, len(request.token_ids), error=error, tag=request.tag)
 
     def _token(self, request: Request, prompt: list[int], number: int) -> int:
-        """Greedy: a function of the prompt; otherwise of the seed and the request's id as well."""
-        salt = f"{request.seed}/{request.id}" if request.temperature > 0 else ""
+        """Greedy: a function of the prompt; otherwise of the seed and the random stream as well."""
+        salt = f"{request.seed}/{request.random_stream}" if request.temperature > 0 else ""
         return 3 + xxhash.xxh3_64_intdigest(f"{salt}{prompt[-64:]}{len(prompt)}/{number}".encode()) % (VOCAB_SIZE - 3)
 
     def _cached(self, prompt: list[int]) -> int:
