@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from apcbatch.data.grammar_bounds import LIMITS
-from apcbatch.data.grammar_process import GrammarProcess
+from apcbatch.data.grammar_child import LIMITS
 from apcbatch.data.grammar_source import Thinking, behind_thinking, grammar_source
+from apcbatch.data.helper import BeyondBounds, Helper
+from apcbatch.data.helper_child import DONE
 from apcbatch.data.structure import Structure
 from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.data.tool_parser import CallSyntax
-from apcbatch.errors import RequestError
+from apcbatch.errors import ErrorCode, RequestError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -43,7 +44,9 @@ class Constraints:
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
         self._tokenizer, self._syntax = tokenizer, syntax
         added = tokenizer.source.backend_tokenizer.get_added_tokens_decoder()
-        self._process = GrammarProcess(tokenizer.vocab_size, {number: token.content for number, token in added.items()})
+        special = {number: token.content for number, token in added.items()}
+        module, name = "apcbatch.data.grammar_child", "the process that tries grammars"
+        self._helper = Helper(module, name, tokenizer.vocab_size, special)
         self._library: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[Structure, Thinking | None], LLMatcher | RequestError] = OrderedDict()
 
@@ -62,6 +65,8 @@ class Constraints:
             try:
                 found = self._compile(structure, thinking)
             except RequestError as error:
+                if error.retryable:  # its cause is not in the structure
+                    raise
                 found = error
             while len(self._compiled) >= MOST_COMPILED:
                 self._compiled.popitem(last=False)
@@ -73,9 +78,14 @@ class Constraints:
     def _compile(self, structure: Structure, thinking: Thinking | None) -> LLMatcher:
         markers = (self._tokenizer.markers, self._tokenizer.marker_id)
         try:
-            grammar = self._process.check(*grammar_source(structure, self._syntax, markers))
+            letter, data = self._helper.ask(*grammar_source(structure, self._syntax, markers))
+        except BeyondBounds as error:
+            raise unusable(structure, error.message, error.code) from None
         except ValueError as error:
             raise unusable(structure, str(error)) from None
+        grammar = data.decode("utf-8", "replace")
+        if letter != DONE:
+            raise unusable(structure, grammar)
         if thinking is not None:
             grammar = behind_thinking(grammar, thinking, markers)
         from llguidance import LLMatcher, LLParserLimits
@@ -137,9 +147,9 @@ class GrammarConstraint:
         return self._matcher.is_stopped()
 
 
-def unusable(structure: Structure, reason: str) -> RequestError:
+def unusable(structure: Structure, reason: str, code: ErrorCode = "invalid_request") -> RequestError:
     """The error of a structure, with the library's reason."""
-    return RequestError("invalid_request", f"{_NAMES[structure.kind]} cannot be used: {_line(reason)}")
+    return RequestError(code, f"{_NAMES[structure.kind]} cannot be used: {_line(reason)}")
 
 
 def _line(reason: str) -> str:

@@ -2,33 +2,31 @@
 or pattern can take any time and memory there.
 
 Must not know: models, files, what a grammar is for. Its tokenizer has the vocabulary's size, the special tokens in
-their places, and else single bytes: how long a grammar takes does not depend on the vocabulary. Invariants: the system
-ends this process if one grammar takes more than its processor time or stack; its memory is bounded. Its input comes
-from the parent and is trusted to be whole; its output is a letter, a length and UTF-8.
+their places, and else single bytes: how long a grammar takes does not depend on the vocabulary. Its bounds are those of
+data/helper_child.py.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from apcbatch.data.frames import DONE, REFUSED, begin_clock, bound_this_process, read_request, write_answer
-from apcbatch.data.grammar_bounds import CPU_SECONDS, LIMITS, MEMORY_BYTES, STACK_BYTES
+from apcbatch.data.helper_child import DONE, NO_MEMORY, REFUSED, Answer, serve
+
+# What the library counts, so that one token of one answer, and what an answer has kept, are bounded: the same work for
+# the same grammar and tokens, whatever else runs. The lexer's states take 1 to 2 KB each.
+LIMITS: dict[str, Any] = {
+    "max_lexer_states": 20_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "verbose_errors": False,
+}
 
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    bound_this_process(MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    check = Checker(*read_request(requests))
-    while request := read_request(requests):
-        begin_clock(CPU_SECONDS)
-        answer = check.answer(*request)
-        begin_clock(0)
-        write_answer(answers, *answer)
+    serve(lambda num_tokens, special: Checker(num_tokens, special).answers)
 
 
 class Checker:
@@ -40,7 +38,11 @@ class Checker:
         self._limits = LLParserLimits(**LIMITS)
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(num_tokens, special)))
 
-    def answer(self, form: str, text: str) -> tuple[bytes, str]:
+    def answers(self, form: str, text: str) -> Iterator[Answer]:
+        """The one answer to a request."""
+        yield self._answer(form, text)
+
+    def _answer(self, form: str, text: str) -> Answer:
         """A letter, and the grammar as the library reads it, or the reason why it cannot be used."""
         from llguidance import LLMatcher, grammar_from
 
@@ -52,7 +54,7 @@ class Checker:
         except RecursionError:
             return REFUSED, "it is nested too deeply"
         except MemoryError:
-            return REFUSED, "it takes too much memory"
+            return NO_MEMORY, ""
         except Exception as error:  # the library's words about what it cannot convert
             return REFUSED, str(error) or type(error).__name__
         reason = matcher.get_error()

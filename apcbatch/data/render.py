@@ -16,6 +16,7 @@ from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.checks import shown
 from apcbatch.data.constraint import Constraints, Form
 from apcbatch.data.grammar_source import Thinking
+from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.messages import Message
 from apcbatch.data.no_tokenizer import load_any_tokenizer
 from apcbatch.data.reading import Reading
@@ -24,9 +25,7 @@ from apcbatch.data.records import Conversation
 from apcbatch.data.sharing import SharedText, common_length
 from apcbatch.data.structure import Structure
 from apcbatch.data.switches import Switches, read_template_kwargs
-from apcbatch.data.template import ChatTemplate, read_fallback
-from apcbatch.data.template_bounds import MAX_CHARACTERS
-from apcbatch.data.template_process import too_long
+from apcbatch.data.template import ChatTemplate, read_fallback, too_long
 from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.data.tool_parsers import choose_tool_parser
 from apcbatch.data.turns import Turn

@@ -1,7 +1,7 @@
 """Chat templates: messages and tools become the text of a prompt.
 
 Must not know: tokens, turns, files of conversations. A template is untrusted: it runs in a sandbox in a process of its
-own (data/template_process.py), and whatever goes wrong there becomes a RequestError of one conversation.
+own (data/template_child.py), and whatever goes wrong there becomes a RequestError of one conversation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from apcbatch.data.helper import BeyondBounds, Helper
+from apcbatch.data.helper_child import CPU_SECONDS, DONE, INVALID, MAX_CHARACTERS, TOO_LONG
 from apcbatch.data.messages import Message, Tool
 from apcbatch.data.switches import Switches
-from apcbatch.data.template_process import BeyondBounds, InvalidTemplate, Outcome, TemplateProcess
 from apcbatch.data.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from apcbatch.regular_files import read_regular_file
@@ -31,6 +32,13 @@ _NO_SWITCHES = Switches()
 # Put behind the content that is to be continued; the prompt ends before it. Private-use characters, and a blank that
 # shows whether the template trims.
 _MARK = "\ue0a9\ue0ad\ue0b8 "
+
+
+class InvalidTemplate(Exception):
+    """A template that cannot be compiled; the text says why and in which line."""
+
+
+Outcome = str | RequestError | InvalidTemplate
 
 
 class ChatTemplate:
@@ -109,11 +117,12 @@ class ChatTemplate:
         for count, outcome in zip(counts, self._outcomes(messages, tools, counts, switches), strict=True):
             if switches.continue_final_message and isinstance(outcome, str):
                 outcome = before_mark(outcome)
-            if isinstance(outcome, str) or (isinstance(outcome, RequestError) and outcome.code != "invalid_request"):
-                yield outcome
-            else:
-                message = f"the chat template refuses messages[0:{count}]: {outcome}"
-                yield RequestError("invalid_request", message)
+            is_beyond = isinstance(outcome, BeyondBounds)
+            if isinstance(outcome, InvalidTemplate):
+                outcome = RequestError("invalid_request", str(outcome))
+            if isinstance(outcome, RequestError) and (is_beyond or outcome.code == "invalid_request"):
+                outcome = RequestError(outcome.code, f"the chat template refuses messages[0:{count}]: {outcome}")
+            yield outcome
 
     def _outcomes(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], switches: Switches
@@ -157,6 +166,50 @@ class ChatTemplate:
         if isinstance(outcome, RequestError) and outcome.code == "context_length_exceeded":
             raise ModelError(f"{where} cannot be used for one short message: {outcome}; give the model another one")
         # A template may refuse the probe; then the real conversations show whether it works.
+
+
+class TemplateProcess:
+    """The process of one template, with the variables that it sees besides messages and tools."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        module, name = "apcbatch.data.template_child", "the process for the chat template"
+        self._helper = Helper(module, name, source, dict(variables), seconds=CPU_SECONDS)
+
+    def texts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        counts: Sequence[int],
+        variables: Mapping[str, Any] | None = None,
+    ) -> Iterator[Outcome]:
+        """For each count, the text for that many first messages, or what is wrong with it. variables: what the template
+        sees beside them for this request.
+
+        Raises RequestError for messages that no template can be given.
+        """
+        given, own = list(messages), dict(variables or {})
+        try:
+            for answer in self._helper.answers(lambda done: (given, tools, list(counts[done:]), own), len(counts)):
+                yield answer if isinstance(answer, RequestError) else _outcome(*answer)
+        except ValueError as error:
+            reason = "are nested too deeply" if "nested" in str(error) else "hold a value that JSON does not have"
+            raise RequestError("invalid_request", f"the messages or tools {reason}") from None
+
+
+def _outcome(letter: bytes, data: bytes) -> Outcome:
+    """What an answer says."""
+    text = data.decode("utf-8", "replace")
+    if letter == DONE:
+        return text
+    if letter == INVALID:
+        return InvalidTemplate(text)
+    return too_long(int(text)) if letter == TOO_LONG else RequestError("invalid_request", text)
+
+
+def too_long(num_characters: int) -> RequestError:
+    """The error of a text that is too long to be tokenised."""
+    message = f"the prompt holds {num_characters:,} characters; at most {MAX_CHARACTERS:,} are tokenised"
+    return RequestError("context_length_exceeded", message)
 
 
 def with_mark(messages: Sequence[Message]) -> list[Message]:

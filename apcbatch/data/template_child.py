@@ -1,15 +1,13 @@
 """The process in which a model's chat template runs: nothing but jinja2, messages in, text out.
 
 Must not know: models, tokens, files, what asks for a text. A template is untrusted: its environment is the sandbox that
-`transformers` gives chat templates, rebuilt here so that this process starts fast and small. Invariants: the system
-ends this process if one text takes more than its processor time; memory beyond the bound is a MemoryError. Its input
-comes from the parent and is trusted; its output is a letter, a length and UTF-8.
+`transformers` gives chat templates, rebuilt here so that this process starts fast and small. Its bounds are those of
+data/helper_child.py.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -21,8 +19,7 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from apcbatch.data.frames import DONE, REFUSED, begin_clock, bound_this_process, read_request, write_answer
-from apcbatch.data.template_bounds import INVALID, MAX_CHARACTERS, MEMORY_BYTES, NO_MEMORY, TOO_LONG
+from apcbatch.data.helper_child import DONE, INVALID, MAX_CHARACTERS, NO_MEMORY, REFUSED, TOO_LONG, Answer, serve
 
 # Names under which a message's reasoning comes; the first is what most templates read, `thinking` what some do.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -49,7 +46,7 @@ class Template:
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._variables = dict(variables)
-        self.failure: tuple[bytes, str] | None = None
+        self.failure: Answer | None = None
         try:
             self._template = environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -63,14 +60,14 @@ class Template:
         tools: list[Any] | None,
         counts: Sequence[int],
         own: Mapping[str, Any] = _NONE,
-    ) -> Iterator[tuple[bytes, str]]:
+    ) -> Iterator[Answer]:
         """A letter and a text for each count of first messages, whatever the template does. own: variables of this
         request, which win over those of the template."""
         messages = [_with_reasoning(message) for message in messages]
         for count in counts:
             yield self.failure or self._answer({**self._variables, **own, "messages": messages[:count], "tools": tools})
 
-    def _answer(self, variables: dict[str, Any]) -> tuple[bytes, str]:
+    def _answer(self, variables: dict[str, Any]) -> Answer:
         try:
             text = self._template.render(variables)
             text.encode()
@@ -87,16 +84,7 @@ class Template:
 
 def main() -> None:
     """Answer requests from standard input until it ends."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    bound_this_process(MEMORY_BYTES)
-    source, variables, seconds = read_request(requests)
-    begin_clock(seconds)
-    template = Template(source, variables)
-    while request := read_request(requests):
-        begin_clock(seconds)
-        for letter, text in template.answers(*request):
-            write_answer(answers, letter, text)
-            begin_clock(seconds)
+    serve(lambda source, variables: Template(source, variables).answers)
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def test_hostile_input_is_bounded(demo, constraints, structure):
             if constraint.accept(int(may_come[-1])):
                 break
     except RequestError as error:
-        assert error.code == "invalid_request" and "cannot be used: " in error.message
+        assert error.code in ("invalid_request", "out_of_memory") and "cannot be used: " in error.message
     # Not a measurement: what is not bounded takes minutes.
     assert time.process_time() - begin < 60
 

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from apcbatch.data import render
+from apcbatch.data.helper_child import MAX_CHARACTERS
 from apcbatch.data.records import Conversation, parse_record
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
-from apcbatch.data.template_bounds import MAX_CHARACTERS
 from apcbatch.errors import RequestError
 from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, by_transformers, conversation
 
@@ -178,7 +178,7 @@ def test_a_text_over_the_limit_is_refused_before_it_is_tokenised(
     assert [prompt.custom_id for prompt in rendered.prompts] == ["c#1"]
     (failure,) = rendered.failures
     assert (failure.turn, failure.custom_id, failure.error.code) == (2, "c#2", "context_length_exceeded")
-    assert re.search(r"holds 16,777,\d+ characters; at most 16,777,216 are tokenised", failure.error.message)
+    assert re.search(r"holds 4,194,\d+ characters; at most 4,194,304 are tokenised", failure.error.message)
     with pytest.raises(RequestError) as caught:
         renderer.render(completion(text))
     assert caught.value.code == "context_length_exceeded"

@@ -1,0 +1,130 @@
+"""Helper processes that are killed, stopped or over their bounds: no request fails for what is outside of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from apcbatch.data import helper
+from apcbatch.data.constraint import Constraints
+from apcbatch.data.helper import BeyondBounds, Helper
+from apcbatch.data.structure import Structure
+from apcbatch.data.template import ChatTemplate, TemplateProcess, read_fallback
+from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.errors import RequestError
+from tests.data.conftest import STABLE_TEMPLATE
+
+USER = {"role": "user", "content": "hi"}
+COUNT = "{{ messages | length }}"
+
+
+@pytest.fixture
+def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The signals that the next helpers get, one each, before they are sent a request."""
+    signals: list[int] = []
+    send = helper._Child.send
+
+    def attacked(child: helper._Child, request: bytes, wall_seconds: float) -> None:
+        if signals:
+            os.kill(child.pid, signals.pop(0))
+        send(child, request, wall_seconds)
+
+    monkeypatch.setattr(helper._Child, "send", attacked)
+    monkeypatch.setattr(helper, "_wall_seconds", lambda seconds: 1.0 if signals else 60.0)
+    yield signals
+    assert not signals
+
+
+KILLS = [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGSTOP], [signal.SIGSEGV], [signal.SIGABRT]]
+
+
+@pytest.mark.parametrize("given", KILLS, ids=[one[0].name for one in KILLS])
+def test_a_helper_that_is_lost_once_fails_nothing(attacks: list[int], given: list[int]) -> None:
+    """Catches one kill of a template's process that made an error record, and one stop for which the run waited for
+    ever."""
+    process = TemplateProcess(COUNT, {})
+    assert list(process.texts([USER], None, [1])) == ["1"]
+    attacks += given
+    if given == [signal.SIGSTOP]:
+        attacks.append(0)  # so that the first one's wall clock is short
+    assert list(process.texts([USER] * 3, None, [3, 2])) == ["3", "2"]
+
+
+def test_a_helper_that_is_lost_midway_goes_on_behind_its_last_answer() -> None:
+    """Catches turns of a conversation that fail because the ones before them were answered by a killed process."""
+    process = TemplateProcess("{{ messages | length }}" + "x" * 300_000, {})  # no pipe holds two of them
+    texts = process.texts([USER] * 9, None, range(9, 0, -1))
+    got = [next(texts)]
+    os.kill(_running(), signal.SIGKILL)
+    got += texts
+    assert [str(text).rstrip("x") for text in got] == [str(count) for count in range(9, 0, -1)]
+
+
+def _running() -> int:
+    """The one process that this one has begun and not ended."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return max(map(int, children))
+
+
+def test_a_helper_that_is_lost_twice_is_worker_lost(attacks: list[int]) -> None:
+    """Catches a request that can be run again and is said to be wrong; and the next one, which fails with it."""
+    process = TemplateProcess(COUNT, {})
+    attacks += [signal.SIGKILL, signal.SIGKILL]
+    first, second = process.texts([USER] * 2, None, [2, 1])
+    assert isinstance(first, RequestError) and not isinstance(first, BeyondBounds) and second == "1"
+    assert first.code == "worker_lost" and first.retryable
+    assert first.message == "the process for the chat template ended with status -9, twice; run it again"
+
+
+def test_a_helper_that_is_lost_twice_at_the_start_is_not_the_models_fault(
+    attacks: list[int], model_dir: Callable[..., Path]
+) -> None:
+    """Catches exit status 2 and "give the model another one" for a template that is as it should be."""
+    attacks += [signal.SIGKILL, signal.SIGKILL]
+    made = ChatTemplate(
+        load_tokenizer(model_dir("chatml", STABLE_TEMPLATE)), read_fallback(None), lambda sentence: None
+    )
+    assert made.render([USER]).startswith("<|im_start|>user\nhi")
+
+
+def test_a_lost_helper_of_grammars_makes_no_error_that_stays(
+    attacks: list[int], model_dir: Callable[..., Path]
+) -> None:
+    """Catches one kill after which 60 of 60 requests had a schema that "cannot be used", from what was kept."""
+    made, structure = Constraints(load_tokenizer(model_dir())), Structure("regex", "ok")
+    attacks += [signal.SIGKILL, signal.SIGKILL]
+    with pytest.raises(RequestError) as caught:
+        made.constraint(structure)
+    assert caught.value.code == "worker_lost" and "the process that tries grammars" in caught.value.message
+    attacks.append(signal.SIGKILL)
+    assert made.constraint(structure) is not None
+
+
+def test_the_bounds_have_codes_of_their_own() -> None:
+    """Catches memory that is said to be the request's fault, and time that is not."""
+    process = TemplateProcess("{% for m in messages %}{{ m.content }}{% endfor %}{{ 'a' * 10**10 }}", {})
+    [outcome] = process.texts([USER], None, [1])
+    assert isinstance(outcome, BeyondBounds) and outcome.code == "out_of_memory" and outcome.retryable
+
+
+def test_the_child_ends_with_its_helper() -> None:
+    """Catches processes that stay: one a model that was opened."""
+    process = TemplateProcess("x", {})
+    assert list(process.texts([USER], None, [1])) == ["x"]
+    child = process._helper._child
+    assert child is not None and child.status is None
+    running = child._process
+    del process, child
+    assert running.poll() is not None
+
+
+def test_a_helper_that_cannot_be_started_is_an_error_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a traceback where the system has no process left."""
+    monkeypatch.setattr(helper.sys, "executable", "/nowhere/python")
+    with pytest.raises(RequestError, match="the helper cannot be started: No such file") as caught:
+        Helper("x", "the helper").ask("x")
+    assert caught.value.retryable
