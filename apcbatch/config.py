@@ -303,14 +303,6 @@ class Config:
         minimum=1,
         maximum=MOST_WORKERS,
     )
-    cpu_workers: int | None = option(
-        None,
-        "Cluster",
-        "So many workers without a GPU besides; their answers have other last bits, and their records say so.",
-        "integer",
-        minimum=1,
-        maximum=MOST_WORKERS,
-    )
     worker_cpus: int | None = option(
         None,
         "Cluster",

@@ -18,6 +18,7 @@ from apcbatch.values import SHOWN_CHARACTERS, nearest, parse_switch, parse_value
 
 # Read by setup.py and by tools/chromium.py; an environment may keep them.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
+GONE = {"cpu_workers": "all workers of a run are of one kind: leave it out, and give workers and worker_gpus"}
 EXCLUSIVE = (("resume", "overwrite"), ("retry_errors", "overwrite"), ("quiet", "verbose"))
 
 
@@ -32,9 +33,8 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
     env_names = {name: env_name(name) for name in (*OPTIONS, "no_store")}
     for key in given:
         if key not in env_names.values():
-            raise UsageError(
-                f"environment variable {key} is not an option of apcbatch{nearest(key, env_names.values())}"
-            )
+            hint = _gone(key.removeprefix(ENV_PREFIX).lower()) or nearest(key, env_names.values())
+            raise UsageError(f"environment variable {key} is not an option of apcbatch{hint}")
     layers = [
         _layer(file, lambda name: f"{file_name}: {name}"),
         _layer({name: given[key] for name, key in env_names.items() if key in given}, env_name),
@@ -57,9 +57,8 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
-            raise UsageError(
-                f"{where(name[:SHOWN_CHARACTERS])} is not an option{nearest(name, [*OPTIONS, 'no_store'])}"
-            )
+            hint = _gone(name) or nearest(name, [*OPTIONS, "no_store"])
+            raise UsageError(f"{where(name[:SHOWN_CHARACTERS])} is not an option{hint}")
         try:
             if name != "no_store":
                 layer[name] = (parse_value(OPTIONS[name], value, where(name)), where(name))
@@ -70,6 +69,11 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
         except ValueError as error:
             raise UsageError(str(error)) from None
     return layer
+
+
+def _gone(name: str) -> str:
+    """A clause that says what to give in place of an option that there was, or nothing."""
+    return f" any more; {GONE[name]}" if name in GONE else ""
 
 
 def _exclude(

@@ -198,7 +198,6 @@ class Result:
     clause with numbers. error: set if the request failed; then only id, prompt_tokens and tag mean anything beside it.
     others: the answers from the second on, each with its own tokens, log-probabilities and end; what they say of the
     prompt means nothing. decode_ms: of all answers. scores: of the prompt's tokens, if they were asked for.
-    numerics: the arithmetic of the answer if it is not that of the run's first worker; None if it is.
     """
 
     id: str
@@ -221,7 +220,6 @@ class Result:
     stop_reason: int | str | None = None
     others: list[Result] = field(default_factory=list)
     scores: Scores | None = None
-    numerics: str | None = None
 
     @property
     def answers(self) -> list[Result]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,8 @@ def main(
 
 def measured(name: str, block: int, chosen: Planned, number: int, speeds: Speeds, object_gib: float) -> dict[str, Any]:
     """One row of the table."""
-    most_state_bytes = int(number * object_gib * (1 << 30))
-    outcome = run(chosen.requests, number, speeds, audited=False, most_state_bytes=most_state_bytes, **AHEAD)
+    speeds = replace(speeds, node_bytes=int(object_gib * (1 << 30)))
+    outcome = run(chosen.requests, number, speeds, audited=False, **AHEAD)
     check_answers(outcome, chosen.requests)
     seam, counters = outcome.seam, outcome.engine.counters
     bound = max(lower_bound(chosen.requests, speeds, number))

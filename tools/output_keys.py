@@ -123,12 +123,6 @@ RECORD: tuple[Key, ...] = (
     Key("apcbatch.completion_token_ids", "list of integers", "the new tokens, the stop token included"),
     Key("apcbatch.file", "string", "with several inputs: the file of the line"),
     Key("apcbatch.file_line", "integer", "with several inputs: the line in that file, from 1"),
-    Key(
-        "apcbatch.numerics",
-        "string",
-        "only where it is not the run's own, the first under `numerics` in OUT.run.json: the arithmetic of the answer "
-        "([a cluster](cluster.md#workers-of-two-kinds) may have several)",
-    ),
     Key("apcbatch.choices", "list", "of several answers: what each has beside the body's keys"),
     Key("apcbatch.choices[].completion_token_ids", "list of integers", "the new tokens"),
     Key("apcbatch.choices[].finish_reason", "string", "as above"),

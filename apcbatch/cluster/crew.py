@@ -7,38 +7,42 @@ takes, and no more than MOST_UNITS; what is known to be gone is never asked agai
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.rates import Rates
-from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.seam import MOST_UNITS, Seam, WorkerFacts, WorkerId
 from apcbatch.cluster.tally import LET_GO, LOST, Tally
 from apcbatch.cluster.unit import Key
 from apcbatch.engine.serving import LOOK_AHEAD
 
 FILLING = 1 + LOOK_AHEAD  # requests of a worker, over those that it runs at a time: as many as an engine looks among
-TYPICAL = (1000, 100)  # tokens of prompts and of answers
 MOST_IMPORTED = 0.5  # of a worker's room for snapshots, by what several units bring along
 HAND_OUT_AHEAD_S = 0.2  # a unit waits at a worker this long before the one that runs should end,
 HAND_OUT_AHEAD_SHARE = 0.1  # or this share of it
-STRANGE = {  # what all workers must have in common, and the fact that tells
-    "the version of apcbatch": "version",
-    "the model's weights": "weights_digest",
-    "the model's tokenizer, template or configuration": "model_files",
-}
+SAME = "put the same on every machine"
+COMMON = (  # what all workers must have in common, the fact that tells, and what to do where it differs
+    ("the version of apcbatch", "version", SAME),
+    ("the model's weights", "weights_digest", SAME),
+    ("the model's tokenizer, template or configuration", "model_files", SAME),
+    ("the arithmetic of the kernels", "numerics", "take machines alike, or set `isa` or --dtype float32"),
+    ("the fingerprint", "fingerprint", SAME),
+)
 
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """A unit at a worker. import_bytes: of snapshots, for the states that come along. left: requests without an answer.
-    begun: when it became the first there. expected_s: how long it should take."""
+    """A unit at a worker. exports: those that are not there yet. import_bytes: of snapshots, for the states that come
+    along. left: requests without an answer. begun: when it became the first there. expected_s: how long it should
+    take."""
 
     unit: int
     group: Group
     items: dict[int, Item]
     exports: dict[Key, State]
+    imports: dict[Key, State]
     expected_s: float
     import_bytes: int = 0
     left: int = 0
@@ -54,7 +58,6 @@ class Worker:
     free: when it should be given another unit. place: of its only valid entry in the crew's heaps."""
 
     id: WorkerId
-    kind: WorkerKind
     asked: float
     tally: Tally
     facts: WorkerFacts | None = None
@@ -68,10 +71,6 @@ class Worker:
         """The facts of one that is ready."""
         assert self.facts is not None, "only a worker that is ready has units"
         return self.facts
-
-    @property
-    def class_(self) -> str:
-        return self.known.fingerprint
 
     @property
     def load(self) -> int:
@@ -113,27 +112,26 @@ class Worker:
 
 
 class Crew:
-    """The workers of one run. num_lost: workers that ended on their own. tallies: of all that were ever asked for. say:
-    gets a line when one comes or goes."""
+    """The workers of one run. rates: how fast they are. num_lost: workers that ended on their own. tallies: of all that
+    were ever asked for. say: gets a line when one comes or goes."""
 
-    def __init__(self, seam: Seam, kinds: Sequence[WorkerKind], most_replaced: int, say: Callable[[str], None]) -> None:
-        """kinds: one for each worker. most_replaced: workers that are asked for in place of lost ones without one
+    def __init__(self, seam: Seam, number: int, most_replaced: int, say: Callable[[str], None]) -> None:
+        """number: of workers. most_replaced: workers that are asked for in place of lost ones without one
         becoming ready in between."""
         self._seam, self._say, self._most_replaced = seam, say, most_replaced
         self._replaced = 0
-        self._vacant: list[WorkerKind] = []  # places that nobody is asked for
+        self._num_vacant = 0  # places that nobody is asked for
         self._all: dict[WorkerId, Worker] = {}
-        self._rates: dict[str, Rates] = {}
         self._first: WorkerFacts | None = None
-        self._num_ready: Counter[str] = Counter()  # by class
-        self._takers: dict[str, list[tuple[int, int, Worker]]] = {}  # by class: the least to do first
+        self._takers: list[tuple[int, int, Worker]] = []  # the least to do first
         self._later: list[tuple[float, int, Worker]] = []  # the first to be free first
         self._num_places = 0
+        self.rates = Rates()
         self.num_lost = 0
         self.last_reason = "none was asked for"
         self.tallies: list[Tally] = []
-        for kind in kinds:
-            self._ask(kind)
+        for _ in range(number):
+            self._ask()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -150,43 +148,22 @@ class Crew:
         """Those that take units."""
         return [worker for worker in self._all.values() if worker.facts is not None]
 
-    def rates(self, class_: str) -> Rates:
-        """How fast workers of a class are."""
-        return self._rates[class_]
-
-    def typical_rates(self) -> Rates:
-        """Of the class with the most workers."""
-        if not self._num_ready:
-            return next(iter(self._rates.values()), Rates())
-        return self._rates[max(sorted(self._num_ready), key=lambda class_: self._num_ready[class_])]
-
-    def capacities(self) -> dict[str, float]:
-        """By class, how much of a typical mixture of tokens its workers do in a second."""
-        return {class_: number / self._rates[class_].seconds(*TYPICAL) for class_, number in self._num_ready.items()}
-
     def welcome(self, worker: Worker, facts: WorkerFacts) -> bool:
         """A worker is ready. False if it is another program or has another model than the first one: it is ended."""
         first = self._first = self._first or facts
-        strange = [name for name, of in STRANGE.items() if getattr(first, of) != getattr(facts, of)]
-        if strange:
-            self._seam.kill(worker.id)
-            what = f"{strange[0]} on {facts.node} differs from that on {first.node}"
-            self.lose(worker, f"{what}; put the same on every machine", is_replaced=False)
-            return False
+        for what, fact, remedy in COMMON:
+            if getattr(first, fact) != getattr(facts, fact):
+                self._seam.kill(worker.id)
+                reason = f"{what} on {facts.node} differs from that on {first.node}; {remedy}"
+                self.lose(worker, reason, is_replaced=False)
+                return False
         worker.facts, worker.heard, self._replaced = facts, self._seam.clock(), 0
         worker.tally.node, worker.tally.device = facts.node, facts.device
-        self._rates.setdefault(facts.fingerprint, Rates(facts.prefill_tokens_per_s, facts.decode_tokens_per_s))
-        self._num_ready[facts.fingerprint] += 1
         worker.free = worker.heard
         self._queue(worker)
         self._say(
             f"worker {worker.id} is ready: {facts.device}, {facts.dtype}, {facts.threads} threads on {facts.node}"
         )
-        if facts.numerics != first.numerics:
-            self._say(
-                f"worker {worker.id} computes by {facts.numerics}, not by {first.numerics} as the first: the last bits "
-                "of its answers differ, they share no states with the others', and their records say `numerics`"
-            )
         return True
 
     def begin(self, worker: Worker, errand: Errand) -> None:
@@ -208,23 +185,17 @@ class Crew:
         worker.end(errand, self._seam.clock())
         self._queue(worker)
 
-    def classes(self) -> list[str]:
-        """Those of the workers that take units."""
-        return list(self._num_ready)
-
-    def taker(self, class_: str) -> Worker | None:
-        """Of the workers of a class that should be given a unit now, the one with the least to do."""
+    def taker(self) -> Worker | None:
+        """Of the workers that should be given a unit now, the one with the least to do."""
         self._free_now()
-        takers = self._takers.get(class_, [])
-        while takers and not self._is_valid(takers[0]):
-            heapq.heappop(takers)
-        return takers[0][2] if takers else None
+        while self._takers and not self._is_valid(self._takers[0]):
+            heapq.heappop(self._takers)
+        return self._takers[0][2] if self._takers else None
 
     def takers(self) -> list[Worker]:
         """Workers that should be given a unit now: those with the least to do first."""
         self._free_now()
-        entries = [entry for takers in self._takers.values() for entry in takers if self._is_valid(entry)]
-        return [worker for _, _, worker in sorted(entries, key=lambda entry: entry[:2])]
+        return [entry[2] for entry in sorted(filter(self._is_valid, self._takers), key=lambda entry: entry[:2])]
 
     def next_free(self) -> float:
         """When the next worker should be given a unit that should not be yet; infinity if that is not known."""
@@ -244,7 +215,7 @@ class Crew:
         self._num_places += 1
         worker.place = self._num_places
         if worker.free <= self._seam.clock():
-            heapq.heappush(self._takers.setdefault(worker.class_, []), (worker.load, worker.place, worker))
+            heapq.heappush(self._takers, (worker.load, worker.place, worker))
         elif worker.free != float("inf"):
             heapq.heappush(self._later, (worker.free, worker.place, worker))
 
@@ -269,25 +240,26 @@ class Crew:
         ending = ""
         if is_replaced and self._replaced < self._most_replaced:
             self._replaced += 1
-            ending = f"; worker {self._ask(worker.kind).id} takes its place"
+            ending = f"; worker {self._ask().id} takes its place"
         elif is_replaced:
-            self._vacant.append(worker.kind)
+            self._num_vacant += 1
         self._say(f"worker {worker.id} is lost: {reason}{ending}")
 
     def let_go(self, worker: Worker) -> None:
         """End a worker that has nothing to do. Others may be asked for in its place later."""
         self._forget(worker)
         self._seam.kill(worker.id)
-        self._vacant.append(worker.kind)
+        self._num_vacant += 1
         worker.tally.ending = LET_GO
         was = "has nothing left to do" if worker.facts is not None else "is not needed any more"
         self._say(f"worker {worker.id} {was} and is let go; {len(self._all)} are left")
 
     def fill(self, most: int) -> None:
         """Ask for so many of those again that were let go or lost, as far as that makes sense."""
-        for _ in range(min(most, len(self._vacant), self._most_replaced - self._replaced)):
+        for _ in range(min(most, self._num_vacant, self._most_replaced - self._replaced)):
             self._replaced += 1
-            worker = self._ask(self._vacant.pop())
+            self._num_vacant -= 1
+            worker = self._ask()
             self._say(f"worker {worker.id} is asked for, since there is more to do again")
 
     def kill_all(self) -> None:
@@ -295,15 +267,12 @@ class Crew:
         for worker in self._all:
             self._seam.kill(worker)
         self._all.clear()
-        self._num_ready.clear()
 
     def _forget(self, worker: Worker) -> None:
         del self._all[worker.id]
-        if worker.facts is not None:
-            self._num_ready -= Counter((worker.class_,))
 
-    def _ask(self, kind: WorkerKind) -> Worker:
-        id = self._seam.spawn(kind)
-        worker = self._all[id] = Worker(id, kind, self._seam.clock(), Tally(id))
+    def _ask(self) -> Worker:
+        id = self._seam.spawn()
+        worker = self._all[id] = Worker(id, self._seam.clock(), Tally(id))
         self.tallies.append(worker.tally)
         return worker

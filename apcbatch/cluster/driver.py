@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apcbatch.cluster.crew import TYPICAL, Crew, Errand, Worker
+from apcbatch.cluster.crew import Crew, Errand, Worker
 from apcbatch.cluster.intake import Intake
 from apcbatch.cluster.items import Group, Item, unfinished
 from apcbatch.cluster.loose import LooseItems
 from apcbatch.cluster.packing import Packer
-from apcbatch.cluster.parting import Parting
 from apcbatch.cluster.placing import Placing
 from apcbatch.cluster.recovery import judge, worker_lost
 from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
@@ -43,12 +42,11 @@ class ClusterEngine:
 
     def __init__(self, seam: Seam, settings: ClusterSettings, hooks: Hooks) -> None:
         self._seam, self._settings, self._hooks = seam, settings, hooks
-        self._crew = Crew(seam, settings.kinds, settings.most_replaced, hooks.say)
-        self._states = States(settings.most_state_bytes, settings.most_states)
+        self._crew = Crew(seam, settings.workers, settings.most_replaced, hooks.say)
+        self._states = States(settings.most_states)
         self._placing = Placing()
-        self._parting = Parting(self._placing, self._states)
         self._loose = LooseItems(hooks.conversation_of)
-        self._staffing = Staffing(self._crew, self._placing, self._loose, self._states, settings.idle_s)
+        self._staffing = Staffing(self._crew, self._placing, self._loose, settings.idle_s)
         self._counters = ClusterCounters()
         self._coverage = CoverageTree()  # of what all workers have computed
         self._observer: Observer | None = None
@@ -60,11 +58,10 @@ class ClusterEngine:
         self._facts = self._first_facts()
         facts = self._facts
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
-        self.numerics, self.weights_digest = facts.numerics, facts.weights_digest
         self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
         self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
         self._intake = Intake(facts.key_fingerprint)
-        self._packer = Packer(facts.key_fingerprint, hooks.to_wire, settings.send_slack_s)
+        self._packer = Packer(hooks.to_wire, settings.send_slack_s)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
@@ -131,7 +128,6 @@ class ClusterEngine:
             items += group.items
         for item in items:
             item.is_done = True
-            self._placing.queue.shares.done(item)
             self._states.ended(item)
         self._num_unfinished -= len(items)
         self._states.release_all_unwanted()
@@ -166,8 +162,7 @@ class ClusterEngine:
         if not self._intake.buffered or not crew.ready or len(placing.queue) >= len(crew):
             return
         items = self._intake.take()
-        estimate(items, crew.typical_rates())
-        placing.queue.shares.add(items)
+        estimate(items, crew.rates)
         quantum = Quantum(max(len(crew), 1), self._settings.least_unit_s)
         for group in Cutter(items, quantum, placing.seconds).cut():
             placing.place(group)
@@ -183,9 +178,9 @@ class ClusterEngine:
         if not len(placing.queue) and not len(self._loose):
             self._look_again = float("inf")  # whatever comes says so
             return
-        for class_ in crew.classes():
-            while (worker := crew.taker(class_)) is not None and self._may_have_more(worker) and self._give(worker):
-                pass
+        while (worker := crew.taker()) is not None and self._may_have_more(worker):
+            if not self._give(worker) and not any(self._give(other) for other in crew.takers()):
+                break  # what is ready leaves more states than any node has room for
         while len(self._loose) and any([self._give_loose(worker) for worker in crew.takers()]):
             pass  # each gets some before anybody gets more
         self._look_again = crew.next_free()
@@ -195,24 +190,12 @@ class ClusterEngine:
         return not worker.errands or worker.load * len(self._crew) <= self._num_unfinished
 
     def _give(self, worker: Worker) -> bool:
-        """Give a worker a unit; False if there is none for workers of its class."""
-        group = self._take(worker)
-        if group is None and self._part(worker.class_):
-            group = self._take(worker)
+        """Give a worker a unit; False if there is none for it."""
+        group = self._placing.take(worker.known.node, self._room(worker), is_idle=not worker.errands)
         if group is None:
             return False
         self._send(worker, group)
         return True
-
-    def _take(self, worker: Worker) -> Group | None:
-        return self._placing.take(worker.class_, worker.known.node, self._room(), is_idle=not worker.errands)
-
-    def _part(self, class_: str) -> bool:
-        """Give a class that has nothing left a share of what another one has; whether there was any."""
-        crew = self._crew
-        if len(crew.classes()) < 2:
-            return False
-        return self._parting.take_share(class_, crew.rates(class_).seconds(*TYPICAL), crew.typical_rates().prefill_s)
 
     def _give_loose(self, worker: Worker) -> bool:
         """Give a worker requests without a plan; False if there are none for it."""
@@ -222,12 +205,13 @@ class ClusterEngine:
         self._send(worker, Group(items))
         return True
 
-    def _room(self) -> float:
-        """How many states a group may leave. Where there is little room, a worker rather waits for another one than
-        makes a state that goes before it is read, but not once half of them wait: then a state that is computed
-        twice costs less."""
+    def _room(self, worker: Worker) -> float:
+        """How many states a group may leave on a worker's node. Where there is little room, a worker rather waits for
+        another one than makes a state that goes before it is read, but not once half of them wait: then a state that
+        is computed twice costs less."""
         is_waiting_worth_it = 2 * self._num_errands >= len(self._crew)
-        return self._states.room if self._states.is_tight and is_waiting_worth_it else float("inf")
+        facts = worker.known
+        return self._states.room(facts.node, facts.state_bytes) if is_waiting_worth_it else float("inf")
 
     def _force_if_stuck(self) -> None:
         """If groups wait for each other in a ring, the first one goes on alone."""
@@ -237,14 +221,14 @@ class ClusterEngine:
     def _send(self, worker: Worker, group: Group) -> None:
         """Give a group to a worker."""
         facts = worker.known
-        package = self._packer.pack(group, facts, self._crew.rates(worker.class_))
+        package = self._packer.pack(group, facts, self._crew.rates)
         unit, items = package.unit, {item.number: item for item in group.items}
         import_bytes = sum(facts.footprint.pool_bytes(state.position) for state in package.imports.values())
-        errand = Errand(unit.number, group, items, package.exports, package.expected_s, import_bytes)
+        errand = Errand(unit.number, group, items, package.exports, package.imports, package.expected_s, import_bytes)
         self._crew.begin(worker, errand)
         self._num_errands += 1
         for state in package.exports.values():
-            self._states.promise(facts.footprint.pool_bytes(state.position))
+            self._states.promise(facts.node, facts.footprint.pool_bytes(state.position))
         self._counters.units += 1
         self._counters.states_sent += package.num_sent
         self._seam.submit(worker.id, unit, {key: state.handle for key, state in package.imports.items()})
@@ -259,9 +243,10 @@ class ClusterEngine:
                 self._counters.messages_ignored += 1
             elif isinstance(event, Ready):
                 if self._crew.welcome(worker, event.facts):
-                    self._forget_classes()
                     self._look_again = 0.0
             elif isinstance(event, Lost):
+                if event.with_node and worker.facts is not None:
+                    self._states.forget_node(worker.known.node)
                 at_work = () if event.with_node else self._seam.at_work(worker.id)
                 self._lose(worker, event.reason, at_work)
             elif isinstance(event, Said):
@@ -291,12 +276,11 @@ class ClusterEngine:
             if item is None or item.is_done:
                 self._counters.messages_ignored += 1
                 return
-            result, numerics = message.result, worker.known.numerics
-            result.numerics = numerics if numerics != self.numerics else None
+            result = message.result
             worker.tally.answered(result)
             if result.error is None and item.most_answer_tokens:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
-                self._crew.rates(worker.class_).add_answer(tokens, item.most_answer_tokens)
+                self._crew.rates.add_answer(tokens, item.most_answer_tokens)
             self._end(item, result)
             if self._crew.answered(worker, errand):
                 self._look_again = 0.0
@@ -305,13 +289,16 @@ class ClusterEngine:
             if state is None:
                 self._counters.messages_ignored += 1
                 return
-            self._states.settle(worker.known.footprint.pool_bytes(state.position))
-            self._states.put(state, message.state, message.num_bytes, worker.id, worker.known.node)
+            facts = worker.known
+            self._states.settle(facts.node, facts.footprint.pool_bytes(state.position))
+            self._states.put(state, message.state, message.num_bytes, facts.node, facts.state_bytes)
             if state.waiting:
                 self._placing.made(state)
                 self._look_again = 0.0
         elif isinstance(message, Without):
             self._counters.imports_missed += 1
+            if (state := errand.imports.get(message.key)) is not None:
+                self._states.lose(state)
         elif isinstance(message, Done):
             self._done(worker, errand, message)
 
@@ -319,10 +306,9 @@ class ClusterEngine:
         self._forget_errand(worker, errand)
         self._crew.end(worker, errand)
         worker.tally.units += 1
-        rates = self._crew.rates(worker.class_)
+        rates = self._crew.rates
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
-        self._placing.queue.shares.capacities = self._crew.capacities()
         self._counters.prefill_tokens += message.prefill_tokens
         self._counters.decode_tokens += message.decode_tokens
         self._counters.add(message.counters)
@@ -333,7 +319,7 @@ class ClusterEngine:
         """A worker is no longer at a unit: what it has not said of it will not come."""
         self._num_errands -= 1
         for state in errand.exports.values():
-            self._states.settle(worker.known.footprint.pool_bytes(state.position))
+            self._states.settle(worker.known.node, worker.known.footprint.pool_bytes(state.position))
 
     def _lose(self, worker: Worker, reason: str, at_work: Collection[int] | None) -> None:
         """A worker is gone: what it had goes back. at_work: see judge."""
@@ -342,20 +328,10 @@ class ClusterEngine:
         self._again([unfinished(errand.items.values()) for errand in worker.errands], at_work, reason)
 
     def _forget(self, worker: Worker) -> None:
-        """What a worker owned that is not there any more is nobody's."""
-        self._states.forget_worker(worker.id)
+        """What a worker had that is not there any more is nobody's; the states that it made stay."""
         self._loose.forget_worker(worker.id)
         for errand in worker.errands:
             self._forget_errand(worker, errand)
-        self._forget_classes()
-
-    def _forget_classes(self) -> None:
-        """What a class began goes to others once no worker of it is left."""
-        shares, capacities = self._placing.queue.shares, self._crew.capacities()
-        shares.capacities = capacities
-        if capacities:
-            for class_ in shares.classes() - set(capacities):
-                self._states.forget_family(self._placing.queue.forget_class(class_))
 
     def _again(self, units: Iterable[list[Item]], at_work: Collection[int] | None, reason: str) -> None:
         """Requests that came back without a result are done again, or given up. See judge."""
@@ -370,7 +346,6 @@ class ClusterEngine:
     def _end(self, item: Item, result: Result) -> None:
         """A request has its result."""
         item.is_done = True
-        self._placing.queue.shares.done(item)
         result.tag = item.request.tag
         self._results.append(result)
         self._num_unfinished -= 1

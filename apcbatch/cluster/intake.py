@@ -26,7 +26,7 @@ class Intake:
         """Number a request and, if it has a plan, buffer it under its leader."""
         number = self._num_submitted
         self._num_submitted += 1
-        item = Item(number, request, family=number)
+        item = Item(number, request)
         if request.plan is not None:
             self._link(item)
             self.buffered.append(item)
@@ -54,7 +54,7 @@ class Intake:
         keys = dict(PrefixHasher(self._key_fingerprint, item.tokens).keys_at(positions))
         state = self._latest.get(keys[plan.resume_at]) if plan.resume_at else None
         if state is not None:
-            item.resume, item.family = state, state.family
+            item.resume = state
             state.readers.add(item)
             state.unseen -= 1
             if not state.unseen:
@@ -62,5 +62,5 @@ class Intake:
         for position, reads in zip(plan.keep, plan.reads, strict=True):
             if reads:
                 key = keys[position]
-                made = State(key, position, item.number, item.family, reads, item, item.resume)
+                made = State(key, position, item.number, reads, item, item.resume)
                 item.keeps[position] = self._latest[key] = made

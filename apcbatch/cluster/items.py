@@ -20,25 +20,23 @@ from apcbatch.types import Request, RequestPlan
 class State:
     """A snapshot that the plan keeps for requests of this run.
 
-    origin: the number of the request that the plan has make it. family: all that shares its first state, by the
-    origin of that, or a part of it (see parting.py).
+    origin: the number of the request that the plan has make it.
     maker: the unfinished request that will make it, None for nobody. parent: the state that its maker resumed from.
     readers: unfinished requests that resume from it. unseen: readers of the plan that have not been submitted yet.
-    handle: where it lies; None if it is not there for others. owner: the worker whose end is its end. nodes: where a
+    handle: where it lies; None if it is not there for others. home: the node whose end is its end. nodes: where a
     copy lies. waiting: groups that cannot begin before it is there.
     """
 
     key: Key
     position: int
     origin: int
-    family: int
     unseen: int
     maker: Item | None
     parent: State | None
     readers: set[Item] = field(default_factory=set)
     handle: Handle = None
     num_bytes: int = 0
-    owner: int = -1
+    home: str = ""
     nodes: set[str] = field(default_factory=set)
     waiting: set[Group] = field(default_factory=set)
 
@@ -67,7 +65,6 @@ class Item:
 
     number: int
     request: Request
-    family: int
     resume: State | None = None
     above: State | None = None
     keeps: dict[int, State] = field(default_factory=dict)

@@ -17,12 +17,11 @@ from apcbatch.types import RequestPlan
 
 @dataclass
 class LocalPlan:
-    """plans: of the group's requests. imports: what must come along. exports: what others read; each with a request of
-    the group that has its tokens."""
+    """plans: of the group's requests. imports: what must come along. exports: what others read."""
 
     plans: list[RequestPlan | None] = field(default_factory=list)
-    imports: dict[State, Item] = field(default_factory=dict)
-    exports: dict[State, Item] = field(default_factory=dict)
+    imports: dict[State, None] = field(default_factory=dict)  # in the order of their readers
+    exports: set[State] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -54,9 +53,7 @@ def localise(group: Group, footprint: Footprint, is_worth_sending: Callable[[Sta
             made.setdefault(state, index)
         pieces.append(piece)
     members = set(group.items)
-    for state, index in made.items():
-        if state.handle is None and (state.unseen or not state.readers <= members):
-            local.exports[state] = group.items[index]
+    local.exports = {state for state in made if state.handle is None and (state.unseen or not state.readers <= members)}
     _write_plans(group, footprint, local, pieces)
     return local
 
@@ -73,20 +70,19 @@ def _resumed(
     if state is None:
         if item.above is None:
             return _Piece(item.plan.resume_at if item.plan else 0, None, {})
-        return _again(item, item.above, local, is_worth_sending, {})
+        return _again(item.above, local, is_worth_sending, {})
     if state in made:
         maker = pieces[made[state]]
         assert maker is not None, "only a request with a plan makes a state"
         maker.reads[state.position] = maker.reads.get(state.position, 0) + 1
         return _Piece(state.position, state, {})
     if state in local.imports or (state.handle is not None and is_worth_sending(state, state.nearest_held())):
-        local.imports[state] = item
+        local.imports[state] = None
         return _Piece(state.position, state, {})
-    return _again(item, state, local, is_worth_sending, {state.position: state})
+    return _again(state, local, is_worth_sending, {state.position: state})
 
 
 def _again(
-    item: Item,
     state: State,
     local: LocalPlan,
     is_worth_sending: Callable[[State, State | None], bool],
@@ -98,7 +94,7 @@ def _again(
         above = above.nearest_held()
     if above is None:
         return _Piece(0, None, keeps)
-    local.imports[above] = item
+    local.imports[above] = None
     return _Piece(above.position, above, keeps)
 
 

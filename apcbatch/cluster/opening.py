@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from apcbatch.cluster.ray_cluster import LOCAL, RayCluster
 from apcbatch.cluster.ray_seam import RaySeam
 from apcbatch.cluster.seam import WorkerFacts, WorkerKind
 from apcbatch.cluster.settings import ClusterSettings, Hooks
-from apcbatch.cluster.sizing import kinds_for
+from apcbatch.cluster.sizing import workers_for
 from apcbatch.cluster.wire import take_apart
 from apcbatch.config import Config
 from apcbatch.engine.settings import check_request
@@ -43,14 +42,12 @@ def open_cluster(
     settle_collector()
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
-        sizes = (config.workers, config.worker_cpus, _gpus_of(config), config.worker_memory, config.cpu_workers)
-        kinds = kinds_for(cluster.machines(), *sizes)[:most_workers]
-        settings = ClusterSettings(
-            kinds, most_state_bytes=cluster.most_state_bytes(), worker_timeout_s=config.worker_timeout
-        )
-        seam = RaySeam(cluster, lambda kind: _options_of(config, salt, kind), warn)
-        for kind, number in Counter(kinds).items():
-            say(f"{number} workers with {kind.cpus} cores and {kind.gpus} GPUs each are asked for")
+        sizes = (config.workers, config.worker_cpus, _gpus_of(config), config.worker_memory)
+        number, kind = workers_for(cluster.machines(), *sizes)
+        number = min(number, most_workers or number)
+        seam = RaySeam(cluster, kind, _options_of(config, salt, kind), warn)
+        say(f"{number} workers with {kind.cpus} cores and {kind.gpus} GPUs each are asked for")
+        settings = ClusterSettings(number, worker_timeout_s=config.worker_timeout)
         hooks = Hooks(take_apart, can_run, seam.held, conversation_of, say)
         return ClusterEngine(seam, settings, hooks)
     except BaseException:

@@ -1,6 +1,6 @@
 """A group packed for one worker: the unit that it gets, and the states that go with it.
 
-Must not know: the seam, who gets what. Invariant: keys are those of the worker's class.
+Must not know: the seam, who gets what.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from apcbatch.cluster.items import Group, Item, State
+from apcbatch.cluster.items import Group, State
 from apcbatch.cluster.localise import localise
 from apcbatch.cluster.rates import Rates
 from apcbatch.cluster.seam import WorkerFacts
 from apcbatch.cluster.unit import Key, Piece, Unit
-from apcbatch.prefix import prefix_key
 from apcbatch.types import Request
 
 
@@ -31,11 +30,10 @@ class Package:
 
 
 class Packer:
-    """Packs the groups of one run. key_fingerprint: that the keys of states were made with. send_slack_s: see
-    ClusterSettings."""
+    """Packs the groups of one run. send_slack_s: see ClusterSettings."""
 
-    def __init__(self, key_fingerprint: bytes, to_wire: Callable[[Request], Any], send_slack_s: float) -> None:
-        self._key_fingerprint, self._to_wire, self._send_slack_s = key_fingerprint, to_wire, send_slack_s
+    def __init__(self, to_wire: Callable[[Request], Any], send_slack_s: float) -> None:
+        self._to_wire, self._send_slack_s = to_wire, send_slack_s
         self.num_packed = 0
 
     def pack(self, group: Group, facts: WorkerFacts, rates: Rates) -> Package:
@@ -47,8 +45,8 @@ class Packer:
             return facts.node in state.nodes or saved_s < self._send_slack_s
 
         local = localise(group, facts.footprint, is_worth_sending)
-        exports = {self._key(state, item, facts): state for state, item in local.exports.items()}
-        imports = {self._key(state, item, facts): state for state, item in local.imports.items()}
+        exports = {state.key: state for state in local.exports}
+        imports = {state.key: state for state in local.imports}
         self.num_packed += 1
         pieces = [
             Piece(item.number, self._to_wire(item.request), plan)
@@ -59,9 +57,3 @@ class Packer:
         expected_s = rates.seconds(prefill_tokens, sum(item.most_answer_tokens for item in group.items))
         num_sent = sum(facts.node not in state.nodes for state in imports.values())
         return Package(unit, exports, imports, expected_s, num_sent)
-
-    def _key(self, state: State, item: Item, facts: WorkerFacts) -> Key:
-        """A state's key for a worker. item: one that has its tokens."""
-        if facts.key_fingerprint == self._key_fingerprint:
-            return state.key
-        return prefix_key(facts.key_fingerprint, item.request.token_ids, state.position)

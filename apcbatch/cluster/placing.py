@@ -49,9 +49,9 @@ class Placing:
         else:
             self.queue.push(group)
 
-    def take(self, class_: str, node: str, room: float, is_idle: bool = True) -> Group | None:
+    def take(self, node: str, room: float, is_idle: bool = True) -> Group | None:
         """The next group for a worker, with all that it needs; None if there is none. See ReadyQueue.pop."""
-        while (group := self.queue.pop(class_, node, room, is_idle)) is not None:
+        while (group := self.queue.pop(node, room, is_idle)) is not None:
             if all(state.handle is not None for state in group.needs):
                 return group
             self.place(group)

@@ -1,4 +1,4 @@
-"""How fast workers of one class are: prefill, decode, and the network, measured while they work.
+"""How fast workers are: prefill, decode, and the network, measured while they work.
 
 Must not know: workers, units. The seconds of a unit are taken for prefill_tokens * x + decode_tokens * y; x and y are
 the least squares over the units so far, old ones fading, held to a prior that fades too.
@@ -19,10 +19,9 @@ SMALLEST = 1e-9  # seconds a token
 class Rates:
     """prefill_s, decode_s: seconds a token. answer_share: tokens of an answer over the most that it may have."""
 
-    def __init__(self, prefill_tokens_per_s: float = 0.0, decode_tokens_per_s: float = 0.0) -> None:
-        """The rates that a worker has measured itself, 0 for none."""
-        self.prefill_s = 1 / (prefill_tokens_per_s or PRIOR_PREFILL_TOKENS_PER_S)
-        self.decode_s = 1 / (decode_tokens_per_s or PRIOR_DECODE_TOKENS_PER_S)
+    def __init__(self) -> None:
+        self.prefill_s = 1 / PRIOR_PREFILL_TOKENS_PER_S
+        self.decode_s = 1 / PRIOR_DECODE_TOKENS_PER_S
         self.answer_share = 1.0
         self.bytes_per_s, self.latency_s = PRIOR_BYTES_PER_S, PRIOR_LATENCY_S
         weight = PRIOR_TOKENS**2

@@ -1,8 +1,9 @@
 """WorkerActor: a worker in a process of its own that Ray places, and what it says as a stream.
 
 Must not know: the driver, what units hold. Invariants: one thread alone touches the worker, and makes it; a state
-leaves as an object of its own, right after the list that ends with its Made, so that the driver has its reference and
-never its bytes; no fetch waits without a bound.
+leaves by a call of its own, `state`, so that the driver has its reference and never its bytes, and so that it outlives
+this process (Ray may take what a stream has yielded for lost when the process ends before the stream does); no fetch
+waits without a bound.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from apcbatch.cluster.at_work import make_file, read_at_work
 from apcbatch.cluster.seam import MOST_UNITS, WorkerFacts
 from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
 
-CONCURRENCY = MOST_UNITS + 2
+CONCURRENCY = MOST_UNITS + 3
 FETCH_S = 60.0  # for all states of a unit
 MOST_WARNINGS = 100
 
@@ -114,7 +115,7 @@ def make_worker(**options: Any) -> WorkerLike:
 class WorkerActor:
     """One worker. It has none until `start`, so that what is wrong with it is said as an error of a call.
 
-    Ray runs its methods in threads: the units, `hold` and one more at a time.
+    Ray runs its methods in threads: the units, `hold` and two more at a time.
     """
 
     def __init__(self) -> None:
@@ -123,6 +124,7 @@ class WorkerActor:
         self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._said: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit
+        self._states: dict[tuple[int, Key], Any] = {}  # by unit and key: those that are told and not taken yet
         threading.Thread(target=self._serve, daemon=True).start()
 
     def start(self, make: Make, options: Mapping[str, Any]) -> Opened:
@@ -146,8 +148,8 @@ class WorkerActor:
         """Never returns: the reference of this call fails when the process ends, which is how the driver learns it."""
         threading.Event().wait()
 
-    def work(self, unit: Unit, states: Sequence[tuple[Key, StateRef]]) -> Iterator[list[Sent] | np.ndarray]:
-        """Do a unit. Yields what was said since the last time, and after a list that ends with a Made, its state."""
+    def work(self, unit: Unit, states: Sequence[tuple[Key, StateRef]]) -> Iterator[list[Sent]]:
+        """Do a unit. Yields what was said since the last time; `state` has the state of each Made."""
         said = self._said[unit.number] = SimpleQueue()
         fetched, import_counters = self._fetch(states)
         self._in_turn(lambda: self._worker.begin(unit, fetched))
@@ -162,14 +164,18 @@ class WorkerActor:
             is_done = isinstance(message, Done)
             if isinstance(message, Done):
                 message = replace(message, counters={**message.counters, **import_counters})
-            state = message.state if isinstance(message, Made) else None
-            unsent.append(replace(message, state=None) if isinstance(message, Made) else message)
-            if is_done or state is not None or said.empty():
+            if isinstance(message, Made):
+                self._states[unit.number, message.key] = message.state
+                message = replace(message, state=None)
+            unsent.append(message)
+            if is_done or said.empty():
                 yield [*self._take_warnings(), *unsent]
                 unsent = []
-            if state is not None:
-                yield np.frombuffer(state, np.uint8)  # which Ray hands out without a copy
         del self._said[unit.number]
+
+    def state(self, unit: int, key: Key) -> np.ndarray:
+        """A state that was told, once; Ray hands out an array without a copy."""
+        return np.frombuffer(self._states.pop((unit, key)), np.uint8)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
         """Those of the prefix keys whose snapshot is on this node."""

@@ -22,7 +22,7 @@ from apcbatch.errors import UsageError
 LOCAL, AUTO = "local", "auto"
 CONNECT_S = 10.0
 LEAST_OBJECT_BYTES, MOST_OBJECT_BYTES = 128 << 20, 4 << 30
-STATES_SHARE = 2  # of the object stores, the part that states may take: each may lie on two nodes
+STATES_SHARE = 2  # of a node's object store, one part is for states that have their home there, one for copies
 
 
 def import_ray() -> Any:
@@ -58,10 +58,10 @@ class RayCluster:
         """Ray's ids of the machines that are there."""
         return {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
 
-    def most_state_bytes(self) -> int:
-        """What states may take so that the object stores need not move them to disk."""
-        total = self.ray.cluster_resources().get("object_store_memory", LEAST_OBJECT_BYTES)
-        return int(total) // STATES_SHARE
+    def state_bytes(self, node_id: str) -> int:
+        """What states may take on a node so that its object store need not move them to disk."""
+        stores = {node["NodeID"]: node["Resources"].get("object_store_memory") for node in self.ray.nodes()}
+        return int(stores.get(node_id) or LEAST_OBJECT_BYTES) // STATES_SHARE
 
     def close(self) -> None:
         """Leave it; one that was started here ends."""

@@ -41,10 +41,9 @@ SHOWN_CHARACTERS = 300
 
 @dataclass(eq=False)
 class _Stream:
-    """A unit at a worker. refs: Ray's generator of references. made: a Made whose state comes next."""
+    """A unit at a worker. refs: Ray's generator of references."""
 
     refs: Any
-    made: Made | None = None
     is_over: bool = False
 
 
@@ -70,18 +69,19 @@ class _Remote:
 
 
 class RaySeam:
-    """Workers as actors of a cluster, which is closed with the seam. options_for: what a worker of a kind is made with.
-    warn: gets the workers' warnings, each once. make: makes a worker in its process."""
+    """Workers as actors of a cluster, which is closed with the seam. kind: of each worker. options: what each is made
+    with. warn: gets the workers' warnings, each once. make: makes a worker in its process."""
 
     def __init__(
         self,
         cluster: RayCluster,
-        options_for: Callable[[WorkerKind], Mapping[str, Any]],
+        kind: WorkerKind,
+        options: Mapping[str, Any],
         warn: Callable[[str], None] = lambda sentence: None,
         make: Make = make_worker,
     ) -> None:
         self._cluster, self._ray, self._make = cluster, cluster.ray, make
-        self._options_for, self._warn = options_for, warn
+        self._kind, self._options, self._warn = kind, options, warn
         self._class = self._ray.remote(WorkerActor)
         self._remotes: dict[WorkerId, _Remote] = {}
         self._lost: dict[WorkerId, tuple[str, str]] = {}
@@ -90,9 +90,10 @@ class RaySeam:
         self._num_workers = 0
         self._was_ready = self._is_slowness_told = False
 
-    def spawn(self, kind: WorkerKind) -> WorkerId:
+    def spawn(self) -> WorkerId:
         """Ask for an actor. Until Ray has room for it, it is what Ray's autoscaler sees as wanted."""
         self._num_workers += 1
+        kind = self._kind
         actor = self._class.options(
             num_cpus=kind.cpus,
             num_gpus=kind.gpus,
@@ -103,7 +104,7 @@ class RaySeam:
             scheduling_strategy="SPREAD",
         ).remote()
         # What the worker is made with goes to its process alone: an actor's own arguments are kept by the cluster.
-        starting = actor.start.remote(self._make, self._options_for(kind))
+        starting = actor.start.remote(self._make, self._options)
         self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
         return self._num_workers
 
@@ -134,10 +135,6 @@ class RaySeam:
         for remote in dict.fromkeys(by_ref[ref] for ref in ready):
             events += self._news(remote)
         return events
-
-    def get(self, handle: StateRef) -> bytes:
-        """The bytes of a state."""
-        return bytes(memoryview(self._ray.get(handle.ref, timeout=MESSAGE_S)))
 
     def at_work(self, worker: WorkerId) -> Collection[int] | None:
         """The numbers of the requests that a worker's engine is at, or was when it was lost: its node reads them."""
@@ -245,7 +242,7 @@ class RaySeam:
         remote.is_ready = self._was_ready = True
         for sentence in opened.warnings:
             self._tell(sentence)
-        yield Ready(remote.id, opened.facts)
+        yield Ready(remote.id, replace(opened.facts, state_bytes=self._cluster.state_bytes(opened.node_id)))
 
     def _said(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
         """The messages of a unit that have come."""
@@ -253,10 +250,6 @@ class RaySeam:
             ref = next(stream.refs, None)
             if ref is None:
                 stream.is_over = True
-            elif stream.made is not None:
-                made, stream.made = stream.made, None
-                state = StateRef(ref, remote.node, made.num_bytes)
-                yield Said(remote.id, replace(made, state=state))
             else:
                 yield from self._read(remote, stream, self._ray.get(ref, timeout=MESSAGE_S))
 
@@ -265,7 +258,9 @@ class RaySeam:
             if isinstance(message, Warned):
                 self._tell(message.sentence)
             elif isinstance(message, Made):
-                stream.made = message
+                ref = remote.actor.state.remote(message.unit, message.key)
+                state = StateRef(ref, remote.node, message.num_bytes)
+                yield Said(remote.id, replace(message, state=state))
             else:
                 stream.is_over = isinstance(message, Done)
                 yield Said(remote.id, message)
@@ -313,7 +308,8 @@ class RaySeam:
 
     def _forget(self, remote: _Remote, reason: str, with_node: bool = False) -> Lost:
         del self._remotes[remote.id]
-        self._lost[remote.id] = _place(remote)
+        if not with_node:
+            self._lost[remote.id] = _place(remote)
         self._ray.kill(remote.actor)
         return Lost(remote.id, reason, with_node)
 

@@ -6,7 +6,7 @@ Must not know: the driver, Ray. Invariant: nothing but an implementation of `Sea
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from apcbatch.cluster.unit import Handle, Key, Message, Unit
@@ -22,7 +22,6 @@ class WorkerKind:
     """What to ask for. cpus: cores, which are also its threads. gpus: 0 for a worker on the CPU. memory_bytes: declared
     to whoever places workers; 0 for nothing declared."""
 
-    name: str = "cpu"
     cpus: int = 1
     gpus: int = 0
     memory_bytes: int = 0
@@ -31,11 +30,11 @@ class WorkerKind:
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
     """What a worker says of itself once its weights are loaded. node: where it runs; states need no network between
-    workers of one node. fingerprint: workers of another one compute other bits. max_request_tokens: of a prompt and
-    its answer. max_running: requests that it runs at a time and hardly slower than one alone, 0 where each takes
-    its own time. pool_bytes: room for snapshots. prefill_tokens_per_s, decode_tokens_per_s: if it has measured them,
-    else 0. numerics: its arithmetic. version, weights_digest, model_files: of the program, and of the model's weights
-    and other files; they must be those of the other workers."""
+    workers of one node. max_request_tokens: of a prompt and its answer. max_running: requests that it runs at a time
+    and hardly slower than one alone, 0 where each takes its own time. pool_bytes: room for snapshots. state_bytes: room
+    on its node for states that others read. version, weights_digest, model_files, numerics, fingerprint: of the
+    program, the model's weights and other files, the arithmetic, and all that snapshots depend on; they must be those
+    of the other workers."""
 
     fingerprint: str
     key_fingerprint: bytes
@@ -46,13 +45,10 @@ class WorkerFacts:
     footprint: Footprint
     context_length: int | None
     vocab_size: int
-    eos_token_ids: frozenset[int]
     max_request_tokens: int
     max_running: int = 0
     pool_bytes: int = 4 << 30
-    prefill_tokens_per_s: float = 0.0
-    decode_tokens_per_s: float = 0.0
-    counters: Mapping[str, float] = field(default_factory=dict)
+    state_bytes: int = 8 << 30
     numerics: str = ""
     version: str = VERSION
     weights_digest: str = ""
@@ -77,7 +73,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker is gone, and every state that it owned. reason: a clause for the user. with_node: its machine went, so
+    """A worker is gone. reason: a clause for the user. with_node: its machine went, and every state that lay there, so
     that no request is to blame."""
 
     worker: WorkerId
@@ -91,7 +87,7 @@ Event = Ready | Said | Lost
 class Seam(Protocol):
     """Where workers run. Nothing here raises for a worker that is gone: that is an event."""
 
-    def spawn(self, kind: WorkerKind) -> WorkerId:
+    def spawn(self) -> WorkerId:
         """Ask for a worker; returns at once. It becomes Ready or is Lost."""
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Handle]) -> None:
@@ -99,9 +95,6 @@ class Seam(Protocol):
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened, in order; returns as soon as there is anything, and empty after timeout_s."""
-
-    def get(self, handle: Handle) -> bytes:
-        """The bytes of a state. The driver never asks."""
 
     def at_work(self, worker: WorkerId) -> Collection[int] | None:
         """The numbers of the requests that a worker's engine is at, or was when it was lost; None if nobody knows.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from apcbatch.cluster.seam import WorkerFacts, WorkerKind
+from apcbatch.cluster.seam import WorkerFacts
 from apcbatch.cluster.unit import Key
 from apcbatch.cluster.units import LEAST_GROUP_S
 from apcbatch.engine.counts import Counts
@@ -18,15 +18,14 @@ from apcbatch.types import Request
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """kinds: one for each worker. most_state_bytes, most_states: of states that lie between workers. worker_timeout_s:
-    a worker that says nothing for so long while it has work is given up; start_timeout_s: one that is not ready after
-    so long. most_replaced: workers that are asked for in a row without one becoming ready. ahead_requests,
-    ahead_tokens: what is read ahead. idle_s: see Staffing. least_unit_s: shorter units only where the work is
-    short. send_slack_s: a state is computed again rather than sent only if that saves so many seconds, for then the
-    request's record says that it was computed."""
+    """workers: how many. most_states: that lie between workers (WorkerFacts.state_bytes bounds their bytes on a node).
+    worker_timeout_s: a worker that says nothing for so long while it has work is given up; start_timeout_s: one that is
+    not ready after so long. most_replaced: workers that are asked for in a row without one becoming ready.
+    ahead_requests, ahead_tokens: what is read ahead. idle_s: see Staffing. least_unit_s: shorter units only where the
+    work is short. send_slack_s: a state is computed again rather than sent only if that saves so many seconds, for then
+    the request's record says that it was computed."""
 
-    kinds: tuple[WorkerKind, ...]
-    most_state_bytes: int = 8 << 30
+    workers: int
     most_states: int = 1 << 14
     worker_timeout_s: float = 300.0
     start_timeout_s: float = 600.0
@@ -55,7 +54,7 @@ class Hooks:
 class ClusterCounters(Counts):
     """The sums of what the workers' engines have counted, under the names of the engine's own counters; peaks are the
     highest of any worker. The others are the driver's: distinct tokens that were computed; units handed out; states
-    that travelled, were dropped for lack of room, were lost with a worker; imports that a worker could not have;
+    that travelled, were dropped for lack of room, were lost with their node; imports that a worker could not have;
     requests that were given to a second worker; messages that came twice or too late; and what each worker has done
     (see Tally)."""
 

@@ -12,7 +12,6 @@ from apcbatch.cluster.seam import WorkerKind
 from apcbatch.errors import UsageError
 
 NEARLY_ALL = 0.9
-CPUS_OF_A_GPU = 2  # of a worker with a GPU beside workers without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,26 +22,16 @@ class Machine:
     gpus: int = 0
 
 
-def kinds_for(
+def workers_for(
     machines: Sequence[Machine],
     num_workers: int | None,
     cpus: int | None,
     gpus: int | None,
     memory_bytes: int | None,
-    cpu_workers: int | None = None,
-) -> tuple[WorkerKind, ...]:
-    """One kind for each worker. None is what is best for the machines that are there now: a worker for each GPU, or
-    else, where all machines are alike, one for each with all its cores; where more workers are asked for, as many cores
-    as let all run. cpu_workers: of workers without a GPU beside those with one, which then have few cores each."""
-    if cpu_workers is not None:
-        with_gpu = kinds_for(machines, num_workers, cpus or CPUS_OF_A_GPU, gpus or 1, memory_bytes)
-        left = _without(machines, with_gpu)
-        if cpus is None and not _room(left, 1, 0):
-            raise UsageError(
-                f"{len(with_gpu)} workers with a GPU and {with_gpu[0].cpus} cores each leave no core for workers "
-                "without one; give fewer --worker-cpus, or leave --cpu-workers out"
-            )
-        return with_gpu + kinds_for(left, cpu_workers, cpus, 0, memory_bytes)
+) -> tuple[int, WorkerKind]:
+    """How many workers to ask for, and of which size. None is what is best for the machines that are there now: a
+    worker for each GPU, or else, where all machines are alike, one for each with all its cores; where more workers are
+    asked for, as many cores as let all run."""
     if gpus is None:
         gpus = int(any(machine.gpus for machine in machines))
     if num_workers is None and not _room(machines, 1, gpus):
@@ -54,18 +43,7 @@ def kinds_for(
         num_workers = _room(machines, cpus, gpus)
         if not num_workers:
             raise UsageError(f"no machine of the cluster has {cpus} cores; give fewer --worker-cpus, or --workers")
-    kind = WorkerKind("gpu" if gpus else "cpu", cpus, gpus, memory_bytes or 0)
-    return (kind,) * num_workers
-
-
-def _without(machines: Sequence[Machine], kinds: Sequence[WorkerKind]) -> list[Machine]:
-    """What is left of the machines once these workers have their cores."""
-    left, waiting = [], len(kinds)
-    for machine in machines:
-        here = min(waiting, _room([machine], kinds[0].cpus, kinds[0].gpus))
-        waiting -= here
-        left.append(Machine(machine.cpus - here * kinds[0].cpus))
-    return left
+    return num_workers, WorkerKind(cpus, gpus, memory_bytes or 0)
 
 
 def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) -> int:

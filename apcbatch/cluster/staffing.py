@@ -1,8 +1,8 @@
 """Staffing: how many workers the work that is left needs. Who has none is let go; where much is left, more are asked
 for again.
 
-Must not know: the seam, what units hold. Invariants: one worker that is ready stays; nobody is let go who has work, or
-who owns a state that requests still wait to read; no more are there than the run was given.
+Must not know: the seam, what units hold. Invariants: one worker that is ready stays; nobody is let go who has work; no
+more are there than the run was given.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 from apcbatch.cluster.crew import Crew, Worker
 from apcbatch.cluster.loose import MOST_TOGETHER, LooseItems
 from apcbatch.cluster.placing import Placing
-from apcbatch.cluster.states import States
 
 
 class Staffing:
     """idle_s: a worker without work is let go after so long, and more are asked for again only where those that are
     there would take longer."""
 
-    def __init__(self, crew: Crew, placing: Placing, loose: LooseItems, states: States, idle_s: float) -> None:
-        self._crew, self._placing, self._loose, self._states = crew, placing, loose, states
+    def __init__(self, crew: Crew, placing: Placing, loose: LooseItems, idle_s: float) -> None:
+        self._crew, self._placing, self._loose = crew, placing, loose
         self._idle_s = idle_s
         self._began: float | None = None
 
@@ -43,12 +42,10 @@ class Staffing:
         if not leaving:
             return []
         leaving.sort(key=lambda worker: (worker.facts is not None, since[worker]))
-        begun = {errand.group for worker in self._crew for errand in worker.errands}
-        owners = self._states.owners_for_others_than(begun)
         gone: list[Worker] = []
         for worker in leaving:
             is_last = len(self._crew.ready) <= (worker.facts is not None)
-            if len(gone) < most and not is_last and worker.id not in owners:
+            if len(gone) < most and not is_last:
                 self._crew.let_go(worker)
                 gone.append(worker)
         return gone

@@ -1,74 +1,96 @@
-"""Which states are there for others, where, and for how many readers.
+"""Which states are there for others, on which nodes, and for how many readers.
 
-Must not know: units, how states travel. Invariants: the states that are held are within the bounds; a state is held
-only as long as somebody will read it; of a worker that is gone nothing is held.
+Must not know: units, workers, how states travel. Invariants: the states whose home is a node are within that node's
+bound, and all of them within the bound on their number; a state is held only as long as somebody will read it, and
+until its home is gone: it outlives the worker that made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from apcbatch.cluster.items import Group, Item, State
-from apcbatch.cluster.seam import WorkerId
+from apcbatch.cluster.items import Item, State
 from apcbatch.cluster.unit import Handle
 
 TIGHT = 0.8  # of either bound
 
 
-class States:
-    """The states that lie somewhere. num_promised, promised_bytes: of those that units at work have yet to make.
-    num_dropped: for lack of room; num_lost: with their workers."""
+@dataclass(slots=True)
+class _Node:
+    """held: the states whose home a node is. promised: those that units at work there have yet to make."""
 
-    def __init__(self, most_bytes: int, most_states: int) -> None:
-        self._most_bytes, self._most_states = most_bytes, most_states
-        self._held: set[State] = set()
-        self.num_promised = self.promised_bytes = 0
-        self.num_bytes = self.num_dropped = self.num_lost = self.peak_bytes = self.peak_states = 0
+    held: set[State] = field(default_factory=set)
+    num_bytes: int = 0
+    num_promised: int = 0
+    promised_bytes: int = 0
+
+
+class States:
+    """The states that lie somewhere. num_dropped: for lack of room; num_lost: with their node, or on their way."""
+
+    def __init__(self, most_states: int) -> None:
+        self._most_states = most_states
+        self._nodes: dict[str, _Node] = {}  # by name; those that have a state or wait for one
+        self._num_held = self._num_promised = 0
+        self.num_dropped = self.num_lost = self.peak_states = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._num_held
 
-    @property
-    def is_tight(self) -> bool:
-        """Whether there is little room left, with those that are promised."""
-        num_bytes, number = self.num_bytes + self.promised_bytes, len(self._held) + self.num_promised
-        return num_bytes > TIGHT * self._most_bytes or number > TIGHT * self._most_states
+    def __iter__(self) -> Iterator[State]:
+        return (state for node in self._nodes.values() for state in node.held)
 
-    @property
-    def room(self) -> float:
-        """How many states more there is room for, besides those that are promised."""
-        num_bytes, number = self.num_bytes + self.promised_bytes, len(self._held) + self.num_promised
-        by_bytes = (self._most_bytes - num_bytes) * number / num_bytes if num_bytes else float("inf")
-        return min(by_bytes, self._most_states - number)
+    def num_bytes(self, name: str) -> int:
+        """Bytes of the states whose home a node is."""
+        return self._nodes[name].num_bytes if name in self._nodes else 0
 
-    def promise(self, num_bytes: int) -> None:
-        """A unit at work will make a state of this size."""
-        self.num_promised += 1
-        self.promised_bytes += num_bytes
+    def room(self, name: str, most_bytes: int) -> float:
+        """How many states more may have their home on a node, besides those that are promised; infinity as long as
+        there is plenty of room. most_bytes: the node's bound."""
+        node = self._nodes.get(name, _Node())
+        num_bytes, here = node.num_bytes + node.promised_bytes, len(node.held) + node.num_promised
+        left = self._most_states - self._num_held - self._num_promised
+        if num_bytes <= TIGHT * most_bytes and left >= (1 - TIGHT) * self._most_states:
+            return float("inf")
+        return min(left, (most_bytes - num_bytes) * here / num_bytes if num_bytes else float("inf"))
 
-    def settle(self, num_bytes: int) -> None:
+    def promise(self, name: str, num_bytes: int) -> None:
+        """A unit at work on a node will make a state of this size."""
+        node = self._nodes.setdefault(name, _Node())
+        node.num_promised += 1
+        node.promised_bytes += num_bytes
+        self._num_promised += 1
+
+    def settle(self, name: str, num_bytes: int) -> None:
         """A state that was promised is there, or will not come."""
-        self.num_promised -= 1
-        self.promised_bytes -= num_bytes
+        node = self._nodes[name]
+        node.num_promised -= 1
+        node.promised_bytes -= num_bytes
+        self._num_promised -= 1
+        self._drop_empty(name)
 
-    def put(self, state: State, handle: Handle, num_bytes: int, owner: WorkerId, node: str) -> None:
-        """A state is there. Beyond the bounds the states go that save least, maybe this one."""
+    def put(self, state: State, handle: Handle, num_bytes: int, name: str, most_bytes: int) -> None:
+        """A state is there, on a node. Beyond the bounds the states go that save least, maybe this one."""
         if state.handle is not None or not state.is_wanted:
             return
-        state.handle, state.num_bytes, state.owner, state.nodes = handle, num_bytes, owner, {node}
-        self._held.add(state)
-        self.num_bytes += num_bytes
-        while self.num_bytes > self._most_bytes or len(self._held) > self._most_states:
-            self._forget(min(self._held, key=_value))
+        state.handle, state.num_bytes, state.home, state.nodes = handle, num_bytes, name, {name}
+        node = self._nodes.setdefault(name, _Node())
+        node.held.add(state)
+        node.num_bytes += num_bytes
+        self._num_held += 1
+        while node.num_bytes > most_bytes or self._num_held > self._most_states:
+            self._forget(min(node.held if node.num_bytes > most_bytes else self, key=_value))
             self.num_dropped += 1
-        self.peak_bytes, self.peak_states = max(self.peak_bytes, self.num_bytes), max(self.peak_states, len(self._held))
+        self.peak_states = max(self.peak_states, self._num_held)
 
     def ended(self, item: Item) -> list[State]:
         """A request has ended: it reads and makes nothing any more. The states that others wait for it to make, and
         that nobody will make now."""
         if item.resume is not None:
             item.resume.readers.discard(item)
-            self.release_unwanted(item.resume)
+            if item.resume.handle is not None and not item.resume.is_wanted:
+                self._forget(item.resume)
         forsaken = []
         for state in item.keeps.values():
             if state.maker is item:
@@ -77,45 +99,41 @@ class States:
                     forsaken.append(state)
         return forsaken
 
-    def release_unwanted(self, state: State) -> None:
-        """Let go of a state that nobody will read."""
-        if state in self._held and not state.is_wanted:
-            self._forget(state)
-
     def release_all_unwanted(self) -> None:
         """Let go of every state that nobody will read."""
-        for state in [state for state in self._held if not state.is_wanted]:
+        for state in [state for state in self if not state.is_wanted]:
             self._forget(state)
 
-    def owners_for_others_than(self, begun: Set[Group]) -> set[WorkerId]:
-        """The workers that own a state which somebody will read who is in none of these groups."""
-        return {
-            state.owner
-            for state in self._held
-            if state.unseen or any(reader.group not in begun for reader in state.readers)
-        }
-
-    def forget_worker(self, worker: WorkerId) -> None:
-        """What a worker owned is gone."""
-        for state in [state for state in self._held if state.owner == worker]:
+    def lose(self, state: State) -> None:
+        """A state could not be had where it was needed: whoever else needs it makes it again."""
+        if state.handle is not None:
             self._forget(state)
             self.num_lost += 1
 
-    def forget_family(self, families: set[int]) -> None:
-        """What was made for these families is of no use to the workers that are left."""
-        for state in [state for state in self._held if state.family in families]:
-            self._forget(state)
-            self.num_lost += 1
+    def forget_node(self, name: str) -> None:
+        """A node is gone, and what had its home there."""
+        for state in list(self):
+            state.nodes.discard(name)
+            if state.home == name:
+                self.lose(state)
 
     def clear(self) -> None:
         """Let go of everything."""
-        for state in list(self._held):
+        for state in list(self):
             self._forget(state)
 
     def _forget(self, state: State) -> None:
-        self._held.discard(state)
-        self.num_bytes -= state.num_bytes
-        state.handle, state.owner, state.nodes = None, -1, set()
+        node = self._nodes[state.home]
+        node.held.discard(state)
+        node.num_bytes -= state.num_bytes
+        self._num_held -= 1
+        self._drop_empty(state.home)
+        state.handle, state.home, state.nodes = None, "", set()
+
+    def _drop_empty(self, name: str) -> None:
+        node = self._nodes[name]
+        if not node.held and not node.num_promised:
+            del self._nodes[name]
 
 
 def _value(state: State) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ import torch
 from apcbatch.cluster.at_work import AtWork
 from apcbatch.cluster.open_unit import OpenUnit
 from apcbatch.cluster.seam import WorkerFacts
-from apcbatch.cluster.turns import Turns
 from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Piece, Unit, Without
 from apcbatch.cluster.unit_plan import UnitPlan
 from apcbatch.cluster.wire import Assembler
@@ -62,7 +61,6 @@ class Worker:
         self._engine.watch(self)
         self._units: dict[int, OpenUnit] = {}
         self._queue: deque[Request] = deque()
-        self._turns = Turns(self)
         self._counted = self._counters()
 
     def facts(self) -> WorkerFacts:
@@ -78,7 +76,6 @@ class Worker:
             footprint=engine.footprint,
             context_length=engine.context_length,
             vocab_size=engine.vocab_size,
-            eos_token_ids=engine.eos_token_ids,
             max_request_tokens=self._config.max_request_tokens,
             numerics=engine.numerics,
             weights_digest=engine.weights_digest,
@@ -91,16 +88,8 @@ class Worker:
         """Those of the prefix keys whose snapshot is in memory or in the store."""
         return self._engine.held(keys)
 
-    def work(self, unit: Unit, states: Mapping[Key, Buffer]) -> Iterator[Message]:
-        """Do a unit, and say what comes of it as it comes. states: the bytes of its imports.
-
-        Several threads may each have a unit done. Whatever is raised means that the engine is broken: the process
-        should end.
-        """
-        return self._turns.work(unit, states)
-
     def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:
-        """Take a unit on: its states in, its requests into the queue. For whoever calls `step` himself, alone."""
+        """Take a unit on: its states in, its requests into the queue. states: the bytes of its imports."""
         plan = UnitPlan(unit, self._engine.key_fingerprint)
         requests = [self._put_together(piece) for piece in unit.pieces]
         for index, request in enumerate(requests):
@@ -115,7 +104,8 @@ class Worker:
             self._queue.append(replace(request, plan=plan.plans[index], tag=(unit.number, piece.number)))
 
     def step(self) -> list[Message]:
-        """One pass of the engine, and what came of the units that were begun, each one's in order."""
+        """One pass of the engine, and what came of the units that were begun, each one's in order. Whatever is raised
+        means that the engine is broken: the process should end."""
         self.moves()
         while self._queue and self._engine.wants_more:
             self._submit(self._queue.popleft())

@@ -25,8 +25,6 @@ class JobEngine(Steppable, Protocol):
     device: str
     fingerprint: str
     key_fingerprint: bytes
-    numerics: str
-    weights_digest: str
     footprint: Footprint
     context_length: int | None
     vocab_size: int

@@ -38,20 +38,19 @@ from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
 MOST_COUNTED = 256  # lines, of which each may be work for a worker
-CLUSTER_OPTIONS = ("workers", "cpu_workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
+CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
 
 @dataclass
 class OpenRun:
     """What a run works with, all of it open. config: with the model's defaults, if they are wanted. trace: where the
-    run's trace goes, None for nowhere. numerics: the arithmetic of the answers whose records name none."""
+    run's trace goes, None for nowhere."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
     renderer: Renderer
     engine: JobEngine
     answers: Answers
-    numerics: str
     trace: TraceFile | None = None
 
 
@@ -121,7 +120,7 @@ def open_run(
     if not isinstance(sink, FileSink):
         stage(f"loading {config.model}")
         engine = _open_engine(config, warn, note, most_workers)
-        return OpenRun(config, records, renderer, engine, Answers(), engine.numerics)
+        return OpenRun(config, records, renderer, engine, Answers())
     target = Path(os.path.realpath(output.target))
     run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
     trace = TraceFile(target, sink.path, sink.disk)
@@ -145,14 +144,9 @@ def open_run(
     engine = _open_engine(config, warn, note, most_workers)
     with ExitStack() as stack:
         stack.callback(engine.close)
-        run_file.set_model(engine.fingerprint, engine.weights_digest, engine.numerics)
+        run_file.set_model(engine.fingerprint)
         if answers is not None:
             run_file.check()
-            if (earlier := run_file.keep_earlier_numerics()) is not None:
-                note(
-                    f"OUT was begun with the arithmetic {earlier}; answers from now on have {engine.numerics}, and "
-                    "their records say so under `numerics`"
-                )
             answers = drop_unusable(sink, answers, config.retry_errors)
             if config.trace:
                 trace.keep_earlier(warn)
@@ -165,7 +159,7 @@ def open_run(
             output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
         stack.pop_all()
     kept = trace if config.trace else None
-    return OpenRun(config, records, renderer, engine, answers or Answers(), run_file.numerics, kept)
+    return OpenRun(config, records, renderer, engine, answers or Answers(), kept)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: Answers) -> None:
@@ -229,11 +223,6 @@ def check_cluster(config: Config) -> None:
     if config.gpus > 1 and config.worker_gpus == 0:
         raise UsageError(
             f"{origins['gpus']} {config.gpus} asks for GPUs of each worker, and {origins['worker_gpus']} gives none"
-        )
-    if config.cpu_workers is not None and (config.device != "auto" or config.worker_gpus == 0):
-        raise UsageError(
-            f"{origins['cpu_workers']} adds workers without a GPU to those with one; leave --device and --worker-gpus "
-            "out, or give --workers alone"
         )
     if config.device == "cpu" and config.worker_gpus:
         raise UsageError(

@@ -113,8 +113,6 @@ def result_line(
         "warnings": warnings,
         "completion_token_ids": result.token_ids,
     }
-    if result.numerics is not None:
-        reuse["numerics"] = result.numerics
     if len(answers) > 1:
         reuse["choices"] = [_own(answer) for answer in answers]
     if prompt is not None:

@@ -185,8 +185,6 @@ class Job:
             self._write_error(ticket, result.error, sink)
             return
         reading, now = result.tag.reading, int(time.time())
-        numerics = result.numerics or opened.engine.numerics
-        result.numerics = numerics if numerics != opened.numerics else None
         sink.append(result_line(ticket, result, opened.renderer, self._config.model, now, reading))
         self._totals.add(result)
         if self._config.score and result.scores is not None:

@@ -95,33 +95,15 @@ class RunFile:
             "input": input,
             "model_fingerprint": None,
             "model_files": model_files,
-            "weights_digest": None,
-            "numerics": [],
             "draws": DRAWS,
             "config": config.values(),
             "origins": dict(config.origins),
         }
         self._earlier: Mapping[str, Any] = {}  # what `check` has read
 
-    def set_model(self, fingerprint: str, weights_digest: str, numerics: str) -> None:
+    def set_model(self, fingerprint: str) -> None:
         """Add what is known only once the weights are read."""
-        self._facts |= {"model_fingerprint": fingerprint, "weights_digest": weights_digest, "numerics": [numerics]}
-
-    @property
-    def numerics(self) -> str:
-        """The arithmetic of the answers whose records name none."""
-        return str(self._facts["numerics"][0])
-
-    def keep_earlier_numerics(self) -> str | None:
-        """Go on with what `check` has let pass: OUT stays a run of its first arithmetic. That one's name if the answers
-        from now on are computed by another one, else None."""
-        earlier, (now,) = self._earlier, self._facts["numerics"]
-        then = earlier.get("numerics") or [now]
-        self._facts["numerics"] = list(dict.fromkeys([*then, now]))
-        if earlier.get("model_fingerprint") == self._facts["model_fingerprint"]:
-            return None
-        self._facts["model_fingerprint"] = earlier["model_fingerprint"]
-        return str(then[0])
+        self._facts["model_fingerprint"] = fingerprint
 
     @property
     def draws_alike(self) -> bool:
@@ -207,18 +189,9 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     earlier = then["config"]
     pairs += [(name, earlier[name], now["config"][name]) for name in CHANGES_ANSWERS if name in earlier]
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))
-    if now["model_fingerprint"] is not None and not _may_mix(then, now):
+    if now["model_fingerprint"] is not None:
         fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]
         pairs.append(("model_fingerprint", *fingerprints))
         if fingerprints[0] != fingerprints[1]:  # on a CPU products are exact in any case
             pairs.append(("exact", earlier.get("exact"), now["config"]["exact"]))
     yield from (pair for pair in pairs if pair[1] != pair[2])
-
-
-def _may_mix(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the runs differ in no more than in how the same weights are computed, and one of them is on a cluster,
-    whose workers may differ in that: its records tell them apart."""
-    (first, *others), (here,) = then.get("numerics") or [None], now["numerics"]
-    on_cluster = then["config"].get("ray") is not None or now["config"].get("ray") is not None
-    is_same_model = then.get("weights_digest") == now["weights_digest"] and first != here
-    return is_same_model and (here in others or on_cluster)

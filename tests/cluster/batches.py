@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from apcbatch.cluster.seam import Event, Ready, Said, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.seam import Event, Ready, Said, WorkerFacts, WorkerId
 from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit
 from apcbatch.engine.gate import Gate
 from apcbatch.plan.footprint import Footprint
@@ -195,12 +195,12 @@ class BatchSeam:
         self._agenda: list[tuple[float, int, Event]] = []
         self._num_said = 0
 
-    def spawn(self, kind: WorkerKind) -> WorkerId:
+    def spawn(self) -> WorkerId:
         worker = len(self.workers) + 1
         self.workers[worker], self._inboxes[worker] = Batcher(self._speeds), deque()
         facts = WorkerFacts(
             "gpu", KEYS, f"node{worker}", "cuda", "bfloat16", 1, Footprint(self._speeds.state_bytes), None, 1 << 30,
-            frozenset(), 1 << 30, self._speeds.max_running, self._speeds.pool_bytes,
+            1 << 30, self._speeds.max_running, self._speeds.pool_bytes,
         )  # fmt: skip
         self._say(self.now, Ready(worker, facts))
         return worker
@@ -227,9 +227,6 @@ class BatchSeam:
         if any(isinstance(event, Said) and isinstance(event.message, Answer) for event in events):
             self.last_answer_s = self.now
         return events
-
-    def get(self, handle: Key) -> bytes:
-        return handle
 
     def kill(self, worker: WorkerId) -> None:
         del self.workers[worker]

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any, TypeAlias
 
 from apcbatch.cluster.at_work import read_at_work
-from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId
 from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
 
 Order: TypeAlias = tuple[Unit, Mapping[Key, bytes]]
@@ -50,7 +50,7 @@ class ProcessSeam:
         self.states: weakref.WeakSet[State] = weakref.WeakSet()
         self._num_spawned = 0
 
-    def spawn(self, kind: WorkerKind) -> WorkerId:
+    def spawn(self) -> WorkerId:
         self._num_spawned += 1
         worker = self._num_spawned
         ours, its = _SPAWN.Pipe()
@@ -70,9 +70,6 @@ class ProcessSeam:
     def wait(self, timeout_s: float) -> list[Event]:
         talks = {local.talk: worker for worker, local in self.workers.items()}
         return [self._heard(talks[talk]) for talk in wait(talks, timeout_s) if isinstance(talk, Connection)]
-
-    def get(self, handle: State) -> bytes:
-        return handle.data
 
     def at_work(self, worker: WorkerId) -> Collection[int] | None:
         return read_at_work(self._at_work_path(worker))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.seam import WorkerKind
 from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.engine.serving import serve
 from apcbatch.plan.planner import Plan, Planner
@@ -19,7 +19,6 @@ from tests.cluster.simulated_work import answer_of
 from tests.cluster.simulator import SimSeam, Speeds, Trouble
 from tests.plan.plan_oracle import Dataset
 
-CPU = WorkerKind()
 SPEEDS = Speeds()
 CALM = Trouble()
 
@@ -96,8 +95,8 @@ class Outcome:
         return {result.id: result for result in self.results}
 
 
-def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
-    """Every unanswered request is in exactly one place; what is held is within the bounds and lies with the living."""
+def audit(engine: ClusterEngine, settings: ClusterSettings, most_bytes: int = SPEEDS.node_bytes) -> None:
+    """Every unanswered request is in exactly one place; what is held is within the bounds of each node."""
     places = [item for item in engine._intake.buffered]
     places += engine._loose
     groups = list(engine._placing.waiting)
@@ -114,11 +113,15 @@ def audit(engine: ClusterEngine, settings: ClusterSettings) -> None:
     assert not any(item.is_done for item in places), "a request that has its result is to be computed again"
     assert len(numbers) == engine._num_unfinished, f"{engine._num_unfinished - len(numbers)} requests are lost"
     states = engine._states
-    assert len(states) <= settings.most_states and states.num_bytes <= settings.most_state_bytes
-    assert states.num_bytes == sum(state.num_bytes for state in states._held)
-    for state in states._held:
+    assert len(states) <= settings.most_states and len(states) == len(list(states))
+    by_home = Counter[str]()
+    for state in states:
         assert state.is_wanted, "a state is held for nobody"
-        assert engine._crew.get(state.owner) is not None, "a state of a worker that is gone"
+        assert state.home in state.nodes
+        by_home[state.home] += state.num_bytes
+    for node, num_bytes in by_home.items():
+        assert num_bytes == states.num_bytes(node) <= most_bytes, "a node has more than it has room for"
+    assert states._nodes.keys() <= by_home.keys() | {worker.known.node for worker in engine._crew.ready}, "it grows"
 
 
 def run(
@@ -127,20 +130,18 @@ def run(
     speeds: Speeds = SPEEDS,
     trouble: Trouble = CALM,
     *,
-    kinds: Sequence[WorkerKind] | None = None,
     per_node: int = 1,
     audited: bool = True,
     stop_after: int | None = None,
-    speed_of: dict[str, float] | None = None,
     hooks: Hooks | None = None,
     **settings: object,
 ) -> Outcome:
     """Answer requests. stop_after: the driver dies when it has so many results."""
-    chosen = replace(ClusterSettings(tuple(kinds or [CPU] * num_workers)), **settings)
-    seam = SimSeam(speeds, trouble, per_node, speed_of)
+    chosen = ClusterSettings(num_workers, **settings)
+    seam = SimSeam(speeds, trouble, per_node)
     engine = ClusterEngine(seam, chosen, hooks or Hooks(to_wire=lambda request: request))
     if audited:
-        seam.check = lambda: audit(engine, chosen)
+        seam.check = lambda: audit(engine, chosen, speeds.node_bytes)
     results: list[Result] = []
     source: Iterator[Request] = iter(requests)
     begin = time.thread_time() - seam.spent_s

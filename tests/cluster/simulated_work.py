@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from apcbatch.cluster.seam import WorkerId, WorkerKind
+from apcbatch.cluster.seam import WorkerId
 from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Unit, Without
 from apcbatch.prefix import PrefixHasher, as_token_array
 from apcbatch.types import Request, Result
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 32
 NEVER = float("inf")
+KEYS = b"keys"
 SPEAKS_EVERY_S = 5.0
 
 
 @dataclass(eq=False)
 class Token:
-    """A state that was made."""
+    """A state that was made. home: the node that it goes with."""
 
     key: Key
     position: int
-    owner: WorkerId
+    home: str
     made: float
     nodes: set[str]
 
@@ -48,11 +49,7 @@ class Span:
 
 @dataclass(eq=False)
 class SimWorker:
-    kind: WorkerKind
     node: str
-    fingerprint: str
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
     ends: float = NEVER  # it was alive before this moment
     is_ready: bool = False
     is_busy: bool = False
@@ -96,7 +93,7 @@ class SimWork:
             for piece, result in results:
                 tokens = len(result.token_ids)
                 self.decode_tokens += tokens
-                self._compute(tokens / self.one.decode_tokens_per_s)
+                self._compute(tokens / seam.speeds.decode_tokens_per_s)
                 spans[piece.number].end = self.now
                 seam.say(self.worker, self.now, Answer(unit.number, piece.number, result))
         assert unit.exports <= self.made | self.missing, "nobody in the unit makes what it is to export"
@@ -117,7 +114,7 @@ class SimWork:
     def _adopt(self, states: Mapping[Key, Token]) -> None:
         speeds = self.seam.speeds
         for key, token in states.items():
-            if self.seam.workers[token.owner].ends <= self.now:
+            if token.home in self.seam.gone:
                 self.missing.add(key)
                 self.seam.say(self.worker, self.now, Without(self.unit.number, key))
                 continue
@@ -137,10 +134,10 @@ class SimWork:
         keys: dict[int, Key] = {}
         if plan is not None:
             positions = sorted({plan.resume_at, *plan.keep} - {0})
-            keys = dict(PrefixHasher(self.one.fingerprint.encode(), tokens).keys_at(positions))
+            keys = dict(PrefixHasher(KEYS, tokens).keys_at(positions))
             cached = self._resumed(plan.resume_at, keys)
             self._keep(plan, keys, cached)
-        self._compute((len(tokens) - cached) / self.one.prefill_tokens_per_s)
+        self._compute((len(tokens) - cached) / self.seam.speeds.prefill_tokens_per_s)
         self.prefill_tokens += len(tokens) - cached
         self.seam.computed_tokens += len(tokens) - cached
         return Result(
@@ -176,8 +173,8 @@ class SimWork:
             self.reads[key] = self.reads.get(key, 0) + reads
             if is_exported:
                 self.made.add(key)
-                when = self.now + (position - cached) / self.one.prefill_tokens_per_s
-                token = Token(key, position, self.worker, when, {self.one.node})
+                when = self.now + (position - cached) / self.seam.speeds.prefill_tokens_per_s
+                token = Token(key, position, self.one.node, when, {self.one.node})
                 size = self.seam.speeds.state_bytes
                 self.seam.say(self.worker, when, Made(self.unit.number, key, position, size, token))
 

@@ -9,12 +9,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId, WorkerKind
+from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId
 from apcbatch.cluster.unit import Alive, Answer, Key, Message, Unit
 from apcbatch.plan.footprint import Footprint
-from tests.cluster.simulated_work import NEVER, SimWork, SimWorker, Span, Token
+from tests.cluster.simulated_work import KEYS, NEVER, SimWork, SimWorker, Span, Token
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Speeds:
     call_s: float = 1e-3
     bytes_per_s: float = 1e9
     state_bytes: int = 20 << 20
+    node_bytes: int = 8 << 30  # for states
     start_s: float = 0.0  # until a worker is ready,
     next_start_s: float = 0.0  # and more for each one that was asked for before it
     node_death_s: float = 1.5  # until the driver knows
@@ -53,14 +54,13 @@ SPEEDS, CALM = Speeds(), Trouble()
 
 
 class SimSeam:
-    """Implements apcbatch.cluster.seam.Seam. speed_of: factors by kind name, which is a worker's fingerprint too."""
+    """Implements apcbatch.cluster.seam.Seam. facts_of: facts of some workers that differ from those of the others."""
 
     def __init__(
         self,
         speeds: Speeds = SPEEDS,
         trouble: Trouble = CALM,
         workers_per_node: int = 1,
-        speed_of: Mapping[str, float] | None = None,
         longest_s: float = 1e7,
     ) -> None:
         self.speeds, self.trouble = speeds, trouble
@@ -72,24 +72,21 @@ class SimSeam:
         self.spent_s = 0.0  # of real time, in here
         self.deaths: Counter[str] = Counter()  # by request: workers that ended while they were at it
         self.check: Callable[[], None] = lambda: None
-        self.weights_of: dict[WorkerId, str] = {}
-        self._per_node, self._speed_of = workers_per_node, speed_of or {}
+        self.facts_of: dict[WorkerId, dict[str, str]] = {}
+        self.gone: set[str] = set()  # nodes
+        self._per_node = workers_per_node
         self._random = random.Random(trouble.seed)
         self._agenda: list[tuple[float, int, Callable[[], Event | None]]] = []
         self._num_agenda = 0
         for when, with_node in trouble.kills:
             self._at(when, lambda with_node=with_node: self._strike(with_node))
 
-    def spawn(self, kind: WorkerKind) -> WorkerId:
+    def spawn(self) -> WorkerId:
         worker = len(self.workers) + 1
-        speed = self._speed_of.get(kind.name, 1.0)
-        one = self.workers[worker] = SimWorker(
-            kind,
-            f"node{(worker - 1) // self._per_node}",
-            kind.name,
-            speed * self.speeds.prefill_tokens_per_s,
-            speed * self.speeds.decode_tokens_per_s,
-        )
+        node = f"node{(worker - 1) // self._per_node}"
+        while node in self.gone:
+            node += "+"  # another machine
+        one = self.workers[worker] = SimWorker(node)
         if self.trouble.no_replacement and self.now > 0:
             one.ends = self.now
             self._at(self.now, lambda: Lost(worker, "there is no room for it"))
@@ -131,9 +128,6 @@ class SimSeam:
             self.now = end
         return events
 
-    def get(self, handle: Token) -> bytes:
-        return handle.key
-
     def at_work(self, worker: WorkerId) -> set[int] | None:
         one = self.workers[worker]
         when = min(one.ends, self.now)
@@ -161,13 +155,9 @@ class SimSeam:
         if one.ends <= self.now:
             return None
         one.is_ready = True
-        footprint = Footprint(self.speeds.state_bytes)
-        print_of = one.fingerprint
-        facts = WorkerFacts(
-            print_of, print_of.encode(), one.node, "cpu", "float32", 1, footprint, None, 1 << 30, frozenset(), 1 << 30,
-            numerics=print_of, weights_digest=self.weights_of.get(worker, "the same"),
-        )  # fmt: skip
-        return Ready(worker, facts)
+        footprint, most = Footprint(self.speeds.state_bytes), 1 << 30
+        facts = WorkerFacts("f", KEYS, one.node, "cpu", "float32", 1, footprint, None, most, most)
+        return Ready(worker, replace(facts, state_bytes=self.speeds.node_bytes, **self.facts_of.get(worker, {})))
 
     def _strike(self, with_node: bool) -> Event | None:
         """End a worker that is alive, or all of its node."""
@@ -178,6 +168,7 @@ class SimSeam:
         self.num_killed += 1
         if not with_node:
             return self._die(first, self.now, "it was killed")
+        self.gone.add(self.workers[first].node)
         for worker in alive:
             if self.workers[worker].node == self.workers[first].node:
                 self.workers[worker].ends = self.now

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_not_known(tmp_path: Path) -> None:
 
 
 def items(count: int) -> list[Item]:
-    return [Item(number, Request(str(number), [1]), family=0) for number in range(count)]
+    return [Item(number, Request(str(number), [1])) for number in range(count)]
 
 
 def test_only_who_was_at_work_is_blamed() -> None:

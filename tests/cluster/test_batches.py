@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.seam import WorkerKind
 from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.cluster.unit import Unit
 from tests.cluster.batches import H200, BatchSeam, seconds_alone
@@ -25,7 +24,7 @@ def chosen(tau_data: Dataset) -> Planned:
 def seconds(chosen: Planned, num_workers: int) -> float:
     """How long a cluster takes, in virtual time."""
     seam = BatchSeam()
-    engine = ClusterEngine(seam, ClusterSettings((WorkerKind(),) * num_workers), Hooks(to_wire=lambda request: request))
+    engine = ClusterEngine(seam, ClusterSettings(num_workers), Hooks(to_wire=lambda request: request))
     answers = {result.id: result for result in engine.run(chosen.requests)}
     assert len(answers) == len(chosen.requests)
     for request in chosen.requests:
@@ -49,7 +48,7 @@ def test_what_units_bring_along_leaves_room(chosen: Planned) -> None:
     """Catches many units at a worker whose states do not fit into its pool beside each other."""
     speeds = replace(H200, pool_bytes=8 * H200.state_bytes)
     seam = BatchSeam(speeds)
-    engine = ClusterEngine(seam, ClusterSettings((WorkerKind(),) * 2), Hooks(to_wire=lambda request: request))
+    engine = ClusterEngine(seam, ClusterSettings(2), Hooks(to_wire=lambda request: request))
     imported: list[int] = []
     submit = seam.submit
 

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from apcbatch.cluster.seam import WorkerKind
+from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.errors import StoppedError
 from tests.cluster.runs import Planned, check_answers, first, planned, run
-from tests.cluster.simulator import Speeds, Trouble
+from tests.cluster.simulator import SimSeam, Speeds, Trouble
 from tests.plan.plan_oracle import Dataset, random_dataset
 
 SEEDS = 200
@@ -70,18 +71,36 @@ def test_kills_on_any_forest(seed: int) -> None:
     check_answers(outcome, chosen.requests)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_kills_among_workers_of_two_kinds(seed: int) -> None:
-    """Catches the same where sub-trees go from one kind to the other, and back when a kind has no worker left."""
-    chosen = planned(random_dataset(seed), block_size=1 + seed % 3)
-    source = random.Random(seed)
-    kinds = [source.choice((WorkerKind("cpu"), WorkerKind("gpu", gpus=1))) for _ in range(2 + seed % 4)]
-    kills = tuple((source.uniform(0, 8), source.random() < 0.7) for _ in range(seed % 4))
-    speeds = Speeds(prefill_tokens_per_s=10, decode_tokens_per_s=100, start_s=0.5, node_death_s=0.3)
-    trouble = Trouble(kills, twice=0.2, delay_s=0.2, seed=seed)
-    settings = {"most_states": 1 + seed % 9, "least_unit_s": 0.1}
-    outcome = run(chosen.requests, 0, speeds, trouble, kinds=kinds, speed_of={"gpu": 3.0}, **settings)
-    check_answers(outcome, chosen.requests)
+@pytest.mark.parametrize("seed", range(6))
+def test_states_outlive_their_worker(tau: Planned, seed: int) -> None:
+    """Catches states that are thrown away and computed again because the process that made them ended: they lie with
+    the node; and states of a lost node that are waited for."""
+    kills = ((2.0 + seed / 2, False), (4.0 + seed / 2, False))
+    outcome = run(tau.requests, 4, trouble=Trouble(kills, seed=seed))
+    check_answers(outcome, tau.requests)
+    assert outcome.engine.counters.workers_lost == 2 and outcome.engine.counters.states_lost == 0
+    outcome = run(tau.requests, 4, trouble=Trouble(((4.0, True),), seed=seed))
+    check_answers(outcome, tau.requests)
+
+
+def test_a_node_goes_in_silence(tau: Planned) -> None:
+    """Catches a state that every reader asks for in vain, one after the other, because no worker was left on its node
+    to be lost with it."""
+    seam = SimSeam()
+    settings = ClusterSettings(4)
+    engine = ClusterEngine(seam, settings, Hooks(to_wire=lambda request: request))
+    results, gone = [], ""
+    for request in tau.requests:
+        engine.submit(request)
+    while engine.num_unfinished:
+        results += engine.step()
+        if not gone and len(engine._states) > 2:
+            gone = next(iter(engine._states)).home
+            held = sum(state.home == gone for state in engine._states)
+            seam.gone.add(gone)
+    assert sorted(result.id for result in results) == sorted(request.id for request in tau.requests)
+    counters = engine.counters
+    assert 0 < counters.imports_missed <= held + 4 * len(engine._crew) and counters.states_lost > 0
 
 
 def test_a_lost_state_is_computed_once(tau: Planned) -> None:

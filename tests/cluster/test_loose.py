@@ -12,7 +12,7 @@ from apcbatch.types import Request
 
 
 def item(number: int, conversation: int | None) -> Item:
-    return Item(number, Request(str(number), [1], tag=conversation), family=number)
+    return Item(number, Request(str(number), [1], tag=conversation))
 
 
 def by_conversation() -> LooseItems:

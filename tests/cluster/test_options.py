@@ -11,6 +11,7 @@ import pytest
 from apcbatch.cli.program import main
 from apcbatch.cluster.ray_cluster import RayCluster
 from apcbatch.errors import UsageError
+from apcbatch.resolution import resolve
 
 
 @pytest.mark.parametrize(
@@ -22,20 +23,31 @@ from apcbatch.errors import UsageError
         (("--ray", "local", "--device", "cpu", "--worker-gpus", "1"), "--worker-gpus asks for one"),
         (("--ray", "local", "--worker-gpus", "2"), "up to 1"),
         (("--ray", "local", "--gpus", "2", "--worker-gpus", "0"), "--worker-gpus gives none"),
-        (("--cpu-workers", "2"), "--cpu-workers is for a run on a cluster"),
-        (("--ray", "local", "--cpu-workers", "2", "--device", "cpu"), "give --workers alone"),
-        (("--ray", "local", "--cpu-workers", "2", "--worker-gpus", "0"), "give --workers alone"),
+        (("--ray", "local", "--cpu-workers", "2"), "'--workers'"),
+        (("--config", "gone.yaml"), "cpu_workers is not an option any more; all workers of a run are of one kind"),
     ],
 )
 def test_what_cannot_be_is_refused(
-    words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: tuple[str, ...],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Catches an option that is ignored in silence, and OUT being made for a run that cannot be."""
+    monkeypatch.chdir(tmp_path)
+    Path("gone.yaml").write_text("ray: local\ncpu-workers: 2\n")
     (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
     out = tmp_path / "out.jsonl"
     assert main(["run", str(tmp_path / "in.jsonl"), "-o", str(out), *words]) == 2
     assert sentence in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_an_option_that_is_gone_is_refused_in_the_environment() -> None:
+    """Catches an option that there was and that is ignored in silence, or a hint at one that means something else."""
+    with pytest.raises(UsageError, match="APCBATCH_CPU_WORKERS is not an option of apcbatch any more; all workers"):
+        resolve({}, {"APCBATCH_CPU_WORKERS": "2"}, {}, "")
 
 
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

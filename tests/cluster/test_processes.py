@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.seam import WorkerKind
 from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.cluster.wire import take_apart
 from apcbatch.engine.serving import serve
@@ -20,8 +19,6 @@ from tests.cluster.processes import ProcessSeam
 from tests.cluster.test_worker import BLOCK, POOL_BYTES, alone, record, requests_of
 from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
-
-KIND = WorkerKind()
 
 
 def many_prompts() -> Dataset:
@@ -39,7 +36,7 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
     requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
     expected = alone(folder, requests, plan)
     seam = ProcessSeam({"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}, tmp_path)
-    engine = ClusterEngine(seam, ClusterSettings((KIND, KIND), least_unit_s=1e-6), Hooks(to_wire=take_apart))
+    engine = ClusterEngine(seam, ClusterSettings(2, least_unit_s=1e-6), Hooks(to_wire=take_apart))
     while len(engine._crew.ready) < 2:
         engine._listen(1.0)
     source = iter([replace(requests[index], plan=plan.requests[index]) for index in plan.order])

@@ -1,4 +1,4 @@
-"""Rates: what is learnt of a class of workers from noisy units, answers and transfers."""
+"""Rates: what is learnt of the workers from noisy units, answers and transfers."""
 
 from __future__ import annotations
 
@@ -43,25 +43,24 @@ def test_a_worker_that_changes_is_followed() -> None:
 
 def test_units_that_are_all_alike_keep_the_ratio() -> None:
     """Catches a division by nothing, or a negative rate, where only the sum of both can be known."""
-    rates = Rates(2000, 500)
+    rates = Rates()
     for _ in range(400):
         rates.add_unit(10.0, 4000, 400)
     assert rates.seconds(4000, 400) == pytest.approx(10, rel=1e-3)
     assert rates.prefill_s > 0 and rates.decode_s > 0
 
 
-def test_what_a_worker_says_of_itself_is_where_it_begins() -> None:
-    """Catches a measured rate that is ignored, or a prior that is used in its place."""
-    assert Rates(5000, 250).seconds(5000, 250) == pytest.approx(2)
-    assert Rates().seconds(int(PRIOR_PREFILL_TOKENS_PER_S), 0) == pytest.approx(1)
-    first = Rates(5000, 250)
-    first.add_unit(0.1, 10, 1)  # a small unit says little
-    assert first.prefill_s == pytest.approx(1 / 5000, rel=0.3)
+def test_a_small_unit_says_little() -> None:
+    """Catches a prior that the first few tokens overrule."""
+    first = Rates()
+    assert first.seconds(int(PRIOR_PREFILL_TOKENS_PER_S), 0) == pytest.approx(1)
+    first.add_unit(0.1, 10, 1)
+    assert first.prefill_s == pytest.approx(1 / PRIOR_PREFILL_TOKENS_PER_S, rel=0.3)
 
 
 def test_answers_that_end_early_take_less() -> None:
     """Catches requests that are taken for as long as they may be."""
-    rates, source = Rates(1000, 100), random.Random(3)
+    rates, source = Rates(), random.Random(3)
     before = rates.seconds(0, 100)
     for _ in range(500):
         rates.add_answer(source.randrange(10, 41), 100)

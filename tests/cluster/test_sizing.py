@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from apcbatch.cluster.sizing import Machine, kinds_for
+from apcbatch.cluster.sizing import Machine, workers_for
 from apcbatch.errors import UsageError
 
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
@@ -32,36 +30,15 @@ HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
 )
 def test_workers_fill_the_machines(machines, workers, cpus, gpus, expected):
     """Fault: workers that can never be placed, or cores and GPUs that stay idle."""
-    kinds = kinds_for(machines, workers, cpus, gpus, None)
-    assert len(set(kinds)) == 1
-    assert (len(kinds), kinds[0].cpus, kinds[0].gpus) == expected
-
-
-@pytest.mark.parametrize(
-    ("machines", "workers", "cpu_workers", "cpus", "expected"),
-    [
-        ([GPUS, LARGE], None, 2, None, [(4, 2, 1), (2, 16, 0)]),
-        ([HEAD, GPUS], 4, 3, None, [(4, 2, 1), (3, 8, 0)]),
-        ([GPUS, GPUS], 2, 4, 8, [(2, 8, 1), (4, 8, 0)]),
-    ],
-)
-def test_workers_without_a_gpu_take_what_those_with_one_leave(machines, workers, cpu_workers, cpus, expected):
-    """Fault: cores counted twice, so that workers wait for room for ever."""
-    kinds = kinds_for(machines, workers, cpus, None, None, cpu_workers)
-    assert [(number, kind.cpus, kind.gpus) for kind, number in Counter(kinds).items()] == expected
-
-
-def test_no_core_is_left_for_workers_without_a_gpu():
-    """Fault: a worker that waits for a core as long as the run lasts."""
-    with pytest.raises(UsageError, match="leave no core"):
-        kinds_for([Machine(4, 2)], None, None, None, None, 1)
+    number, kind = workers_for(machines, workers, cpus, gpus, None)
+    assert (number, kind.cpus, kind.gpus) == expected
 
 
 @pytest.mark.parametrize(("machines", "cpus", "gpus"), [([HEAD], None, None), ([SMALL], 5, None), ([SMALL], None, 1)])
 def test_nothing_to_count_is_said(machines, cpus, gpus):
     """Fault: a run on no workers, which would wait for ever."""
     with pytest.raises(UsageError, match="give"):
-        kinds_for(machines, None, cpus, gpus, None)
+        workers_for(machines, None, cpus, gpus, None)
 
 
 def test_a_worker_may_have_several_gpus():
@@ -80,7 +57,7 @@ def test_a_worker_may_have_several_gpus():
         ({"worker_gpus": 1}, 1),
     ):
         assert _gpus_of(Config(**given)) == expected, given
-    kinds = kinds_for([GPUS, LARGE], None, None, 2, None, 2)
-    assert [(number, kind.cpus, kind.gpus) for kind, number in Counter(kinds).items()] == [(2, 2, 2), (2, 16, 0)]
-    found = [_options_of(Config(gpus=2), None, kind)["config"] for kind in dict.fromkeys(kinds)]
-    assert [(one["device"], one["gpus"]) for one in found] == [("cuda", 2), ("cpu", 1)]
+    for gpus, device in ((2, "cuda"), (0, "cpu")):
+        _, kind = workers_for([GPUS, LARGE], None, None, gpus, None)
+        options = _options_of(Config(gpus=2), None, kind)["config"]
+        assert (options["device"], options["gpus"]) == (device, max(1, gpus))

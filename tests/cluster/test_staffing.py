@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.seam import WorkerKind
 from apcbatch.cluster.settings import ClusterSettings, Hooks
 from apcbatch.types import Request
 from tests.cluster.runs import Planned, audit, check_answers, check_plan, planned, repeated, run
@@ -76,7 +75,7 @@ def test_workers_come_again_with_the_work(kills: tuple) -> None:
     workers than it was given."""
     few, many = one_long_and_many_short(), planned(repeated(random_dataset(3), 80), block_size=4)
     seam = SimSeam(Speeds(prefill_tokens_per_s=10.0, decode_tokens_per_s=10.0, start_s=5.0), Trouble(kills))
-    settings = ClusterSettings((WorkerKind(),) * 6)
+    settings = ClusterSettings(6)
     engine = ClusterEngine(seam, settings, Hooks(to_wire=lambda request: request))
     seam.check = lambda: audit(engine, settings)
     long = [replace(few.requests[0], max_tokens=LONG)]
@@ -91,8 +90,8 @@ def test_workers_come_again_with_the_work(kills: tuple) -> None:
     assert max(len(seam.workers), 6) <= 12 + 2 * len(kills)
 
 
-def test_who_owns_a_state_that_somebody_waits_for_stays() -> None:
-    """Catches a state that is computed again because its worker was let go."""
+def test_a_state_outlives_the_worker_that_is_let_go() -> None:
+    """Catches a state that is computed again because its worker was let go, and a worker that stays for its states."""
     stem = numbers(600, 1)
     prompts = [stem + numbers(200, 2 + branch) for branch in range(12)]
     chosen = planned(dataset(*prompts), block_size=10, max_tokens=8)
@@ -102,3 +101,4 @@ def test_who_owns_a_state_that_somebody_waits_for_stays() -> None:
     check_answers(outcome, chosen.requests)
     check_plan(outcome, chosen.requests)
     assert outcome.seam.computed_tokens == chosen.computed_tokens
+    assert "let_go" in endings(outcome) and outcome.engine.counters.states_lost == 0

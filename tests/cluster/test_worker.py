@@ -100,13 +100,12 @@ class Run:
     def do(self, worker: Worker, *units: Unit, states: Mapping[Key, bytes] | None = None) -> None:
         """Have units done side by side."""
         given = self.states if states is None else states
-        going = [(unit, worker.work(unit, {key: given[key] for key in unit.imports if key in given})) for unit in units]
-        while going:
-            unit, messages = going.pop(0)
-            message = next(messages, None)
-            if message is not None:
-                self.take(unit, message)
-                going.append((unit, messages))
+        by_number = {unit.number: unit for unit in units}
+        for unit in units:
+            worker.begin(unit, {key: given[key] for key in unit.imports if key in given})
+        while worker.is_busy:
+            for message in worker.step():
+                self.take(by_number[message.unit], message)
 
     def ready(self, unit: Unit) -> bool:
         """Whether the states of a unit's imports are there."""
@@ -204,7 +203,8 @@ def test_a_request_that_is_refused_is_an_answer(folder: str, open_worker: Callab
     bad = replace(requests[1], top_p=7.0)
     pieces = (Piece(1, take_apart(bad), plans[1]), Piece(2, take_apart(requests[2]), plans[2]))
     unit = Unit(1, pieces, imports=(key_of(worker),))
-    said = list(worker.work(unit, run.states))
+    worker.begin(unit, run.states)
+    said = [message for _ in iter(lambda: worker.is_busy, False) for message in worker.step()]
     results = {message.number: message.result for message in said if isinstance(message, Answer)}
     assert results[1].error is not None and "top_p" in results[1].error.message
     assert (results[2].error, results[2].cached_tokens) == (None, 3)

@@ -1,8 +1,7 @@
 """A fake engine: tokens and log-probabilities computed from the prompt, reuse counted from a set; no weights.
 
 FAKE_* variables of the process steer it, for the tests that kill and interrupt real processes:
-FAKE_LOAD_S, FAKE_STEP_S: seconds that loading and a step take. FAKE_FINGERPRINT: the model fingerprint, FAKE_NUMERICS
-what the arithmetic is called, FAKE_WEIGHTS the digest of the weights.
+FAKE_LOAD_S, FAKE_STEP_S: seconds that loading and a step take. FAKE_FINGERPRINT: the model fingerprint.
 FAKE_FAIL_ONCE: a file; until it is there, every third request fails with out_of_memory.
 """
 
@@ -32,8 +31,6 @@ class FakeEngine:
     def __init__(self, config, warn) -> None:
         self.model_name, self.dtype, self.device = config.model, config.dtype, "cpu"
         self.fingerprint = os.environ.get("FAKE_FINGERPRINT", "f" * 64)
-        self.numerics = os.environ.get("FAKE_NUMERICS", "f32-fake-1")
-        self.weights_digest = os.environ.get("FAKE_WEIGHTS", "d" * 64)
         self.context_length, self.vocab_size = CONTEXT_LENGTH, VOCAB_SIZE
         self.step_s = float(os.environ.get("FAKE_STEP_S", "0"))
         self.fail_until = os.environ.get("FAKE_FAIL_ONCE")

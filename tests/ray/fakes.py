@@ -35,7 +35,7 @@ class FakeWorker:
         return WorkerFacts(
             fingerprint="f", key_fingerprint=b"k", node=self._node, device="cpu", dtype="float32",
             threads=self._threads, footprint=Footprint(1), context_length=None, vocab_size=8,
-            eos_token_ids=frozenset(), max_request_tokens=99,
+            max_request_tokens=99,
         )  # fmt: skip
 
     def held(self, keys: Collection[Key]) -> set[Key]:

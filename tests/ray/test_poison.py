@@ -20,10 +20,10 @@ pytestmark = pytest.mark.ray
 @pytest.mark.usefixtures("nodes")
 def test_a_request_that_ends_workers_ends_two() -> None:
     """Catches a third process that ends, a request that is lost with it, and one that is blamed for nothing."""
-    seam = RaySeam(RayCluster("auto"), lambda kind: {"threads": 1}, make=make_fake)
+    seam = RaySeam(RayCluster("auto"), WorkerKind(cpus=1), {"threads": 1}, make=make_fake)
     lines: list[str] = []
     hooks = Hooks(to_wire=lambda request: request.id, say=lines.append)
-    engine = ClusterEngine(seam, ClusterSettings((WorkerKind(cpus=1),) * 2), hooks)
+    engine = ClusterEngine(seam, ClusterSettings(2), hooks)
     orders = [f"sleep 0.0{n}" for n in range(1, 20)]
     orders.insert(7, "die")
     results: dict[str, Any] = {result.id: result for result in engine.run(Request(one, [1]) for one in orders)}
