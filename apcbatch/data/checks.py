@@ -6,7 +6,6 @@ The sentence says where, what came and what was expected.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,11 +107,6 @@ def optional_number(record: Mapping[str, Any], key: str, where: str, low: float,
     value = record.get(key)
     if value is None:
         return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or not low <= value <= high
-    ):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise wrong(where, value, f"a number from {low:g} to {high:g}")
     return float(value)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from apcbatch.data.json_text import read_json
 from apcbatch.data.structure import Structure
 from apcbatch.data.tool_parser import CallSyntax
 from apcbatch.errors import RequestError
@@ -38,10 +37,10 @@ def grammar_source(structure: Structure, syntax: CallSyntax | None, markers: Mar
     RequestError for calls that cannot be forced.
     """
     if structure.kind == "json":
-        schema = orjson.loads(structure.text)
+        schema = read_json(structure.text)
         return "llguidance", _lists(json_schema=_spaced(schema, structure.whitespace))
     if structure.kind == "choice":
-        texts = " | ".join(map(_quoted, orjson.loads(structure.text)))
+        texts = " | ".join(map(_quoted, read_json(structure.text)))
         return "llguidance", _lists(lark_grammar=f"start: {texts}")
     if structure.kind == "calls":
         return "llguidance", _lists(lark_grammar=_calls(structure, syntax, markers))
@@ -84,7 +83,7 @@ def _calls(structure: Structure, syntax: CallSyntax | None, markers: Markers) ->
         raise RequestError(
             "invalid_request", f"tool_choice asks for a call, and the model {reason}, so none can be forced"
         )
-    tools = orjson.loads(structure.text)
+    tools = read_json(structure.text)
     more = "" if structure.one_call else f" ({_terms(syntax.separator, markers)} call)*"
     rules = [f"start: {_terms(syntax.begin, markers)} call{more} {_terms(syntax.end, markers)}"]
     rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))

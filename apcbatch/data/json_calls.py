@@ -9,8 +9,7 @@ import json
 import re
 from typing import Any
 
-import orjson
-
+from apcbatch.data.json_text import read_json
 from apcbatch.data.tool_parser import Call, Reader, call_of
 
 BLANK = re.compile(r"\s*")
@@ -32,7 +31,7 @@ def json_value(text: str, place: int) -> tuple[Any, int] | None:
     if length is None:
         return None
     try:
-        return orjson.loads(text[begin : begin + length]), begin + length
+        return read_json(text[begin : begin + length]), begin + length
     except ValueError:
         return None
 

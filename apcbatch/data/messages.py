@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from apcbatch.data.checks import (
     invalid,
     missing,
@@ -22,6 +20,7 @@ from apcbatch.data.checks import (
     wrong,
 )
 from apcbatch.data.fields import Shape, unread_keys
+from apcbatch.data.json_text import read_json
 from apcbatch.formats import ROLE_ALIASES, ROLES
 
 MOST_NAMES = 8
@@ -176,7 +175,7 @@ def check_arguments(value: object, where: str) -> dict[str, Any] | str:
 def parse_object(text: str) -> dict[str, Any] | None:
     """The JSON object that the text holds, or None."""
     try:
-        value = orjson.loads(text)
+        value = read_json(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

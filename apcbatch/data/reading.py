@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from apcbatch.data.call_ids import call_ids
+from apcbatch.data.json_text import write_json
 from apcbatch.data.messages import Message, Tool
 from apcbatch.data.reasoning import ReasoningParser
 from apcbatch.data.tool_parser import Call, ToolParser
@@ -45,7 +44,7 @@ class Answer:
             "role": "assistant",
             "content": self.content if self.content or not self.calls else None,
             "refusal": None,
-            "tool_calls": [_call(call, orjson.dumps(call.arguments).decode()) for call in self.calls],
+            "tool_calls": [_call(call, write_json(call.arguments)) for call in self.calls],
         }
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning

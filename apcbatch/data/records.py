@@ -7,13 +7,13 @@ exception.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from typing import Any
-
-import orjson
 
 from apcbatch.data.batch import check_batch
 from apcbatch.data.checks import invalid, is_integer, shown, wrong
 from apcbatch.data.fields import check_line
+from apcbatch.data.json_text import read_json
 from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
 from apcbatch.data.nulls import settle_line
 from apcbatch.data.settings import Settings, check_settings, shown_tools
@@ -97,8 +97,8 @@ class BadLine:
 def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
     """Parse one JSON line. wanted: its format; None decides by the keys."""
     try:
-        record = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        record = read_json(data)
+    except JSONDecodeError as error:
         message = f"not valid JSON: {error.msg} at column {error.colno}"
         return BadLine(line, RequestError("invalid_json", message, line))
     return parse_record(settle_line(record) if isinstance(record, dict) else record, line, wanted)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from apcbatch.data.checks import invalid, need_object, need_string, one_of, optional_string, shown, wrong
+from apcbatch.data.json_text import read_json
 from apcbatch.data.messages import Message, Tool, Unread, check_tools, parse_object
 from apcbatch.formats import SPEAKERS
 
@@ -60,6 +59,6 @@ def _parse_tools(value: object) -> object:
     if not value.strip():
         return None
     try:
-        return orjson.loads(value)
+        return read_json(value)
     except ValueError:
         raise wrong("tools", value, "a list of tool schemas, or such a list as JSON text") from None

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
 from apcbatch.data.checks import (
     invalid,
     missing,
@@ -23,6 +21,7 @@ from apcbatch.data.checks import (
     shown,
     wrong,
 )
+from apcbatch.data.json_text import read_json, write_json
 from apcbatch.data.messages import Tool
 
 Kind = Literal["json", "regex", "choice", "grammar", "calls"]
@@ -144,7 +143,7 @@ def _text(kind: Kind, value: object, where: str) -> str:
     if kind == "json":
         if isinstance(value, str):
             try:
-                value = orjson.loads(value)
+                value = read_json(value)
             except ValueError:
                 raise wrong(where, value, "a JSON schema, as an object or as JSON text") from None
         return _json(value, where)
@@ -170,8 +169,8 @@ def _json(schema: object, where: str) -> str:
 
 def _dumped(value: object, where: str) -> str:
     try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError as error:  # nested deeper than it writes, a number of too many bits
+        return write_json(value)
+    except ValueError as error:  # nested deeper than it writes, a number that is not finite
         raise invalid(f"{where} cannot be written as JSON: {error}") from None
 
 

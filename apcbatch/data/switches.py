@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from typing import Any
 
-import orjson
-
 from apcbatch.data.checks import invalid, need_object, optional_flag, optional_string, shown, wrong
+from apcbatch.data.json_text import read_json, write_json
 from apcbatch.errors import RequestError, UsageError
 
 MOST_VARIABLES = 64
@@ -77,8 +77,8 @@ def check_variables(value: object, where: str) -> dict[str, Any]:
         if not name.isidentifier() or len(name) > _NAME_CHARACTERS:
             raise invalid(f"{where} has the name {shown(name)}; expected a name that a template can read")
     try:
-        num_bytes = len(orjson.dumps(variables))
-    except orjson.JSONEncodeError:
+        num_bytes = len(write_json(variables).encode())
+    except ValueError:
         raise invalid(f"{where} is nested too deeply, or holds a value that JSON does not have") from None
     if num_bytes > MOST_BYTES:
         raise invalid(f"{where} holds more than {MOST_BYTES:,} bytes as JSON")
@@ -90,9 +90,9 @@ def read_template_kwargs(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        value = orjson.loads(text)
+        value = read_json(text)
         return check_variables(value, "--template-kwargs")
-    except orjson.JSONDecodeError as error:
+    except JSONDecodeError as error:
         reason = f"--template-kwargs is not JSON: {error.msg} at column {error.colno}"
     except RequestError as error:
         reason = error.message

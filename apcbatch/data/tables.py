@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import orjson
-
+from apcbatch.data.json_text import read_json
 from apcbatch.data.nulls import ADDED, ALWAYS_NULL, Struct, settle_row
 
 if TYPE_CHECKING:
@@ -108,6 +107,6 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return orjson.loads(value)
+        return read_json(value)
     except ValueError:
         return value

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import orjson
-
+from apcbatch.data.json_text import read_json, write_json
 from apcbatch.data.messages import Tool
 
 IdForm = Literal["plain", "nine"]
@@ -101,14 +100,14 @@ def call_of(name: object, arguments: object, call_id: object = None) -> Call | N
     None for anything else, and for arguments that cannot be written as JSON again."""
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments)
+            arguments = read_json(arguments)
         except ValueError:
             return None
     arguments = {} if arguments is None else arguments
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return None
     try:
-        orjson.dumps(arguments)
-    except orjson.JSONEncodeError:  # nested deeper than it writes
+        write_json(arguments)
+    except ValueError:  # nested deeper than it writes, or not finite
         return None
     return Call(name, arguments, call_id if isinstance(call_id, str) and call_id else None)

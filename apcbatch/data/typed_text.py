@@ -5,11 +5,11 @@ Must not know: any one family, JSON schemas beyond what tells a type.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
+from apcbatch.data.json_text import read_json
 from apcbatch.data.messages import Tool
 
 _EXACT = 2**53  # below it, a float that is whole is the integer that was written
@@ -39,8 +39,10 @@ def typed(text: str, schema: object) -> Any:
     if "boolean" in types and word in ("true", "false"):  # templates in Jinja write True and False
         return word == "true"
     try:
-        value = orjson.loads(text)
+        value = read_json(text)
     except ValueError:
+        return text
+    if value in (math.inf, -math.inf):  # 1e400, which JSON could not be written with again
         return text
     found = _TYPES.get(type(value))
     if found == "integer" and "integer" not in types:

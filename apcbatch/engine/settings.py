@@ -49,7 +49,10 @@ def check_settings(request: Request, vocab_size: int) -> None:
     """RequestError says which setting cannot be used, and what was expected."""
     least = 1 if request.score_from is None else 0
     if not _is_whole(request.max_tokens) or not least <= request.max_tokens <= LARGEST_NUMBER:
-        raise invalid(f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least {least}")
+        raise invalid(
+            f"max_tokens is {_shown(request.max_tokens)}; expected a whole number of at least {least}, "
+            f"and at most {LARGEST_NUMBER}"
+        )
     if not _is_whole(request.n) or not 1 <= request.n <= MOST_ANSWERS:
         raise invalid(f"n is {_shown(request.n)}; expected a whole number from 1 to {MOST_ANSWERS}")
     if not _is_whole(request.min_tokens) or request.min_tokens < 0:

@@ -212,7 +212,8 @@ def test_text_without_calls_is_the_content(text: str) -> None:
         ("b", "false", False), ("b", "None", None), ("b", "0", "0"), ("o", '{"a": [1]}', {"a": [1]}),
         ("o", "[1]", "[1]"),
         ("o", "{'a': 1}", "{'a': 1}"), ("l", '["a", 1]', ["a", 1]), ("l", "null", None), ("e", "2", 2),
-        ("unknown", "5", "5"), ("n", "123456789012345678901234567890", "123456789012345678901234567890"),
+        ("unknown", "5", "5"), ("n", "123456789012345678901234567890", 123456789012345678901234567890),
+        ("n", "1e400", "1e400"),
     ],
 )  # fmt: skip
 def test_text_is_typed_by_the_schema(key: str, text: str, value: object) -> None:

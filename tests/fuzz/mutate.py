@@ -37,6 +37,21 @@ def interesting(draw: Random) -> Any:
     return draw.choice(([0] * draw.choice((1, 50, 5000)), {str(n): n for n in range(draw.choice((3, 500)))}))
 
 
+def number_text(draw: Random) -> str:
+    """A JSON number as somebody may write it: of any number of digits, around the limits of integers and floats."""
+    digits = "".join(draw.choices("0123456789", k=draw.choice((1, 15, 16, 17, 18, 19, 20, 23, 40, 309)))).lstrip("0")
+    kind = draw.randrange(6)
+    if kind == 0:
+        digits = str(draw.choice((2**53, 2**63, 2**64)) + draw.randint(-2, 2))
+    elif kind == 1:
+        digits = draw.choice(("1.0", "0.1000000000000000055511151231257827", "0", "0.0", "1e400", "1E5", "5e-324"))
+    elif kind == 2:
+        digits = f"{digits or 0}.{draw.randrange(10**20)}"
+    elif kind == 3:
+        digits = f"{digits or 0}e{draw.randint(-340, 290)}"
+    return draw.choice(("", "-")) + (digits or "0")
+
+
 def nested(depth: int, kind: type) -> Any:
     """A list of a list of a list, or the same of mappings."""
     value: Any = 1

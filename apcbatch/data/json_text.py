@@ -1,0 +1,74 @@
+"""JSON read and written so that numbers keep their value: by orjson where that is exact, else by Python's own library.
+
+Must not know: what the values are for. orjson makes a float of an integer beyond 64 bits, refuses what is beyond the
+floats (1e400), and writes neither (a number that is not finite becomes null). `json` reads and writes the integers, up
+to as many digits as Python takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import orjson
+
+# A long number is found by a plain search once every digit is a 0; that costs half of what orjson does.
+_ZEROS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
+_WIDE = b"0" * 19  # fewer digits are at most 64 bits
+_TOO_LARGE, _TOO_WIDE = "number is infinity", "Integer exceeds 64-bit range"  # orjson's words
+_MOST_DIGITS = 4300  # Python's own limit of an integer
+_BEYOND = re.compile(f"[0-9]{{{_MOST_DIGITS + 1}}}")
+
+
+def read_json(text: bytes | str) -> Any:
+    """The value of a JSON text with the numbers of `json.loads`; JSONDecodeError, a ValueError, for what is none."""
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        if not error.msg.startswith(_TOO_LARGE):
+            raise
+        return _read_exactly(data)
+    return _read_exactly(data) if _WIDE in data.translate(_ZEROS) else value
+
+
+def write_json(value: object) -> str:
+    """A value as compact JSON; ValueError for what JSON has no form of, such as a number that is not finite."""
+    try:
+        text = orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        if str(error) != _TOO_WIDE:
+            raise ValueError(str(error)) from None
+        text = ""
+    if text and "null" not in text:
+        return text
+    try:
+        exact = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        exact.encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return text or exact
+
+
+def _read_exactly(data: bytes) -> Any:
+    """The value by `json`. What that takes beyond JSON (NaN, half of a surrogate pair) is refused as by orjson."""
+    text = data.decode()
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        reason = "nested too deeply"
+    except UnicodeError:
+        reason = "half of a surrogate pair"
+    except ValueError:  # Python's limit of digits
+        reason = f"an integer of more than {_MOST_DIGITS:,} digits"
+    place = _BEYOND.search(text)
+    raise json.JSONDecodeError(reason, text, place.start() if place else 0)
+
+
+def _refuse(word: str) -> NoReturn:
+    raise json.JSONDecodeError(f"{word} is no number of JSON", word, 0)
