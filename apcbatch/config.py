@@ -53,6 +53,7 @@ class Config:
         "Model",
         "The model: a folder, a hub id that is in the local cache, or a bundled one: `demo`, `demo-jamba`.",
         metavar="DIR|HF-ID|demo",
+        path="local",
     )
     dtype: str = option(
         "float32",
@@ -259,7 +260,7 @@ class Config:
         minimum=1,
         maximum=MOST_TOKENS,
     )
-    store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
+    store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR", path="local")
     cache_salt: str | None = option(
         None,
         "Reuse",
@@ -345,9 +346,19 @@ class Config:
         "Output",
         "Keep what `apcbatch report` draws in OUT.trace.jsonl: passes, shared prefixes and their first words.",
     )
-    summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
+    summary: str | None = option(
+        None,
+        "Output",
+        "Write the summary to FILE too, in place of an earlier summary; --overwrite replaces any other file.",
+        metavar="FILE",
+        path="any",
+    )
     report: str | None = option(
-        None, "Output", "Write a page for the browser to FILE when the run ends; see `apcbatch report`.", metavar="FILE"
+        None,
+        "Output",
+        "Write a page for the browser to FILE when the run ends; see `apcbatch report`.",
+        metavar="FILE",
+        path="local",
     )
     progress: str = option(
         "auto",

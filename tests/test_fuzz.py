@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CASES = 45  # three of each target
+CASES = 48  # three of each target
 
 
 def test_mutated_input_ends_in_an_answer_or_a_sentence(tmp_path):

@@ -12,9 +12,31 @@ import click
 from click.core import ParameterSource
 
 from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
-from apcbatch.values import Spec, format_size
+from apcbatch.errors import UsageError
+from apcbatch.values import Spec, format_size, parse_path
 
 METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
+
+
+class PathName(click.ParamType):  # type: ignore[type-arg]
+    """A file or a folder: an address of a local one becomes its path. is_anywhere: another address may be given."""
+
+    name = "path"
+
+    def __init__(self, is_anywhere: bool = False) -> None:
+        self._is_anywhere = is_anywhere
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        where = "" if param is None else param.opts[0]
+        if isinstance(param, click.Argument):
+            where = (param.metavar or param.opts[0]).rstrip(".")
+        try:
+            return parse_path(value, where, self._is_anywhere)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+
+LOCAL, ANYWHERE = PathName(), PathName(is_anywhere=True)
 
 
 class GroupedOption(click.Option):
@@ -48,11 +70,11 @@ class OrderedGroup(click.Group):
 
 # The options that several commands share beside those of config.py; each is a decorator.
 config_file_option = click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
+    "--config", "config_file", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Configuration",
     help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
 )  # fmt: skip
 json_option = click.option(
-    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
+    "--json", "json_path", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
     help="Write the numbers to FILE; - is standard output, instead of the table.",
 )  # fmt: skip
 

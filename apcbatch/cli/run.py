@@ -10,6 +10,7 @@ import click
 from apcbatch import config, resolution
 from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import (
+    ANYWHERE,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -36,9 +37,9 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Answer every request of INPUT: the job.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1)
+@click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1)
 @click.option(
-    "-o", "--output", metavar="OUT", cls=GroupedOption, group="Output",
+    "-o", "--output", metavar="OUT", type=ANYWHERE, cls=GroupedOption, group="Output",
     help="Write one JSON line a request to OUT; - is standard output.  [default: NAME.answers.jsonl]",
 )  # fmt: skip
 @config_options(config.OPTIONS)

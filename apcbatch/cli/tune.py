@@ -9,6 +9,8 @@ import click
 
 from apcbatch import config, resolution
 from apcbatch.cli.options import (
+    ANYWHERE,
+    LOCAL,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -43,7 +45,7 @@ Examples:
 
 
 @click.command("tune-block-size", cls=GroupedCommand, epilog=EPILOG, short_help="Find the best block size for INPUT.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1, required=True)
 @config_options(OPTION_NAMES)
 @click.option(
     "--candidates", metavar="N,N,...", multiple=True, cls=GroupedOption, group="Reuse",
@@ -54,12 +56,12 @@ Examples:
     help="Run the best N for real, with one new token a request, and compare with the prediction.",
 )  # fmt: skip
 @click.option(
-    "--write", "yaml_path", metavar="FILE", cls=GroupedOption, group="Output",
+    "--write", "yaml_path", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
     help="Write the choice to FILE as YAML for --config.",
 )  # fmt: skip
 @json_option
 @click.option(
-    "--plot", "plot_path", metavar="FILE.svg|FILE.png", cls=GroupedOption, group="Output",
+    "--plot", "plot_path", metavar="FILE.svg|FILE.png", type=LOCAL, cls=GroupedOption, group="Output",
     help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
 )  # fmt: skip
 @config_file_option

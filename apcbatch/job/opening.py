@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from apcbatch.address import shown_address
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.files import STDIN
@@ -26,7 +27,7 @@ from apcbatch.job.answers import Answers, drop_unusable, read_answers
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.output import Output
-from apcbatch.job.paths import STDOUT, check_outputs
+from apcbatch.job.paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path
 from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import FileSink, Sink
@@ -76,16 +77,20 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
         outputs["OUT.part"] = output.lines
     if output.is_remote:
         outputs["the address of OUT"] = output.name
+        outputs["the address of OUT.run.json"] = output.name + RUN_FILE_SUFFIX
     check_outputs(config, inputs.files, {"--config": config_path(config_file)}, outputs)
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
         raise UsageError(f"output {output.shown} exists; give --resume to go on with it or --overwrite to replace it")
-    if config.resume and output.is_remote and not os.path.exists(output.target) and output.exists():
-        raise UsageError(
-            f"--resume goes on from {output.target} and {output.target}{RUN_FILE_SUFFIX} in this folder, which are not "
-            f"here; copy {output.shown} and its run file there, or --overwrite"
-        )
+    if output.is_remote:
+        output.check_address(config)
+    if config.summary is not None:
+        try:
+            check_summary(config.summary, config)
+        except OSError as error:
+            shown = shown_address(config.summary)
+            raise UsageError(f"--summary {shown}: {error.strerror}; give another file, or --overwrite") from None
 
 
 def open_run(
@@ -129,6 +134,7 @@ def open_run(
     answers = None
     if config.resume:
         output.unpack(sink)
+        run_file.check_uploaded(output.shown, output.uploaded_run_file, not output.is_uploaded)
     if config.resume and sink.has_lines():
         stage("comparing the answers that are there with the input")
         same_version = run_file.check()
@@ -151,6 +157,8 @@ def open_run(
             if config.trace:
                 trace.keep_earlier(warn)
         else:
+            if not (config.resume or config.overwrite or sink.is_empty):
+                raise UsageError(f"output {sink.path} was written to by another program while this run began")
             trace.remove()  # of answers that go
             sink.truncate()
         run_file.write()

@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 
 import orjson
 
+from apcbatch.address import is_address, open_filesystem, reason_of, shown_address
 from apcbatch.config import Config, flag_name
-from apcbatch.data.address import is_address, open_filesystem, reason_of, shown_address
 from apcbatch.data.inputs import Inputs, find_inputs
 from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
@@ -24,7 +24,7 @@ from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
-from apcbatch.job.paths import STDOUT, default_output
+from apcbatch.job.paths import STDOUT, check_summary, default_output
 from apcbatch.job.planning import work_source
 from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
@@ -249,6 +249,7 @@ class Job:
 
     def _write_summary(self, name: str, document: bytes) -> None:
         try:
+            check_summary(name, self._config)  # another program may have written there meanwhile
             if is_address(name):
                 system, path = open_filesystem(name)
                 system.pipe_file(path, document)
