@@ -136,7 +136,7 @@ def parse_path(raw: str, where: str, is_anywhere: bool = False) -> str:
     except UsageError as error:
         raise ValueError(f"{where}: {error}") from None
     if is_address(name) and not is_anywhere:
-        raise ValueError(f"{where} is {shown_address(name)}; expected a path on this machine")
+        raise ValueError(f"{where} is {shown_address(name)}; expected a file on this machine, or a folder")
     return name
 
 
