@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
+from tests.effort import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -23,7 +24,7 @@ os.environ.pop("PYTHONUNBUFFERED", None)  # a child that does not flush must not
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--effort sizes what the tests draw and try; --seed repeats what they drew."""
     group = parser.getgroup("apcbatch")
-    group.addoption("--effort", type=int, default=1, help="Multiplies draws, seeds and budgets of the property tests.")
+    group.addoption("--effort", type=int, default=1, help="Sizes draws, seeds and budgets; 10 is full.")
     group.addoption("--seed", type=int, help="Repeat the draws of an earlier run, which names its seed at its end.")
 
 
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         drawn = getattr(config, "workerinput", {}).get("seed")
         config.option.seed = random.SystemRandom().randrange(1 << 31) if drawn is None else drawn
+    os.environ[VARIABLE] = str(config.option.effort)
     random.seed(config.option.seed)  # for what is drawn while tests are collected
     if _why_no_cuda() is None:
         os.environ["APCBATCH_DEVICE"] = "cpu"
@@ -63,7 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     }
     for item in items:
         for marker, reason in reasons.items():
-            if reason and item.get_closest_marker(marker):  # not item.keywords: those hold folder names too
+            asks = item.get_closest_marker(marker) or (marker == "data" and "shared_data" in item.fixturenames)
+            if reason and asks:  # not item.keywords: those hold folder names too
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -77,12 +80,6 @@ def _why_no_cuda() -> str | None:
     if importlib.util.find_spec("apcbatch._CUDA") is None:
         return "the CUDA kernels were not built (nvcc was not found, or APCBATCH_CUDA=0)"
     return None
-
-
-@pytest.fixture(scope="session")
-def effort(pytestconfig: pytest.Config) -> int:
-    """How many times the draws of a property test are tried."""
-    return pytestconfig.option.effort
 
 
 @pytest.fixture
