@@ -35,6 +35,17 @@ _PACKAGES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
     "az": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+    "smb": "smbprotocol",
+    "hdfs": "pyarrow",
+    "arrow_hdfs": "pyarrow",
+    "hf": "huggingface_hub",
+    "libarchive": "libarchive-c",
+    "dropbox": "dropboxdrivefs",
+    **dict.fromkeys(("dbfs", "gist", "github", "jlab", "jupyter", "webhdfs"), "requests"),
 }
 
 
@@ -113,8 +124,9 @@ def open_filesystem(name: str) -> tuple[Any, str]:
         url_to_fs: Any = core.url_to_fs
         system, path = url_to_fs(name)
     except ImportError:
-        package = _PACKAGES.get(protocol, _named_package(protocol))
-        raise UsageError(f"{shown_address(name)} needs the package {package}; pip install {package}") from None
+        package = _PACKAGES.get(protocol) or _named_package(protocol)
+        way = f"needs the package {package}; pip install {package}" if package else "is not read by the fsspec here"
+        raise UsageError(f"{shown_address(name)} {way}") from None
     except Exception as error:  # a protocol's own package may raise anything
         refuse(name, "opened", error)
     return system, str(path)
@@ -162,10 +174,10 @@ def _secrets(name: str) -> set[str]:
     return {text for one in found for text in (one, unquote(one)) if len(text) >= _LEAST_SECRET_CHARACTERS}
 
 
-def _named_package(protocol: str) -> str:
-    """The package that fsspec asks for."""
+def _named_package(protocol: str) -> str | None:
+    """The package that fsspec asks for, if its sentence names one."""
     from fsspec.registry import known_implementations
 
     known: dict[str, Any] = known_implementations.get(protocol, {})
     found = re.search(r"[Ii]nstall ([a-z0-9_-]+) ", known.get("err", ""))
-    return found[1] if found and found[1] != "the" else f"fsspec[{protocol}]"
+    return found[1] if found and found[1] != "the" else None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, REASONING_PARSERS, TOOL_PARSERS
+from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TEMPERATURE, REASONING_PARSERS, TOOL_PARSERS
 from apcbatch.types import MOST_TOP_LOGPROBS, POLICIES, Policy
 from apcbatch.values import Kind, Spec, shown
 
@@ -62,7 +62,11 @@ class Config:
         choices=("float32", "bfloat16"),
     )
     device: str = option(
-        "auto", "Model", "Where to compute; auto takes CUDA if it is there.", choices=("auto", "cpu", "cuda")
+        "auto",
+        "Model",
+        "Where to compute; auto takes CUDA if it is there.",
+        choices=("auto", "cpu", "cuda"),
+        meant={"gpu": "cuda"},
     )
     gpus: int = option(
         1,
@@ -146,7 +150,9 @@ class Config:
         minimum=2,
         maximum=MOST_TOKENS,
     )
-    temperature: float = option(0.0, "Generation", "0 is greedy.", minimum=0)
+    temperature: float = option(
+        0.0, "Generation", "0 is greedy; up to 2 draws, more widely the higher.", minimum=0, maximum=MOST_TEMPERATURE
+    )
     top_p: float = option(
         1.0, "Generation", "Draw from the fewest tokens that have this probability.", above=0, maximum=1
     )

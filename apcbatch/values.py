@@ -10,8 +10,8 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -40,6 +40,7 @@ class Spec:
     that is written nowhere; the value `@FILE`, which names the file that holds it, may be. opposite: the flag that
     turns a switch off which is on by default; --no-NAME unless it is given. path: a text that names a file or a folder,
     on this machine alone or at any address; an address of a local one is read as its path.
+    meant: what words that are no choices mean.
     """
 
     kind: Kind
@@ -56,6 +57,7 @@ class Spec:
     path: Literal["", "local", "any"] = ""
     most: int | None = None
     opposite: str | None = None
+    meant: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def may_name_file(self) -> bool:
@@ -122,7 +124,9 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     if spec.maximum is not None and len(raw) > spec.maximum:
         raise ValueError(f"{where} has {len(raw):,} characters; expected at most {spec.maximum:,.0f}")
     if spec.choices and raw not in spec.choices:
-        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
+        meant = spec.meant.get(raw.lower())
+        did_you_mean = f"; did you mean {meant}?" if meant else nearest(raw, spec.choices)
+        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{did_you_mean}")
     if spec.may_name_file and raw.startswith(FILE_MARK):
         return FILE_MARK + parse_path(raw.removeprefix(FILE_MARK), where)
     return parse_path(raw, where, spec.path == "any") if spec.path else raw

@@ -70,7 +70,7 @@ def report(
         raise UsageError(f"{len(outs)} OUTs are given; one report shows {MOST_OUTS} at most")
     resolved = resolution.load(given_flags(ctx), None)
     from apcbatch.data.inputs import find_inputs
-    from apcbatch.job.paths import check_outputs, same_file
+    from apcbatch.job.paths import check_outputs, odd_names, same_file
     from apcbatch.job.runfile import run_file_path
     from apcbatch.job.trace_file import trace_path
     from apcbatch.report.curve import read_curve
@@ -95,6 +95,8 @@ def report(
             f"OUT{number}.trace.jsonl": trace_path(file.target),
         }
     check_outputs(resolved, inputs.files if inputs is not None else (), read, {"-o": path})
+    for sentence in odd_names("", "-o", path):
+        warn(sentence)
     curve = None if tune is None else read_curve(tune)
     reader = None
     if inputs is not None:

@@ -112,6 +112,7 @@ def open_run(
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
+    check_stop_tokens(config, folder)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     most_workers = None
     if STDIN not in inputs.files:  # which may keep a reader waiting
@@ -214,6 +215,20 @@ def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> N
         )
     if answers.num_torn:
         warn(f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; they are run again")
+
+
+def check_stop_tokens(config: Config, folder: Path) -> None:
+    """Refuse a stop token that the model does not have; a line's own is that request's error."""
+    if not config.stop_token_id:
+        return
+    from apcbatch.model.families import load_model_config
+
+    highest, vocab_size = max(config.stop_token_id), load_model_config(folder).vocab_size
+    if highest >= vocab_size:
+        raise UsageError(
+            f"{config.origins['stop_token_id']} is {highest}; the model {config.model} has the token ids 0 to "
+            f"{vocab_size - 1}"
+        )
 
 
 def check_cluster(config: Config) -> None:

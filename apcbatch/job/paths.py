@@ -26,6 +26,9 @@ from apcbatch.values import FILE_MARK
 
 STDOUT = "-"
 MAX_SUMMARY_BYTES = 1 << 20
+PAGES = (".html", ".htm", ".xhtml")
+# Names of what OUT is not.
+_OTHER_KINDS = (*".csv .tsv .xls .xlsx .parquet .arrow .xml .yaml .yml .sqlite .db".split(), *PAGES)
 Names = Mapping[str, str | None]
 
 
@@ -87,6 +90,15 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         for stream in (sys.stdout, sys.stderr):
             if _is_redirected_to(stream, path):
                 raise UsageError(f"{name} {path} is where this command prints to; give another file")
+
+
+def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
+    """Warnings of names that promise another kind of file than what is written. flag: which names the report."""
+    name = os.path.splitext(output)[0] if output.lower().endswith((".gz", ".zst")) else output
+    if name.lower().endswith(_OTHER_KINDS):
+        yield f"OUT {shown_address(output)} gets JSON lines, whatever its name says; such files are named *.jsonl"
+    if report is not None and not report.lower().endswith(PAGES):
+        yield f"{flag} {report} gets an HTML page, which a browser shows as one if it is named *.html"
 
 
 def same_file(one: str, other: str) -> bool:

@@ -25,6 +25,26 @@ def chats(tmp_path):
     return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
 
 
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (("-o", "out.csv"), "OUT out.csv gets JSON lines"),
+        (("-o", "out.Parquet.gz"), "OUT out.Parquet.gz gets JSON lines"),
+        (("-o", "out.jsonl", "--report", "r.txt"), "--report r.txt gets an HTML page"),
+        (("-o", "out.jsonl.zst", "--report", "r.HTML"), None),
+        (("-o", "answers"), None),
+        (("-o", "/dev/null"), None),
+    ],
+)
+def test_a_name_that_promises_another_kind_of_file_is_warned_of(apcbatch, options, warning):
+    """Fault: JSON lines are taken for a CSV, or a page opens as text, and nobody says why."""
+    done = apcbatch("run", "in.jsonl", "--max-tokens", 1, *options)
+    assert done.code == 0 and sum("whatever its name" in w or "HTML" in w for w in done.summary["warnings"]) == (
+        warning is not None
+    )
+    assert warning is None or f"warning: {warning}" in done.stderr
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", "a report of mine\n", '{"config": {}, "input": {}}', ""])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path, content, overwrite):
