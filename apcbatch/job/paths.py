@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +27,10 @@ from apcbatch.values import FILE_MARK
 
 STDOUT = "-"
 MAX_SUMMARY_BYTES = 1 << 20
-PAGES = (".html", ".htm", ".xhtml")
-# Names of what OUT is not.
-_OTHER_KINDS = (*".csv .tsv .xls .xlsx .parquet .arrow .xml .yaml .yml .sqlite .db".split(), *PAGES)
+_PAGE = re.compile(r"\.x?html?$", re.IGNORECASE)
+_NO_LINES = re.compile(  # the names of what OUT is not
+    r"\.(csv|tsv|xlsx?|parquet|arrow|xml|ya?ml|sqlite|db|x?html?)(\.gz|\.zst)?$", re.IGNORECASE
+)
 Names = Mapping[str, str | None]
 
 
@@ -94,10 +96,9 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
 
 def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
     """Warnings of names that promise another kind of file than what is written. flag: which names the report."""
-    name = os.path.splitext(output)[0] if output.lower().endswith((".gz", ".zst")) else output
-    if name.lower().endswith(_OTHER_KINDS):
+    if _NO_LINES.search(output):
         yield f"OUT {shown_address(output)} gets JSON lines, whatever its name says; such files are named *.jsonl"
-    if report is not None and not report.lower().endswith(PAGES):
+    if report is not None and not _PAGE.search(report):
         yield f"{flag} {report} gets an HTML page, which a browser shows as one if it is named *.html"
 
 
