@@ -13,10 +13,11 @@ from apcbatch.report.comparison import compare
 from apcbatch.report.fit import fit
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.run import Run, read_run
+from apcbatch.report.texts import Prompt
 from apcbatch.version import VERSION
 
 FORMAT = 1
-Prompts = Callable[[Run], list[str | None]]
+Prompts = Callable[[Run], list[Prompt | None]]
 
 
 def make_document(

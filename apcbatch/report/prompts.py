@@ -1,4 +1,5 @@
-"""The prompts of a run's requests: INPUT is read again, as the run read it, and rendered with the same tokenizer.
+"""The prompts of a run's requests: INPUT is read again, as the run read it, and rendered with the same tokenizer. The
+prompt of a chat is shown as the messages that it was made of, that of a completion as its text.
 
 Must not know: the page, weights. Invariants: no file is opened because data names it; a prompt is shown only beside the
 record of the very request that it makes (its digest says so); nothing but the ends of a long prompt is decoded.
@@ -6,13 +7,18 @@ record of the very request that it makes (its digest says so); nothing but the e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import orjson
 
 from apcbatch.config import OPTIONS, Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
+from apcbatch.data.messages import Message
+from apcbatch.data.recorded import answered_turns
+from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
@@ -23,7 +29,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.model.small_files import model_files_digest
 from apcbatch.report.requests import DIGEST_BYTES
 from apcbatch.report.run import Run
-from apcbatch.report.texts import MOST_HELD, shortened_middle
+from apcbatch.report.texts import MOST_HELD, Prompt, shortened_prompt
 from apcbatch.resolution import resolve
 from apcbatch.types import Request
 
@@ -38,8 +44,8 @@ class PromptReader:
     def __init__(self, inputs: Inputs, model: str, warn: Callable[[str], None]) -> None:
         self._inputs, self._model, self._warn = inputs, model, warn
 
-    def __call__(self, run: Run) -> list[str | None]:
-        """A text for each row, shortened in the middle; None where there is no prompt: the request was refused.
+    def __call__(self, run: Run) -> list[Prompt | None]:
+        """A prompt for each row, shortened in the middle; None where there is none: the request was refused.
 
         UsageError if INPUT, tokenizer or template are not the run's, or if the prompts were built on its answers."""
         config = self._config(run)
@@ -48,16 +54,18 @@ class PromptReader:
         for row, name in enumerate(run.requests.record_ids):
             rows.setdefault(name, []).append(row)
         limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(run.requests))))
-        texts: list[str | None] = [None] * len(run.requests)
+        texts: list[Prompt | None] = [None] * len(run.requests)
         others = 0
-        feeder = Feeder(config, open_source(self._inputs, config.format), renderer, Answers())
+        source = _Source(open_source(self._inputs, config.format))
+        feeder = Feeder(config, source, renderer, Answers())
         while not feeder.exhausted:
             work = feeder.next()
             if not isinstance(work, Request):
                 continue
             for row in rows.get(work.tag.ticket.request_id, ()):
                 if run.requests.prompt_digest(row) in (_digest(work), bytes(DIGEST_BYTES)):
-                    texts[row] = _text(work, renderer, limit)
+                    messages = source.history(work.tag.ticket.turn, config)
+                    texts[row] = shortened_prompt(messages or _text(work, renderer), limit)
                 else:
                     others += 1
         if others:
@@ -109,13 +117,46 @@ def _size(identity: dict[str, Any]) -> str:
     return f"{size:,} bytes" if isinstance(size, int) else "no size"
 
 
-def _text(request: Request, renderer: Renderer, limit: int) -> str:
+def _text(request: Request, renderer: Renderer) -> str:
     """The beginning and the end of a prompt. A token has a character at least, so no more tokens are decoded than there
     may be characters."""
     ids = [int(number) for number in request.token_ids]
     if not renderer.tokenizer.reads_text:
-        return shortened_middle(" ".join(map(str, ids)), limit)
-    if len(ids) > 2 * limit:
-        ids = ids[:limit] + ids[-limit:]
-    text = str(renderer.tokenizer.source.decode(ids, skip_special_tokens=False))
-    return shortened_middle(text, limit)
+        return " ".join(map(str, ids))
+    if len(ids) > 2 * MOST_PROMPT_CHARACTERS:
+        ids = ids[:MOST_PROMPT_CHARACTERS] + ids[-MOST_PROMPT_CHARACTERS:]
+    return str(renderer.tokenizer.source.decode(ids, skip_special_tokens=False))
+
+
+class _Source:
+    """The records of an input as they are asked for, of which the latest is kept: its requests come before the next
+    record is read."""
+
+    def __init__(self, records: Iterator[Conversation | BadLine]) -> None:
+        self._records = records
+        self._latest: Conversation | BadLine | None = None
+
+    def __iter__(self) -> Iterator[Conversation | BadLine]:
+        for record in self._records:
+            self._latest = record
+            yield record
+
+    def history(self, turn: int | None, config: Config) -> list[list[str]]:
+        """The messages before a turn of the latest record, each as its role and what it says; of a completion none."""
+        one = self._latest
+        if not isinstance(one, Conversation) or one.prompt is not None:
+            return []
+        turns = answered_turns(one, config.turns) if config.score else one.requests(config.turns)
+        ends = {each.number: each.num_messages for each in turns}
+        end = turns[-1].num_messages if turn is None else ends.get(turn, 0)
+        tools = ", ".join(str(tool.get("function", tool).get("name")) for tool in one.tools or ())
+        return ([["tools", tools]] if tools else []) + [_said(message) for message in one.messages[:end]]
+
+
+def _said(message: Message) -> list[str]:
+    """A message as its role and a text; a tool call is a line with its arguments."""
+    parts = [message.get("reasoning_content") or "", message["content"] or ""]
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        parts.append(f"{function['name']} {orjson.dumps(function['arguments'], default=str).decode()}")
+    return [str(message["role"]), "\n".join(filter(None, parts))]

@@ -17,17 +17,34 @@ REMEDIES: dict[MissReason, str] = {
         "and tune-block-size says whether it pays."
     ),
     "diverged": (
-        "These requests leave the path of the others at a place without a snapshot; give a smaller --block-size, or "
-        "--policy planned instead of last."
+        "These requests leave the path of the others at a place without a snapshot; give --policy planned, or a "
+        "smaller --block-size."
     ),
     "shorter_than_block": "The common part is shorter than one block; give a smaller --block-size.",
     "evicted": "The snapshot was there and had to go; give a larger --pool-size, or a --store.",
     "stranded": ("A stored snapshot is there, but the keys and values before it are gone; give a larger --store-size."),
     "disabled": "The policy is none, which keeps nothing; give another --policy.",
 }
+# What helps a request that diverged under a policy; the sentence above is for a run whose policy is not known.
+DIVERGED: dict[str, str] = {
+    "planned": (
+        "The plan keeps no snapshot where these requests leave the path of the others; give a larger --pool-size or a "
+        "larger --window, or a smaller --block-size where the path is left before the first boundary."
+    ),
+    "all": (
+        "These requests leave the path of the others before the first boundary, or beside one that is not there yet; "
+        "give a smaller --block-size, or --policy planned, which computes a shared prefix first."
+    ),
+    "last": (
+        "The policy last keeps the ends of prompts, and these requests leave the path of the others before one; give "
+        "--policy planned."
+    ),
+}
 UNKNOWN = "This version does not know the reason; see the page of the version that ran."
 
 
-def remedy(reason: str) -> str:
-    """What helps against a miss."""
+def remedy(reason: str, policy: object) -> str:
+    """What helps against a miss in a run with a policy."""
+    if reason == "diverged" and isinstance(policy, str) and policy in DIVERGED:
+        return DIVERGED[policy]
     return REMEDIES.get(reason, UNKNOWN)  # type: ignore[call-overload, no-any-return]

@@ -56,7 +56,7 @@ class Run:
             "name": self.out.name,
             "notes": self.notes,
             "verdict": verdict(self.requests, self.segments, self.knows_end),
-            "tokens": token_sums(self.requests),
+            "tokens": token_sums(self.requests, self.options.get("policy")),
             "tree": merge_stems(self.segments),
             "timelines": [_timeline(segment) for segment in self.segments],
             "turns": turn_sums(self.requests),

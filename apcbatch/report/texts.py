@@ -13,6 +13,7 @@ MOST_HELD = 48 << 20  # characters of all texts
 CALL_CHARACTERS = 16  # that the frame of a call counts beside its texts
 
 Calls = list[dict[str, str]]
+Prompt = str | list[list[str]]  # a text, or messages of a role and a text each
 
 
 def shortened(text: str, limit: int) -> str:
@@ -28,6 +29,23 @@ def shortened_middle(text: str, limit: int) -> str:
     head = limit // 4
     tail = limit - head - 1
     return text[:head] + ELLIPSIS + text[len(text) - tail :] if tail > 0 else shortened(text, limit)
+
+
+def shortened_prompt(prompt: Prompt, limit: int) -> Prompt:
+    """A prompt whose texts together have about so many characters. Of messages the first keeps what is left by the
+    last ones; those between that find no room are one ellipsis."""
+    if isinstance(prompt, str):
+        return shortened_middle(prompt, limit)
+    (role, first), *rest = prompt
+    left = limit - min(len(first), limit // 4)
+    kept: list[list[str]] = []
+    for one, text in reversed(rest):
+        if left <= 0:
+            kept.append([ELLIPSIS, ""])
+            break
+        kept.append([one, shortened_middle(text, left)])
+        left -= max(1, len(text))
+    return [[role, shortened_middle(first, limit // 4 + max(0, left))], *reversed(kept)]
 
 
 def shortened_calls(calls: Calls | None, limit: int) -> Calls | None:
@@ -103,7 +121,7 @@ def cut_columns(requests: dict[str, Any], limit: int) -> dict[str, Any]:
     """The columns of a document's requests with every text cut to a length; the other columns are the same objects."""
     prompts = requests["prompt_text"]
     if prompts is not None:
-        prompts = [None if text is None else shortened_middle(text, limit) for text in prompts]
+        prompts = [None if one is None else shortened_prompt(one, limit) for one in prompts]
     earlier = requests["answer_characters"]
     return requests | {
         "answer": [shortened(text, limit) for text in requests["answer"]],

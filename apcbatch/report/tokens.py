@@ -11,7 +11,7 @@ from apcbatch.report.remedies import remedy
 from apcbatch.report.requests import SOURCES, Requests
 
 
-def token_sums(requests: Requests) -> dict[str, Any]:
+def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
     """The parts of the bar in tokens, with the misses, those that lost most first. lost, ideal: None if the records do
     not all say what the ideal is."""
     ideal = ideal_tokens(requests)
@@ -30,7 +30,7 @@ def token_sums(requests: Requests) -> dict[str, Any]:
             miss[0] += 1
             miss[1] += lost
     rows = [
-        {"reason": name, "requests": count, "tokens": tokens, "remedy": remedy(name)}
+        {"reason": name, "requests": count, "tokens": tokens, "remedy": remedy(name, policy)}
         for name, (count, tokens) in ((requests.reasons[number], miss) for number, miss in misses.items())
     ]
     return {

@@ -13,6 +13,7 @@ from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
 MOST = 1 << 53  # of what a summary says; a larger number is no measure
+PERCENTS = (50, 95, 99)
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
@@ -52,7 +53,29 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
         "peak_device_bytes": _most(summaries, "peak_device_bytes"),
         "warnings": _warnings(summaries),
         "segments": len(segments),
+        "percentiles": _percentiles(requests),
     }
+
+
+def _percentiles(requests: Requests) -> list[dict[str, Any]] | None:
+    """p50, p95 and p99 of what one answered request took, by nearest rank: the least value that so many of a hundred
+    requests do not exceed. None without one."""
+    numbers = requests.numbers
+    answered = [row for row, error in enumerate(numbers["error"]) if not error]
+    if not answered:
+        return None
+    prefill, decode = ([numbers[name][row] / 10_000 for row in answered] for name in ("prefill_ms", "decode_ms"))
+    columns: dict[str, list[float]] = {
+        "seconds": [sum(both) for both in zip(prefill, decode, strict=True)],
+        "prefill_s": prefill,
+        "decode_s": decode,
+        **{name: [numbers[name][row] for row in answered] for name in ("prompt", "computed", "out")},
+    }
+    ranks = {percent: -(-percent * len(answered) // 100) - 1 for percent in PERCENTS}
+    return [
+        {"name": name, **{f"p{percent}": values[rank] for percent, rank in ranks.items()}}
+        for name, values in ((name, sorted(column)) for name, column in columns.items())
+    ]
 
 
 def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:

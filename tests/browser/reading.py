@@ -66,8 +66,9 @@ def _gist(requests: dict[str, Any], key: str, row: int) -> str:
 def _holds(requests: dict[str, Any], row: int, key: str | None, wanted: str) -> bool:
     if key is None:
         prompts = requests["prompt_text"] or [""] * (row + 1)
+        said = prompts[row] if isinstance(prompts[row], str) else "\n".join("\n".join(one) for one in prompts[row])
         everywhere = [text(requests, name, row) for name in ("id", "reason", "error", "answer", "calls")]
-        return any(wanted in one.lower() for one in [*everywhere, prompts[row] or ""])
+        return any(wanted in one.lower() for one in [*everywhere, said])
     if key in TEXTS:
         found = text(requests, key, row).lower()
         return wanted in found if wanted else found != ""

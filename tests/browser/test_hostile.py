@@ -40,7 +40,8 @@ def hostile(text: str) -> dict[str, Any]:
     made = document(12, 1, hostile=False, unfinished=True)
     for run in made["runs"]:
         requests = run["requests"]
-        requests["id"][0] = requests["answer"][0] = requests["prompt_text"][0] = text
+        requests["id"][0] = requests["answer"][0] = text
+        requests["prompt_text"][0] = [[text, text]]
         requests["error"][0] = 0
         requests["calls"][0] = [{"name": text, "arguments": text}]
         requests["id"][1], requests["error"][1], requests["errors"][1] = "failed", 1, f"invalid_request: {text}"

@@ -42,6 +42,20 @@ def test_nothing_is_wider_than_the_page(open_document: Callable[..., Opened], wi
     assert page.page.evaluate(CUT) == []
 
 
+def test_nothing_has_to_be_moved_sideways_on_a_telephone(open_document: Callable[..., Opened]) -> None:
+    """Fault: at 400 pixels the page fits, and its tables, its links and the requests lie beyond the edge of boxes that
+    scroll: of a comparison one saw the first run alone, of the requests their ids."""
+    made = document(120, hostile=False, runs=2)
+    page = open_document(made, "#run=1", viewport={"width": 400, "height": 900})
+    page.page.locator("#requests [data-row]").first.click()
+    beyond = page.page.evaluate("""() => [...document.querySelectorAll("body *")].filter((one) => one.offsetParent
+        && ["auto", "scroll"].includes(getComputedStyle(one).overflowX) && one.scrollWidth > one.clientWidth + 1)
+        .map((one) => one.outerHTML.slice(0, 100))""")
+    assert beyond == []
+    heads = page.page.locator("#requests thead button:visible").all_inner_texts()
+    assert heads == ["Request", "Answer", "Restored"]
+
+
 def test_words_of_any_length_break(open_document: Callable[..., Opened]) -> None:
     """Fault: one id of 400 letters makes the table, and the page, 4,000 pixels wide."""
     made = document(30, hostile=False)

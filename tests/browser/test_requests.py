@@ -46,7 +46,7 @@ def shown(page: Opened) -> int:
 @pytest.fixture(scope="module")
 def made() -> dict[str, Any]:
     """A document with texts that try to break out, drawn anew each time."""
-    seed = random.randrange(1 << 30)
+    seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     return document(220, seed)
 
@@ -164,7 +164,7 @@ def detail(page: Opened) -> str | None:
 def test_an_opened_row_shows_the_request_whole(opened: Opened, made: dict[str, Any]) -> None:
     """Fault: an answer of another request, a call without its arguments, a number that is not the row's."""
     requests = made["runs"][0]["requests"]
-    draw = random.Random(random.randrange(1 << 30))
+    draw = random.SystemRandom()
     plain = [
         n
         for n, name in enumerate(requests["id"])
@@ -184,7 +184,8 @@ def test_an_opened_row_shows_the_request_whole(opened: Opened, made: dict[str, A
             assert text(requests, "error", at) in told
         if SOURCES[requests["from"][at]]:
             assert f"from {SOURCES[requests['from'][at]]}" in told
-        for said in (requests["answer"][at], requests["prompt_text"][at]):
+        prompt = requests["prompt_text"][at]
+        for said in (requests["answer"][at], *([prompt] if isinstance(prompt, str) else sum(prompt, []))):
             assert comparable(said) in comparable(told), at
         for call, block in zip(requests["calls"][at] or [], opened.page.locator("[data-call]").all(), strict=True):
             assert block.get_attribute("data-call") == call["name"]

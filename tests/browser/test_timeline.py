@@ -50,9 +50,10 @@ def test_the_read_out_is_what_happened_then(open_document: Callable[..., Opened]
         said = read_out(page, "#timeline")
         first, last = (amount(one)[0] for one in re.match(r"(.*?) to (.*?):", said).groups())
         assert first <= second <= last + 0.05 and words in said and f"{running} running" in said, said
-    page.page.mouse.move(box["x"] + box["width"] * 0.7999, box["y"] + 5)
+    page.page.mouse.move(box["x"] + box["width"] * 0.7999, box["y"] + box["height"] / 2)
     assert "2 requests failed" in read_out(page, "#timeline")
     assert page.page.locator("#timeline .failureMark").count() == 1
+    assert "2 in all" in page.page.locator("#timeline .lane.failed").inner_text(), "errors over time"
 
 
 def test_the_read_out_by_keyboard(open_document: Callable[..., Opened]) -> None:
@@ -101,7 +102,7 @@ def test_the_heights_of_work_are_shares_of_time(open_document: Callable[..., Ope
 
 def test_turns_read_as_the_document(open_document: Callable[..., Opened]) -> None:
     """Fault: cached and computed are changed over, or a turn is left out."""
-    made = document(150, random.randrange(1 << 30))
+    made = document(150, random.SystemRandom().randrange(1 << 30))
     turns = made["runs"][0]["turns"]
     page = open_document(made)
     bars = page.page.locator("#turns [data-turn]")

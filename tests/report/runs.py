@@ -37,6 +37,7 @@ ERRORS = (
     "context_length_exceeded: the prompt has 9,000 tokens and the model takes 8,192",
     "out_of_memory: the state of 70,000 tokens does not fit",
 )
+ROLES = ("system", "user", "tool")
 REMEDY = "One sentence that says what helps."
 SOURCES = ("none", "memory", "disk")
 FINISHES = ("error", "stop", "length", "tool_calls")
@@ -255,6 +256,11 @@ class Run:
             "warnings": [f"the bundled model is tiny {HOSTILE[0] if self.hostile else ''}".strip()],
         }  # fmt: skip
 
+    def _prompt(self, row: int) -> str | list[list[str]]:
+        """A prompt: of a chat its messages, of every fifth request a completion's text."""
+        said = [text(self.times, 10, self.hostile) for _ in range(3)]
+        return " ".join(said) if row % 5 == 4 else [[role, one] for role, one in zip(ROLES, said, strict=True)]
+
     def as_document(self) -> dict[str, Any]:
         """The run as the page gets it."""
         summary, rows, done = self.summary(), self.rows, not self.unfinished
@@ -279,7 +285,7 @@ class Run:
             "reasons": list(REASONS),
             "finishes": list(FINISHES),
             "errors": ["", *ERRORS],
-            "prompt_text": [text(self.times, 30, self.hostile) for _ in rows["id"]] if self.prompts else None,
+            "prompt_text": [self._prompt(row) for row in range(len(rows["id"]))] if self.prompts else None,
             "answer_characters": 20 if self.is_long else None,
         }
         count = self.segments_count if self.trace else 0
@@ -294,6 +300,10 @@ class Run:
                 "unfinished": self.unfinished,
                 "ideal_tokens": ideal,
                 "segments": count,
+                "percentiles": [
+                    {"name": name, "p50": 1 + at, "p95": 20.5 + at, "p99": 300 + at}
+                    for at, name in enumerate(("seconds", "prefill_s", "decode_s", "prompt", "computed", "out"))
+                ],
             },
             "tokens": {
                 "computed": summary["computed_tokens"],

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import orjson
 import pytest
 
@@ -44,6 +45,16 @@ def check_sums(run: dict[str, Any], records: list[dict[str, Any]]) -> None:
     assert tokens["lost"] == sum(lost) == sum(miss["tokens"] for miss in tokens["misses"])
     reasons = Counter(one["miss_reason"] for one in own if one["miss_reason"])
     assert {miss["reason"]: miss["requests"] for miss in tokens["misses"]} == reasons
+    prompts = [record["response"]["body"]["usage"]["prompt_tokens"] for record in answered]
+    times = [(one["prefill_ms"] + one["decode_ms"]) / 1000 for one in own]
+    told = {row.pop("name"): list(row.values()) for row in map(dict, verdict["percentiles"] or ())}
+    for name, values in (
+        ("prompt", prompts),
+        ("computed", [one["computed_tokens"] for one in own]),
+        ("seconds", times),
+    ):
+        expected = numpy.percentile(values, (50, 95, 99), method="inverted_cdf").tolist() if own else None
+        assert told.get(name) == (expected and pytest.approx(expected, abs=2e-4)), name
     by_turn = Counter({turn: 0 for turn in run["turns"]["turn"]})
     for record in answered:
         if record["turn"] is not None:

@@ -14,8 +14,8 @@ from apcbatch.data.inputs import find_inputs
 from apcbatch.job.inspection import inspect
 from apcbatch.report.document import make_document
 from apcbatch.report.out_file import find_out
-from apcbatch.report.prompts import MOST_PROMPT_CHARACTERS, PromptReader
-from apcbatch.report.texts import shortened_middle
+from apcbatch.report.prompts import PromptReader
+from apcbatch.report.texts import ELLIPSIS, shortened_prompt
 from apcbatch.resolution import resolve
 from tests.chats import read_records, write_lines
 from tests.conftest import SHARED_DATA
@@ -31,8 +31,9 @@ def rows_with_prompts(out: Path, *inputs: Path, warned: list[str] | None = None)
 
 
 @pytest.mark.parametrize("source", ["examples", pytest.param("taskmaster4", marks=pytest.mark.data)])
-def test_they_are_those_that_show_prints(source: str, apcbatch: Command, tmp_path: Path) -> None:
-    """Fault: the prompt beside an answer is of another turn, another line, or rendered in another way."""
+def test_they_are_the_conversations_of_the_requests(source: str, apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: the prompt beside an answer is of another turn or another line, or it is the template's text and not a
+    conversation."""
     data = EXAMPLES if source == "examples" else SHARED_DATA / f"{source}.jsonl"
     done = apcbatch("run", data, "-o", "out.jsonl", "--limit", 5, "--max-tokens", 2, "--policy", "all", "-q")
     assert done.code in (0, 3)
@@ -41,8 +42,36 @@ def test_they_are_those_that_show_prints(source: str, apcbatch: Command, tmp_pat
     rows = [row for row, error in enumerate(table["error"]) if not error]
     for row in random.sample(rows, 4):
         shown = inspect(config, find_inputs([str(data)]), table["line"][row], table["turn"][row], print)
+        messages = [one for one in table["prompt_text"][row] if one[0] not in ("tools", ELLIPSIS)]
         assert shown.text is not None
-        assert table["prompt_text"][row] == shortened_middle(shown.text, MOST_PROMPT_CHARACTERS)
+        recorded = json.loads(data.read_text().splitlines()[table["line"][row] - 1])["messages"]
+        ends = [at for at, one in enumerate(recorded) if one["role"] == "assistant"] + [len(recorded)]
+        before = recorded[: ends[table["turn"][row] - 1]]
+        assert [one["role"] for one in before][len(before) - len(messages) + 1 :] == [role for role, _ in messages][1:]
+        last = [line for line in messages[-1][1].split(ELLIPSIS)[-1].splitlines() if line]
+        assert all(line in shown.text for line in last if not before[-1].get("tool_calls"))
+        assert str(before[-1]["content"] or "").endswith(last[-1])
+
+
+def test_a_completion_is_its_text(apcbatch: Command, tmp_path: Path) -> None:
+    """Fault: a prompt without messages is shown as a conversation of none."""
+    body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 2}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    write_lines(tmp_path / "in.jsonl", [line])
+    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--policy", "all", "-q").code == 0
+    assert rows_with_prompts(tmp_path / "out.jsonl", tmp_path / "in.jsonl")["prompt_text"] == ["Once upon a time"]
+
+
+def test_a_long_conversation_keeps_its_first_and_its_last_messages() -> None:
+    """Fault: a shortened prompt has lost what was asked last, or is longer than the limit."""
+    draw = random.Random(seed := random.randrange(1 << 30))
+    for _ in range(300):
+        prompt = [["user", "x" * draw.choice((0, 3, 40, 900))] for _ in range(draw.randint(1, 9))]
+        limit = draw.choice((0, 1, 8, 60, 500, 5000))
+        kept = shortened_prompt(prompt, limit)
+        assert sum(len(text) for _, text in kept) <= limit + len(prompt), f"seed {seed}"
+        assert kept == prompt or limit < sum(max(1, len(text)) for _, text in prompt), f"seed {seed}"
+        assert kept[0][0] == "user" and len(kept) <= len(prompt), f"seed {seed}"
 
 
 def test_another_input_is_refused(apcbatch: Command, tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 const SOURCES = ["", "memory", "disk"];
 
-/** The columns of the table: key, heading, what it means, whether a number, and its width in pixels. */
+/** The columns of the table: key, heading, what it means, whether a number, its width in pixels, and whether it stays
+ *  where there is room for few. */
 const HEADS = [
-  { key: "id", words: "Request", means: "custom_id of the request", width: 170 },
-  { key: "answer", words: "Answer", means: "the answer's first words, its calls, or its error", width: 300 },
+  { key: "id", words: "Request", means: "custom_id of the request", width: 170, stays: true },
+  { key: "answer", words: "Answer", means: "the answer's first words, calls, or its error", width: 300, stays: true },
   { key: "turn", words: "Turn", means: "turn of the conversation", number: true, width: 66 },
   { key: "prompt", words: "Prompt", means: "tokens of the prompt", number: true, width: 84 },
-  { key: "cached", words: "Restored", means: "prompt tokens whose state was restored", number: true, width: 92 },
+  { key: "cached", words: "Restored", means: "prompt tokens restored", number: true, width: 92, stays: true },
   { key: "ideal", words: "Ideal", means: "prompt tokens that an earlier request had covered", number: true, width: 80 },
   { key: "computed", words: "Computed", means: "prompt tokens that were computed", number: true, width: 100 },
   { key: "reason", words: "Reason", means: "why it got less than the ideal", width: 144 },
@@ -47,10 +48,15 @@ function columnsOf(requests) {
   const kept = [];
   columns.searched = (row) => (kept[row] ??= [
     requests.id[row], columns.texts.reason(row), columns.texts.error(row), requests.answer[row], calls(row),
-    requests.prompt_text === null ? "" : requests.prompt_text[row],
+    promptWords(requests.prompt_text?.[row]),
   ].join("\n").toLowerCase());
   setTimeout(() => prepareSearch(columns, 0), 200);
   return columns;
+}
+
+/** What a prompt says: a text, or messages of a role and a text each. */
+function promptWords(prompt) {
+  return Array.isArray(prompt) ? prompt.map((message) => message.join("\n")).join("\n") : prompt ?? "";
 }
 
 /** Gets the text of all rows ready, some at a time, so that the first filter need not. */

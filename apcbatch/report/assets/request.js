@@ -45,12 +45,22 @@ function showRequest(place, columns, row, close) {
       element("button", { type: "button", class: "close", "aria-label": "Close the request", click: close }, "✕")),
     factList(facts, { "data-request": requests.id[row] }),
     ...(error === "" ? [] : textBlock("Error", error, "error", null)),
-    ...textBlock("Prompt", requests.prompt_text?.[row] ?? "", "prompt", requests.answer_characters),
+    ...promptBlock(requests.prompt_text?.[row] ?? "", requests.answer_characters),
     ...textBlock("Answer", requests.answer[row], "answer", requests.answer_characters),
     ...callBlocks(requests.calls[row]));
   place.onkeydown = (event) => {
     if (event.key === "Escape") close();
   };
+}
+
+/** The prompt as the conversation that it was made of; of a completion, its text. */
+function promptBlock(prompt, most) {
+  if (!Array.isArray(prompt)) return textBlock("Prompt", prompt, "prompt", most);
+  return [
+    element("h4", {}, "Conversation"),
+    element("ol", { class: "messages" }, prompt.map(([role, text]) => element("li", { "data-role": role },
+      foreign(role, "span", { class: "quiet" }), foreign(text, "pre", { "data-name": "message", tabindex: "0" })))),
+  ];
 }
 
 /** A heading and a text as it is; if it was cut, it says so. */

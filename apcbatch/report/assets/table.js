@@ -21,12 +21,12 @@ function showTable(section, run) {
   state.heads = HEADS.map((head) => headCell(state, head));
   state.table = element("table", { "aria-rowcount": columns.size + 1 },
     element("colgroup", {}, HEADS.map((head) => {
-      const column = element("col");
+      const column = element("col", { class: head.stays ? "stays" : "leaves" });
       column.style.width = `${widthOf(columns, head)}px`;
       return column;
     })),
     element("thead", {}, element("tr", { "aria-rowindex": "1" }, state.heads)), state.body);
-  state.table.style.minWidth = `${HEADS.reduce((sum, head) => sum + widthOf(columns, head), 0)}px`;
+  state.table.style.setProperty("--least", `${HEADS.reduce((sum, head) => sum + widthOf(columns, head), 0)}px`);
   state.view.append(state.table);
   state.cut = element("p", { class: "printed" });
   fill(section, element("div", { class: "controls" }, state.input, state.count), filterHelp(),
@@ -70,7 +70,7 @@ function filterHelp() {
 
 function headCell(state, head) {
   const arrow = element("span", { class: "arrow", "aria-hidden": "true" });
-  return element("th", { scope: "col", class: head.number ? "number" : null, "aria-sort": "none" },
+  return element("th", { scope: "col", class: cellClass(head), "aria-sort": "none" },
     element("button", {
       type: "button", "data-sort": head.key, title: `Sort by ${head.means}`,
       click: () => {
@@ -82,6 +82,10 @@ function headCell(state, head) {
         orderRows(state);
       },
     }, head.words, arrow));
+}
+
+function cellClass({ number, stays }) {
+  return [number ? "number" : "", stays ? "" : "leaves"].join(" ").trim() || null;
 }
 
 function chooseRows(state, words) {
@@ -157,7 +161,7 @@ function widthOf(columns, { key, width }) {
 }
 
 function spacer(height) {
-  const cell = element("td", { colspan: HEADS.length });
+  const cell = element("td");
   cell.style.height = `${height}px`;
   return element("tr", { class: "spacer", "aria-hidden": "true", hidden: height === 0 }, cell);
 }
@@ -165,16 +169,17 @@ function spacer(height) {
 function tableRow(state, row, at) {
   const { columns, chosen } = state;
   const { numbers, texts, requests } = columns;
-  const cells = HEADS.map(({ key, number }) => {
+  const cells = HEADS.map((head) => {
+    const { key, number } = head;
     if (key === "id") {
       const href = addressOf({ ...placeOf(location.hash), request: requestName(columns, row), tree: null });
       return element("th", { scope: "row" }, element("a", { href }, foreign(requests.id[row])));
     }
     if (number) {
       const value = numbers[key][row];
-      return element("td", { class: "number", "data-name": key, "data-value": value }, cellNumber(key, value));
+      return element("td", { class: cellClass(head), "data-name": key, "data-value": value }, cellNumber(key, value));
     }
-    if (key !== "answer") return element("td", { "data-name": key }, visible(texts[key](row)));
+    if (key !== "answer") return element("td", { class: cellClass(head), "data-name": key }, visible(texts[key](row)));
     const kind = requests.error[row] ? "failed" : null;
     return element("td", { "data-name": key, class: kind }, foreign(gist(columns, row)));
   });

@@ -6,6 +6,7 @@ const LANES = [
   ["running", "Sequences running", grouped],
   ["pool_bytes", "Snapshots in pool", bytes],
   ["store_bytes", "Written to store", bytes],
+  ["failed", "Failed requests", grouped],
 ];
 const WORK = ["prefill", "decode", "store"];
 
@@ -32,7 +33,9 @@ function workerFigure(timeline, at, of) {
     lane("Time", sharesOf(bins), workDrawing(bins), "work"),
     LANES.map(([name, words, form]) => {
       const most = Math.max(...bins.map((bin) => bin[name]));
-      return lane(words, `at most ${form(most)}`, lineDrawing(bins.map((bin) => bin[name]), most), name);
+      if (name === "failed" && most === 0) return null;
+      const said = name === "failed" ? `${form(most)} in all` : `at most ${form(most)}`;
+      return lane(words, said, lineDrawing(bins.map((bin) => bin[name]), most), name);
     }));
   const cursorPlace = element("div", { class: "scrub" });
   const describe = (column) => binWords(bins[column]);
@@ -82,8 +85,9 @@ function binned(passes, whole) {
     bins[final].pool_bytes = passes.pool_bytes[row];
     bins[final].store_bytes = passes.store_bytes[row];
   }
-  let held = { pool_bytes: 0, store_bytes: 0 };
+  let held = { pool_bytes: 0, store_bytes: 0, failed: 0 };
   for (const bin of bins) {
+    bin.failed = held.failed + bin.failures;
     bin.pool_bytes ??= held.pool_bytes;
     bin.store_bytes ??= held.store_bytes;
     held = bin;
@@ -149,7 +153,7 @@ function binWords(bin) {
     `${grouped(bin.running)} running, ${grouped(bin.waiting)} waiting`,
     `pool ${bytes(bin.pool_bytes)}, written to the store ${bytes(bin.store_bytes)}`,
   ];
-  if (bin.failures > 0) words.push(`${counted(bin.failures, "request")} failed`);
+  if (bin.failed > 0) words.push(`${counted(bin.failures, "request")} failed, ${grouped(bin.failed)} until then`);
   return words.join(" · ");
 }
 

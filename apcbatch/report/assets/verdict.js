@@ -10,6 +10,7 @@ function showVerdict(section, run) {
     errorCodes(verdict),
     ...(run.notes ?? []).map((note) => foreign(note, "p", { class: "quiet note" })),
     element("dl", { class: "tiles" }, ...tiles(verdict, run.tokens)),
+    verdict.percentiles === null ? null : percentileTable(verdict.percentiles),
     verdict.warnings.length ? warnings(verdict.warnings) : null);
 }
 
@@ -78,6 +79,23 @@ function tiles(verdict, tokens) {
       verdict.peak_device_bytes === null ? null
         : line("device ", quantity("peak_device_bytes", verdict.peak_device_bytes, bytes))),
   ].filter((one) => one !== null);
+}
+
+/** What one answered request took: half of them no more than p50, 99 of 100 no more than p99. */
+function percentileTable(rows) {
+  const words = {
+    seconds: "Time, prefill and decode", prefill_s: "Prefill", decode_s: "Decode",
+    prompt: "Prompt tokens", computed: "Computed tokens", out: "Generated tokens",
+  };
+  const names = ["p50", "p95", "p99"];
+  const cells = rows.map((row) => {
+    const form = ["prompt", "computed", "out"].includes(row.name) ? grouped : seconds;
+    const values = names.map((name) => quantity(`${row.name}.${name}`, row[name], form));
+    return [words[row.name] ?? visible(row.name), ...values];
+  });
+  const table = plainTable("What one answered request took", ["One answered request", ...names], cells, [1, 2, 3]);
+  table.classList.add("percentiles");
+  return table;
 }
 
 /** One chief number; its unit is set smaller. */
