@@ -1,4 +1,5 @@
 # Two commands on a fresh clone: `make demo` and `make test`. Everything lives in .venv; nothing else is touched.
+# `make demo CUDA=1` builds the CUDA kernels too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,42 +8,67 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants clean
+.PHONY: demo test test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants wheels clean
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test]'
-	touch $@
+# 1 builds the CUDA kernels too, which takes nvcc and some minutes more.
+CUDA ?= $(or $(APCBATCH_CUDA),0)
+export APCBATCH_CUDA := $(CUDA)
+BUILT := $(VENV)/.installed$(if $(filter 1,$(CUDA)),-cuda)
+TESTED := $(VENV)/.tested
+
+# What the package itself needs, or an extra of it, by what was installed.
+NEEDED := import importlib.metadata as m; print(*(r for r in m.requires("apcbatch") if ";" not in r))
+EXTRA = import importlib.metadata as m; print(*(r.split(";")[0] for r in m.requires("apcbatch") if "$(1)" in r))
+
+$(BUILT): pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/cuda/*)
+	@echo "Setting up $(VENV), once: 3 steps, about 5 minutes, 2 GB of disk (7 GB where the"
+	@echo "package index gives a torch with CUDA's libraries). make clean takes it away."
+	@echo "1 of 3: an environment of its own ($(PYTHON) -m venv)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "2 of 3: the kernels, compiled for the CPU$(if $(filter 1,$(CUDA)), and for CUDA): 1 to 3 minutes$(if $(filter 1,$(CUDA)), each)"
+	@rm -f apcbatch/_CUDA*.so $(VENV)/.installed-cuda
+	@$(BIN)/pip install --quiet --no-deps --editable .
+	@echo "3 of 3: torch, transformers and what they need, as constraints.txt pins them"
+	@$(BIN)/pip install --quiet `$(BIN)/python -c '$(NEEDED)'`
+	@touch $@ $(VENV)/.installed
+
+$(TESTED): $(BUILT)
+	@echo "What the tests need besides, once: pytest, ray and others, 0.5 GB of disk"
+	@$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,test)'`
+	@touch $@
 
 # What suits a model as small as this: few snapshots, and many requests side by side.
 KEEP_ALL := --policy all --block-size 128 --max-running 64
-demo: $(VENV)/.installed
-	rm -rf $(DEMO)
-	mkdir $(DEMO)
+demo: $(BUILT)
+	@rm -rf $(DEMO)
+	@mkdir $(DEMO)
+	@echo "1 of 3: 64 conversations, an empty store: shared prefixes are computed once"
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/cold.jsonl --store $(DEMO)/store $(KEEP_ALL) -q
+	@echo "2 of 3: the same again: nearly all prompt tokens are restored from the store"
 	$(BIN)/apcbatch run examples/agents.jsonl -o $(DEMO)/warm.jsonl --store $(DEMO)/store $(KEEP_ALL)
+	@echo "3 of 3: a page for the browser of both runs"
 	$(BIN)/apcbatch report $(DEMO)/cold.jsonl $(DEMO)/warm.jsonl -o $(DEMO)/report.html
 
-test: $(VENV)/.installed
+test: $(TESTED)
 	$(BIN)/python -m pytest -q
 
 # The tests of the floors that know no torch, where it is not installed: with all that the package asks for, save torch.
 WITHOUT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("apcbatch") if r[:5] != "torch" and ";" not in r))
 LIGHT := $(VENV)-light
-test-light: $(VENV)/.installed
+test-light: $(BUILT)
 	rm -rf $(LIGHT)
 	$(PYTHON) -m venv $(LIGHT)
 	$(LIGHT)/bin/pip install --quiet pytest hypothesis jsonschema `$(BIN)/python -c '$(WITHOUT_TORCH)'`
 	$(LIGHT)/bin/python -m pytest -q tests/store tests/data tests/plan tests/test_prefix.py tests/test_layout.py tests/test_floors.py
 
 # The report in a real browser: the distribution's Chromium, which Playwright drives and never downloads.
-test-browser: $(VENV)/.installed
+test-browser: $(TESTED)
 	$(BIN)/python -m tools.chromium
 	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,browser)'`
 	$(BIN)/python -m pytest -q tests/browser
 
 # Runs on a Ray cluster of simulated machines on this one.
-test-ray: $(VENV)/.installed
+test-ray: $(TESTED)
 	$(BIN)/python -m pytest -q -m 'ray or not ray' tests/cluster tests/ray
 
 # The CUDA tests, and the sanitizers over the kernels' tests, with the python and the torch that see the GPU. racecheck
@@ -69,36 +95,37 @@ test-cuda:
 	timeout 600 compute-sanitizer --tool memcheck $(SANITIZE) $(PYTHON) -m pytest -q -m cuda tests/kernels
 	timeout 600 compute-sanitizer --tool racecheck $(SANITIZE) $(NOT_UNDERSTOOD) $(PYTHON) -m pytest -q -m cuda $(RACES)
 
-# The packages of an extra, without building the extension anew.
-EXTRA = import importlib.metadata as m; print(*(r.split(";")[0] for r in m.requires("apcbatch") if "$(1)" in r))
-
-lint: $(VENV)/.installed
+lint: $(BUILT)
 	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,lint)'`
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror csrc/*.cpp csrc/*.h csrc/cuda/* tests/kernels/driver.cpp
 
-soak: $(VENV)/.installed sanitize
+soak: $(TESTED) sanitize
 	$(BIN)/python -m tests.soak --seconds $(SECONDS)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # The kernels with a plain C++ driver under the address and undefined-behaviour sanitizers.
-sanitize: $(VENV)/.installed
+sanitize: $(TESTED)
 	$(BIN)/python -m tests.kernels.sanitize --seconds 20
 
 # The kernels with every compiler that is here (GCC, Clang, GCC for aarch64), with and without OpenMP, warnings as errors.
-portability: $(VENV)/.installed
+portability: $(TESTED)
 	$(BIN)/python -m tests.kernels.portability
 
 # Changes the code in 300 small ways, a fixed sample, and lists those that no test notices: about 35 minutes on two idle
 # cores. Works in copies under build/mutants, and leaves all outcomes in build/mutants/outcomes.json.
-mutants: $(VENV)/.installed
+mutants: $(TESTED)
 	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,mutants)'`
 	$(BIN)/python -m tools.mutants
 
-bench: $(VENV)/.installed
+# The source archive and a manylinux wheel for each supported Python that is here, in dist.
+wheels:
+	.ci/wheels dist
+
+bench: $(BUILT)
 	$(BIN)/apcbatch bench
 
 clean:
-	rm -rf $(VENV) $(LIGHT) $(DEMO) build *.egg-info apcbatch/*.so
+	rm -rf $(VENV) $(LIGHT) $(DEMO) build dist *.egg-info apcbatch/*.so

@@ -9,7 +9,6 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
 FLOORS = {
-    "address": 0,
     "errors": 0,
     "answer": 1,
     "types": 0,
@@ -57,7 +56,6 @@ PACKAGES = {
     "cli",
 }
 NO_TORCH = {
-    "address",
     "errors",
     "answer",
     "types",

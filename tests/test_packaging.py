@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -66,3 +67,21 @@ def test_the_package_says_its_version(built: Path) -> None:
         f"apcbatch-{VERSION}-py3-none-any.whl",
         f"apcbatch-{VERSION}.tar.gz",
     ]
+
+
+def made(*arguments: str) -> str:
+    """What make says that it would do, as on a fresh clone."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "APCBATCH_CUDA")}
+    command = ["make", "--always-make", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_setting_up_says_its_steps_and_builds_no_cuda(target: str) -> None:
+    """Fault: minutes of silence while it is set up, lines that break at 80 columns, and CUDA code that is compiled for
+    an hour because an nvcc is there."""
+    said = [line.split('"')[1] for line in made(target).splitlines() if line.startswith("echo ")]
+    assert max(map(len, said)) <= 80 and "about 5 minutes, 2 GB of disk" in said[0]
+    assert [line[:7] for line in said if " of 3: " in line][:3] == ["1 of 3:", "2 of 3:", "3 of 3:"]
+    assert "APCBATCH_CUDA := 0" in made("--print-data-base", target) and "for CUDA" not in " ".join(said)
+    assert "APCBATCH_CUDA := 1" in made("--print-data-base", target, "CUDA=1") and "for CUDA" in made(target, "CUDA=1")

@@ -1,7 +1,7 @@
 """Writes the figures of README.md from runs: what `make demo` prints at the end, one of its answers, and what the
 example in Python prints.
 
-    python tools/make_readme.py
+    python -m tools.make_readme
 
 A test makes the same runs and compares all but the seconds. What is around the figures is written by hand.
 """
@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.terminal import in_terminal
+
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "README.md"
 RUN = re.compile(r"(?<=```text\n)\.\.\.\n.*?(?=```)", re.DOTALL)
@@ -23,14 +25,9 @@ ANSWER = re.compile(r"(?P<before>\.custom_id == \"(?P<id>[^\"]+)\".*?```json\n).
 EXAMPLE = re.compile(
     r"```python\n(?P<code>from apcbatch import LLM\n.*?)```\n\nIt prints:\n\n```text\n(?P<output>.*?)```", re.DOTALL
 )
-SECONDS = re.compile(r"(?<= in )[\d.]+(?= s\b)")
-LAST_LINES = 3
-# The keys of the summary that are shown, line by line; others between them are dots.
-SHOWN = (
-    ("requests", "ok", "errors", "prompt_tokens", "cached_tokens", "computed_tokens"),
-    ("hit_rate", "ideal_hit_rate", "cached_by_source"),
-    ("miss_reasons",),
-)
+SECONDS = re.compile(r"(?<= in )[\d.]+(?= s\b)|[\d,]+(?= a second)|(?<=seconds  ).*")
+COLUMNS = 80  # of the terminal
+LAST_REQUESTS = 3
 
 
 def keep_all() -> list[str]:
@@ -43,14 +40,17 @@ def demo_runs(custom_id: str) -> tuple[str, str]:
     """What the second of the two runs of `make demo` prints: its last lines, and what it says of the whole; and one of
     its answers."""
     with tempfile.TemporaryDirectory() as folder:
-        lines = []
+        shown = ""
         for name, options in (("cold", ["-q", "--max-tokens", "1"]), ("warm", [])):  # what is restored is the same
-            command = _program("run", "examples/agents.jsonl", "-o", f"{folder}/{name}.jsonl", "--store", f"{folder}/s")
+            command = ["run", "examples/agents.jsonl", "-o", f"{folder}/{name}.jsonl", "--store", f"{folder}/s"]
             command += [*keep_all(), "--device", "cpu", "--progress", "none", *options]
-            done = subprocess.run(command, cwd=ROOT, env=_environment(), check=True, capture_output=True, text=True)
-            said = [line for line in done.stderr.splitlines() if " requests in " in line]
-            lines = [*done.stdout.splitlines()[-1 - LAST_LINES : -1], *said]
-            lines += shortened(json.loads(done.stdout.splitlines()[-1]))
+            code, shown = in_terminal(command, COLUMNS, ROOT, NO_COLOR="1")
+            if code != 0:
+                raise SystemExit(shown)
+        lines = shown.splitlines()
+        end = next(at for at, line in enumerate(lines) if " requests in " in line)
+        begins = [at for at in range(end) if not lines[at].startswith(" ")]
+        lines = lines[begins[-LAST_REQUESTS] :]
         answer = answer_in(Path(folder, "warm.jsonl"), custom_id)
     return "\n".join(["...", *lines]).replace(folder, "demo-out") + "\n", answer
 
@@ -64,19 +64,6 @@ def answer_in(output: Path, custom_id: str) -> str:
             parts = [message["content"], *(call["function"] for call in message["tool_calls"])]
             return "".join(json.dumps(part, ensure_ascii=False, separators=(",", ":")) + "\n" for part in parts)
     raise SystemExit(f"README.md shows the answer of {custom_id}, which is not among those of the run")
-
-
-def shortened(summary: dict[str, object]) -> list[str]:
-    """The summary's JSON with some of its keys, in three lines."""
-    names, text, at = list(summary), "{", -1
-    for shown in SHOWN:
-        text += "\n " * (at >= 0)
-        for name in shown:
-            if names.index(name) - at > 1:  # dots end a line rather than begin one
-                text = f"{text[:-2]}...,\n " if text.endswith("\n ") else f"{text}...,"
-            at = names.index(name)
-            text += f"{json.dumps(name)}:{json.dumps(summary[name], separators=(',', ':'))},"
-    return f"{text}...}}".splitlines()
 
 
 def example_output(code: str) -> str:
@@ -104,10 +91,6 @@ def document(page: str) -> str:
 def without_seconds(page: str) -> str:
     """The page without what differs from machine to machine."""
     return SECONDS.sub("?", page)
-
-
-def _program(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "apcbatch", *arguments]
 
 
 def _environment() -> dict[str, str]:

@@ -164,8 +164,8 @@ def _cuda(device: str, gpus: int) -> str:
         cuda.extension()
     except RuntimeError as error:
         if device == "cuda" or gpus > 1:
-            raise Broken(f"{error}", "build again with nvcc, or give --device cpu") from None
-        return f"{torch.cuda.get_device_name()}, without kernels in this build; the CPU is used"
+            raise Broken(f"{error}", "build them, or give --device cpu") from None
+        return f"{torch.cuda.get_device_name()}, without kernels in this build (`make demo CUDA=1`); the CPU is used"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if gpus > len(names):
         raise Broken(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -290,21 +291,27 @@ def test_every_logit_counts(row: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_a_device_without_kernels_is_left_alone_or_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches `auto` that ends where the kernels are not built, and `cuda` that goes on with the CPU."""
+def test_a_device_without_kernels_is_left_alone_or_told(
+    name: str, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches `auto` that ends where the kernels are not built or is silent about it, `cuda` that goes on with the CPU,
+    and a sentence that does not say how they are built."""
     from apcbatch.kernels.cuda import extension as cuda
-    from apcbatch.model.place import choose_device
-
-    def missing() -> None:
-        raise RuntimeError("the kernels are not built")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(cuda, "extension", missing)
-    if name == "auto":
-        assert choose_device(name) == torch.device("cpu")
-    else:
-        with pytest.raises(UsageError, match="--device cuda: the kernels are not built"):
-            choose_device(name)
+    monkeypatch.setitem(sys.modules, "apcbatch._CUDA", None)
+    cuda.extension.cache_clear()
+    warned: list[str] = []
+    try:
+        if name == "auto":
+            engine = Engine(tiny_checkpoint("mamba"), device=name, pool_size_bytes=1 << 20, warn=warned.append)
+            engine.close()
+            assert engine.device == "cpu" and "no kernels for it, so the CPU is used" in warned[0]
+        else:
+            with pytest.raises(UsageError, match="--device cuda: the CUDA kernels are not .* by `make demo CUDA=1`"):
+                Engine(tiny_checkpoint("mamba"), device=name, pool_size_bytes=1 << 20)
+    finally:
+        cuda.extension.cache_clear()
 
 
 def test_times_are_told_in_milliseconds() -> None:

@@ -22,7 +22,8 @@ def extension() -> ModuleType:
         compiled = import_module("apcbatch._CUDA")
     except ImportError as error:
         raise RuntimeError(
-            f"the CUDA kernels are not in this build ({error}): install nvcc and build again with APCBATCH_CUDA=1"
+            f"the CUDA kernels are not in this build ({error}): with nvcc, build them by `make demo CUDA=1` in a "
+            "checkout, or `APCBATCH_CUDA=1 pip install .`"
         ) from error
     return compiled
 
