@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, REASONING_PARSERS, TOOL_PARSERS
+from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TEMPERATURE, REASONING_PARSERS, TOOL_PARSERS
 from apcbatch.types import MOST_TOP_LOGPROBS, POLICIES, Policy
 from apcbatch.values import Kind, Spec, shown
 
@@ -53,6 +53,7 @@ class Config:
         "Model",
         "The model: a folder, a hub id that is in the local cache, or a bundled one: `demo`, `demo-jamba`.",
         metavar="DIR|HF-ID|demo",
+        path="local",
     )
     dtype: str = option(
         "float32",
@@ -61,7 +62,11 @@ class Config:
         choices=("float32", "bfloat16"),
     )
     device: str = option(
-        "auto", "Model", "Where to compute; auto takes CUDA if it is there.", choices=("auto", "cpu", "cuda")
+        "auto",
+        "Model",
+        "Where to compute; auto takes CUDA if it is there.",
+        choices=("auto", "cpu", "cuda"),
+        meant={"gpu": "cuda"},
     )
     gpus: int = option(
         1,
@@ -145,7 +150,9 @@ class Config:
         minimum=2,
         maximum=MOST_TOKENS,
     )
-    temperature: float = option(0.0, "Generation", "0 is greedy.", minimum=0)
+    temperature: float = option(
+        0.0, "Generation", "0 is greedy; up to 2 draws, more widely the higher.", minimum=0, maximum=MOST_TEMPERATURE
+    )
     top_p: float = option(
         1.0, "Generation", "Draw from the fewest tokens that have this probability.", above=0, maximum=1
     )
@@ -259,7 +266,7 @@ class Config:
         minimum=1,
         maximum=MOST_TOKENS,
     )
-    store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR")
+    store: str | None = option(None, "Reuse", "Keep snapshots in DIR for later runs.", metavar="DIR", path="local")
     cache_salt: str | None = option(
         None,
         "Reuse",
@@ -345,9 +352,19 @@ class Config:
         "Output",
         "Keep what `apcbatch report` draws in OUT.trace.jsonl: passes, shared prefixes and their first words.",
     )
-    summary: str | None = option(None, "Output", "Write the summary to FILE too.", metavar="FILE")
+    summary: str | None = option(
+        None,
+        "Output",
+        "Write the summary to FILE too, in place of an earlier summary; --overwrite replaces any other file.",
+        metavar="FILE",
+        path="any",
+    )
     report: str | None = option(
-        None, "Output", "Write a page for the browser to FILE when the run ends; see `apcbatch report`.", metavar="FILE"
+        None,
+        "Output",
+        "Write a page for the browser to FILE when the run ends; see `apcbatch report`.",
+        metavar="FILE",
+        path="local",
     )
     progress: str = option(
         "auto",

@@ -45,6 +45,7 @@ REASONING_PARSERS: tuple[str, ...] = ("think", "mistral", "granite")
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
+MOST_TEMPERATURE = 2  # as OpenAI's API has it
 MOST_STOP_TEXTS = 64
 LONGEST_STOP_TEXT = 1024  # characters
 

@@ -33,7 +33,7 @@ from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
 from apcbatch.job.answers import Answers
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
-from apcbatch.job.opening import make_engine
+from apcbatch.job.opening import check_stop_tokens, make_engine
 from apcbatch.job.planning import work_source
 from apcbatch.job.record import error_line, result_line
 from apcbatch.job.work import Failure, Work, WorkSource
@@ -43,7 +43,17 @@ from apcbatch.types import Request, Result
 
 Messages = Sequence[Mapping[str, Any]]
 
-_OF_FILES = ("format", "turns", "limit")  # and all options of the output: they mean nothing without INPUT and OUT
+# What to do instead of giving an option that means nothing here; of all options of a group, too.
+_ELSEWHERE = {
+    "turns": "give it to `run`",
+    "format": "each conversation says by its keys what it is; leave it out",
+    "limit": "end the conversations where you like; leave it out",
+}
+_ELSEWHERE_BY_GROUP = {
+    "Output": "it is of the command line alone; leave it out",
+    "Cluster": "an LLM computes in this process; leave it out, or write the conversations as JSON lines and give "
+    "`apcbatch run` --ray",
+}
 
 _MOST_FAILURES = 64  # before they are handed on
 
@@ -67,9 +77,10 @@ class LLM:
     def __init__(
         self, model: str | os.PathLike[str] = "demo", *, warn: Callable[[str], None] = _warn, **options: Any
     ) -> None:
-        for name in options:
-            if name in _OF_FILES or (name in OPTIONS and OPTIONS[name].group == "Output"):
-                raise UsageError(f"LLM: {name} is an option of the command line alone; leave it out")
+        for name in options.keys() & OPTIONS.keys():
+            instead = _ELSEWHERE.get(name) or _ELSEWHERE_BY_GROUP.get(OPTIONS[name].group)
+            if instead is not None:
+                raise UsageError(f"LLM: {name} is no option of an LLM: {instead}")
         given = {"policy": "all", **options, "model": model}
         plain = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in given.items()}
         self._is_running = False
@@ -77,6 +88,7 @@ class LLM:
         config = resolve({}, {}, plain, "LLM")
         folder = locate_model(config.model)
         self._config = with_model_defaults(config, folder)
+        check_stop_tokens(self._config, folder)
         self._renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(self._config))
         self._engine: JobEngine | None = make_engine(self._config, warn)
 

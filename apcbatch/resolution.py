@@ -14,7 +14,7 @@ from typing import Any
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, ENV_PREFIX, OPTIONS, Config, env_name, flag_name
 from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
-from apcbatch.values import SHOWN_CHARACTERS, nearest, parse_switch, parse_value
+from apcbatch.values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
 
 # Read by setup.py and by tools/chromium.py; an environment may keep them.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
@@ -99,7 +99,11 @@ def load(flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str
 
 def config_path(config_file: str | None, environ: Mapping[str, str] | None = None) -> str | None:
     """The configuration file that --config or APCBATCH_CONFIG names."""
-    return config_file or (os.environ if environ is None else environ).get(ENV_CONFIG)
+    name = config_file or (os.environ if environ is None else environ).get(ENV_CONFIG)
+    try:
+        return parse_path(name, "--config" if config_file else ENV_CONFIG) if name else name
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def debug_wanted() -> bool:

@@ -10,12 +10,15 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-FILE_MARK = "@"  # before the name of a file that holds a secret
+from apcbatch.address import as_path, is_address, shown_address
+from apcbatch.errors import UsageError
+
+FILE_MARK = "@"  # before the name of a file that holds the text
 SIZE_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE_UNITS |= {f"{unit}IB": size for unit, size in SIZE_UNITS.items()}
 SIZE_UNITS |= {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -35,7 +38,9 @@ class Spec:
 
     flag: the short form besides the long one, '' for none, None where the option has no flag at all. secret: a text
     that is written nowhere; the value `@FILE`, which names the file that holds it, may be. opposite: the flag that
-    turns a switch off which is on by default; --no-NAME unless it is given.
+    turns a switch off which is on by default; --no-NAME unless it is given. path: a text that names a file or a folder,
+    on this machine alone or at any address; an address of a local one is read as its path.
+    meant: what words that are no choices mean.
     """
 
     kind: Kind
@@ -49,15 +54,24 @@ class Spec:
     optional: bool = False
     flag: str | None = ""
     secret: bool = False
+    path: Literal["", "local", "any"] = ""
     most: int | None = None
     opposite: str | None = None
+    meant: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def may_name_file(self) -> bool:
+        """Whether `@FILE` stands for the text in a file."""
+        return (self.metavar or "").endswith("@FILE")
 
 
 def shown(spec: Spec, value: Any) -> Any:
     """A value as it may be written: several as a list, a secret only as the name of the file that holds it, else as
-    null."""
+    null, an address without what is secret in it."""
     if spec.most is not None:
         return list(value)
+    if spec.path and value is not None:
+        return shown_address(value)
     return None if spec.secret and value is not None and not value.startswith(FILE_MARK) else value
 
 
@@ -110,8 +124,24 @@ def _parse_text(spec: Spec, raw: Any, where: str) -> str:
     if spec.maximum is not None and len(raw) > spec.maximum:
         raise ValueError(f"{where} has {len(raw):,} characters; expected at most {spec.maximum:,.0f}")
     if spec.choices and raw not in spec.choices:
-        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{nearest(raw, spec.choices)}")
-    return raw
+        meant = spec.meant.get(raw.lower())
+        did_you_mean = f"; did you mean {meant}?" if meant else nearest(raw, spec.choices)
+        raise ValueError(f"{where} is {brief(raw)}; expected {_expected(spec)}{did_you_mean}")
+    if spec.may_name_file and raw.startswith(FILE_MARK):
+        return FILE_MARK + parse_path(raw.removeprefix(FILE_MARK), where)
+    return parse_path(raw, where, spec.path == "any") if spec.path else raw
+
+
+def parse_path(raw: str, where: str, is_anywhere: bool = False) -> str:
+    """The path of a file or a folder on this machine, also from an address that names it; where it may be anywhere, an
+    address as it is."""
+    try:
+        name = as_path(raw)
+    except UsageError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if is_address(name) and not is_anywhere:
+        raise ValueError(f"{where} is {shown_address(name)}; expected a file on this machine, or a folder")
+    return name
 
 
 def _is_writable(text: str) -> bool:

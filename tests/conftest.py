@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
+import sys
 from pathlib import Path
 
 import pytest
 
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
+from tests.effort import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -18,10 +21,40 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.pop("PYTHONUNBUFFERED", None)  # a child that does not flush must not look as if it did
 
 
-def pytest_configure() -> None:
-    """Where there is a CUDA device, what does not ask for it runs on the CPU, as it does elsewhere."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--effort sizes what the tests draw and try; --seed repeats what they drew."""
+    group = parser.getgroup("apcbatch")
+    group.addoption("--effort", type=int, default=1, help="Sizes draws, seeds and budgets; 10 is full.")
+    group.addoption("--seed", type=int, help="Repeat the draws of an earlier run, which names its seed at its end.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the run's seed. Where there is a CUDA device, what does not ask for it runs on the CPU, as elsewhere."""
+    if config.option.seed is None:
+        drawn = getattr(config, "workerinput", {}).get("seed")
+        config.option.seed = random.SystemRandom().randrange(1 << 31) if drawn is None else drawn
+    os.environ[VARIABLE] = str(config.option.effort)
+    random.seed(config.option.seed)  # for what is drawn while tests are collected
     if _why_no_cuda() is None:
         os.environ["APCBATCH_DEVICE"] = "cpu"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Give a process of pytest-xdist the run's seed."""
+    node.workerinput["seed"] = node.config.option.seed
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed `random` and torch, from which every test draws, by the run's seed and the test's name."""
+    random.seed(f"{item.config.option.seed} {item.nodeid}")
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(random.getrandbits(31))
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    """Name the seed that repeats what was drawn."""
+    terminalreporter.write_line(f"the draws of this run again: --seed {config.option.seed}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,7 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     }
     for item in items:
         for marker, reason in reasons.items():
-            if reason and item.get_closest_marker(marker):  # not item.keywords: those hold folder names too
+            asks = item.get_closest_marker(marker) or (marker == "data" and "shared_data" in item.fixturenames)
+            if reason and asks:  # not item.keywords: those hold folder names too
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -72,6 +72,8 @@ def test_null_in_the_file_is_a_value_where_an_option_may_be_unset():
         (({}, {}, {"block_size": 1.5}), r"c.yaml: block_size is 1.5; expected an integer"),
         (({}, {}, {"block_size": True}), r"c.yaml: block_size is True; expected an integer"),
         (({"temperature": "nan"}, {}, {}), r"--temperature is 'nan'; expected a number from 0"),
+        (({"temperature": "3"}, {}, {}), r"--temperature is '3'; expected a number from 0 up to 2"),
+        (({"device": "gpu"}, {}, {}), r"--device is 'gpu'; expected one of auto, cpu, cuda; did you mean cuda\?"),
         (({"top_p": "0"}, {}, {}), r"--top-p is '0'; expected a number above 0 up to 1"),
         (
             ({"seed": str(2**63)}, {}, {}),

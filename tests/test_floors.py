@@ -9,6 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "apcbatch"
 FLOORS = {
+    "address": 0,
     "errors": 0,
     "answer": 1,
     "types": 0,
@@ -56,6 +57,7 @@ PACKAGES = {
     "cli",
 }
 NO_TORCH = {
+    "address",
     "errors",
     "answer",
     "types",

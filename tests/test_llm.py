@@ -202,14 +202,25 @@ def test_only_one_run_at_a_time(llm: LLM) -> None:
     ({"blocksize": 4}, "LLM: blocksize is not an option; did you mean block_size"),
     ({"block_size": 0}, "LLM: block_size is 0; expected"),
     ({"policy": "some"}, "LLM: policy is 'some'; expected one of"),
-    ({"overwrite": True}, "LLM: overwrite is an option of the command line alone"),
-    ({"format": "batch"}, "LLM: format is an option of the command line alone"),
+    ({"overwrite": True}, "LLM: overwrite is no option of an LLM: it is of the command line alone; leave it out"),
+    ({"format": "batch"}, "LLM: format is no option of an LLM: each conversation says by its keys what it is"),
+    ({"turns": "each"}, "LLM: turns is no option of an LLM: give it to `run`"),
+    ({"ray": "local"}, "LLM: ray is no option of an LLM: an LLM computes in this process"),
+    ({"workers": 2}, "LLM: workers is no option of an LLM: an LLM computes in this process"),
+    ({"temperature": 3}, "LLM: temperature is 3; expected a number from 0 up to 2"),
     ({"store": 3}, "LLM: store is 3"),
 ])  # fmt: skip
 def test_a_bad_option_is_refused_before_anything_is_loaded(options: dict[str, Any], sentence: str) -> None:
     """Fault: an option that does nothing is taken in silence."""
     with pytest.raises(UsageError, match=sentence):
         LLM("no/such-model", **options)
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_refused(monkeypatch: Any) -> None:
+    """Fault: every request is an error record, after the weights were read."""
+    monkeypatch.setattr("apcbatch.llm.make_engine", lambda *_: pytest.fail("the weights were read"))
+    with pytest.raises(UsageError, match="stop_token_id is 4096; the model demo has the token ids 0 to 4095"):
+        LLM("demo", stop_token_id=[3, 4096])
 
 
 def test_a_model_that_is_not_there_is_an_error() -> None:

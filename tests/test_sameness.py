@@ -6,12 +6,13 @@ import random
 
 import pytest
 
+from tests.effort import tries
 from tests.soak.__main__ import repeat_command
 from tests.soak.compare import Difference
 from tests.soak.play import Player, Tally
 from tests.soak.ways import make_draw
 
-NUM_DRAWS, NUM_KILLED = 8, 2
+NUM_DRAWS, NUM_KILLED = tries(30), tries(10)
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,8 @@ def document() -> str:
     wrapped = fill(f"Variables: {variables}.", HEAD_WIDTH, break_long_words=False, break_on_hyphens=False)
     parts = [HEAD.read_text().replace("VARIABLES\n", f"{wrapped}\n")]
     for name, command in commands(cli, "apcbatch"):
-        context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"])
+        settings = {"help_option_names": ["-h", "--help"], **command.context_settings}
+        context = click.Context(command, info_name=name, terminal_width=WIDTH, **settings)
         parts.append(f"## {name}\n\n```text\n{command.get_help(context).rstrip()}\n```\n")
     return "\n".join(parts)
 

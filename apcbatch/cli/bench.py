@@ -8,7 +8,7 @@ import click
 
 from apcbatch import resolution
 from apcbatch.bench import GROUPS
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import ANYWHERE, GroupedCommand, GroupedOption, config_options, given_flags
 
 EPILOG = """\b
 Examples:
@@ -22,7 +22,7 @@ Examples:
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Measure kernels, prefill, decode and restores.")
 @config_options(("model", "dtype", "limit", "max_tokens"))
 @click.option(
-    "--input", metavar="FILE", cls=GroupedOption, group="Input",
+    "--input", metavar="FILE", type=ANYWHERE, cls=GroupedOption, group="Input",
     help="Conversations for the figures of whole runs; without them these are left out.",
 )  # fmt: skip
 @click.option(

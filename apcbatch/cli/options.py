@@ -5,24 +5,58 @@ Must not know: what an option does. Values stay text here; resolution.py reads t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
-from apcbatch.values import Spec, format_size
+from apcbatch.errors import UsageError
+from apcbatch.values import Spec, format_size, parse_path
 
 METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
 
 
+class PathName(click.ParamType):  # type: ignore[type-arg]
+    """A file or a folder: an address of a local one becomes its path. is_anywhere: another address may be given."""
+
+    name = "path"
+
+    def __init__(self, is_anywhere: bool = False) -> None:
+        self._is_anywhere = is_anywhere
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        is_folder = (param.metavar or "").startswith("DIR")
+        return [CompletionItem(incomplete, type="dir" if is_folder else "file")]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        where = "" if param is None else param.opts[0]
+        if isinstance(param, click.Argument):
+            where = (param.metavar or param.opts[0]).rstrip(".")
+        try:
+            return parse_path(value, where, self._is_anywhere)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+
+LOCAL, ANYWHERE = PathName(), PathName(is_anywhere=True)
+
+
 class GroupedOption(click.Option):
-    """An option that is listed under a heading of the help."""
+    """An option that is listed under a heading of the help. A shell completes its value by its metavar."""
 
     def __init__(self, *args: Any, group: str = "Other", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.group = group
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        words = (self.metavar or "").split("|")
+        found = [CompletionItem(word) for word in words if word.islower() and word.startswith(incomplete)]
+        if found or "FILE" not in (self.metavar or "") and "DIR" not in words:
+            return found or super().shell_complete(ctx, incomplete)
+        return LOCAL.shell_complete(ctx, self, incomplete)
 
 
 class GroupedCommand(click.Command):
@@ -39,6 +73,31 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
+def short_help_option(first: Sequence[str], epilog: str) -> Callable[[Any], Any]:
+    """A decorator that adds -h, which shows a command's first paragraph, the options that are named, and an epilog. The
+    command's context_settings leave it --help alone."""
+
+    def show(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+        if not wanted or ctx.resilient_parsing:
+            return
+        command, formatter = ctx.command, ctx.make_formatter()
+        command.format_usage(ctx, formatter)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text((command.help or "").partition("\n\n")[0])
+        options = {one.name: one for one in command.get_params(ctx)}
+        with formatter.section("Options to begin with"):
+            formatter.write_dl([record for name in first if (record := options[name].get_help_record(ctx))])
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(epilog)
+        click.echo(formatter.getvalue().rstrip("\n"))
+        ctx.exit()
+
+    help = f"Show the {len(first)} options to begin with, and stop."
+    return click.option("-h", is_flag=True, is_eager=True, expose_value=False, callback=show, help=help)
+
+
 class OrderedGroup(click.Group):
     """A group that lists its commands in the order in which they were added."""
 
@@ -48,11 +107,11 @@ class OrderedGroup(click.Group):
 
 # The options that several commands share beside those of config.py; each is a decorator.
 config_file_option = click.option(
-    "--config", "config_file", metavar="FILE", cls=GroupedOption, group="Configuration",
+    "--config", "config_file", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Configuration",
     help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
 )  # fmt: skip
 json_option = click.option(
-    "--json", "json_path", metavar="FILE", cls=GroupedOption, group="Output",
+    "--json", "json_path", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
     help="Write the numbers to FILE; - is standard output, instead of the table.",
 )  # fmt: skip
 

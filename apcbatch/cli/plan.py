@@ -9,6 +9,7 @@ import click
 
 from apcbatch import resolution
 from apcbatch.cli.options import (
+    ANYWHERE,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -38,7 +39,7 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Tell what a run would reuse, without weights.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1, required=True)
 @config_options(OPTION_NAMES)
 @click.option(
     "--block-sizes", metavar="N,N,...", cls=GroupedOption, group="Reuse",

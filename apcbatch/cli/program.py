@@ -33,7 +33,7 @@ Examples:
   apcbatch store stat ~/states
   apcbatch doctor
 
-`apcbatch COMMAND -h` shows a command's options and examples.
+`apcbatch COMMAND --help` shows a command's options and examples; `apcbatch run -h` the ten to begin with.
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from apcbatch import resolution
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.options import ANYWHERE, LOCAL, GroupedCommand, GroupedOption, config_options, given_flags
 from apcbatch.cli.terminal import warn
 from apcbatch.errors import UsageError
 
@@ -23,9 +23,9 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Show runs, and compare them, as a page for the browser.")
-@click.argument("outs", metavar="OUT...", nargs=-1, required=True)
+@click.argument("outs", metavar="OUT...", type=ANYWHERE, nargs=-1, required=True)
 @click.option(
-    "-o", "--output", metavar="FILE", cls=GroupedOption, group="Output",
+    "-o", "--output", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
     help="Write the page to FILE.  [default: NAME.report.html]",
 )  # fmt: skip
 @click.option(
@@ -33,11 +33,11 @@ Examples:
     help="Replace FILE even if it is not a report.",
 )  # fmt: skip
 @click.option(
-    "--tune", metavar="JSON", cls=GroupedOption, group="Report",
+    "--tune", metavar="JSON", type=LOCAL, cls=GroupedOption, group="Report",
     help="Show the block-size curve of `tune-block-size --json` or `plan --json`.",
 )  # fmt: skip
 @click.option(
-    "--prompts", metavar="INPUT", multiple=True, cls=GroupedOption, group="Report",
+    "--prompts", metavar="INPUT", type=ANYWHERE, multiple=True, cls=GroupedOption, group="Report",
     help="Show prompts too: the INPUT of the run, which is read again; repeat it for several inputs.",
 )  # fmt: skip
 @config_options(["model"])
@@ -70,7 +70,7 @@ def report(
         raise UsageError(f"{len(outs)} OUTs are given; one report shows {MOST_OUTS} at most")
     resolved = resolution.load(given_flags(ctx), None)
     from apcbatch.data.inputs import find_inputs
-    from apcbatch.job.paths import check_outputs, same_file
+    from apcbatch.job.paths import check_outputs, odd_names, same_file
     from apcbatch.job.runfile import run_file_path
     from apcbatch.job.trace_file import trace_path
     from apcbatch.report.curve import read_curve
@@ -95,6 +95,8 @@ def report(
             f"OUT{number}.trace.jsonl": trace_path(file.target),
         }
     check_outputs(resolved, inputs.files if inputs is not None else (), read, {"-o": path})
+    for sentence in odd_names("", "-o", path):
+        warn(sentence)
     curve = None if tune is None else read_curve(tune)
     reader = None
     if inputs is not None:

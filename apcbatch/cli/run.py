@@ -10,11 +10,13 @@ import click
 from apcbatch import config, resolution
 from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import (
+    ANYWHERE,
     GroupedCommand,
     GroupedOption,
     config_file_option,
     config_options,
     given_flags,
+    short_help_option,
 )
 from apcbatch.values import format_size
 
@@ -34,11 +36,29 @@ Examples:
   apcbatch run --config nightly.yaml --show-config
 """
 
+FIRST_OPTIONS = (
+    "output", "model", "turns", "limit", "max_tokens", "temperature", "store", "resume", "overwrite", "report",
+)  # fmt: skip
+FIRST_EPILOG = """\b
+Examples:
+  apcbatch run chats.jsonl
+  apcbatch run chats.jsonl -o answers.jsonl --model ./my-mamba --max-tokens 256
+  apcbatch run chats.jsonl -o answers.jsonl --resume
 
-@click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Answer every request of INPUT: the job.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1)
+`apcbatch run --help` shows all options, and what INPUT, OUT and the exit status are.
+"""
+
+
+@click.command(
+    cls=GroupedCommand,
+    epilog=EPILOG,
+    short_help="Answer every request of INPUT: the job.",
+    context_settings={"help_option_names": ["--help"]},
+)
+@click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1)
+@short_help_option(FIRST_OPTIONS, FIRST_EPILOG)
 @click.option(
-    "-o", "--output", metavar="OUT", cls=GroupedOption, group="Output",
+    "-o", "--output", metavar="OUT", type=ANYWHERE, cls=GroupedOption, group="Output",
     help="Write one JSON line a request to OUT; - is standard output.  [default: NAME.answers.jsonl]",
 )  # fmt: skip
 @config_options(config.OPTIONS)
@@ -49,7 +69,7 @@ Examples:
 )  # fmt: skip
 @click.pass_context
 def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **options: Any) -> int:
-    """Answer every request of INPUT.
+    """Answer every request of INPUT, a file of conversations or of OpenAI Batch requests, in OUT.
 
     INPUT is JSON lines, a JSON document or array, or a parquet or arrow table: a file, - for stdin, a folder
     of such files, one that `save_to_disk` wrote, a pattern in quotes, an address (s3://...), or a dataset as

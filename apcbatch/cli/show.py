@@ -8,7 +8,14 @@ from typing import Any
 import click
 
 from apcbatch import resolution
-from apcbatch.cli.options import GroupedCommand, GroupedOption, config_file_option, config_options, given_flags
+from apcbatch.cli.options import (
+    ANYWHERE,
+    GroupedCommand,
+    GroupedOption,
+    config_file_option,
+    config_options,
+    given_flags,
+)
 from apcbatch.cli.terminal import json_document, terminal_width, warn
 from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
@@ -31,7 +38,7 @@ Examples:
 
 
 @click.command(cls=GroupedCommand, epilog=EPILOG, short_help="Look at one request of INPUT, without weights.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1, required=True)
 @click.option(
     "--line", metavar="N", type=click.IntRange(min=1), cls=GroupedOption, group="Request",
     help="The line of INPUT, counted from 1; the first one that is not blank by default.",

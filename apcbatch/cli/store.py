@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apcbatch.cli.options import OrderedGroup
+from apcbatch.cli.options import LOCAL, OrderedGroup
 from apcbatch.cli.terminal import echo_row, warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.model.locate import name_of
@@ -50,7 +50,7 @@ def store() -> None:
 
 
 @store.command(epilog=STAT_EPILOG)
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", type=LOCAL)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def stat(folder: str, as_json: bool) -> None:
     """Print how many snapshots DIR holds, their size, and the same for each model."""
@@ -77,7 +77,7 @@ def stat(folder: str, as_json: bool) -> None:
 
 
 @store.command(epilog=CHECK_EPILOG)
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", type=LOCAL)
 def check(folder: str) -> int:
     """Verify every snapshot in DIR byte by byte, and put the index right.
 
@@ -97,7 +97,7 @@ def check(folder: str) -> int:
 
 
 @store.command(epilog=PRUNE_EPILOG)
-@click.argument("folder", metavar="DIR")
+@click.argument("folder", metavar="DIR", type=LOCAL)
 @click.option("--size", metavar="SIZE", help="Drop the least valuable until the store has this size at most.")
 @click.option("--older-than", metavar="AGE", help="Drop what was not used for so long: 90m, 12h, 30d, 8w.")
 @click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,8 @@ import click
 
 from apcbatch import config, resolution
 from apcbatch.cli.options import (
+    ANYWHERE,
+    LOCAL,
     GroupedCommand,
     GroupedOption,
     config_file_option,
@@ -43,7 +46,7 @@ Examples:
 
 
 @click.command("tune-block-size", cls=GroupedCommand, epilog=EPILOG, short_help="Find the best block size for INPUT.")
-@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
+@click.argument("inputs", metavar="INPUT...", type=ANYWHERE, nargs=-1, required=True)
 @config_options(OPTION_NAMES)
 @click.option(
     "--candidates", metavar="N,N,...", multiple=True, cls=GroupedOption, group="Reuse",
@@ -54,12 +57,12 @@ Examples:
     help="Run the best N for real, with one new token a request, and compare with the prediction.",
 )  # fmt: skip
 @click.option(
-    "--write", "yaml_path", metavar="FILE", cls=GroupedOption, group="Output",
+    "--write", "yaml_path", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Output",
     help="Write the choice to FILE as YAML for --config.",
 )  # fmt: skip
 @json_option
 @click.option(
-    "--plot", "plot_path", metavar="FILE.svg|FILE.png", cls=GroupedOption, group="Output",
+    "--plot", "plot_path", metavar="FILE.svg|FILE.png", type=LOCAL, cls=GroupedOption, group="Output",
     help="Draw hit rate, bytes and predicted seconds over block size (needs matplotlib).",
 )  # fmt: skip
 @config_file_option
@@ -102,9 +105,41 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
         write_output(flag, path, made[flag]())
     if options["json_path"] == STDOUT:
         click.echo(document.decode(), nl=False)
+        _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
         return
     for line in tuning_lines(tuning, resolved, terminal_width(sys.stdout)):
         click.echo(line)
+    _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
+
+
+def _say_what_is_next(
+    program: list[str], inputs: tuple[str, ...], options: dict[str, Any], tuning: Tuning, resolved: config.Config
+) -> None:
+    """Say on stderr which files were written, and, with --write, the command that runs INPUT with the choice. A run
+    takes one file, so where --config gave options, that one stays and the choice becomes flags."""
+    from apcbatch.job.continuation import command_line, command_words
+    from apcbatch.job.paths import default_output
+
+    written, earlier = options["yaml_path"], resolution.config_path(options["config_file"])
+    for path in (options["json_path"], options["plot_path"]):
+        if path not in (None, STDOUT):
+            _say(f"wrote {path}")
+    if written is None:
+        return
+    choice = {
+        "policy": resolved.policy,
+        "block_size": tuning.recommended.block_size,
+        "min_gain_tokens": tuning.min_gain_tokens,
+    }
+    _say(f"wrote {written} ({', '.join(f'{name} {value}' for name, value in choice.items())}); to run with the choice:")
+    flags = [word for name, value in choice.items() for word in (config.flag_name(name), str(value))] if earlier else []
+    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # of the tuning alone
+    try:
+        output = default_output(inputs)
+    except UsageError:
+        output = "answers.jsonl"
+    given = dataclasses.replace(resolved, origins=origins)
+    _say(command_line(command_words(program, inputs, output, earlier or written, given, flags)))
 
 
 def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_runs: int) -> Tuning:

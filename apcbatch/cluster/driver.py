@@ -349,7 +349,9 @@ class ClusterEngine:
         result.tag = item.request.tag
         self._results.append(result)
         self._num_unfinished -= 1
-        self._placing.forsaken(self._states.ended(item))
+        self._placing.forsaken(self._states.ended(item, has_failed=result.error is not None))
+        if item.resume is not None:
+            self._states.release_unwanted(item.resume)
         if result.error is None:
             self._note(item, result)
 

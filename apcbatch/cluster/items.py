@@ -96,10 +96,14 @@ class Item:
         return request.max_tokens * (request.n if request.temperature > 0 else 1)
 
     def lead(self, state: State) -> None:
-        """Make a state again that nobody will make, instead of reading it."""
+        """Make a state that nobody will make, instead of reading it, from the one that its maker resumed from."""
         state.readers.discard(self)
         if self.resume is state:
-            self.resume, self.above = None, state
+            self.resume, self.above = state.parent, state
+            if state.parent is not None and state.parent.handle is not None:
+                state.parent.readers.add(self)
+            else:
+                self.resume = None
         state.maker = self
         self.keeps[state.position] = state
 

@@ -25,10 +25,6 @@ class OpenUnit:
         self.seconds = 0.0
         self.prefill_tokens = self.decode_tokens = 0
 
-    def made_by(self, number: int) -> list[Key]:
-        """The exports that a piece keeps."""
-        return [key for key, maker in self.makers.items() if maker.number == number]
-
     def count(self, result: Result) -> None:
         """A request has ended."""
         self.num_left -= 1

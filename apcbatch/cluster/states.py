@@ -84,25 +84,33 @@ class States:
             self.num_dropped += 1
         self.peak_states = max(self.peak_states, self._num_held)
 
-    def ended(self, item: Item) -> list[State]:
+    def ended(self, item: Item, has_failed: bool = False) -> list[State]:
         """A request has ended: it reads and makes nothing any more. The states that others wait for it to make, and
-        that nobody will make now."""
+        that nobody will make now. What a failed one leaves, a reader beside it in its group makes."""
         if item.resume is not None:
             item.resume.readers.discard(item)
-            if item.resume.handle is not None and not item.resume.is_wanted:
-                self._forget(item.resume)
-        forsaken = []
-        for state in item.keeps.values():
+        forsaken, heir = list[State](), None
+        for position, state in sorted(item.keeps.items(), reverse=True):
             if state.maker is item:
                 state.maker = None
-                if state.handle is None and state.waiting:
+                if has_failed and state.handle is None:
+                    beside = [reader for reader in state.readers if reader.group is item.group]
+                    heir = min(beside, key=lambda reader: reader.number, default=heir)
+                if heir is not None and state.handle is None:
+                    state.maker, heir.keeps[position] = heir, state
+                elif state.handle is None and state.waiting:
                     forsaken.append(state)
         return forsaken
 
+    def release_unwanted(self, state: State) -> None:
+        """Let go of a state that nobody will read."""
+        if state.handle is not None and not state.is_wanted:
+            self._forget(state)
+
     def release_all_unwanted(self) -> None:
         """Let go of every state that nobody will read."""
-        for state in [state for state in self if not state.is_wanted]:
-            self._forget(state)
+        for state in list(self):
+            self.release_unwanted(state)
 
     def lose(self, state: State) -> None:
         """A state could not be had where it was needed: whoever else needs it makes it again."""

@@ -49,15 +49,6 @@ class UnitPlan:
         """Where an import with readers lies."""
         return self._positions[key]
 
-    def leave_out(self, index: int) -> None:
-        """The engine will refuse a piece: it reads and makes nothing."""
-        self.plans[index] = None
-        for readers in self._readers.values():
-            if index in readers:
-                readers.remove(index)
-        number = self._unit.pieces[index].number
-        self.makers = {key: maker for key, maker in self.makers.items() if maker.number != number}
-
     def go_without(self, key: Key) -> None:
         """An import cannot be had: its first reader computes it, and keeps it for the others."""
         first, *others = self._readers[key]

@@ -92,9 +92,6 @@ class Worker:
         """Take a unit on: its states in, its requests into the queue. states: the bytes of its imports."""
         plan = UnitPlan(unit, self._engine.key_fingerprint)
         requests = [self._put_together(piece) for piece in unit.pieces]
-        for index, request in enumerate(requests):
-            if not self._engine.can_run(request):
-                plan.leave_out(index)
         opened = self._units[unit.number] = OpenUnit(unit, plan.makers)
         for key in unit.imports:
             if not self._adopt(key, plan, states.get(key)):
@@ -168,13 +165,14 @@ class Worker:
             return False
 
     def _tell_made(self, opened: OpenUnit) -> None:
-        """Send the exports that the last pass has published."""
+        """Send the exports that the last pass has published, and let go of them."""
         for key in [key for key in opened.exports if self._engine.holds(key)]:
             opened.exports.remove(key)
             buffers = self._engine.export_snapshot(key)
             assert buffers is not None, "it is held, and nothing runs in between"
             state = b"".join(buffers)
             opened.said.append(Made(opened.unit.number, key, opened.makers[key].position, len(state), state))
+            self._engine.release_snapshot(key)
 
     def _tell_answer(self, result: Result) -> None:
         """Hand on a request's result; a unit whose last one this is has ended."""
@@ -187,12 +185,12 @@ class Worker:
         self._at_work.end(piece)
         opened.count(result)
         opened.said.append(Answer(number, piece, result))
-        for key in opened.made_by(piece):
-            self._engine.release_snapshot(key)
 
     def _end(self, opened: OpenUnit) -> None:
-        """The last word about a unit: what it kept for later is in the store. What the engine did since the last unit's
-        end is counted with it."""
+        """The last word about a unit: what it kept for later is in the store, and what a failed request did not make
+        for others is not awaited any more. What the engine did since the last unit's end is counted with it."""
+        for key in opened.exports:
+            self._engine.release_snapshot(key)
         self._engine.flush()
         del self._units[opened.unit.number]
         now = self._counters()

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-from apcbatch.data.address import is_address, open_filesystem, reason_of, refuse
+from apcbatch.address import is_address, open_filesystem, reason_of, refuse
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import kind_of
 

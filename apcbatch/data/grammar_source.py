@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from apcbatch.data.json_text import read_json
+from apcbatch.data.schema_numbers import check_numbers
 from apcbatch.data.structure import Structure
 from apcbatch.data.tool_parser import CallSyntax
 from apcbatch.errors import RequestError
@@ -34,10 +35,11 @@ class Thinking:
 def grammar_source(structure: Structure, syntax: CallSyntax | None, markers: Markers) -> tuple[str, str]:
     """The format and the text of a structure. syntax: how the model writes calls; None if it writes none.
 
-    RequestError for calls that cannot be forced.
+    RequestError for calls that cannot be forced, ValueError for a schema with numbers that the library changes.
     """
     if structure.kind == "json":
         schema = read_json(structure.text)
+        check_numbers(schema)
         return "llguidance", _lists(json_schema=_spaced(schema, structure.whitespace))
     if structure.kind == "choice":
         texts = " | ".join(map(_quoted, read_json(structure.text)))
@@ -88,6 +90,10 @@ def _calls(structure: Structure, syntax: CallSyntax | None, markers: Markers) ->
     rules = [f"start: {_terms(syntax.begin, markers)} call{more} {_terms(syntax.end, markers)}"]
     rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
     for number, (name, parameters) in enumerate(tools):
+        try:
+            check_numbers(parameters)
+        except ValueError as error:
+            raise ValueError(f"{_quoted(name)}: {error}") from None
         before = syntax.before_name + json.dumps(name, ensure_ascii=False)[1:-1] + syntax.before_arguments
         after = _terms(syntax.after_arguments, markers)
         rules.append(f"call_{number}: {_terms(before, markers)} arguments_{number} {after}")

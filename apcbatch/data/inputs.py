@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from apcbatch.data.address import is_address, last_part, open_filesystem, refuse, shown_address
+from apcbatch.address import is_address, last_part, open_filesystem, places, refuse, shown_address
 from apcbatch.data.files import STDIN, check_readable, reason
 from apcbatch.data.hub import is_hub
 from apcbatch.errors import UsageError
@@ -63,12 +63,12 @@ def find_inputs(given: Sequence[str], warn: Callable[[str], None] = lambda sente
     files: list[str] = []
     for name in given:
         files += _expand(name, warn)
-    seen: set[str] = set()
-    for name in files:
-        place = name if name == STDIN or is_address(name) or is_hub(name) else os.path.realpath(name)
-        if place in seen:
+    seen: set[tuple[object, ...]] = set()
+    for name in files if len(files) > 1 else ():
+        found = {(name,)} if name == STDIN or is_hub(name) else places(name, with_archive=False)
+        if found & seen:
             raise UsageError(f"{shown_address(name)} is given twice; name each input once")
-        seen.add(place)
+        seen |= found
     return Inputs(tuple(given), tuple(files))
 
 

@@ -14,9 +14,9 @@ from apcbatch.data.checks import is_integer, optional_flag, optional_integer, op
 from apcbatch.data.messages import Tool
 from apcbatch.data.sampling import read_sampling, read_top_logprobs
 from apcbatch.data.switches import Switches, check_switches
+from apcbatch.formats import MOST_TEMPERATURE
 from apcbatch.types import MOST_ANSWERS
 
-_MAX_TEMPERATURE = 2.0
 _UINT64_MAX = 2**64 - 1
 
 
@@ -54,7 +54,7 @@ def check_settings(record: Mapping[str, Any], where: str = "", *, counts_logprob
         logprobs = optional_flag(record, "logprobs", f"{where}logprobs")
     params = {
         "max_tokens": max_tokens if newer is None else newer,
-        "temperature": optional_number(record, "temperature", f"{where}temperature", 0.0, _MAX_TEMPERATURE),
+        "temperature": optional_number(record, "temperature", f"{where}temperature", 0.0, MOST_TEMPERATURE),
         "top_p": top_p,
         "seed": None if seed is None else seed & _UINT64_MAX,
         "logprobs": logprobs,

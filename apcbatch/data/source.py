@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import xxhash
 
-from apcbatch.data.address import shown_address
+from apcbatch.address import shown_address
 from apcbatch.data.columns import UnusedColumns
 from apcbatch.data.faults import Faults
 from apcbatch.data.files import STDIN, Stream, check_readable, open_stream, reason

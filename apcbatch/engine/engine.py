@@ -29,7 +29,7 @@ from apcbatch.engine.policy import keeps_snapshots
 from apcbatch.engine.pool import SnapshotPool
 from apcbatch.engine.room import MAX_REQUEST_TOKENS
 from apcbatch.engine.scheduler import Scheduler, num_live_slots
-from apcbatch.engine.sequence import failed, make_sequence
+from apcbatch.engine.sequence import Sequence, failed, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, answered
 from apcbatch.engine.settings import check_request
 from apcbatch.engine.snapshots import Snapshots
@@ -211,12 +211,24 @@ class Engine:
             sequence = make_sequence(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError as error:
             self._failed.append(failed(request, error))
+            if request.plan is not None:
+                self._refuse(request)
             return
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
         num_waiting = len(self._scheduler.waiting)
         if not num_waiting & (num_waiting - 1):  # now and then: each time all of them are looked at
             self._snapshots.expect(self._scheduler.waiting)
+
+    def _refuse(self, request: Request) -> None:
+        """Leave what a planned request that cannot run was to publish to those that come after it."""
+        try:
+            tokens = as_token_array(request.token_ids)
+        except (OverflowError, ValueError, TypeError):
+            return  # no plan was made of these
+        sequence = Sequence(request, tokens, len(tokens), len(tokens), len(tokens))
+        self._snapshots.prepare(sequence)
+        self._scheduler.refuse(sequence)
 
     def observe(self, observer: Observer) -> None:
         """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
@@ -261,7 +273,7 @@ class Engine:
             return results + self._exits.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
         chunks = current.chunks
         if broken:
-            results += self._exits.fail(current, broken)
+            results += self._exits.fail(current, broken, was_read=True)
             failed = requests_of(broken)
             chunks = [chunk for chunk in chunks if chunk.sequence not in failed]
         if not chunks:
@@ -287,6 +299,7 @@ class Engine:
         self.drop_waiting()
         self._failed.clear()
         self._exits.drop_all()
+        self._scheduler.heirs.clear()
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
         """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
@@ -317,8 +330,8 @@ class Engine:
         return self._travel.adopt(key, position, data, reads, self._scheduler.owed_pages)
 
     def release_snapshot(self, key: bytes) -> None:
-        """A request that a snapshot was held for will not come."""
-        self._travel.release(key)
+        """A request that a snapshot was held for, or is to be published for, will not come."""
+        self._scheduler.heirs.release(key)
 
     @property
     def backend(self) -> Backend:

@@ -38,10 +38,15 @@ class Exits:
         forks.delivered = True
         return [self._result(sequence)]
 
-    def fail(self, current: Pass, failures: dict[Chunk, RequestError]) -> list[Result]:
-        """Give back what chunks of a pass held, and their requests' other answers, without a word to the pool or the
-        store; the requests become error records."""
+    def fail(self, current: Pass, failures: dict[Chunk, RequestError], was_read: bool = False) -> list[Result]:
+        """Give back what chunks of a pass held, and their requests' other answers; the requests become error records.
+        was_read: the pass itself did not fail, so that the sound snapshots of their prompts serve the others."""
         failed = requests_of(failures)
+        for chunk in failures if was_read else ():
+            broken = list(chunk.keep)
+            chunk.keep = current.sound(chunk)
+            self._snapshots.publish(chunk)
+            chunk.keep = [keep for keep in broken if keep not in chunk.keep]
         for chunk in current.chunks:
             if chunk.sequence in failed:
                 self._snapshots.cancel(chunk)

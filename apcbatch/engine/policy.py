@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from apcbatch.engine.coverage import Match
@@ -40,6 +40,7 @@ class Retention(ABC):
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
         self._awaited: bytes | None = None  # the key of a boundary that somebody else will publish
+        self.leader = -1  # the number of the sequence that a plan has publish it
 
     @abstractmethod
     def kept(self, begin: int, end: int) -> Sequence[int]:
@@ -155,16 +156,15 @@ class Nothing(Retention):
 class ByPlan(Retention):
     """Keeps what the plan says, for as long as it says, and waits for the snapshot that the plan has it resume from.
 
-    It waits for its leader, the last one before it that promised this snapshot. Where memory is short, several
-    requests publish the same prefix, each of them for some: 3 and 7 keep position 128, two read the one of 3, and
-    8, which comes after both, the one of 7.
+    It waits for its leader, the last one before it that promised this snapshot, or for who does it in place of one that
+    failed. Where memory is short, several requests publish the same prefix, each of them for some: 3 and 7 keep
+    position 128, two read the one of 3, and 8, which comes after both, the one of 7.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
         super().__init__(request, num_prompt, block_size)
         reads = dict.fromkeys(self.plan.keep_for_later, 0) | dict(zip(self.plan.keep, self.plan.reads, strict=True))
         self._reads = dict(sorted(reads.items()))
-        self._leader = -1
 
     def kept(self, begin: int, end: int) -> Sequence[int]:
         end = min(end, self._last_kept)
@@ -194,6 +194,12 @@ class ByPlan(Retention):
     def counts_on(self, position: int) -> bool:
         return position <= self.plan.resume_at
 
+    def expect_less(self, position: int) -> None:
+        """One of those that will resume from a position will not come."""
+        self._reads[position] = max(0, self.reads(position) - 1)
+        if not self._reads[position] and not self.is_for_later(position):
+            del self._reads[position]
+
     def promised_at_submission(self) -> Sequence[int]:
         return self.kept(0, self._num_prompt)
 
@@ -202,10 +208,18 @@ class ByPlan(Retention):
 
     def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
         super().follow(keys, promises)
-        self._leader = next(reversed(promises.makers(self._awaited)), self._leader)
+        self.leader = next(reversed(promises.makers(self._awaited)), self.leader)
 
     def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
-        return self._leader in promises.makers(self._awaited)
+        return promises.come_from(self.leader, self._awaited)
+
+    def inherit(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
+        """Keep besides what a failed request was to keep: the readers of each position, and those for future runs.
+        ideal: what others than the failed one cover of the prompt. leader: the one that it would have waited for."""
+        self.leader = leader
+        self._reads = dict(sorted({**self._reads, **reads}.items()))
+        keep_for_later = tuple(sorted({*self.plan.keep_for_later, *later}))
+        self.plan = replace(self.plan, keep_for_later=keep_for_later, ideal=min(self.plan.ideal, ideal))
 
 
 WITHOUT_PLAN: Mapping[Policy, type[Retention]] = {

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 
 
 class Promises:
-    """Who owes which boundary, by a sequence's number in the order of submission."""
+    """Who owes which boundary, by a sequence's number in the order of submission. heirs: the numbers of running
+    sequences that owe what failed ones did, to readers that were submitted before them too."""
 
     def __init__(self) -> None:
         self._makers: dict[bytes, list[int]] = {}
         self._owed: dict[int, deque[tuple[int, bytes]]] = {}  # by number: positions and keys, ascending
+        self.heirs: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._makers)
@@ -23,6 +25,11 @@ class Promises:
     def makers(self, key: bytes | None) -> Sequence[int]:
         """The numbers of those who will publish a boundary, in the order of their promises; nobody for None."""
         return self._makers.get(key, ()) if key is not None else ()
+
+    def come_from(self, number: int, key: bytes | None) -> bool:
+        """Whether a boundary is yet to be published by a sequence, or in place of a failed one."""
+        makers = self.makers(key)
+        return number in makers or not self.heirs.isdisjoint(makers)
 
     def longest(self, keys: dict[int, bytes], above: int, below: int) -> bytes | None:
         """The key of the longest promised position p with above < p < below; None if there is none.
@@ -45,16 +52,24 @@ class Promises:
         if not owed:
             del self._owed[number]
 
-    def settle(self, number: int, end: int | None = None) -> None:
-        """What a sequence owes up to the position `end` is published; without an end, nothing more will come."""
-        owed = self._owed.get(number)
+    def inherit(self, number: int, boundaries: Iterable[tuple[int, bytes]]) -> None:
+        """A sequence that is about to run will publish these too."""
+        self.make(number, sorted([*self.settle(number), *boundaries]))
+        self.heirs.add(number)
+
+    def settle(self, number: int, end: int | None = None) -> list[tuple[int, bytes]]:
+        """What a sequence owes up to the position `end` is published; without an end, nothing more will come. Returns
+        these positions and keys."""
+        owed, settled = self._owed.get(number), list[tuple[int, bytes]]()
         if owed is None:
-            return
+            return settled
         while owed and (end is None or owed[0][0] <= end):
-            _, key = owed.popleft()
-            makers = self._makers[key]
+            settled.append(owed.popleft())
+            makers = self._makers[settled[-1][1]]
             makers.remove(number)
             if not makers:
-                del self._makers[key]
+                del self._makers[settled[-1][1]]
         if not owed:
             del self._owed[number]
+            self.heirs.discard(number)
+        return settled

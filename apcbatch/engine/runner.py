@@ -78,6 +78,7 @@ class Pass:
         self, model: Model, arena: Arena, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
     ) -> None:
         self.chunks = chunks
+        self._arena = arena
         self._due = list(enumerate([chunk for chunk in chunks if chunk.samples]))
         self._error: Exception | None = None
         try:
@@ -125,6 +126,12 @@ class Pass:
         flags = [part.read().tolist() for part in self._finite]
         wrong = [not all(parts) for parts in zip(*flags, strict=True)]
         return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
+
+    def sound(self, chunk: Chunk) -> list[Keep]:
+        """The snapshots of a chunk's prompt whose states are finite, once the pass was read."""
+        keeps = [keep for keep in chunk.keep if keep.position <= chunk.sequence.num_prompt]
+        flags = [part.tolist() for part in self._arena.finite([keep.slot for keep in keeps])]
+        return [keep for keep, *parts in zip(keeps, *flags, strict=True) if all(parts)]
 
     def scores(self) -> list[tuple[Chunk, Scores | None]]:
         """Each chunk with scored tokens, and their scores; None where numbers are not finite."""

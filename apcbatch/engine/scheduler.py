@@ -19,6 +19,7 @@ from types import MappingProxyType
 from apcbatch.engine.admission import Admission
 from apcbatch.engine.forks import Forks
 from apcbatch.engine.gate import Gate
+from apcbatch.engine.heirs import Heirs
 from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pages import NO_PAGES
 from apcbatch.engine.pass_size import PassSize
@@ -39,7 +40,8 @@ def num_live_slots(max_running: int) -> int:
 
 class Scheduler:
     """Waiting and running sequences, in the order of submission. forks: the answers of requests that have several, from
-    the end of the prompt until all of them have ended. on_begin: told of each sequence that is about to be admitted."""
+    the end of the prompt until all of them have ended. heirs: has what failed ones were to publish. on_begin: told of
+    each sequence that is about to be admitted."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Scheduler:
         self._max_running = groups * max_running
         self._free_slots = list(range(num_live_slots(self._max_running) - 1, -1, -1))
         self._promises = Promises()
+        self.heirs = Heirs(self._promises, snapshots, self._sequence_of)
         self._admission = Admission(capacity_bytes)
         self._gate = Gate(self._max_running, prompt_cost)
         self._num_submitted = 0
@@ -172,12 +175,12 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out of the running ones and free what it holds."""
+        self.heirs.leave(sequence)
         self._detach(sequence)
         self._take_out(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         self._page_tables.release(sequence)
-        self._promises.settle(sequence.number)
         forks = sequence.forks
         if forks is not None and not sequence.is_trunk:
             forks.num_running -= 1
@@ -194,22 +197,36 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
+        self._enter(sequence)
+        self.waiting.append(sequence)
+
+    def refuse(self, sequence: Sequence) -> None:
+        """Have a sequence that cannot run leave what its plan says to others."""
+        self._enter(sequence)
+        self._give_up(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Number a sequence, and note what it will publish."""
         sequence.number = self._num_submitted
         self._num_submitted += 1
         sequence.retention.follow(sequence.keys, self._promises)
         self._promise(sequence, sequence.retention.promised_at_submission())
-        self.waiting.append(sequence)
 
     def drop_waiting(self) -> None:
-        """Drop what has not begun, and what it was to publish."""
+        """Drop what has not begun; what it was to publish is left to requests that may still come."""
         for sequence in self.waiting:
             self._give_up(sequence)
         self.waiting.clear()
 
     def _give_up(self, sequence: Sequence) -> None:
-        """A sequence will not run: nothing comes from it, and nothing is kept for it any more."""
-        self._promises.settle(sequence.number)
-        self._snapshots.count_read(sequence)
+        """A sequence will not run: what it was to publish is left to its readers, and nothing is kept for itself."""
+        self.heirs.inherit(sequence)
+        self.heirs.leave(sequence)
+        if sequence.source:
+            self.heirs.release(sequence.source, sequence.retention.leader)
+
+    def _sequence_of(self, number: int) -> Sequence:
+        return next(sequence for sequence in (*self.running, *self.waiting) if sequence.number == number)
 
     def _may_begin(self, sequence: Sequence) -> bool:
         """Whether there is room, and nothing to wait for. If nothing runs, room for its own KV is enough, and any
@@ -224,13 +241,14 @@ class Scheduler:
 
     def _waits(self, sequence: Sequence) -> bool:
         """Whether a sequence is better off when another one has published what it can resume from."""
-        return sequence.retention.waits(
+        return self.heirs.waits(sequence) or sequence.retention.waits(
             sequence.keys, self._promises, lambda: self._snapshots.available_position(sequence)
         )
 
     def _admit(self, sequence: Sequence) -> None:
         self.on_begin(sequence)
         sequence.slot = self._free_slots.pop()
+        self.heirs.inherit(sequence)
         self._admission.admit(sequence)
         self._snapshots.attach(sequence)
         self._owed_pages += self._page_tables.needed_to_end(sequence) - len(sequence.pages)

@@ -32,7 +32,8 @@ class Sequence:
 
     number: its place in the order of submission. retention: what it keeps and may resume from, set by
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
-    snapshot of the answer's latest boundary, if that takes the place of the one before it. store_parent: the last
+    snapshot of the answer's latest boundary, if that takes the place of the one before it. source: the key of the
+    plan's snapshot whose reader it counts as, empty for none, and once that was counted. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
     the store held at the first look, longest first. expected: the key of the stored snapshot that it will probably
     start from, empty for none, None before anybody looked. is_plain, needs_logits: as its request says. chooser:
@@ -53,6 +54,7 @@ class Sequence:
     pages: PageArray = field(default_factory=lambda: NO_PAGES)
     start: Snapshot | None = None
     rolling: Snapshot | None = None
+    source: bytes = b""
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
     expected: bytes | None = None

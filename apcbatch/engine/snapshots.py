@@ -52,6 +52,7 @@ class Snapshots:
         sequence.retention = retention_of(self._policy, sequence.request, sequence.num_prompt, self._block_size)
         hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
+        sequence.source = sequence.keys.get(sequence.retention.plan.resume_at, b"")
 
     def expect(self, coming: Iterable[Sequence]) -> None:
         """Have the stored snapshots read ahead that sequences will start from. coming: those that wait, in order."""
@@ -111,7 +112,18 @@ class Snapshots:
 
     def count_read(self, sequence: Sequence) -> None:
         """A sequence does not need the plan's snapshot any more, wherever it started. The last reader releases it."""
-        self._pool.count_read(sequence.keys.get(sequence.retention.plan.resume_at, b""))
+        source, sequence.source = sequence.source, b""
+        self._pool.count_read(source)
+
+    def add_reads(self, key: bytes, reads: int) -> None:
+        """More requests of the plan will resume from a snapshot that is held."""
+        snapshot = self._pool.peek(key)
+        assert snapshot is not None, "it is held"
+        snapshot.reads_left += reads
+
+    def release(self, key: bytes) -> None:
+        """A request that a snapshot was held for will not come."""
+        self._pool.count_read(key)
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
         """(slot, key) for the snapshot at `position`; None if it is held already or there is no room."""

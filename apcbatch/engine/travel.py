@@ -50,7 +50,3 @@ class Travel:
         if not self._page_tables.free(self._page_tables.needed(position) + owed_pages, awaited=False):
             return False
         return assemble(self._arena, self._pool, self._pages, None, [link], awaited=False, reads=reads) is not None
-
-    def release(self, key: bytes) -> None:
-        """One of the requests that a snapshot was held for will not come."""
-        self._pool.count_read(key)

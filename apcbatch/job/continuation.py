@@ -10,8 +10,8 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from apcbatch.address import shown_address
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name, opposite_flag
-from apcbatch.data.address import shown_address
 from apcbatch.values import FILE_MARK, format_size, shown
 
 ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
@@ -74,7 +74,7 @@ def _flag(name: str, config: Config) -> Iterator[str]:
         if config.origins[name] == flag:  # a secret: a file is for the user to name; a variable is still there
             yield from (flag, f"{FILE_MARK}FILE")
     else:
-        yield from (flag, format_size(value) if spec.kind == "size" else str(value))
+        yield from (flag, format_size(value) if spec.kind == "size" else str(shown(spec, value)))
 
 
 def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from apcbatch.address import shown_address
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.files import STDIN
@@ -26,7 +27,7 @@ from apcbatch.job.answers import Answers, drop_unusable, read_answers
 from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.output import Output
-from apcbatch.job.paths import STDOUT, check_outputs
+from apcbatch.job.paths import STDOUT, check_outputs, check_summary
 from apcbatch.job.runfile import RunFile, input_identity, run_file_path
 from apcbatch.job.salt import read_salt
 from apcbatch.job.sink import FileSink, Sink
@@ -76,16 +77,20 @@ def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str
         outputs["OUT.part"] = output.lines
     if output.is_remote:
         outputs["the address of OUT"] = output.name
+        outputs["the address of OUT.run.json"] = output.name + RUN_FILE_SUFFIX
     check_outputs(config, inputs.files, {"--config": config_path(config_file)}, outputs)
     if not is_file and config.resume:
         raise UsageError("--resume needs an OUT that can be read back; give -o a file")
     if is_file and not (config.resume or config.overwrite) and output.exists():
         raise UsageError(f"output {output.shown} exists; give --resume to go on with it or --overwrite to replace it")
-    if config.resume and output.is_remote and not os.path.exists(output.target) and output.exists():
-        raise UsageError(
-            f"--resume goes on from {output.target} and {output.target}{RUN_FILE_SUFFIX} in this folder, which are not "
-            f"here; copy {output.shown} and its run file there, or --overwrite"
-        )
+    if output.is_remote:
+        output.check_address(config)
+    if config.summary is not None:
+        try:
+            check_summary(config.summary, config)
+        except OSError as error:
+            shown = shown_address(config.summary)
+            raise UsageError(f"--summary {shown}: {error.strerror}; give another file, or --overwrite") from None
 
 
 def open_run(
@@ -107,6 +112,7 @@ def open_run(
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
+    check_stop_tokens(config, folder)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     most_workers = None
     if STDIN not in inputs.files:  # which may keep a reader waiting
@@ -129,6 +135,7 @@ def open_run(
     answers = None
     if config.resume:
         output.unpack(sink)
+        run_file.check_uploaded(output.shown, output.uploaded_run_file, not output.is_uploaded)
     if config.resume and sink.has_lines():
         stage("comparing the answers that are there with the input")
         same_version = run_file.check()
@@ -151,6 +158,8 @@ def open_run(
             if config.trace:
                 trace.keep_earlier(warn)
         else:
+            if not (config.resume or config.overwrite or sink.is_empty):
+                raise UsageError(f"output {sink.path} was written to by another program while this run began")
             trace.remove()  # of answers that go
             sink.truncate()
         run_file.write()
@@ -206,6 +215,20 @@ def _warn_of(answers: Answers, sink: FileSink, warn: Callable[[str], None]) -> N
         )
     if answers.num_torn:
         warn(f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; they are run again")
+
+
+def check_stop_tokens(config: Config, folder: Path) -> None:
+    """Refuse a stop token that the model does not have; a line's own is that request's error."""
+    if not config.stop_token_id:
+        return
+    from apcbatch.model.families import load_model_config
+
+    highest, vocab_size = max(config.stop_token_id), load_model_config(folder).vocab_size
+    if highest >= vocab_size:
+        raise UsageError(
+            f"{config.origins['stop_token_id']} is {highest}; the model {config.model} has the token ids 0 to "
+            f"{vocab_size - 1}"
+        )
 
 
 def check_cluster(config: Config) -> None:

@@ -3,24 +3,29 @@
 Must not know: requests, what a line says. A run writes plain lines into a local file, which is OUT itself in most
 cases. An OUT that ends in `.gz` or `.zst` is packed from `OUT.part` when the run ends, and one with an address is
 uploaded then. So a kill, a power cut or a refused upload leaves what it leaves of a plain file, and --resume goes on.
-Invariant: the plain lines go only after the packed file is safe; the local file of an uploaded OUT stays.
+Invariants: the plain lines go only after the packed file is safe; the local file of an uploaded OUT stays; a file that
+appears under OUT's name while the run goes on is not replaced.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import zstandard
 
-from apcbatch.data.address import is_address, last_part, open_filesystem, reason_of, refuse, shown_address
-from apcbatch.data.files import BROKEN, open_stream, reason
+from apcbatch.address import is_address, last_part, open_filesystem, read_head, reason_of, shown_address
+from apcbatch.config import Config
+from apcbatch.data.files import BROKEN, Stream, open_stream, reason
+from apcbatch.data.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.disk import STREAMS, replacing
-from apcbatch.job.sink import FileSink
+from apcbatch.job.runfile import MAX_BYTES, is_run_file
+from apcbatch.job.sink import ID, FileSink
 
 PART_SUFFIX = ".part"
 CHUNK_BYTES = 1 << 20
@@ -31,7 +36,7 @@ _PACKERS: dict[str, Callable[[], Any]] = {
 _OTHER_PACKINGS = (".bz2", ".xz")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Output:
     """name: OUT as it was given, a path or an address. target: the finished local file. lines: the local file that
     lines are written to. packing: `.gz`, `.zst`, or empty for none."""
@@ -40,6 +45,11 @@ class Output:
     target: str
     lines: str
     packing: str
+    uploaded_run_file: bytes | None = field(default=None, init=False)  # at the address, before this run
+    is_uploaded: bool = field(default=False, init=False)  # there was an OUT at the address before this run
+
+    def __post_init__(self) -> None:
+        self._before = _identity(self.target)
 
     @property
     def shown(self) -> str:
@@ -57,21 +67,47 @@ class Output:
         return self.lines != self.name
 
     def exists(self) -> bool:
-        """Whether there is something that a fresh run would replace. UsageError if an address cannot be asked."""
-        if os.path.exists(self.target) or os.path.exists(self.lines):
-            return True
-        if not self.is_remote:
-            return False
-        system, path = open_filesystem(self.name)
-        try:
-            return bool(system.exists(path))
-        except Exception as error:  # whatever its package raises
-            refuse(self.name, "used", error)
+        """Whether there is something on this machine that a fresh run would replace."""
+        return os.path.exists(self.target) or os.path.exists(self.lines)
+
+    def check_address(self, config: Config) -> None:
+        """Look at OUT's address; UsageError where something lies there, or beside it, that this run may not replace."""
+        head = read_head(self.name, CHUNK_BYTES)
+        data = self.uploaded_run_file = read_head(self.name, MAX_BYTES, RUN_FILE_SUFFIX)
+        self.is_uploaded = head is not None
+        if data is not None and not is_run_file(data):
+            raise UsageError(
+                f"{self.shown}{RUN_FILE_SUFFIX} is not a run file of this program, and this run would replace it; "
+                "move it away, or choose another -o (--overwrite replaces OUT alone)"
+            )
+        if config.overwrite or (head is None and data is None):
+            return
+        if not config.resume:
+            there = self.shown if head is not None else self.shown + RUN_FILE_SUFFIX
+            raise UsageError(f"output {there} exists; give --resume to go on with it or --overwrite to replace it")
+        if head is None:
+            return
+        if not (_has_bytes(self.target) or _has_bytes(self.lines)):
+            raise UsageError(
+                f"--resume goes on from {self.target} and {self.target}{RUN_FILE_SUFFIX} in this folder, which are not "
+                f"here; copy {self.shown} and its run file there, or --overwrite"
+            )
+        if not _is_out(Stream(io.BytesIO(head))):
+            raise UsageError(f"{self.shown} is not an OUT of this program; move it away, or --overwrite")
 
     def unpack(self, sink: FileSink) -> None:
-        """Give the sink the lines of the packed OUT, if it has none of its own; UsageError for a damaged one."""
-        if not self.packing or sink.has_lines() or not os.path.isfile(self.target):
+        """Give the sink the lines of the packed OUT, if it has none of its own; UsageError for a damaged one, or one
+        that is not made of such lines."""
+        if not self.packing or not os.path.isfile(self.target):
             return
+        if sink.has_lines():
+            with open_stream(self.target) as stream:
+                if _is_out(stream):
+                    return
+            raise UsageError(
+                f"{self.target} is not an OUT of this program, and the answers for it are in {self.lines}; move it "
+                "away, or --overwrite"
+            )
         try:
             with open_stream(self.target) as stream:
                 sink.fill(stream.chunks())
@@ -91,6 +127,11 @@ class Output:
 
     def finish(self, sink: FileSink) -> None:
         """Make OUT from the lines, which are complete and safe. StoppedError if that fails; nothing is lost then."""
+        if self.packing and _identity(self.target) != self._before:
+            raise StoppedError(
+                f"output {self.target} appeared or was changed while this run went on, and is not replaced; the "
+                f"answers are in {self.lines}: move {self.target} away and give --resume"
+            )
         if self.packing:
             try:
                 with replacing(os.path.realpath(self.target), sink.disk) as fd:
@@ -103,8 +144,10 @@ class Output:
                 ) from None
         if self.is_remote:
             try:
+                if not self.is_uploaded and read_head(self.name, 1) is not None:
+                    raise StoppedError(f"{self.shown} appeared while this run went on, and is not replaced")
                 self.upload(self.target)
-            except StoppedError as error:
+            except (StoppedError, UsageError) as error:
                 raise StoppedError(
                     f"{error}; the answers are safe in {self.target} on this machine: the same command with --resume "
                     "uploads them, or copy that file"
@@ -118,8 +161,6 @@ def output_for(name: str) -> Output:
         target = last_part(name)
         if not target:
             raise UsageError(f"{shown_address(name)} has no file name; give one, such as s3://bucket/answers.jsonl")
-        if name.lower().startswith(("http://", "https://")):
-            raise UsageError(f"{shown_address(name)} cannot be written to; give a file, or an address such as s3://")
     suffix = os.path.splitext(target)[1].lower()
     if target.startswith(STREAMS) or (os.path.exists(target) and not os.path.isfile(target)):
         return Output(name, target, target, "")
@@ -130,6 +171,28 @@ def output_for(name: str) -> Output:
     if suffix not in _PACKERS:
         return Output(name, target, target, "")
     return Output(name, target, os.path.realpath(target) + PART_SUFFIX, suffix)
+
+
+def _identity(path: str) -> tuple[int, ...] | None:
+    """What changes if another file comes to stand there, or this one is written to; None for nothing there."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _has_bytes(path: str) -> bool:
+    return os.path.isfile(path) and os.path.getsize(path) > 0
+
+
+def _is_out(stream: Stream) -> bool:
+    """Whether the content begins as a line of OUT does, or is empty."""
+    try:
+        head = next(stream.chunks(), b"")
+    except BROKEN:
+        return False
+    return not head or ID.match(head) is not None
 
 
 def _packed(path: str, packing: str) -> Iterator[bytes]:

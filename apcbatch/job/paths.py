@@ -5,21 +5,32 @@ Must not know: what is written. Everything is refused before any work, with what
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from apcbatch.config import Config
-from apcbatch.data.address import is_address, last_part, open_filesystem, shown_address
+import orjson
+
+from apcbatch.address import is_address, is_read_only, last_part, places, read_head, shown_address
+from apcbatch.config import OPTIONS, Config
 from apcbatch.data.files import STDIN
 from apcbatch.data.hub import HUB_PREFIX, is_hub
 from apcbatch.data.inputs import KINDS, PACKINGS
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.job.disk import STREAMS
 from apcbatch.model.locate import locate_model
+from apcbatch.regular_files import open_regular_file
+from apcbatch.values import FILE_MARK
 
 STDOUT = "-"
+MAX_SUMMARY_BYTES = 1 << 20
+_PAGE = re.compile(r"\.x?html?$", re.IGNORECASE)
+_NO_LINES = re.compile(  # the names of what OUT is not
+    r"\.(csv|tsv|xlsx?|parquet|arrow|xml|ya?ml|sqlite|db|x?html?)(\.gz|\.zst)?$", re.IGNORECASE
+)
 Names = Mapping[str, str | None]
 
 
@@ -54,34 +65,52 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
     """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
     written.
 
-    inputs: the files of INPUT. read, outputs: paths by the name of their option; None or `-` is no file.
+    inputs: the files of INPUT. read, outputs: paths, or addresses, by the name of their option; None or `-` is no file.
     """
-    written = {name: path for name, path in outputs.items() if path not in (None, STDOUT)}
-    named = {name: path for name, path in {**read, **written}.items() if path not in (None, STDOUT)}
-    pairs = [pair for pair in combinations(named.items(), 2) if {pair[0][0], pair[1][0]} & written.keys()]
-    pairs += [(("INPUT", input), output) for input in inputs if input != STDIN for output in written.items()]
-    for (name, one), (other_name, other) in pairs:
-        if same_file(str(one), str(other)):
-            shown = shown_address(str(one))
-            raise UsageError(f"{name} and {other_name} are the same file, {shown}; give one of them another name")
+    written = {name: path for name, path in outputs.items() if path is not None and path != STDOUT}
+    named = {name: path for name, path in read.items() if path is not None and path != STDOUT} | written
+    for option, spec in OPTIONS.items():
+        text = getattr(config, option)
+        if spec.may_name_file and text is not None and text.startswith(FILE_MARK):
+            named[f"the file of {config.origins.get(option, option)}"] = text.removeprefix(FILE_MARK)
+    owners: dict[tuple[object, ...], str] = {}
+    for name, path in [*(("INPUT", input) for input in inputs if input != STDIN), *named.items()]:
+        if is_address(path) and name in written and is_read_only(path):
+            raise UsageError(
+                f"{name} {shown_address(path)} cannot be written to; give a file, or an address such as s3://"
+            )
+        for place in _regular_places(path):
+            owner = owners.setdefault(place, name)
+            if owner != name and {owner, name} & written.keys():
+                shown = shown_address(path)
+                raise UsageError(f"{owner} and {name} are the same file, {shown}; give one of them another name")
     for name, path in written.items():
-        if is_address(str(path)):
-            open_filesystem(str(path))
+        if is_address(path):
             continue
-        _check_place(name, str(path), config)
-        _check_writable(name, str(path))
+        _check_place(name, path, config)
+        _check_writable(name, path)
         for stream in (sys.stdout, sys.stderr):
-            if _is_redirected_to(stream, str(path)):
+            if _is_redirected_to(stream, path):
                 raise UsageError(f"{name} {path} is where this command prints to; give another file")
 
 
+def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
+    """Warnings of names that promise another kind of file than what is written. flag: which names the report."""
+    if _NO_LINES.search(output):
+        yield f"OUT {shown_address(output)} gets JSON lines, whatever its name says; such files are named *.jsonl"
+    if report is not None and not _PAGE.search(report):
+        yield f"{flag} {report} gets an HTML page, which a browser shows as one if it is named *.html"
+
+
 def same_file(one: str, other: str) -> bool:
-    """Whether two names lead to the same regular file, which need not exist yet, or are the same address."""
-    if is_address(one) or is_address(other):
-        return one == other
-    if os.path.exists(one) and os.path.exists(other):
-        return os.path.isfile(one) and os.path.samefile(one, other)
-    return os.path.realpath(one) == os.path.realpath(other)
+    """Whether two names lead to the same regular file, which need not exist yet, or to the same one at an address."""
+    return bool(_regular_places(one) & _regular_places(other))
+
+
+def _regular_places(name: str) -> set[tuple[object, ...]]:
+    """As `places`; none for what is there and is no regular file, such as a pipe, which several may write to."""
+    is_other = not is_address(name) and os.path.exists(name) and not os.path.isfile(name)
+    return set() if is_other else places(name)
 
 
 def _check_writable(name: str, path: str) -> None:
@@ -94,18 +123,64 @@ def _check_writable(name: str, path: str) -> None:
 
 
 def _check_place(name: str, path: str, config: Config) -> None:
-    """Refuse a path in the store, and one beside the files of the model: a resumed run compares their digest."""
+    """Refuse a path in the store, and one beside the files of the model: a resumed run compares their digest. So is
+    another name of such a file: a hard link, or what a link in the folder leads to."""
     if config.store is not None:
         store = os.path.realpath(config.store)
-        if os.path.commonpath([store, os.path.realpath(path)]) == store:
+        if os.path.commonpath([store, os.path.realpath(path)]) == store or _is_linked_below(store, path):
             raise UsageError(f"{name} {path} lies in the store, {store}; put it elsewhere")
     try:
         model = os.path.realpath(locate_model(config.model))
     except ModelError:
         return  # said where the model is opened
     folder = os.path.dirname(path)
-    if model in (os.path.realpath(folder), os.path.dirname(os.path.realpath(path))):
+    beside = model in (os.path.realpath(folder), os.path.dirname(os.path.realpath(path)))
+    if beside or (os.path.isfile(path) and any(os.path.samefile(path, one) for one in _files_in(model))):
         raise UsageError(f"{name} {path} lies beside the files of the model, in {model}; put it elsewhere")
+
+
+def check_summary(name: str, config: Config) -> None:
+    """FileExistsError for a --summary that would replace anything but an earlier summary, unless --overwrite is given.
+    At an address only a run that is resumed replaces even that."""
+    if config.overwrite or not (is_address(name) or os.path.isfile(name)):
+        return
+    if is_address(name):
+        data = read_head(name, MAX_SUMMARY_BYTES)
+        is_ours = data is None or (config.resume and _is_summary(data))
+    else:
+        with open_regular_file(name) as file:
+            data = file.read(MAX_SUMMARY_BYTES)
+        is_ours = not data or _is_summary(data)
+    if not is_ours:
+        raise FileExistsError(errno.EEXIST, "a file is there" + " that is no summary of a run" * (not is_address(name)))
+
+
+def _is_summary(data: bytes) -> bool:
+    try:
+        content = orjson.loads(data)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.keys() >= {"requests", "hit_rate"}
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    """The regular files in a folder, links followed; none where it cannot be read."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
+
+
+def _is_linked_below(folder: str, path: str) -> bool:
+    """Whether a file is a hard link to one somewhere below the folder."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    if status.st_nlink < 2 or not stat.S_ISREG(status.st_mode):
+        return False
+    return any(os.path.samefile(path, one) for below, _, _ in os.walk(folder) for one in _files_in(below))
 
 
 def _is_redirected_to(stream: object, path: str) -> bool:

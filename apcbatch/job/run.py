@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 
 import orjson
 
+from apcbatch.address import is_address, open_filesystem, reason_of, shown_address
 from apcbatch.config import Config, flag_name
-from apcbatch.data.address import is_address, open_filesystem, reason_of, shown_address
 from apcbatch.data.inputs import Inputs, find_inputs
 from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
@@ -24,7 +24,7 @@ from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
 from apcbatch.job.opening import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
-from apcbatch.job.paths import STDOUT, default_output
+from apcbatch.job.paths import STDOUT, check_summary, default_output, odd_names
 from apcbatch.job.planning import work_source
 from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
@@ -66,7 +66,10 @@ class Job:
     def run(self) -> int:
         """Do the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while loading."""
         inputs, output = find_inputs(self._inputs, self._printer.warn), self._output
-        check_paths(self._config, inputs, output, self._config_file)
+        config = self._config
+        check_paths(config, inputs, output, self._config_file)
+        for sentence in odd_names(output.name, config.origins["report"], config.report):
+            self._printer.warn(sentence)
         with self._signals, self._printer, closing(open_sink(output.lines, self._config.ordered)) as sink:
             if output.is_made_at_the_end:
                 self._printer.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
@@ -137,7 +140,8 @@ class Job:
             sink.keep_safe()
             if self._trace is not None:
                 self._trace.keep_safe()
-        exit_code = self._exit_code(answers.num_errors)
+        is_complete = source.exhausted and source.total == self._totals.requests
+        exit_code = self._exit_code(answers.num_errors, is_complete)
         self._totals.plan_s = source.plan_s
         exit_code = self._end(engine, sink, exit_code)
         if feeder.exhausted and not answers.confirmed:
@@ -211,8 +215,9 @@ class Job:
             )
         return self._strict_stop or self._signals.exit_code is not None
 
-    def _exit_code(self, earlier_errors: int) -> int:
-        if self._signals.exit_code is not None:
+    def _exit_code(self, earlier_errors: int, is_complete: bool) -> int:
+        """is_complete: every request is answered, so that a signal has stopped nothing."""
+        if self._signals.exit_code is not None and not is_complete:
             return self._signals.exit_code
         if self._strict_stop:
             return EXIT_STOPPED
@@ -249,6 +254,7 @@ class Job:
 
     def _write_summary(self, name: str, document: bytes) -> None:
         try:
+            check_summary(name, self._config)  # another program may have written there meanwhile
             if is_address(name):
                 system, path = open_filesystem(name)
                 system.pipe_file(path, document)

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 import xxhash
 
+from apcbatch.address import shown_address
 from apcbatch.config import Config
-from apcbatch.data.address import shown_address
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
@@ -122,6 +122,18 @@ class RunFile:
                 "move it away, or choose another -o (--overwrite replaces OUT alone)"
             )
 
+    def check_uploaded(self, shown: str, data: bytes | None, is_alone: bool) -> None:
+        """Refuse to replace what a different run has left at OUT's address. shown: that address. data: its run file's,
+        None if there is none. is_alone: there is no OUT at the address."""
+        facts = None if data is None else _facts_in(data)
+        if facts is None and data is None and is_alone:
+            return
+        if facts is None or any(_differences(facts, self._facts)):
+            raise UsageError(
+                f"what lies at {shown} is not this run's: {shown}{RUN_FILE_SUFFIX} "
+                f"{MISSING if data is None else 'is of a different run'}; give another -o, or --overwrite"
+            )
+
     def check(self) -> bool:
         """Refuse to continue what a different run wrote; UsageError has a line for each field that differs.
 
@@ -160,12 +172,25 @@ def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
         if not os.path.isfile(path):
             return None, "is not a file" if os.path.lexists(path) else MISSING
         with open(path, "rb") as file:
-            facts = orjson.loads(file.read(MAX_BYTES))
+            facts = _facts_in(file.read(MAX_BYTES))
     except (OSError, orjson.JSONDecodeError) as error:
         return None, f"cannot be read ({error})"
+    return facts, "" if facts else "is not a run file"
+
+
+def is_run_file(data: bytes) -> bool:
+    """Whether these are the bytes of a run file."""
+    try:
+        return _facts_in(data) is not None
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _facts_in(data: bytes) -> Mapping[str, Any] | None:
+    facts = orjson.loads(data)
     parts = ("config", "input") if isinstance(facts, dict) else ()
     known = parts and all(isinstance(facts.get(part), dict) for part in parts)
-    return (facts, "") if known and "version" in facts else (None, "is not a run file")
+    return facts if known and "version" in facts else None
 
 
 def run_file_path(output: str) -> str:

@@ -107,6 +107,7 @@ class FileSink:
         self.path = Path(os.path.realpath(path))
         self.disk = disk or Disk()
         self.remove_if_unused = not os.path.exists(self.path)
+        self._size = 0  # that the file has if nobody else writes to it
         self._is_filled = False
         self._beside = Beside()
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
@@ -119,12 +120,17 @@ class FileSink:
         except UsageError:
             os.close(self._fd)
             raise
+        self._size = os.fstat(self._fd).st_size
+
+    @property
+    def is_empty(self) -> bool:
+        return os.fstat(self._fd).st_size == 0
 
     def close(self) -> None:
         """Close the file, and remove one that was made for nothing (see remove_if_unused)."""
         with suppress(StoppedError):  # of a sync that nobody asks for any more
             self._beside.finish()
-        is_unused = self._is_filled or os.fstat(self._fd).st_size == 0
+        is_unused = self._is_filled or self.is_empty
         if self.remove_if_unused and is_unused and self._is_in_place():
             self.disk.unlink(str(self.path))
         os.close(self._fd)
@@ -133,6 +139,7 @@ class FileSink:
         """Empty the file for a fresh run, so that no power cut brings its lines back."""
         with self._stopping("emptied"):
             self.disk.truncate(self._fd, 0)
+            self._size = 0
             self.disk.sync(self._fd)
             self.disk.sync_folder(str(self.path.parent))
 
@@ -155,6 +162,7 @@ class FileSink:
         if end < size:
             with self._stopping("shortened"):
                 self.disk.truncate(self._fd, end)
+                self._size = end
         return size - end
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -186,6 +194,7 @@ class FileSink:
         self._is_synced = False
         with self._stopping("written"):
             self.disk.write(self._fd, line)
+        self._size += len(line)
 
     def keep_safe(self) -> None:
         now = time.monotonic()
@@ -209,11 +218,17 @@ class FileSink:
                     self._replace(_sorted_lines(file, table))
 
     def _check_place(self) -> None:
-        """StoppedError if OUT is no longer where it was opened."""
+        """StoppedError if OUT is no longer where it was opened, or has other bytes than this run wrote."""
         if not self._is_in_place():
             raise StoppedError(
                 f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
                 "answered since is not under that name; put it back and resume, or run again"
+            )
+        size = os.fstat(self._fd).st_size
+        if size != self._size:
+            raise StoppedError(
+                f"output {self.path} was {'shortened' if size < self._size else 'written to'} by another program while "
+                f"this run wrote it: it has {size:,} bytes of {self._size:,}; --resume answers what is missing"
             )
 
     def _sync(self) -> None:
@@ -234,7 +249,7 @@ class FileSink:
             self._lock(new)
             fd = os.dup(new)
         os.close(self._fd)
-        self._fd = fd
+        self._fd, self._size = fd, os.fstat(fd).st_size
 
     @contextmanager
     def _stopping(self, done: str) -> Iterator[None]:

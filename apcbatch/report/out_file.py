@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from apcbatch.data.address import is_address, last_part, shown_address
+from apcbatch.address import is_address, last_part, shown_address
 from apcbatch.data.files import BROKEN, STDIN, Stream, reason
 from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, split_lines
 from apcbatch.errors import UsageError

@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from apcbatch.data.address import is_address, shown_address
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
 from apcbatch.job.paths import STDOUT, without_suffixes
@@ -28,11 +27,9 @@ def default_report(outs: Sequence[str]) -> str:
 
 
 def check_report(flag: str, path: str, overwrite: bool = False) -> None:
-    """Refuse a path to which no report is written: a stream, an address, a pipe, a file that is no report of ours."""
+    """Refuse a path to which no report is written: a stream, a pipe, a file that is no report of ours."""
     if path == STDOUT:
         raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
-    if is_address(path):
-        raise UsageError(f"{flag} {shown_address(path)} cannot be written to; give a file on this machine")
     if not os.path.exists(path) or os.path.isdir(path):
         return  # a new file; a folder is refused with every other output
     if not os.path.isfile(path):

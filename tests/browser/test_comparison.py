@@ -12,7 +12,7 @@ from tests.report.documents import document
 
 def test_equal_answers_are_said_to_be_equal(open_document: Callable[..., Opened]) -> None:
     """Fault: the promise of the same bits is kept, and the page does not say so, or says so of half of them."""
-    made = document(80, random.SystemRandom().randrange(1 << 30))
+    made = document(80, random.randrange(1 << 30))
     page = open_document(made)
     one = page.page.locator("#comparison [data-comparison='1']")
     expect(one.locator("[data-same]")).to_have_attribute("data-same", "yes")
@@ -22,7 +22,7 @@ def test_equal_answers_are_said_to_be_equal(open_document: Callable[..., Opened]
 
 def test_different_answers_are_listed_with_links_to_both(open_document: Callable[..., Opened]) -> None:
     """Fault: answers differ and the page says yes; a link that leads to the other run's other request."""
-    made = document(80, random.SystemRandom().randrange(1 << 30), runs=3, hostile=False)
+    made = document(80, random.randrange(1 << 30), runs=3, hostile=False)
     comparison = made["comparisons"][1]
     assert comparison["different"]
     page = open_document(made)
@@ -47,7 +47,7 @@ def test_different_answers_are_listed_with_links_to_both(open_document: Callable
 
 def test_measures_misses_and_options_stand_side_by_side(open_document: Callable[..., Opened]) -> None:
     """Fault: the two columns are changed over, or the change has the wrong sign."""
-    made = document(80, random.SystemRandom().randrange(1 << 30), hostile=False)
+    made = document(80, random.randrange(1 << 30), hostile=False)
     comparison = made["comparisons"][0]
     tables = open_document(made).page.locator("#comparison table").all()
     measures, misses, options = (
@@ -78,7 +78,7 @@ def test_runs_with_nothing_in_common(open_document: Callable[..., Opened]) -> No
 
 def test_the_selector_shows_another_run(open_document: Callable[..., Opened]) -> None:
     """Fault: half of the page stays that of the first run, or the choice is not in the link."""
-    made = document(60, random.SystemRandom().randrange(1 << 30))
+    made = document(60, random.randrange(1 << 30))
     page = open_document(made)
     selector = page.page.locator("#run")
     for said, run in zip(selector.locator("option").all_inner_texts(), made["runs"], strict=True):
@@ -106,7 +106,7 @@ def test_one_run_needs_no_selector(open_document: Callable[..., Opened]) -> None
 
 def test_a_link_to_an_answer_whose_id_is_there_twice(open_document: Callable[..., Opened]) -> None:
     """Fault: lines without a custom_id have one id for all their turns, and the link leads to the first of them."""
-    made = document(80, random.SystemRandom().randrange(1 << 30), runs=3, hostile=False)
+    made = document(80, random.randrange(1 << 30), runs=3, hostile=False)
     different = made["comparisons"][1]["different"][-1]
     for run in made["runs"]:
         run["requests"]["id"] = ["line-1"] * 80

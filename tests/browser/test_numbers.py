@@ -31,7 +31,7 @@ def known(number: list[Any]) -> float | None:
 @pytest.fixture
 def seed() -> int:
     """A fresh one each time; printed, so that a failure can be repeated."""
-    drawn = random.SystemRandom().randrange(1 << 30)
+    drawn = random.randrange(1 << 30)
     print(f"seed {drawn}")
     return drawn
 

@@ -102,7 +102,7 @@ def test_the_heights_of_work_are_shares_of_time(open_document: Callable[..., Ope
 
 def test_turns_read_as_the_document(open_document: Callable[..., Opened]) -> None:
     """Fault: cached and computed are changed over, or a turn is left out."""
-    made = document(150, random.SystemRandom().randrange(1 << 30))
+    made = document(150, random.randrange(1 << 30))
     turns = made["runs"][0]["turns"]
     page = open_document(made)
     bars = page.page.locator("#turns [data-turn]")

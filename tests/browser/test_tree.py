@@ -51,7 +51,7 @@ def assert_details(page: Opened, stems: dict[str, list[Any]], node: int) -> None
 
 def test_widths_are_in_proportion_to_tokens_saved(open_document: Callable[..., Opened]) -> None:
     """Fault: a width that counts requests, or tokens of the stem alone; a child that juts out of its parent."""
-    made = document(300, random.SystemRandom().randrange(1 << 30), hostile=False)
+    made = document(300, random.randrange(1 << 30), hostile=False)
     stems = made["runs"][0]["tree"]
     sums = saved(stems)
     boxes = {int(node): rest for node, *rest in open_document(made).page.evaluate(BOXES)}
@@ -67,7 +67,7 @@ def test_widths_are_in_proportion_to_tokens_saved(open_document: Callable[..., O
 
 def test_heights_are_positions(open_document: Callable[..., Opened]) -> None:
     """Fault: every stem has the height of one level, and a prompt of 2,000 tokens looks like one of 20."""
-    made = document(300, random.SystemRandom().randrange(1 << 30))
+    made = document(300, random.randrange(1 << 30))
     stems = made["runs"][0]["tree"]
     boxes = {int(node): rest for node, *rest in open_document(made).page.evaluate(BOXES) if node}
     scales = [rest[3] / (stems["end"][node] - stems["begin"][node]) for node, rest in boxes.items()]
@@ -79,7 +79,7 @@ def test_heights_are_positions(open_document: Callable[..., Opened]) -> None:
 
 def test_a_click_zooms_and_shows_the_stem(open_document: Callable[..., Opened]) -> None:
     """Fault: another node's numbers beside a stem, or a zoom that cannot be left."""
-    made = document(300, random.SystemRandom().randrange(1 << 30))
+    made = document(300, random.randrange(1 << 30))
     stems = made["runs"][0]["tree"]
     page = open_document(made)
     whole = box(page, 0).bounding_box()["width"]
@@ -101,7 +101,7 @@ def test_a_click_zooms_and_shows_the_stem(open_document: Callable[..., Opened]) 
 
 def test_the_keyboard_walks_and_zooms(open_document: Callable[..., Opened]) -> None:
     """Fault: the picture is for pointers alone."""
-    made = document(300, random.SystemRandom().randrange(1 << 30))
+    made = document(300, random.randrange(1 << 30))
     stems = made["runs"][0]["tree"]
     page = open_document(made)
     keys = page.page.keyboard
@@ -149,7 +149,7 @@ def test_a_link_to_no_stem_shows_the_whole_tree(open_document: Callable[..., Ope
 
 def test_each_stem_says_in_words_what_its_colour_means(open_document: Callable[..., Opened]) -> None:
     """Fault: who does not see colours, or the page, does not learn what was restored."""
-    made = document(100, random.SystemRandom().randrange(1 << 30), hostile=False)
+    made = document(100, random.randrange(1 << 30), hostile=False)
     stems = made["runs"][0]["tree"]
     for one in open_document(made).page.locator("#tree [role=treeitem]").all():
         node, label = int(one.get_attribute("data-node")), one.get_attribute("aria-label")

@@ -7,9 +7,11 @@ import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from apcbatch.cli.program import cli, main
+from apcbatch.cli.run import FIRST_OPTIONS
 from apcbatch.config import OPTIONS, flag_name
 from apcbatch.version import VERSION
 from tools.make_cli_docs import TARGET, commands, document
@@ -31,6 +33,34 @@ def test_every_command_has_help_with_examples(name, flag):
     assert f"Usage: {name}" in done.output
     example = "apcbatch run" if name == "apcbatch" else name
     assert f"Examples:\n    {example}" in done.output
+
+
+def test_the_short_help_of_run_has_what_a_newcomer_needs():
+    """Fault: 68 options before the first run; or an option that the short page names and the command lost."""
+    short, whole = (CliRunner().invoke(cli, ["run", flag], prog_name="apcbatch").output for flag in ("-h", "--help"))
+    listed = [line.split()[0].rstrip(",") for line in short.splitlines() if line.startswith("  -")]
+    assert listed == ["-o", *(flag_name(name) for name in FIRST_OPTIONS[1:])] and len(listed) == 10
+    assert len(short.splitlines()) < 40 and "`apcbatch run --help` shows all options" in short
+    flags = [flag for one in cli.commands["run"].params if isinstance(one, click.Option) for flag in one.opts]
+    assert all(flag in whole for flag in flags) and "-h      Show the 10 options to begin with" in whole
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "found"),
+    [
+        ([], "tu", [("plain", "tune-block-size")]),
+        (["run"], "--max-t", [("plain", "--max-tokens")]),
+        (["run", "x", "--policy"], "", [("plain", one) for one in ("planned", "all", "last", "none")]),
+        (["run", "x", "--model"], "./m", [("dir", "./m")]),
+        (["run", "x", "--store"], "st", [("dir", "st")]),
+        (["run"], "ch", [("file", "ch")]),
+        (["report", "x", "-o"], "r", [("file", "r")]),
+    ],
+)
+def test_a_shell_completes_commands_options_values_and_files(words, incomplete, found):
+    """Fault: completion takes away the names of files that the shell knew before, or knows no value of an option."""
+    items = ShellComplete(cli, {}, "apcbatch", "_APCBATCH_COMPLETE").get_completions(words, incomplete)
+    assert [(item.type, item.value) for item in items] == found
 
 
 def test_every_option_of_a_command_is_explained():

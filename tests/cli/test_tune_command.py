@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from apcbatch.cli import tune
 from apcbatch.cli.program import main
 from apcbatch.tuning import measurement
 from tests.conftest import ROOT
 
+CHOICE = SimpleNamespace(recommended=SimpleNamespace(block_size=96), min_gain_tokens=7, reason="it is the best.")
 CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
 
 
@@ -79,6 +83,26 @@ def test_nothing_is_loaded_before_it_is_needed(tmp_path):
         [sys.executable, "-c", code, str(tmp_path / "in.jsonl")], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("config", [None, "base.yaml"])
+def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, capsys, config):
+    """Fault: the file is written in silence; or the command that is named does not run with the choice."""
+    monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
+    monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
+    monkeypatch.setattr("apcbatch.tuning.export.json.tuning_document", lambda *_: {})
+    (tmp_path / "base.yaml").write_text("max_running: 5\n")
+    given = ["--config", config] if config else []
+    assert main(["tune-block-size", "in.jsonl", "--write", "t.yaml", "--limit", "2", "--window", "9", *given]) == 0
+    first, command = capsys.readouterr().err.splitlines()
+    assert first == "wrote t.yaml (policy planned, block_size 96, min_gain_tokens 7); to run with the choice:"
+    words = shlex.split(command)
+    assert words[:3] == ["apcbatch", "run", "in.jsonl"] and "--limit" not in words
+    assert main([*words[1:], "--show-config"]) == 0
+    shown = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    expected = {"block_size": "96", "min_gain_tokens": "7", "policy": "planned", "window": "9", "limit": "null"}
+    expected["max_running"] = "5" if config else "32"
+    assert all([f"{name}:", value] in shown for name, value in expected.items())
 
 
 def _no_memory(*_):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.items import Group, Item, State
+from apcbatch.cluster.placing import Placing
 from apcbatch.cluster.settings import ClusterSettings, Hooks
-from apcbatch.types import RequestPlan
+from apcbatch.cluster.states import States
+from apcbatch.types import Request, RequestPlan
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, planned, repeated, run
 from tests.cluster.simulator import SimSeam, Speeds
 from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset
@@ -185,3 +188,24 @@ def test_dropped_requests_do_not_come_back(tau: Planned) -> None:
     while engine.num_unfinished:
         results += engine.step()
     assert len(results) == left and len(engine._states) == 0
+
+
+def test_what_a_failed_request_leaves_is_made_by_a_reader() -> None:
+    """Fault: a request failed, and every group that waited for its states computed them again, from its very beginning:
+    a reader beside it makes them, or the first one that waits, from the state that the failed one resumed from."""
+    plans = [RequestPlan(), RequestPlan(resume_at=4), RequestPlan(resume_at=8), RequestPlan(resume_at=8)]
+    items = [Item(number, Request(str(number), [1] * 9, plan=plan)) for number, plan in enumerate(plans)]
+    states, placing = States(9), Placing()
+    source = State(b"4", 4, 0, 0, items[0], None, readers={items[1]})
+    state = State(b"8", 8, 1, 0, items[1], source, readers={items[2], items[3]})
+    items[1].resume, items[2].resume, items[3].resume, items[1].keeps[8] = source, state, state, state
+    states.put(source, "handle", 1, "node", 1 << 20)
+    groups = [Group(items[1:3]), Group([items[3]])]
+    for group in groups:
+        placing.place(group)
+    placing.forsaken(states.ended(items[1], has_failed=True))
+    assert state.maker is items[2] and list(placing.waiting) == [groups[1]]
+    placing.forsaken(states.ended(items[2], has_failed=True))
+    assert state.maker is items[3] and items[3].resume is source and not placing.waiting
+    states.release_unwanted(source)
+    assert source.handle == "handle", "it is held for the one that resumes from it now"

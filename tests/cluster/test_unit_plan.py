@@ -47,11 +47,3 @@ def test_without_an_import_the_first_reader_makes_it() -> None:
     single = UnitPlan(unit(RequestPlan(4, keep=(8,), reads=(3,)), imports=(AT_4,)), FINGERPRINT)
     single.go_without(AT_4)
     assert single.plans == [RequestPlan(0, keep=(8,), reads=(3,))]
-
-
-def test_who_is_left_out_reads_and_makes_nothing() -> None:
-    """Catches a state that is held for a request that never runs."""
-    maker = RequestPlan(4, keep=(8,), reads=(0,))
-    plan = UnitPlan(unit(maker, RequestPlan(4), exports=(AT_8,), imports=(AT_4,)), FINGERPRINT)
-    plan.leave_out(0)
-    assert (plan.readers(AT_4), plan.makers, plan.plans) == ([1], {}, [None, RequestPlan(4)])

@@ -211,6 +211,29 @@ def test_a_request_that_is_refused_is_an_answer(folder: str, open_worker: Callab
     assert isinstance(said[-1], Done) and worker._engine._pool.held_bytes == 0
 
 
+@pytest.mark.parametrize("fault", [{"top_p": 7.0}, {"logit_bias": dict.fromkeys(range(VOCAB), float("-inf"))}])
+def test_what_a_failed_request_was_to_export_is_exported(
+    fault: dict[str, Any], folder: str, open_worker: Callable[..., Worker]
+) -> None:
+    """Fault: the other units' requests, and those beside it, computed the prefix of a request that failed, each of them
+    anew. The next reader in the unit makes it; where there is none, nothing is held for it."""
+    worker = open_worker(folder)
+    prompt = [1, 2, 3, 4, 5, 6, 7]
+    plans = [RequestPlan(keep=(3,), reads=(1,)), RequestPlan(resume_at=3, ideal=3)]
+    first, second = (Request(str(n), prompt, max_tokens=2, keep_answer=False, ignore_eos=True) for n in range(2))
+    pieces = Piece(0, take_apart(replace(first, **fault)), plans[0]), Piece(1, take_apart(second), plans[1])
+    worker.begin(Unit(0, pieces, frozenset([key_of(worker)])), {})
+    said = [message for _ in iter(lambda: worker.is_busy, False) for message in worker.step()]
+    made = [message for message in said if isinstance(message, Made)]
+    results = {message.number: message.result for message in said if isinstance(message, Answer)}
+    assert results[0].error is not None and results[1].error is None
+    assert [one.key for one in made] == [key_of(worker)] and isinstance(said[-1], Done)
+    alone = Piece(2, take_apart(replace(first, top_p=7.0)), replace(plans[0], reads=(0,)))
+    worker.begin(Unit(1, (alone,), frozenset([key_of(worker)])), {})
+    said = [message for _ in iter(lambda: worker.is_busy, False) for message in worker.step()]
+    assert [type(message) for message in said] == [Answer, Done] and worker._engine._pool.held_bytes == 0
+
+
 def test_what_is_at_work_is_written_down_before(
     folder: str, open_worker: Callable[..., Worker], tmp_path: Path
 ) -> None:

@@ -20,8 +20,10 @@ from apcbatch.data.grammar_source import Thinking
 from apcbatch.data.structure import Structure, check_structure
 from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
 from apcbatch.data.tool_parser import CallSyntax
+from apcbatch.data.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from tests.data.conftest import KINDS
+from tests.fuzz.mutate import number_text
 from tests.schemas import random_schema
 
 DEMO = Path(__file__).resolve().parents[2] / "apcbatch" / "demo"
@@ -212,6 +214,98 @@ def test_what_the_library_cannot_do_is_a_sentence(constraints, structure, words)
         with pytest.raises(RequestError) as caught:
             constraints.constraint(structure)
         assert words in caught.value.message and "\n" not in caught.value.message and len(caught.value.message) < 400
+
+
+def numeric_schema(source: random.Random) -> dict[str, object]:
+    """A schema with numbers of any size where they count."""
+
+    def number() -> float:
+        while "inf" in repr(found := json.loads(number_text(source))):
+            pass
+        return found
+
+    kind = source.randrange(5)
+    if kind == 0:
+        return {"enum": [number() for _ in range(source.randrange(1, 4))]}
+    if kind == 1:
+        return {"const": {"a": [number(), {"b": number()}]}}
+    if kind == 2:
+        steps = [source.choice((3, 7, 0.5, 65_537, 65_539, 2**31, 2**33)) for _ in range(2)]
+        within = {"minimum": -(10**15), "maximum": 10**15}  # jsonschema divides floats
+        return {"allOf": [{"type": "integer", "multipleOf": steps[0]}, {"multipleOf": steps[1]}], **within}
+    low = number()
+    schema = {"type": "integer", "minimum": low, "maximum": low + source.randrange(4)}
+    if kind == 3 and source.randrange(2):
+        schema["exclusiveMinimum"] = schema.pop("minimum")
+    return schema if kind == 3 else schema | {"type": "number"}
+
+
+def test_answers_have_every_digit_of_a_schema(demo, constraints):
+    """Fault: of enum [9007199254740993] the answer ...992, of a minimum 10^20 the answer 9223372036854775807, of a
+    float of 17 digits its neighbour, of steps 65537 and 65539 a multiple of neither."""
+    seed = random.randrange(1 << 30)
+    source, answered, refused = random.Random(seed), 0, 0
+    for number in range(400):
+        schema = numeric_schema(source)
+        text = json.dumps(schema)
+        structure = Structure("json", text)
+        if number % 2:
+            form = {"type": "object", "properties": {"x": schema}, "required": ["x"], "additionalProperties": False}
+            structure = Structure("calls", json.dumps([["f", form]]), one_call=True)
+        try:
+            constraint = constraints.constraint(structure)
+        except RequestError as error:
+            assert "cannot be used: " in error.message
+            refused += 1
+            continue
+        answer, is_whole = walk(demo, constraint, source)
+        if is_whole:
+            answered += 1
+            if structure.kind == "json":
+                jsonschema.validate(json.loads(answer), schema)
+            else:
+                [call] = tool_parsers()["hermes"].find(answer, []).calls
+                jsonschema.validate(call.arguments, {"properties": {"x": schema}})
+    assert answered > 40 and refused > 40, f"seed {seed}"
+
+
+KEPT = [
+    '{"type":"integer","minimum":0,"maximum":9223372036854775807}',
+    '{"type":["integer","null"],"minimum":-9007199254740992,"maximum":4611686018427387904}',
+    '{"enum":[9007199254740992,-9223372036854774784,0.1,1e-7,123456.789,-0.0,"9007199254740993"]}',
+    '{"type":"number","minimum":0.05,"maximum":99.99,"multipleOf":0.01}',
+    '{"type":"string","default":12345678901234567890123,"title":"t","examples":[1e300]}',
+    '{"properties":{"minimum":{"type":"string"},"const":{"type":"integer","maximum":9223372036854775807}}}',
+]
+CHANGED = {
+    '{"enum":[9007199254740993]}': "enum has the number 9007199254740993, which the grammar library would change",
+    '{"const":{"a":[9223372036854775808]}}': "const has the number",
+    '{"type":"integer","minimum":100000000000000000000}': "minimum has the number",
+    '{"type":"integer","exclusiveMinimum":9007199254740992}': "exclusiveMinimum has the number",
+    '{"type":"integer","minimum":9007199254740992,"exclusiveMinimum":true}': "minimum has the number",
+    '{"type":"integer","minimum":-9223372036854775808}': "minimum has the number",
+    '{"type":"number","maximum":9223372036854775807}': "maximum has the number",
+    '{"const":0.9594388378770715}': "const has the number",
+    '{"items":{"anyOf":[{"const":-18446744073709551616}]}}': "const has the number",
+    '{"allOf":[{"type":"integer","multipleOf":65537},{"multipleOf":65539}]}': "the numbers of multipleOf are too large",
+}
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_numbers_that_are_kept_are_not_refused(constraints, text):
+    """Fault: the bounds of 64-bit integers, or numbers that say nothing of the answer, refused with the others."""
+    constraints.constraint(Structure("json", text))
+
+
+@pytest.mark.parametrize("text", CHANGED)
+def test_numbers_that_the_library_changes_are_refused(constraints, text):
+    """Fault: an answer that its schema forbids, with `stop` and without a warning."""
+    calls = Structure("calls", f'[["look_up",{{"type":"object","properties":{{"x":{text}}}}}]]')
+    for structure, before in ((Structure("json", text), "the JSON schema"), (calls, "the parameters of the tools")):
+        with pytest.raises(RequestError) as caught:
+            constraints.constraint(structure)
+        message, own = caught.value.message, '"look_up": ' * (structure is calls)
+        assert message.startswith(f"{before} cannot be used: {own}{CHANGED[text]}") and len(message) < 350
 
 
 def nested(depth: int) -> str:

@@ -163,10 +163,15 @@ def test_a_harmless_field_may_be_anything(shape: str, field: Any) -> None:
             'the line has the unknown field "maxTokens"; did you mean max_tokens? '
             "If it is data, rename it or put it into metadata",
         ),
+        (
+            request("chat", functions=[{}]),
+            "body.functions is a list, which is not supported; leave it out or give []: its newer form is tools",
+        ),
         (batch(temperature=0.5), "temperature stands beside body, where it does nothing; put it into body"),
         (
             request("messages", system="be brief"),
-            "system is \"be brief\", which is not supported; leave it out or give \"\": give it as the first message",
+            "system is \"be brief\", which is not supported; leave it out or give \"\": "
+            "a system message comes first in messages",
         ),
     ],
 )  # fmt: skip

@@ -6,12 +6,15 @@ import bz2
 import gzip
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import known_implementations
 
+from apcbatch.address import _PACKAGES, _named_package, open_filesystem
 from apcbatch.data.inputs import Inputs, find_inputs
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.source import open_source
@@ -231,6 +234,13 @@ def test_the_package_of_an_address_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UsageError, match="s3://bucket/a.jsonl needs the package s3fs; pip install s3fs"):
         find_inputs(["s3://bucket/a.jsonl"])
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    with pytest.raises(UsageError, match="https://host/a.jsonl needs the package aiohttp; pip install aiohttp$"):
+        open_filesystem("https://host/a.jsonl")
+    for protocol in known_implementations:
+        package = _PACKAGES.get(protocol) or _named_package(protocol)
+        assert package is None or re.fullmatch("[a-z][a-z0-9_-]+", package), protocol
     with pytest.raises(UsageError, match="nosuch://x cannot be opened: Protocol not known: nosuch"):
         find_inputs(["nosuch://x"])
 

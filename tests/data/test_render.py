@@ -19,6 +19,7 @@ from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.errors import RequestError
 from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, by_transformers, conversation
+from tests.effort import tries
 
 AGENT = conversation(
     "system: The policy: an agent books, modifies or cancels flight reservations.",
@@ -85,7 +86,7 @@ CONTENT = st.text(st.sampled_from("ab '\n\t1é東🙂<|>_"), max_size=12) | st.s
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     turns=st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), CONTENT), min_size=1, max_size=7)
 )

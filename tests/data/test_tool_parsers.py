@@ -333,7 +333,7 @@ def hostile(seed: int) -> Callable[[int], str]:
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_work_grows_with_the_text(parser: Any) -> None:
     """Fault: a hostile answer takes the square of its length: then this takes minutes."""
-    seed = random.SystemRandom().randrange(2**32)
+    seed = random.randrange(2**32)
     print("seed", seed)
     texts = [hostile(seed + number) for number in range(12)]
     units = [*parser.markers, '<tool_call>{"', "<function=f><parameter=a>", '[TOOL_CALLS]f{"a":"', "<function=f>\n"]

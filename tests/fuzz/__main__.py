@@ -22,29 +22,29 @@ import transformers  # noqa: F401
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
 import apcbatch.engine.engine
 import apcbatch.job.run  # noqa: F401
-from tests.fuzz import checkpoints, inputs, stores
+from tests.fuzz import checkpoints, inputs, outputs, stores
 from tests.fuzz.case import Case
 from tests.fuzz.child import Fault
 
 TARGETS: dict[str, Callable[[Case], None]] = {
     name.removeprefix("fuzz_"): target
-    for module in (inputs, checkpoints, stores)
+    for module in (inputs, outputs, checkpoints, stores)
     for name, target in vars(module).items()
     if name.startswith("fuzz_")
 }
 
 
 @click.command()
-@click.option("--seconds", type=float, help="Begin no case after so long; --cases bounds them otherwise.")
-@click.option("--cases", type=int, default=100, show_default=True, help="How many, where there is no --seconds.")
-@click.option("--seed", type=int, help="The first case's seed; with --target and one case it repeats it.")
+@click.option("--seconds", type=float, help="Begin no case after so long; --each bounds them otherwise.")
+@click.option("--each", type=int, default=6, show_default=True, help="Cases of each target, without --seconds.")
+@click.option("--seed", type=int, help="The first case's seed; with --target and --each 1 it repeats it.")
 @click.option("--target", "only", type=click.Choice(sorted(TARGETS)), multiple=True, help="These targets alone.")
 @click.option("--patience", default=1.0, show_default=True, help="Multiplies what a case may take.")
 @click.option("--keep-going", is_flag=True, help="Go on after a fault; its folder stays.")
 @click.option("--folder", type=click.Path(path_type=Path), default="fuzz-out", show_default=True, help="Work there.")
 def fuzz(
     seconds: float | None,
-    cases: int,
+    each: int,
     seed: int | None,
     only: tuple[str, ...],
     patience: float,
@@ -60,7 +60,7 @@ def fuzz(
     first = random.randrange(1 << 31) if seed is None else seed
     begin, counts, faults = time.monotonic(), Counter[str](), []
     number = 0
-    while (time.monotonic() - begin < seconds) if seconds is not None else number < cases:
+    while (time.monotonic() - begin < seconds) if seconds is not None else number < each * len(names):
         name, case_seed = names[number % len(names)], first + number // len(names)
         number += 1
         counts[name] += 1
@@ -83,7 +83,7 @@ def _play(name: str, seed: int, folder: Path, stock: Path, patience: float) -> s
     try:
         TARGETS[name](case)
     except Fault as fault:
-        again = shlex.join(["python", "-m", "tests.fuzz", "--target", name, "--seed", str(seed), "--cases", "1"])
+        again = shlex.join(["python", "-m", "tests.fuzz", "--target", name, "--seed", str(seed), "--each", "1"])
         ran = "\n".join(shlex.join(["apcbatch", *command]) for command in case.commands)
         return f"FAULT {name} {seed}: {fault}\nin {case.folder}:\n{ran}\nrepeat with: {again}\n"
     shutil.rmtree(case.folder, ignore_errors=True)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
+from tests.job.fakes import FakeEngine
 
 RUN = ("run", "in.jsonl", "--max-tokens", 2, "--progress", "none", "-q")
 OUT = "memory://bucket/out.jsonl"
@@ -146,9 +147,9 @@ def test_input_and_out_are_not_the_same_address(apcbatch, tmp_path, memory):
 
 
 def test_killed_before_the_upload(start, tmp_path, whole):
-    """Fault: a kill loses answers that were to be uploaded; file:// is as far as another process sees."""
+    """Fault: a kill loses answers that were to be uploaded."""
     (tmp_path / "far").mkdir()
-    run = (*RUN, "-o", f"file://{tmp_path}/far/out.jsonl", "--max-running", 1)
+    run = (*RUN, "-o", f"far://{tmp_path}/far/out.jsonl", "--max-running", 1)
     process = start(*run, FAKE_STEP_S=0.05)
     process.wait_for_lines(tmp_path / "out.jsonl", 2)
     process.send(signal.SIGKILL)
@@ -160,7 +161,7 @@ def test_killed_before_the_upload(start, tmp_path, whole):
     stopped = process.end()
     assert stopped.code == 130 and not (tmp_path / "far" / "out.jsonl").exists()
     assert (
-        f"results in out.jsonl, for file://{tmp_path}/far/out.jsonl is made when the run is complete" in stopped.stderr
+        f"results in out.jsonl, for far://{tmp_path}/far/out.jsonl is made when the run is complete" in stopped.stderr
     )
     assert start(*shlex.split(stopped.last_words)[1:]).end().code == 0
     assert answers(read_records(tmp_path / "far" / "out.jsonl")) == whole
@@ -174,3 +175,89 @@ def test_no_secret_is_printed_or_kept(apcbatch, tmp_path, memory, whole):
     assert done.code == 3, done.stderr
     kept = (tmp_path / "out.jsonl.run.json").read_text() + (tmp_path / "out.jsonl").read_text()
     assert "hush" not in done.stderr + done.stdout + kept and "memory://bucket/out.jsonl" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-o", "memory:///bucket//x/../in.jsonl", "--overwrite"), "INPUT and the address of OUT are the same file"),
+        (("-o", "SimpleCache::MEMORY://bucket/in.jsonl", "--overwrite"), "are the same file"),
+        (("-o", "x.jsonl", "--summary", "memory:///bucket/in.jsonl", "--overwrite"), "INPUT and --summary are"),
+        (("-o", OUT, "--summary", "memory:///bucket/out.jsonl", "--overwrite"), "are the same file"),
+        (("-o", OUT, "--summary", f"{OUT}.run.json", "--overwrite"), "--summary and the address of OUT.run.json are"),
+        (("-o", "x.jsonl", "--summary", "zip://s.json::memory://bucket/in.jsonl"), "cannot be written to"),
+        (("-o", "zip://d/s.json::file:///x.zip"), "cannot be written to"),
+        (("-o", "x.jsonl", "--summary", "generic://memory://bucket/in.jsonl"), "generic:// wraps another address"),
+        (("-o", "dir::memory://bucket/in.jsonl"), "only caches"),
+        (
+            ("-o", "x.jsonl", "--report", "memory://u:hush@bucket/r.html"),
+            "expected a file on this machine, or a folder",
+        ),
+        (("-o", "x.jsonl", "--store", "memory://u:hush@bucket/s"), "expected a file on this machine, or a folder"),
+        (("-o", "x.jsonl", "--config", "ftp://u:hu@sh@bucket/s"), "expected a file on this machine, or a folder"),
+        (("-o", "x.jsonl", "--model", "ftp://u:hush@bucket/s"), "expected a file on this machine, or a folder"),
+        (("-o", "x.jsonl", "--cache-salt", "@ftp://u:hush@bucket/s"), "expected a file on this machine, or a folder"),
+        (("memory:///bucket/in.jsonl", "-o", "x.jsonl"), "is given twice"),
+    ],
+)
+def test_an_address_has_many_spellings(apcbatch, tmp_path, memory, arguments, words):
+    """Fault: another spelling of an address walks round the checks, or a path option takes what it never reads."""
+    memory.pipe_file("/bucket/in.jsonl", json.dumps(conversation(1)).encode())
+    refused = apcbatch("run", "memory://bucket/in.jsonl", *RUN[2:], *arguments)
+    assert refused.code == 2 and words in refused.stderr, refused.stderr
+    assert "hush" not in refused.stderr and "sh@" not in refused.stderr
+    assert list(memory.store) == ["/bucket/in.jsonl"] and not os.listdir(tmp_path)
+
+
+def test_nothing_at_an_address_is_replaced_unasked(apcbatch, tmp_path, memory, whole):
+    """Fault: a summary or a run file replaces what somebody keeps in the bucket; or the way out is closed."""
+    summary = ("--summary", "memory://bucket/s.json")
+    for place, run in {
+        "/bucket/s.json": (*RUN, "-o", "a.jsonl", *summary),
+        "/bucket/out.jsonl.run.json": (*RUN, "-o", OUT),
+    }.items():
+        memory.pipe_file(place, b"precious")
+        refused = apcbatch(*run)
+        assert refused.code == 2 and not (tmp_path / "a.jsonl").exists(), refused.stderr
+        assert memory.cat_file(place) == b"precious"
+    kept = apcbatch(*RUN, "-o", OUT, "--overwrite")
+    assert kept.code == 2 and "is not a run file of this program" in kept.stderr
+    memory.rm_file("/bucket/out.jsonl.run.json")
+    assert apcbatch(*RUN, "-o", OUT, *summary, "--overwrite").code == 0
+    assert apcbatch(*RUN, "-o", "b.jsonl", *summary).code == 2, "an earlier summary, of another run"
+    assert apcbatch(*RUN, "-o", OUT, *summary, "--resume").code == 0, "its own"
+
+
+def test_resume_replaces_only_its_own_out(apcbatch, tmp_path, memory, whole):
+    """Fault: --resume of what is here uploads over another run's answers, or over what is no OUT."""
+    other = "memory://bucket/b/out.jsonl"
+    assert apcbatch(*RUN, "-o", other, "--max-tokens", 1).code == 0
+    for path in tmp_path.glob("out.jsonl*"):
+        path.unlink()
+    assert apcbatch(*RUN, "-o", OUT).code == 0
+    theirs = memory.cat_file("/bucket/b/out.jsonl")
+    refused = apcbatch(*RUN, "-o", other, "--resume")
+    assert refused.code == 2 and "out.jsonl.run.json is of a different run" in refused.stderr, refused.stderr
+    assert memory.cat_file("/bucket/b/out.jsonl") == theirs
+    memory.pipe_file("/bucket/out.jsonl", b"precious")
+    refused = apcbatch(*RUN, "-o", OUT, "--resume")
+    assert refused.code == 2 and f"{OUT} is not an OUT of this program" in refused.stderr
+    assert memory.cat_file("/bucket/out.jsonl") == b"precious"
+    assert apcbatch(*RUN, "-o", OUT, "--overwrite").code == 0
+
+
+def test_what_appears_at_an_address_during_a_run_stays(apcbatch, tmp_path, memory, whole, monkeypatch):
+    """Fault: an OUT or a summary that somebody uploads while the run goes on is replaced when it ends."""
+    flush = FakeEngine.flush
+
+    def appears(self):
+        memory.pipe_file("/bucket/out.jsonl", b"theirs")
+        memory.pipe_file("/bucket/s.json", b"theirs")
+        return flush(self)
+
+    monkeypatch.setattr(FakeEngine, "flush", appears)
+    stopped = apcbatch(*RUN, "-o", OUT, "--summary", "memory://bucket/s.json")
+    assert stopped.code == 1 and f"{OUT} appeared while this run went on" in stopped.stderr
+    assert "--summary memory://bucket/s.json was not written: a file is there" in stopped.stderr
+    assert memory.cat_file("/bucket/out.jsonl") == memory.cat_file("/bucket/s.json") == b"theirs"
+    assert answers(read_records(tmp_path / "out.jsonl")) == whole

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 
 import pytest
 
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
+from tests.job.fakes import FakeEngine
 
 SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens unique_tokens
 completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read
@@ -306,6 +308,41 @@ def test_no_more_is_read_than_the_engine_asks_for(apcbatch, engines, tmp_path):
     write_lines(tmp_path / "in.jsonl", [conversation(number, turns=1) for number in range(300)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--max-running", 4, "-q")
     assert done.summary["ok"] == 300 and engines[0].most_waiting <= 8
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "code"),
+    [
+        ([conversation(0), conversation(1)], (), 0),
+        ([conversation(0), {"messages": "none"}], (), 3),
+        ([conversation(0), conversation(1)], ("--max-running", 1), 130),
+        ([conversation(0)], ("--turns", "rollout"), 130),
+    ],
+)
+def test_an_interrupt_that_stops_nothing_is_no_interrupt(
+    apcbatch, engines, tmp_path, monkeypatch, lines, options, code
+):
+    """Fault: Ctrl-C while the last requests run, which are finished, ends with 130 and a command that does nothing."""
+    step = FakeEngine.step
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+        monkeypatch.setattr(FakeEngine, "step", step)
+        return self.step()
+
+    monkeypatch.setattr(FakeEngine, "step", interrupted)
+    write_lines(tmp_path / "in.jsonl", lines)
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, *options)
+    assert done.code == code, done.stderr
+    assert done.last_words.startswith("apcbatch run") == (code == 130)
+
+
+def test_a_stop_token_that_the_model_does_not_have_is_refused(apcbatch, engines, tmp_path):
+    """Fault: every request is an error record, after the weights were read."""
+    write_lines(tmp_path / "in.jsonl", [conversation(0)])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--stop-token-id", 7, "--stop-token-id", 999999)
+    assert done.code == 2 and not engines and not (tmp_path / "out.jsonl").exists()
+    assert "--stop-token-id is 999999; the model demo has the token ids 0 to 4095" in done.stderr
 
 
 def test_sampling_does_not_depend_on_what_was_answered_before(apcbatch, tmp_path):

@@ -25,6 +25,26 @@ def chats(tmp_path):
     return write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
 
 
+@pytest.mark.parametrize(
+    ("options", "warning"),
+    [
+        (("-o", "out.csv"), "OUT out.csv gets JSON lines"),
+        (("-o", "out.Parquet.gz"), "OUT out.Parquet.gz gets JSON lines"),
+        (("-o", "out.jsonl", "--report", "r.txt"), "--report r.txt gets an HTML page"),
+        (("-o", "out.jsonl.zst", "--report", "r.HTML"), None),
+        (("-o", "answers"), None),
+        (("-o", "/dev/null"), None),
+    ],
+)
+def test_a_name_that_promises_another_kind_of_file_is_warned_of(apcbatch, options, warning):
+    """Fault: JSON lines are taken for a CSV, or a page opens as text, and nobody says why."""
+    done = apcbatch("run", "in.jsonl", "--max-tokens", 1, *options)
+    assert done.code == 0 and sum("whatever its name" in w or "HTML" in w for w in done.summary["warnings"]) == (
+        warning is not None
+    )
+    assert warning is None or f"warning: {warning}" in done.stderr
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", "a report of mine\n", '{"config": {}, "input": {}}', ""])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path, content, overwrite):
@@ -37,6 +57,9 @@ def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path, content, over
     assert done.code == 2 and "is not a run file of this program" in done.stderr
     assert mine.read_text() == content
     assert (tmp_path / "out.jsonl").exists() == overwrite
+
+
+SPELLINGS = ("{}", "file://{}", "FILE:{}", "file://localhost{}", "SimpleCache::local://{}")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +86,10 @@ def test_a_run_file_that_is_none_of_ours_stays(apcbatch, tmp_path, content, over
         (("--config", "a\0b"), "NUL"),
     ],
 )
-def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, options, sentence):
-    """Fault: an output replaces INPUT, the configuration, a file of the model or of the store; or ends the run late."""
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, options, sentence, spelling):
+    """Fault: an output replaces INPUT, the configuration, a file of the model or of the store; or ends the run late;
+    also where either of the two is the address of a local file."""
     from apcbatch.model.locate import DEMO_DIR
 
     shutil.copytree(DEMO_DIR, tmp_path / "model")
@@ -75,10 +100,78 @@ def test_what_belongs_to_something_else_is_not_written_over(apcbatch, tmp_path, 
     base = {"-o": "out.jsonl", "--config": "c.yaml", "--model": "model"}
     if flags.get("--store") is None:
         base["--store"] = "states"
-    words = [word for pair in (base | flags).items() for word in pair if word != "--overwrite"]
+    spelled = {flag: value if value == "-" else spelling.format(tmp_path / value) for flag, value in flags.items()}
+    words = [word for pair in (base | spelled).items() for word in pair if word != "--overwrite"]
     done = apcbatch("run", "in.jsonl", *words, "--max-tokens", 2, *options[2:])
+    words = [spelling.format(tmp_path / word) if word in base.values() else word for word in words]
+    other = apcbatch("run", spelling.format(tmp_path / "in.jsonl"), *words, "--max-tokens", 2, *options[2:])
+    assert other.code == 2 and "internal error" not in other.stderr, other.stderr
+    sentence = sentence.replace("--summary sub is", f"--summary {tmp_path}/sub is")
+    sentence = sentence.replace("OUT sub is", f"OUT {tmp_path}/sub is")
     assert done.code == 2 and sentence in done.stderr and "internal error" not in done.stderr, done.stderr
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def linked(folder, name, spelling):
+    """Another name of a file: a hard link, a link, through `..`, an address, or several of these."""
+    kind, _, rest = spelling.partition(" ")
+    path = folder / name
+    if kind in ("hard", "soft"):
+        path = folder / "other" / f"{kind}-{name.replace('/', '-')}"
+        path.unlink(missing_ok=True)
+        (os.link if kind == "hard" else os.symlink)(folder / name, path)
+    elif kind == "up":
+        path = folder / "other" / ".." / name
+    return rest.format(path)
+
+
+WRITTEN = (
+    ("run", "in.jsonl", "-o", "x.jsonl", "--summary"),
+    ("run", "in.jsonl", "-o", "x.jsonl", "--report"),
+    ("run", "in.jsonl", "--overwrite", "-o"),
+    ("run", "in.jsonl", "-o", "old.jsonl", "--resume", "--summary"),
+    ("plan", "in.jsonl", "--json"),
+    ("tune-block-size", "in.jsonl", "--json"),
+    ("tune-block-size", "in.jsonl", "--write"),
+    ("report", "old.jsonl", "--prompts", "in.jsonl", "--tune", "curve.json", "--overwrite", "-o"),
+)
+WAYS = ("plain {}", "plain file://{}", "up FILE:{}", "hard {}", "hard local://{}", "soft simplecache::file://{}")
+
+
+@pytest.mark.parametrize("command", WRITTEN, ids=lambda command: " ".join(command[::2]))
+def test_no_command_writes_over_what_it_reads(apcbatch, tmp_path, monkeypatch, command):
+    """Fault: an output of any command, under any name that a file has, replaces what the command reads or belongs to a
+    model, a store or an earlier run."""
+    from apcbatch.model.locate import DEMO_DIR
+
+    assert apcbatch("run", "in.jsonl", "-o", "old.jsonl", "--max-tokens", 1).code == 0
+    shutil.copytree(DEMO_DIR, tmp_path / "model")
+    for folder in ("states/objects", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name in ("states/index.sqlite", "states/objects/a", "salt.txt", "curve.json", "precious.txt"):
+        (tmp_path / name).write_text("precious")
+    names = ["in.jsonl", "model/config.json", "model/model.safetensors"]
+    if command[0] == "report":
+        names += ["old.jsonl", "old.jsonl.run.json", "old.jsonl.trace.jsonl", "curve.json"]
+        monkeypatch.setenv("APCBATCH_MODEL", "model")
+        options = ()
+    else:
+        names.append("c.yaml")
+        options = ("--model", "model", "--config", "c.yaml")
+    if command[0] == "run":
+        names += ["salt.txt", "states/index.sqlite", "states/objects/a"]
+        options += ("--store", "states", "--cache-salt", "@file:salt.txt")
+        if command[-1] != "-o":
+            names += ["precious.txt", "old.jsonl" if "x.jsonl" in command else "old.jsonl.run.json"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for name in names:
+        for way in WAYS:
+            done = apcbatch(*command, linked(tmp_path, name, way), *options)
+            assert done.code == 2 and "internal error" not in done.stderr, (name, way, done.stderr)
+            shutil.rmtree(tmp_path / "other")
+            (tmp_path / "other").mkdir()
+            now = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+            assert before == now, (name, way, done.stderr)
 
 
 def test_a_nul_in_the_configuration_is_a_sentence(apcbatch, tmp_path):
@@ -90,7 +183,8 @@ def test_a_nul_in_the_configuration_is_a_sentence(apcbatch, tmp_path):
 
 def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monkeypatch):
     """Fault: half a summary after a full disk, a link replaced by a file, or a temporary file left behind."""
-    (tmp_path / "real.json").write_text("earlier")
+    earlier = '{"requests": 3, "hit_rate": 0.5}'
+    (tmp_path / "real.json").write_text(earlier)
     (tmp_path / "s.json").symlink_to("real.json")
     names = {path.name for path in tmp_path.iterdir()} | {"out.jsonl", "out.jsonl.run.json", "out.jsonl.trace.jsonl"}
     write = Disk.write
@@ -104,7 +198,7 @@ def test_the_summary_replaces_an_earlier_one_as_a_whole(apcbatch, tmp_path, monk
     monkeypatch.setattr(Disk, "write", full)
     done = apcbatch(*RUN, "--summary", "s.json")
     assert done.code == 0 and "--summary s.json was not written: No space left" in done.stderr
-    assert (tmp_path / "real.json").read_text() == "earlier"
+    assert (tmp_path / "real.json").read_text() == earlier
     monkeypatch.setattr(Disk, "write", write)
     done = apcbatch(*RUN, "--summary", "s.json", "--overwrite")
     assert json.loads((tmp_path / "real.json").read_text()) == done.summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import secrets
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ on_devices = pytest.mark.usefixtures("device")
 
 def fresh_seed() -> int:
     """Seed torch with a new number and print it, so that a failure shows what to seed with."""
-    seed = secrets.randbelow(2**31)
+    seed = random.randrange(2**31)
     print(f"torch.manual_seed({seed})")
     torch.manual_seed(seed)
     return seed

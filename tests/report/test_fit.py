@@ -33,7 +33,7 @@ def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
     """Fault: a page too large to be opened or sent. Random ids weigh more than all other columns."""
     made = long_document(50_000, random.randrange(1 << 30))
     table = made["runs"][0]["requests"]
-    draw = random.Random()
+    draw = random.Random(random.randrange(1 << 30))
     if ids == "uuid":
         table["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in table["id"]]
     before = copy.deepcopy({name: table[name] for name in COUNTS})
@@ -65,7 +65,7 @@ def test_what_fits_is_not_touched() -> None:
 def test_any_bound_holds(page_bytes: int) -> None:
     """Fault: prompts, calls or errors are not cut where answers are, so that the page is still too large."""
     made = document(300, random.randrange(1 << 30), runs=3, trace=False)
-    draw = random.Random()
+    draw = random.Random(random.randrange(1 << 30))
     for run in made["runs"]:
         table = run["requests"]
         table["answer"] = ["".join(map(chr, draw.choices(range(33, 0x3000), k=400))) for _ in table["id"]]
@@ -79,7 +79,7 @@ def test_any_bound_holds(page_bytes: int) -> None:
 
 def test_texts_are_held_within_a_bound() -> None:
     """Fault: a run of long answers fills the memory before anything is cut."""
-    draw, texts, whole = random.Random(), Texts(most_held=10_000), []
+    draw, texts, whole = random.Random(random.randrange(1 << 30)), Texts(most_held=10_000), []
     for _ in range(2_000):
         answer = draw.choice(HOSTILE) + "x" * draw.randrange(400)
         calls = [{"name": "f", "arguments": "y" * draw.randrange(200)}] if draw.random() < 0.3 else None

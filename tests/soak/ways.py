@@ -74,7 +74,7 @@ def make_draw(seed: int, kill: bool) -> Draw:
     generation = {
         "turns": _one(draw, "each", "each", "last", "rollout"),
         "max_tokens": _one(draw, 1, 2, 9, 24),
-        "temperature": _one(draw, 0, 0, 0.8, 4),
+        "temperature": _one(draw, 0, 0, 0.8, 2),
         "top_p": _one(draw, 1, 0.9),
         "seed": str(draw.integers(1000)),
     }

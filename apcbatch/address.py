@@ -1,0 +1,183 @@
+"""Addresses such as `s3://bucket/chats.jsonl`: which of them are paths, what fsspec opens, what of one may be shown.
+
+Must not know: what is behind an address. Invariants: an address comes from the command line, never from data; one that
+names a file of this machine becomes its path where options are read, so that every check sees the file itself; what is
+shown of one has neither user names, passwords nor the signed part of a query.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+from apcbatch.errors import UsageError
+
+_PROTOCOL = r"[a-z][a-z0-9+.-]*"
+_ADDRESS = re.compile(rf"{_PROTOCOL}(::{_PROTOCOL})*://", re.IGNORECASE)
+_PROTOCOL_OF_LINK = re.compile(rf"^{_PROTOCOL}(?=://|$)", re.IGNORECASE)
+_CACHES = r"(?:(?:simplecache|filecache|blockcache|cached)(?:://)?::)*"
+_LOCAL = re.compile(rf"{_CACHES}(?:file|local|asynclocal):(?://(?:localhost(?=/))?)?(.*)", re.IGNORECASE | re.DOTALL)
+_ARCHIVES = ("zip", "tar", "libarchive")
+_WRAPPERS = ("dask", "dir", "generic", "reference")  # file systems over another one, which no check would see
+_READ_ONLY = ("http", "https", *_ARCHIVES)
+# A password may hold any character: after `user:` everything up to the last @ counts as secret.
+_USER = re.compile(r"(?<=://)(?:[^/@]*:.*|[^/]*)@", re.DOTALL)
+_QUERY = re.compile(r"\?.*", re.DOTALL)
+_SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s]*@|\?\S*")
+_LEAST_SECRET_CHARACTERS = 3  # a shorter one is not looked for in the words of an error
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+    "smb": "smbprotocol",
+    "hdfs": "pyarrow",
+    "arrow_hdfs": "pyarrow",
+    "hf": "huggingface_hub",
+    "libarchive": "libarchive-c",
+    "dropbox": "dropboxdrivefs",
+    **dict.fromkeys(("dbfs", "gist", "github", "jlab", "jupyter", "webhdfs"), "requests"),
+}
+
+
+def is_address(name: str) -> bool:
+    """Whether a name begins with a protocol, such as `s3://`."""
+    return _ADDRESS.match(name) is not None
+
+
+def as_path(name: str) -> str:
+    """The path of an address of a local file (`file:///x`, `file:x`, `local://x`, `simplecache::file:///x`); any other
+    address with its protocols in lower case; any other name unchanged.
+
+    As in fsspec, percent escapes are characters of the name, a path without a leading slash is relative and `~` is the
+    home folder; `//localhost/x` is `/x` (RFC 8089). UsageError for a chain or a wrapper that could hide a local file.
+    """
+    if match := _LOCAL.fullmatch(name):
+        path = os.path.expanduser(match[1]).rstrip("/") or "/" * match[1].startswith("/")
+        return path if path.startswith("/") else f"./{path}"  # never `-`, a dataset or another address
+    if not is_address(name):
+        return name
+    *before, last = links = [_PROTOCOL_OF_LINK.sub(lambda match: match[0].lower(), link) for link in name.split("::")]
+    for link in before:
+        if not re.fullmatch(_CACHES, f"{link}::") and _protocol(link) not in _ARCHIVES:
+            raise UsageError(
+                f"{shown_address(name)} cannot be used: only caches (simplecache, filecache, blockcache) and archives "
+                "(zip, tar) may stand before `::`; give the address behind it"
+            )
+    if _protocol(last) in _WRAPPERS:
+        raise UsageError(f"{shown_address(name)} cannot be used: {_protocol(last)}:// wraps another address; give that")
+    return "::".join(links)
+
+
+def is_read_only(name: str) -> bool:
+    """Whether nothing can be written to an address: the web, a file in an archive."""
+    return _protocol(re.sub(_CACHES, "", name, count=1)) in _READ_ONLY
+
+
+def places(name: str, with_archive: bool = True) -> set[tuple[object, ...]]:
+    """What a path or an address leads to: two names of one file, which need not exist yet, have an element in common.
+    with_archive: a file in a local archive is the archive, too. UsageError if the package of an address is missing."""
+    if not is_address(name):
+        try:
+            status = os.stat(name)
+        except (OSError, ValueError):
+            return {("path", os.path.realpath(name))}
+        return {("file", status.st_dev, status.st_ino)}
+    bare = re.sub(_CACHES, "", name, count=1)
+    archive = as_path(bare.rpartition("::")[2])
+    system, path = open_filesystem(bare)
+    normal = os.path.normpath(f"/{path.lstrip('/')}")
+    host = type(system)._get_kwargs_from_urls(bare).get("host")
+    found: set[tuple[object, ...]] = {(type(system), host, bare.partition("::")[2], normal)}
+    return found if is_address(archive) or not with_archive else found | places(archive)
+
+
+def shown_address(name: str) -> str:
+    """The address without user, password and query; any other name as it is."""
+    return _QUERY.sub("", _USER.sub("", name)) if is_address(name) else name
+
+
+def last_part(name: str) -> str:
+    """The file name in a path or in an address: `chats.jsonl`; empty if there is none."""
+    path = name
+    if is_address(name):
+        path = shown_address(name).partition("://")[2].partition("::")[0]
+        path = path if _protocol(name) in _ARCHIVES else path.partition("/")[2]
+    return os.path.basename(path.rstrip("/"))
+
+
+def open_filesystem(name: str) -> tuple[Any, str]:
+    """The file system of an address and the path in it; UsageError if the package for it is missing."""
+    from fsspec import core
+
+    protocol = name.partition("://")[0].rpartition("::")[2].lower()
+    try:
+        url_to_fs: Any = core.url_to_fs
+        system, path = url_to_fs(name)
+    except ImportError:
+        package = _PACKAGES.get(protocol) or _named_package(protocol)
+        way = f"needs the package {package}; pip install {package}" if package else "is not read by the fsspec here"
+        raise UsageError(f"{shown_address(name)} {way}") from None
+    except Exception as error:  # a protocol's own package may raise anything
+        refuse(name, "opened", error)
+    return system, str(path)
+
+
+def read_head(name: str, max_bytes: int, suffix: str = "") -> bytes | None:
+    """The first bytes of what lies at an address with the suffix; None if nothing does. UsageError if it cannot be
+    asked."""
+    system, path = open_filesystem(name)
+    try:
+        system.invalidate_cache()
+        if not system.exists(path + suffix):
+            return None
+        with system.open(path + suffix, "rb") as file:
+            return bytes(file.read(max_bytes))
+    except Exception as error:  # whatever its package raises
+        refuse(name, "used", error)
+
+
+def refuse(name: str, done: str, error: BaseException) -> NoReturn:
+    """Raise UsageError: the address cannot be `done`, for this reason."""
+    raise UsageError(f"{shown_address(name)} cannot be {done}: {reason_of(error, name)}") from None
+
+
+def reason_of(error: BaseException, name: str) -> str:
+    """The first line of what a file system says, without what is secret in the address."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = text.replace(name, shown_address(name))
+    for secret in sorted(_secrets(name), key=len, reverse=True):
+        text = text.replace(secret, "...")
+    lines = text.strip().splitlines()
+    return _SECRET_IN_TEXT.sub("", lines[0]).rstrip(".")[:300] if lines else type(error).__name__
+
+
+def _protocol(link: str) -> str:
+    return link.partition("://")[0].lower()
+
+
+def _secrets(name: str) -> set[str]:
+    """User and password of an address, together and the password alone, as they stand there and decoded."""
+    if not is_address(name) or not (match := _USER.search(name)):
+        return set()
+    user = match[0][:-1]
+    found = {user, user.partition(":")[2]}
+    return {text for one in found for text in (one, unquote(one)) if len(text) >= _LEAST_SECRET_CHARACTERS}
+
+
+def _named_package(protocol: str) -> str | None:
+    """The package that fsspec asks for, if its sentence names one."""
+    from fsspec.registry import known_implementations
+
+    known: dict[str, Any] = known_implementations.get(protocol, {})
+    found = re.search(r"[Ii]nstall ([a-z0-9_-]+) ", known.get("err", ""))
+    return found[1] if found and found[1] != "the" else None
