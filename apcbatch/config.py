@@ -29,6 +29,9 @@ MOST_WORKERS = 1 << 12
 MOST_THREADS = 1 << 10
 MOST_WORKER_CPUS = 1 << 10
 MOST_SECONDS = 1 << 20
+MOST_NAME = 1 << 10  # characters of a column's name
+MOST_PROMPT = 1 << 16  # characters of a system prompt on the command line
+COLUMN_OPTIONS = ("messages_column", "prompt_column", "tools_column", "id_column")
 KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
@@ -104,6 +107,20 @@ class Config:
         "Input",
         "What a line is; auto decides line by line.",
         choices=("auto", "messages", "batch", "sharegpt"),
+    )
+    messages_column: str | None = option(
+        None, "Input", "The column, or key of a line, that holds the messages.", metavar="NAME", maximum=MOST_NAME
+    )
+    prompt_column: str | None = option(
+        None,
+        "Input",
+        "The one that holds a prompt: messages, or what the user says as a text.",
+        metavar="NAME",
+        maximum=MOST_NAME,
+    )
+    tools_column: str | None = option(None, "Input", "The one that holds the tools.", metavar="NAME", maximum=MOST_NAME)
+    id_column: str | None = option(
+        None, "Input", "The one that holds the conversation's id.", metavar="NAME", maximum=MOST_NAME
     )
     strict_model: bool = option(
         False, "Input", "Refuse a request that names another model than --model; else that is a warning."
@@ -225,6 +242,13 @@ class Config:
         "Generation",
         "Score the recorded answer of each turn, and generate nothing: log-probabilities, and whether greedy "
         "generation would give it.",
+    )
+    system_prompt: str | None = option(
+        None,
+        "Chat",
+        "The system message of conversations that have none: a text, or @FILE that holds it.",
+        metavar="TEXT|@FILE",
+        maximum=MOST_PROMPT,
     )
     template_kwargs: str | None = option(
         None,

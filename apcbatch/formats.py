@@ -33,6 +33,7 @@ SPEAKERS: Mapping[str, Role] = {
     "tool": "tool",
     "user": "user",
     "assistant": "assistant",
+    **dict.fromkeys(("chatgpt", "chatbot", "bot", "model", "ai", "bing", "bard", "claude"), "assistant"),
     "function_call": "assistant",
     "observation": "tool",
     "function_response": "tool",

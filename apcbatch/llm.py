@@ -25,6 +25,7 @@ from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.checks import one_of, shown
 from apcbatch.data.columns import UnusedColumns
 from apcbatch.data.generation_config import with_model_defaults
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.records import BadLine, Conversation, parse_line
 from apcbatch.data.render import Renderer
 from apcbatch.engine.serving import serve
@@ -86,6 +87,7 @@ class LLM:
         self._is_running = False
         self._warn = warn
         config = resolve({}, {}, plain, "LLM")
+        self._lines = LineOptions.of(config)
         folder = locate_model(config.model)
         self._config = with_model_defaults(config, folder)
         check_stop_tokens(self._config, folder)
@@ -148,7 +150,9 @@ class LLM:
         if self._is_running:
             raise UsageError("another run of this LLM is not finished; take all of its answers, or close it, first")
         engine, config = self._engine, replace(self._config, turns=turns)
-        feeder = Feeder(config, _records(conversations, self._warn), self._renderer, Answers(), keeps_answers=True)
+        feeder = Feeder(
+            config, _records(conversations, self._lines, self._warn), self._renderer, Answers(), keeps_answers=True
+        )
         source = work_source(config, feeder, engine)
         self._is_running = True
         failures: list[Failure] = []
@@ -202,7 +206,7 @@ class LLM:
 
 
 def _records(
-    conversations: Iterable[Messages | Mapping[str, Any]], warn: Callable[[str], None]
+    conversations: Iterable[Messages | Mapping[str, Any]], options: LineOptions, warn: Callable[[str], None]
 ) -> Iterator[Conversation | BadLine]:
     """Each conversation as the line that it would be in INPUT, read as that line is."""
     unused = UnusedColumns(warn)
@@ -211,7 +215,7 @@ def _records(
         try:
             line = conversation if is_line else {"messages": conversation}
             data = json.dumps(line, default=_plain, allow_nan=False).encode()
-            record = parse_line(data, number)
+            record = parse_line(data, number, options)
         except (TypeError, ValueError, RecursionError) as error:
             data = b""
             message = f"the conversation cannot be written as JSON: {str(error)[:200]}"

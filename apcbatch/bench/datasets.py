@@ -20,6 +20,7 @@ from typing import Any
 from apcbatch.bench.figures import Figure
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.job.answers import Answers
@@ -82,7 +83,7 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
 def requests_in(config: Config, input: str) -> list[Request]:
     """The requests of the first `limit` conversations of INPUT, in its order."""
     renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))
-    return list(requests_of(Feeder(config, open_source(input, config.format), renderer, Answers())))
+    return list(requests_of(Feeder(config, open_source(input, LineOptions.of(config)), renderer, Answers())))
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:

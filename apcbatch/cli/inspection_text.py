@@ -18,6 +18,8 @@ _SHORT_RULE = 20
 def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
     """Everything. width: the terminal's columns, None for a pipe."""
     yield from _wrapped(_title(found), width, "bold", paint=paint)
+    if found.reading is not None:
+        yield from _wrapped(f"line {found.line:,} read as a conversation: {visible(found.reading)}", width, paint=paint)
     if found.text is not None:
         yield ""
         yield paint(f"Prompt: {_count(len(found.tokens), 'token')}, {_count(len(found.text), 'character')}", "bold")

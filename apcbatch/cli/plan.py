@@ -19,12 +19,14 @@ from apcbatch.cli.options import (
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
 from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
+from apcbatch.config import COLUMN_OPTIONS
 from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
-    "model", "dtype", "format", "turns", "limit", "window", "window_tokens", "order",
-    "max_tokens", "max_request_tokens", "template_kwargs", "block_size", "min_gain_tokens", "store_size", "pool_size",
+    "model", "dtype", "format", *COLUMN_OPTIONS, "turns", "limit", "window", "window_tokens", "order",
+    "max_tokens", "max_request_tokens", "system_prompt", "template_kwargs", "block_size", "min_gain_tokens",
+    "store_size", "pool_size",
 )  # fmt: skip
 TABLES = sorted(set(POLICIES) - {"none"})
 

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from apcbatch.tuning.choice import Tuning
 
 OPTION_NAMES = (
-    "model", "dtype", "device", "gpus", "format", "turns", "limit", "window", "window_tokens", "order",
-    "max_request_tokens", "template_kwargs", "policy", "min_gain_tokens", "store", "store_size", "pool_size",
+    "model", "dtype", "device", "gpus", "format", *config.COLUMN_OPTIONS, "turns", "limit", "window",
+    "window_tokens", "order", "max_request_tokens", "system_prompt", "template_kwargs", "policy", "min_gain_tokens",
+    "store", "store_size", "pool_size",
     "max_batch_tokens", "max_running",
 )  # fmt: skip
 STDIN = STDOUT = "-"

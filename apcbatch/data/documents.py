@@ -27,25 +27,34 @@ class DocumentError(Exception):
     """A document that has no end, or something behind it."""
 
 
-def is_document(chunks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
-    """Whether JSON begins here that is not JSON lines; and the same chunks, from the first one on."""
+def look_ahead(chunks: Iterator[bytes], least: int = 1, most: int = LOOK_BYTES) -> tuple[bytes, Iterator[bytes]]:
+    """What the chunks begin with: at least `least` bytes and the first line, if that ends within `most`, or everything;
+    and the same chunks, from the first one on."""
     seen: list[bytes] = []
     failure: Exception | None = None
-    judged: bool | None = None
-    num_bytes = 0
-    while judged is None:
+    num_bytes, is_whole = 0, False
+    while not is_whole and num_bytes < most:
         try:
             chunk = next(chunks, b"")
         except BROKEN as error:  # said again where the chunks have come so far
             chunk, failure = b"", error
         seen.append(chunk)
         num_bytes += len(chunk)
-        if not chunk or num_bytes >= LOOK_BYTES or b"\n" in chunk:
-            data = b"".join(seen) if len(seen) > 1 else chunk
-            judged = _judge(data[:LOOK_BYTES], ended=not chunk)
-            if judged is None and num_bytes >= LOOK_BYTES:
-                judged = _ARRAY_OF_OBJECTS.match(_body(data[:LOOK_BYTES])) is not None
-    return judged, _from_the_first(seen, chunks, failure)
+        is_whole = not chunk or (num_bytes >= least and b"\n" in chunk)
+    return b"".join(seen) if len(seen) > 1 else seen[0], _from_the_first(seen, chunks, failure)
+
+
+def is_document(chunks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
+    """Whether JSON begins here that is not JSON lines; and the same chunks, from the first one on."""
+    judged: bool | None = None
+    num_bytes = 0
+    while judged is None:
+        data, chunks = look_ahead(chunks, num_bytes + 1)
+        judged = _judge(data[:LOOK_BYTES], ended=len(data) <= num_bytes)
+        if judged is None and len(data) >= LOOK_BYTES:
+            judged = _ARRAY_OF_OBJECTS.match(_body(data[:LOOK_BYTES])) is not None
+        num_bytes = len(data)
+    return judged, chunks
 
 
 def split_document(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes | int]]:

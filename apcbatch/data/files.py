@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
-from apcbatch.address import is_address, open_filesystem, reason_of, refuse
+from apcbatch.address import is_address, open_filesystem, reason_of, refuse, shown_address
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import kind_of
 
@@ -72,6 +72,14 @@ class Stream:
             for begin in range(0, len(data), size):
                 yield data[begin : begin + size]
             data = b""
+
+
+def shown_input(name: str) -> str:
+    """A name of INPUT as a sentence or a record has it: an address without its secrets, a path with escapes for bytes
+    that are not UTF-8."""
+    if name == STDIN:
+        return "stdin"
+    return os.fsencode(shown_address(name)).decode("utf-8", "backslashreplace")
 
 
 def check_readable(name: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import orjson
 
 from apcbatch.address import is_address, last_part, open_filesystem, places, refuse, shown_address
-from apcbatch.data.files import STDIN, check_readable, reason
+from apcbatch.data.files import STDIN, check_readable, reason, shown_input
 from apcbatch.data.hub import is_hub
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import read_regular_file
@@ -49,7 +49,7 @@ class Inputs:
     @property
     def shown(self) -> str:
         """A name for all of them."""
-        names = [shown_address(name) for name in self.given]
+        names = [shown_input(name) for name in self.given]
         return ", ".join(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} more"
 
 

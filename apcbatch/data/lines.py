@@ -57,8 +57,9 @@ def read_lines(
         yield number + 1, BrokenEnd(sentence)
 
 
-def split_lines(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes | int]]:
-    """The numbered lines, without line ends and without a byte order mark; for one over the limit its bytes' number."""
+def split_lines(chunks: Iterator[bytes], limit: int, keep_blank: bool = False) -> Iterator[tuple[int, bytes | int]]:
+    """The numbered lines, without line ends and without a byte order mark; for one over the limit its bytes' number.
+    keep_blank: keep the blanks of lines that hold nothing else."""
     line = 0
     held: list[bytes] = []  # the pieces of the running line, while it is within the limit
     held_bytes = 0
@@ -67,7 +68,7 @@ def split_lines(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, byte
         for piece in ended:
             line += 1
             num_bytes = held_bytes + len(piece)
-            yield line, num_bytes if num_bytes > limit else _join(held, piece, line)
+            yield line, num_bytes if num_bytes > limit else _join(held, piece, line, keep_blank)
             held, held_bytes = [], 0
         held_bytes += len(rest)
         if held_bytes > limit:
@@ -75,11 +76,11 @@ def split_lines(chunks: Iterator[bytes], limit: int) -> Iterator[tuple[int, byte
         elif rest:
             held.append(rest)
     if held_bytes:
-        yield line + 1, held_bytes if held_bytes > limit else _join(held, b"", line + 1)
+        yield line + 1, held_bytes if held_bytes > limit else _join(held, b"", line + 1, keep_blank)
 
 
-def _join(held: list[bytes], piece: bytes, line: int) -> bytes:
+def _join(held: list[bytes], piece: bytes, line: int, keep_blank: bool) -> bytes:
     data = b"".join([*held, piece]) if held else piece
     if line == 1:
         data = data.removeprefix(BOM)
-    return data if data.strip() else b""
+    return data if keep_blank or data.strip() else b""

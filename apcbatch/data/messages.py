@@ -1,14 +1,15 @@
 """Messages and tools: checked, and brought into the one form that chat templates read.
 
 Must not know: lines, files, templates, tokens. In that form a message has `role` and `content` (always a string) and,
-if they were given, `name`, `tool_calls`, `tool_call_id` and `reasoning_content`. The arguments of a tool call are an
-object if they can be read as one.
+if they were given, `name`, `tool_calls`, `tool_call_id`, `reasoning_content` and `refusal`. The arguments of a tool
+call are an object if they can be read as one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from apcbatch.data.blocks import has_blocks, without_blocks
 from apcbatch.data.checks import (
     invalid,
     missing,
@@ -26,6 +27,7 @@ from apcbatch.formats import ROLE_ALIASES, ROLES
 MOST_NAMES = 8
 # Other names of a message's `reasoning_content`.
 _REASONING = ("reasoning", "thinking")
+_TEXTS = ("name", "tool_call_id", "reasoning_content", "refusal")
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -36,6 +38,7 @@ class Unread:
 
     def __init__(self) -> None:
         self._places: dict[str, str] = {}
+        self._sentences: list[str] = []
 
     def note(self, record: Message, shape: Shape, where: str) -> None:
         """Take the keys of one object."""
@@ -47,14 +50,18 @@ class Unread:
         if len(self._places) <= MOST_NAMES:
             self._places.setdefault(name, where)
 
+    def say(self, sentence: str) -> None:
+        """Warn of the first message whose content is not there."""
+        self._sentences = self._sentences or [sentence]
+
     def warnings(self) -> tuple[str, ...]:
-        """A sentence about them; none if there are none."""
+        """A sentence about them, and what `say` was told; none if there is nothing."""
         if not self._places:
-            return ()
+            return tuple(self._sentences)
         shown_places = list(self._places.items())[:MOST_NAMES]
         names = ", ".join(f"{shown(name)} (first in {where})" for name, where in shown_places)
         more = ", and further ones" if len(self._places) > MOST_NAMES else ""
-        return (f"keys that are not read: {names}{more}",)
+        return (f"keys that are not read: {names}{more}", *self._sentences)
 
 
 def check_messages(value: object, where: str = "messages", unread: Unread | None = None) -> list[Message]:
@@ -67,7 +74,14 @@ def check_messages(value: object, where: str = "messages", unread: Unread | None
     if not value:
         raise invalid(f"{where} is empty; expected at least one message")
     unread = Unread() if unread is None else unread
-    return [check_message(message, f"{where}[{index}]", unread) for index, message in enumerate(value)]
+    messages: list[Message] = []
+    for index, message in enumerate(value):
+        place = f"{where}[{index}]"
+        if has_blocks(message):
+            messages += [check_message(one, at, unread) for one, at in without_blocks(message, place)]
+        else:
+            messages.append(check_message(message, place, unread))
+    return messages
 
 
 def check_message(value: object, where: str, unread: Unread) -> Message:
@@ -80,10 +94,12 @@ def check_message(value: object, where: str, unread: Unread) -> Message:
     message["content"] = check_content(record, role, bool(calls), where, unread)
     if calls:
         message["tool_calls"] = calls
-    for key in ("name", "tool_call_id", "reasoning_content"):
+    for key in _TEXTS:
         text = optional_string(record, key, f"{where}.{key}")
         if text is not None:
             message[key] = text
+    if message.get("refusal") and record.get("content") is not None:
+        unread.say(f"{where}.refusal stands beside content; the template is given both")
     for key in _REASONING:
         if isinstance(record.get(key), str):
             message.setdefault("reasoning_content", record[key])
@@ -112,6 +128,12 @@ def check_content(record: Message, role: str, has_calls: bool, where: str, unrea
     if content is not None:
         raise wrong(f"{where}.content", content, "a string or a list of text parts")
     if has_calls:
+        return ""
+    if role == "assistant" and ("content" in record or isinstance(record.get("refusal"), str)):
+        unread.say(
+            f"{where}.content is null: rendered as an empty text"
+            + "; the template is given its refusal" * bool(record.get("refusal"))
+        )
         return ""
     if role == "assistant":
         expected = "a string, a list of text parts, or tool_calls beside it"
@@ -145,6 +167,11 @@ def check_tool_calls(record: Message, role: str, where: str, unread: Unread) -> 
 
 def _check_call(value: object, where: str, unread: Unread) -> dict[str, Any]:
     record = need_object(value, where, "a tool call: an object with id, type and function")
+    if (
+        isinstance(record.get("function"), str) and "arguments" in record
+    ):  # Inspect's: the name, with the arguments beside it
+        function = {"name": record["function"], "arguments": record["arguments"]}
+        record = {**record, "function": function, "arguments": None}
     unread.note(record, "call", where)
     call: dict[str, Any] = {}
     call_id = optional_string(record, "id", f"{where}.id")

@@ -6,6 +6,7 @@ exception.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from json import JSONDecodeError
 from typing import Any
@@ -14,6 +15,7 @@ from apcbatch.data.batch import check_batch
 from apcbatch.data.checks import invalid, is_integer, shown, wrong
 from apcbatch.data.fields import check_line
 from apcbatch.data.json_text import read_json
+from apcbatch.data.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out, remedy
 from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
 from apcbatch.data.nulls import settle_line
 from apcbatch.data.settings import Settings, check_settings, shown_tools
@@ -36,7 +38,8 @@ class Conversation:
     warnings: sentences about what of its messages is not read. columns: the line's keys that take no part in the
     answers. digest: xxh3-128, in hex, of the line as it was read. file_line: the file and the line in it, if the input
     has several files; `line` counts through all of them. unnamed: the parsed line if it has no id of its own, by whose
-    content its draws are then told apart.
+    content its draws are then told apart. reading: what of the line was read as what, if its layout is another tool's.
+    text: the user's only message, if the line has it as a text, for a model without a chat template.
     """
 
     id: str
@@ -55,6 +58,8 @@ class Conversation:
     digest: str = ""
     file_line: tuple[str, int] | None = None
     unnamed: dict[str, Any] | None = None
+    reading: str | None = None
+    text: str | None = None
 
     def request_id(self, turn: int) -> str:
         """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
@@ -62,9 +67,9 @@ class Conversation:
 
     @property
     def is_single(self) -> bool:
-        """Whether it is one request, whatever its messages are: a batch line, or one that continues its last
-        message."""
-        return self.source_format == "batch" or self.switches.continue_final_message
+        """Whether it is one request, whatever its messages are: a batch line, a completion, or one that continues its
+        last message."""
+        return self.source_format == "batch" or self.prompt is not None or self.switches.continue_final_message
 
     def requests(self, turns: Turns) -> list[Turn]:
         """Its requests, in order; RequestError if there is none. A batch line's turn is 1."""
@@ -72,6 +77,13 @@ class Conversation:
             return choose_turns(self.messages, turns)
         number = 1 if self.source_format == "batch" else self.place(len(self.messages))
         return [Turn(number, len(self.messages))]
+
+    def make_completion(self) -> bool:
+        """Ask the user's text without a template, if it is all that the line asks; whether that is so."""
+        if self.text is None:
+            return False
+        self.prompt, self.messages, self.text = self.text, [], None
+        return True
 
     def place(self, num_messages: int) -> int:
         """The number, from 1, of the assistant's message that an answer behind so many messages is, or continues."""
@@ -94,41 +106,62 @@ class BadLine:
     file_line: tuple[str, int] | None = None
 
 
-def parse_line(data: bytes, line: int, wanted: Format | None = None) -> Conversation | BadLine:
-    """Parse one JSON line. wanted: its format; None decides by the keys."""
+def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conversation | BadLine:
+    """Parse one JSON line."""
     try:
         record = read_json(data)
     except JSONDecodeError as error:
         message = f"not valid JSON: {error.msg} at column {error.colno}"
         return BadLine(line, RequestError("invalid_json", message, line))
-    return parse_record(settle_line(record) if isinstance(record, dict) else record, line, wanted)
+    return parse_record(record, line, options, settle_line)
 
 
-def parse_record(record: object, line: int, wanted: Format | None = None) -> Conversation | BadLine:
-    """Check one parsed record. wanted: its format; None decides by the keys."""
-    custom_id = source_format = None
+def parse_record(
+    record: object,
+    line: int,
+    options: LineOptions = ANY_LINE,
+    settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record,
+) -> Conversation | BadLine:
+    """Check one parsed record. settle: takes out the nulls of a table, once it is laid out."""
+    custom_id: str | None = None
+    source_format: Format | None = None
     try:
         if not isinstance(record, dict):
             raise wrong("the line", record, "an object")
-        source_format = _choose_format(record, wanted)
+        if options.columns:  # one of them may be missing
+            custom_id = _first_request_id({"id": record.get(options.id or "id")}, line, "messages")
+            source_format = "messages" if has_layout(record, options) else None
+        laid_out = lay_out(record, options)
+        record = settle(laid_out.record)
+        source_format = _choose_format(record, laid_out, options.format)
         custom_id = _first_request_id(record, line, source_format)
         columns = check_line(record, source_format)
         conversation = _READERS[source_format](record, line)
-        conversation.columns = columns
+        conversation.columns, conversation.reading, conversation.text = columns, laid_out.reading, laid_out.text
+        if options.system_prompt is not None and conversation.messages:
+            _add_system_prompt(conversation, options.system_prompt)
         return conversation
     except RequestError as error:
         located = RequestError(error.code, error.message, line)
         return BadLine(line, located, custom_id, source_format=source_format, record=record)
 
 
-def _choose_format(record: dict[str, Any], wanted: Format | None) -> Format:
+def _add_system_prompt(conversation: Conversation, text: str) -> None:
+    """Put it before the messages of a conversation that has none."""
+    if all(message["role"] != "system" for message in conversation.messages):
+        conversation.messages.insert(0, {"role": "system", "content": text})
+        conversation.text = None
+
+
+def _choose_format(record: dict[str, Any], laid_out: LaidOut, wanted: Format | None) -> Format:
     found = detect_format(record)
-    if found is not None and wanted in (None, found):
+    if found is not None and (wanted in (None, found) or laid_out.reading is not None):
         return found
     keys = ", ".join(shown(str(key)) for key in list(record)[:8]) or "none"
     expected = _KEYS[wanted] if wanted else '"messages", "custom_id" with "body", or "conversations"'
     kind = f"a line of the format {wanted}" if wanted else "the line"
-    raise RequestError("invalid_request", f"{kind} needs {expected}; its keys are {keys}")
+    fix = remedy(record) if wanted in (None, "messages") else f"; leave --format {wanted} out, or give such lines"
+    raise RequestError("invalid_request", f"{kind} needs {expected}; its keys are {keys}{fix}")
 
 
 def _first_request_id(record: dict[str, Any], line: int, source_format: Format) -> str | None:

@@ -189,6 +189,15 @@ class Renderer:
             raise RequestError(error.code, error.message, conversation.line) from None
         return rendered
 
+    def fit(self, conversation: Conversation) -> None:
+        """Ask a line's one text as it is, as a completion, if the model has no chat template."""
+        if conversation.text is not None and self.template.is_fallback and conversation.make_completion():
+            self.warn_once(
+                "text",
+                f"line {conversation.line}: the model has no chat template, so prompts that are texts are continued as "
+                "they are",
+            )
+
     def render_text(self, conversation: Conversation, messages: Sequence[Message]) -> str:
         """The text of the prompt after these messages, with the conversation's tools; raises RequestError."""
         return self.template.render(messages, conversation.tools, conversation.switches)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from apcbatch.data.checks import invalid, need_object, need_string, one_of, optional_string, shown, wrong
-from apcbatch.data.json_text import read_json
 from apcbatch.data.messages import Message, Tool, Unread, check_tools, parse_object
 from apcbatch.formats import SPEAKERS
 
@@ -18,7 +17,7 @@ _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
 def check_sharegpt(record: dict[str, Any], unread: Unread) -> tuple[list[Message], list[Tool] | None]:
     """The (messages, tools) of a record with `conversations`; RequestError for anything malformed.
 
-    The record may also have `system`, a text, and `tools`, a list or the JSON text of one. unread: is told of the keys
+    The record may also have `system`, a text, and `tools`. unread: is told of the keys
     of messages that are not read.
     """
     value = record["conversations"]
@@ -30,7 +29,7 @@ def check_sharegpt(record: dict[str, Any], unread: Unread) -> tuple[list[Message
     system = optional_string(record, "system", "system")
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return messages, check_tools(_parse_tools(record.get("tools")))
+    return messages, check_tools(record.get("tools"))
 
 
 def _check_spoken(value: object, where: str, unread: Unread) -> Message:
@@ -50,15 +49,3 @@ def _check_spoken(value: object, where: str, unread: Unread) -> Message:
                 "tool_calls": [{"type": "function", "function": function}],
             }
     return {"role": SPEAKERS[speaker], "content": text}
-
-
-def _parse_tools(value: object) -> object:
-    """The tools of a record: sharegpt files often hold them as JSON text, which is empty if there are none."""
-    if not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
-    try:
-        return read_json(value)
-    except ValueError:
-        raise wrong("tools", value, "a list of tool schemas, or such a list as JSON text") from None

@@ -92,6 +92,7 @@ class Feeder:
                 yield from self._conversation(record)
 
     def _conversation(self, conversation: Conversation) -> Iterator[Work | None]:
+        self._renderer.fit(conversation)
         first_id = conversation.request_id(1)
         error = self._used_ids.enter(first_id, conversation.line)
         turns: list[int] = []

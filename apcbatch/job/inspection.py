@@ -14,6 +14,7 @@ from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.prompt_tokens import PromptToken, prompt_tokens
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.refusals import refusals
@@ -62,7 +63,8 @@ class Setting:
 class Inspection:
     """What there is to know of one request without computing it.
 
-    turn: None if the line is refused as a whole. turns: those of the line that are requests. text: the prompt, or None
+    reading: what of the line was read as what, if its layout is another tool's. turn: None if the line is refused as a
+    whole. turns: those of the line that are requests. text: the prompt, or None
     if it came as token ids, or there is none. boundaries: the positions of the grid in the prompt. kept: those whose
     snapshot the policy keeps, with the reason. resume_at: where the plan has the request begin; None without a plan.
     shared: from the shortest to the longest. refused: a sentence for each thing that the request would be refused for.
@@ -78,6 +80,7 @@ class Inspection:
     custom_id: str | None = None
     conversation: str | None = None
     format: Format | None = None
+    reading: str | None = None
     text: str | None = None
     tokens: list[PromptToken] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)
@@ -107,7 +110,7 @@ def inspect(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; look at them "
             "with --turns each, where the recorded answers stand in for them"
         )
-    records = _Records(open_source(inputs, config.format, warn=warn), line)
+    records = _Records(open_source(inputs, LineOptions.of(config), warn=warn), line)
     folder = locate_model(config.model)
     config = replace(with_model_defaults(config, folder), score=False)
     model = load_model_config(folder)
@@ -122,6 +125,7 @@ def inspect(
     if record is None or line not in (None, record.line):
         raise UsageError(f"{inputs.shown} has no line {line or 1} to look at; {records.where_it_ends(config.limit)}")
     found = Inspection(record.line, config.model, config.block_size, config.policy, format=record.source_format)
+    found.reading = record.reading if isinstance(record, Conversation) else None
     found.turn, found.turns = _choose_turn(read, turn)
     ticket, request, error = read.latest[found.turn]
     found.custom_id, found.conversation = ticket.custom_id, ticket.conversation
@@ -206,7 +210,7 @@ def _refused(error: RequestError, record: Conversation | BadLine) -> list[str]:
     """The run's own sentence, and those for everything else that is wrong with the line."""
     sentences = [error.message]
     if isinstance(record, BadLine) and record.source_format is not None:
-        sentences += refusals(record.record, record.line, record.source_format)
+        sentences += refusals(record.record, record.line, LineOptions(record.source_format))
     return list(dict.fromkeys(sentences))
 
 

@@ -18,6 +18,7 @@ from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.files import STDIN
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.no_tokenizer import check_first
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -105,7 +106,8 @@ def open_run(
     """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
     user may want to know. stage: is told what is being done."""
     stage("reading the tokenizer")
-    records = open_source(inputs, config.format, warn=warn)
+    lines = LineOptions.of(config)
+    records = open_source(inputs, lines, warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
     load_model_config(folder)  # an architecture that cannot run is told before its tokenizer is read
@@ -115,10 +117,9 @@ def open_run(
     check_stop_tokens(config, folder)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     most_workers = None
-    if STDIN not in inputs.files:  # which may keep a reader waiting
-        records = _announced(records, renderer)
-        if config.ray is not None:
-            records, most_workers = _with_work(records, config.limit)
+    records = _announced(records, renderer)
+    if config.ray is not None and STDIN not in inputs.files:  # which may keep a reader waiting
+        records, most_workers = _with_work(records, config.limit)
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
         if config.stop:
@@ -128,7 +129,8 @@ def open_run(
         engine = _open_engine(config, warn, note, most_workers)
         return OpenRun(config, records, renderer, engine, Answers())
     target = Path(os.path.realpath(output.target))
-    run_file = RunFile(target, config, input_identity(inputs), model_files_digest(folder), sink.disk)
+    files, prompt = model_files_digest(folder), lines.system_prompt
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt)
     trace = TraceFile(target, sink.path, sink.disk)
     if config.trace:
         trace.check_replaceable()
@@ -176,7 +178,7 @@ def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: A
     costs time and money: they are compared while the run reads them."""
     if not inputs.are_files:
         return
-    feeder = Feeder(config, open_source(inputs, config.format), renderer, answers)
+    feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, answers)
     while not feeder.exhausted and answers.num_shown < len(answers):
         work = feeder.next()
         if isinstance(work, Request) and work.tag.rollout is not None:
@@ -191,7 +193,7 @@ def _announced(records: Iterator[Conversation | BadLine], renderer: Renderer) ->
     """The same records. If the first is a conversation and the model has no chat template, that is said now, before the
     weights are read; later ones say it themselves."""
     first = next(records, None)
-    if isinstance(first, Conversation) and first.prompt is None:
+    if isinstance(first, Conversation) and first.prompt is None and first.text is None:
         renderer.template.announce()
     return records if first is None else chain([first], records)
 

@@ -15,15 +15,20 @@ import orjson
 import xxhash
 
 from apcbatch.address import shown_address
-from apcbatch.config import Config
+from apcbatch.config import OPTIONS, Config
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
+from apcbatch.values import shown
 from apcbatch.version import VERSION
 
 CHANGES_ANSWERS = (
     "dtype",
     "format",
+    "messages_column",
+    "prompt_column",
+    "tools_column",
+    "id_column",
     "strict_model",
     "turns",
     "score",
@@ -87,7 +92,15 @@ def _digest_of_names(inputs: Inputs) -> str | None:
 class RunFile:
     """The run file beside one OUT."""
 
-    def __init__(self, output: Path, config: Config, input: dict[str, Any], model_files: str, disk: Disk) -> None:
+    def __init__(
+        self,
+        output: Path,
+        config: Config,
+        input: dict[str, Any],
+        model_files: str,
+        disk: Disk,
+        system_prompt: str | None = None,
+    ) -> None:
         self.output, self._disk = output, disk
         self.path = Path(run_file_path(str(output)))
         self._facts: dict[str, Any] = {
@@ -96,6 +109,7 @@ class RunFile:
             "model_fingerprint": None,
             "model_files": model_files,
             "draws": DRAWS,
+            "system_prompt": None if system_prompt is None else xxhash.xxh3_128_hexdigest(system_prompt.encode()),
             "config": config.values(),
             "origins": dict(config.origins),
         }
@@ -207,12 +221,14 @@ def _as_json(facts: dict[str, Any]) -> bytes:
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """(field, then, now) for each field that changes answers and differs. An option that the earlier version did not
-    have counts as equal."""
+    have counts as its default."""
     pairs = [(f"input.{key}", then["input"].get(key), now["input"].get(key)) for key in ("size_bytes", "xxh3_of_ends")]
     if now["input"]["size_bytes"] is None:
         pairs.append(("input.name", then["input"].get("name"), now["input"]["name"]))
     earlier = then["config"]
-    pairs += [(name, earlier[name], now["config"][name]) for name in CHANGES_ANSWERS if name in earlier]
+    for name in CHANGES_ANSWERS:
+        pairs.append((name, earlier.get(name, shown(OPTIONS[name], getattr(Config, name))), now["config"][name]))
+    pairs.append(("system_prompt", then.get("system_prompt"), now["system_prompt"]))
     pairs.append(("model_files", then.get("model_files"), now["model_files"]))
     if now["model_fingerprint"] is not None:
         fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]

@@ -16,6 +16,7 @@ from apcbatch.config import OPTIONS, Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.messages import Message
 from apcbatch.data.recorded import answered_turns
 from apcbatch.data.records import BadLine, Conversation
@@ -56,7 +57,7 @@ class PromptReader:
         limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(run.requests))))
         texts: list[Prompt | None] = [None] * len(run.requests)
         others = 0
-        source = _Source(open_source(self._inputs, config.format))
+        source = _Source(open_source(self._inputs, LineOptions.of(config)))
         feeder = Feeder(config, source, renderer, Answers())
         while not feeder.exhausted:
             work = feeder.next()

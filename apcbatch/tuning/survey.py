@@ -14,6 +14,7 @@ from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.no_tokenizer import check_first, load_any_tokenizer
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
@@ -72,7 +73,7 @@ def survey(
             f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
-    records = open_source(inputs, config.format, warn=warn)
+    records = open_source(inputs, LineOptions.of(config), warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
     model = load_model_config(folder)

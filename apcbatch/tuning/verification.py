@@ -15,6 +15,7 @@ from pathlib import Path
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
 from apcbatch.data.inputs import Inputs
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.render import Renderer
 from apcbatch.data.source import open_source
 from apcbatch.job.answers import Answers
@@ -62,7 +63,7 @@ def real_run(config: Config, inputs: Inputs, block_size: int, warn: Callable[[st
 
 def _serve_all(config: Config, inputs: Inputs, engine: JobEngine) -> Verified:
     renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))  # the survey has warned
-    feeder = Feeder(config, open_source(inputs, config.format), renderer, Answers())
+    feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, Answers())
     requests = requests_of(work_source(config, feeder, engine))
     totals, begin = Totals(), time.perf_counter()
     for result in engine.run(replace(request, max_tokens=1, min_tokens=0) for request in requests):

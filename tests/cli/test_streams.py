@@ -73,7 +73,7 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("place", ["flush", "close", "at_exit"])
-@pytest.mark.parametrize(("line", "code"), [(LINE % 1, 0), ("{", 3)])
+@pytest.mark.parametrize(("line", "code"), [(LINE % 1, 0), (LINE % 1 + "{", 3)])
 def test_an_interrupt_while_the_run_ends_changes_nothing(tmp_path, place, line, code):
     """Fault: Ctrl-C in the last moment is a traceback, or takes the command that continues along."""
     (tmp_path / "in.jsonl").write_text(line)

@@ -41,7 +41,7 @@ def chats(monkeypatch, tmp_path):
         ("in.jsonl --plot t.gif", "--plot t.gif: expected a name that ends in .svg or .png"),
         ("in.jsonl --verify -1", "--verify"),
         ("- --verify 1", "- can be read once; give a file"),
-        ("empty.jsonl", "no request that can be answered; nothing to tune"),
+        ("empty.jsonl", "empty.jsonl is empty: there is nothing to answer"),
     ],
 )
 def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, capsys, tmp_path):

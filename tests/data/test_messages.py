@@ -97,8 +97,8 @@ MESSAGE_FAULTS = [
         "messages[0].content is null; expected a string or a list of text parts",
     ),
     (
-        {"messages": [{"role": "assistant", "content": None}]},
-        "messages[0].content is null; expected a string, a list of text parts, or tool_calls beside it",
+        {"messages": [{"role": "assistant"}]},
+        "messages[0].content is missing; expected a string, a list of text parts, or tool_calls beside it",
     ),
     (
         {"messages": [{"role": "user", "content": ["a"]}]},

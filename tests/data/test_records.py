@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apcbatch.data.layouts import LineOptions
 from apcbatch.data.records import BadLine, Conversation, parse_line, parse_record
 from apcbatch.formats import FORMATS
 from tests.data.conftest import USER, batch, fault, good
@@ -33,7 +34,8 @@ OTHER_FAULTS = [
     ({}, 'the line needs "messages", "custom_id" with "body", or "conversations"; its keys are none'),
     (
         {"id": 1, "text": "a"},
-        'the line needs "messages", "custom_id" with "body", or "conversations"; its keys are "id", "text"',
+        'the line needs "messages", "custom_id" with "body", or "conversations"; its keys are "id", "text"; '
+        'if "text" is what the user says, give --prompt-column text',
     ),
 ]
 
@@ -74,7 +76,7 @@ def test_an_explicit_format_takes_no_other() -> None:
     assert set(shapes) == set(FORMATS)
     for wanted in shapes:
         for name, record in shapes.items():
-            parsed = parse_record(record, 1, wanted)  # type: ignore[arg-type]
+            parsed = parse_record(record, 1, LineOptions(wanted))  # type: ignore[arg-type]
             if name == wanted:
                 assert isinstance(parsed, Conversation) and parsed.source_format == name
             else:
@@ -142,7 +144,7 @@ LINE = st.fixed_dictionaries(
 @given(record=LINE | JSON, wanted=st.sampled_from([None, *FORMATS]))
 def test_any_json_becomes_a_conversation_or_a_bad_line(record: object, wanted: Any) -> None:
     """An exception out of a line would end the job, or lose the line."""
-    parsed = parse_line(json.dumps(record).encode(), 1, wanted)
+    parsed = parse_line(json.dumps(record).encode(), 1, LineOptions(wanted))
     assert isinstance(parsed, (Conversation, BadLine))
     if isinstance(parsed, BadLine):
         assert parsed.error.code in ("invalid_json", "invalid_request") and "\n" not in parsed.error.message

@@ -65,7 +65,7 @@ SHAREGPT_FAULTS = [
     ),
     (
         {"conversations": [{"from": "human", "value": "a"}], "tools": "{"},
-        'tools is "{"; expected a list of tool schemas, or such a list as JSON text',
+        'tools is "{"; expected a list of tool schemas',
     ),
 ]
 

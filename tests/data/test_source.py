@@ -18,9 +18,11 @@ import zstandard
 
 from apcbatch.data import source
 from apcbatch.data.faults import Faults
+from apcbatch.data.layouts import ANY_LINE, LineOptions
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
+from apcbatch.formats import Format
 
 USER = {"role": "user", "content": "hi"}
 LINES: list[Any] = [
@@ -48,10 +50,11 @@ ROWS: list[Any] = [
 ]
 
 
-def ids(spec: str, format: str = "auto") -> list[str | None]:
+def ids(spec: str, format: Format | None = None) -> list[str | None]:
     """What identifies each line of a source."""
     return [
-        record.id if isinstance(record, Conversation) else f"bad:{record.line}" for record in open_source(spec, format)
+        record.id if isinstance(record, Conversation) else f"bad:{record.line}"
+        for record in open_source(spec, LineOptions(format))
     ]
 
 
@@ -187,8 +190,6 @@ def test_wrong_inputs_are_told_at_once(tmp_path: Path) -> None:
     for spec in ("absent.jsonl", "absent.parquet", str(tmp_path)):
         with pytest.raises(UsageError, match="cannot read|holds no input"):
             open_source(spec)
-    with pytest.raises(UsageError, match="the input format is 'csv'; expected one of auto, messages, batch, share"):
-        open_source("-", "csv")
 
 
 def test_importing_data_imports_nothing_heavy() -> None:
@@ -227,7 +228,7 @@ def test_rows_that_end_in_a_fault_name_the_next_one() -> None:
         raise OSError("the disk is away")
 
     told: list[str] = []
-    reader = source._Reader(None, 1, told.append)
+    reader = source._Reader(ANY_LINE, 1, told.append)
     *read, broken = reader._rows("rows.parquet", rows(), Faults("rows.parquet"), (OSError,))
     assert len(read) == 2 and isinstance(broken, BadLine)
     assert (broken.line, broken.error.line, broken.error.code) == (3, 3, "invalid_request")
@@ -242,4 +243,4 @@ def test_rows_that_cannot_even_begin_are_refused() -> None:
         yield
 
     with pytest.raises(UsageError, match="rows.parquet cannot be read further after row 0: the disk is away"):
-        list(source._Reader(None, 1, print)._rows("rows.parquet", rows(), Faults("rows.parquet"), (OSError,)))
+        list(source._Reader(ANY_LINE, 1, print)._rows("rows.parquet", rows(), Faults("rows.parquet"), (OSError,)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import signal
 
@@ -111,12 +112,16 @@ def test_a_completion_line_gets_a_text_completion(apcbatch, tmp_path):
     assert ids["response"]["body"]["choices"][0]["logprobs"] is None
 
 
-def test_an_empty_input_is_an_empty_output(apcbatch, tmp_path):
-    """Fault: an input without lines fails, or leaves no OUT."""
-    (tmp_path / "in.jsonl").write_text("\n")
-    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl")
-    assert done.code == 0 and (tmp_path / "out.jsonl").read_bytes() == b""
-    assert done.summary["requests"] == 0 and done.summary["hit_rate"] == 0.0
+@pytest.mark.parametrize("data", ["\n", "question,answer\n1,2\n"])
+@pytest.mark.parametrize("command", ["run", "plan", "show", "tune-block-size"])
+def test_an_input_of_the_wrong_kind_leaves_nothing(apcbatch, tmp_path, monkeypatch, command, data):
+    """Fault: a table of zeros and exit 0, an error record for each line of a small CSV, or an OUT of nothing."""
+    (tmp_path / "in.jsonl").write_text(data)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data.encode())))
+    for name in ("in.jsonl", "-"):
+        done = apcbatch(command, name, *(["-o", "out.jsonl"] if command == "run" else []))
+        assert done.code == 2 and ("is empty" in done.stderr or "comma-separated values (CSV)" in done.stderr)
+        assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 CASE_22 = [

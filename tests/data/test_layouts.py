@@ -1,0 +1,219 @@
+"""Lines of other tools, tables with a header and columns by name: each becomes the conversation that it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.data.layouts import ANY_LINE, LineOptions
+from apcbatch.data.records import BadLine, Conversation, parse_line
+from apcbatch.data.source import open_source
+from apcbatch.errors import UsageError
+
+USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+CHAT = [USER, BOT]
+SPOKEN = [{"from": "human", "value": "hi"}, {"from": "chatgpt", "value": "ho"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "42"}
+
+
+def read(record: object, options: LineOptions = ANY_LINE) -> Conversation:
+    found = parse_line(json.dumps(record).encode(), 1, options)
+    assert isinstance(found, Conversation), found
+    return found
+
+
+LAYOUTS: list[tuple[dict[str, Any], list[dict[str, Any]], str | None]] = [
+    ({"messages": CHAT, "conversation": [USER], "prompt": "no"}, CHAT, None),
+    ({"messages": json.dumps(CHAT)}, CHAT, None),
+    ({"messages": None, "conversation": CHAT}, CHAT, 'messages from "conversation"'),
+    ({"conversation": CHAT, "prompt": "no"}, CHAT, 'messages from "conversation"'),
+    ({"conversation": SPOKEN}, CHAT, 'messages from "conversation"'),
+    ({"conversation": json.dumps(CHAT)}, CHAT, 'messages from "conversation"'),
+    ({"conversations": CHAT}, CHAT, 'messages from "conversations"'),
+    ({"conversations": json.dumps(CHAT)}, CHAT, 'messages from "conversations"'),
+    ({"conversations": SPOKEN}, CHAT, None),
+    ({"traj": CHAT, "reward": 1.0, "task_id": 3}, CHAT, 'messages from "traj"'),
+    ({"prompt": [USER], "chosen": [BOT]}, CHAT, 'messages from "prompt", the recorded answer from "chosen"'),
+    ({"prompt": "hi", "chosen": "ho"}, CHAT, 'one user message from "prompt", the recorded answer from "chosen"'),
+    ({"prompt": "hi", "chosen": CHAT}, CHAT, 'one user message from "prompt", the recorded answer from "chosen"'),
+    ({"prompt": [USER], "completion": [BOT]}, CHAT, 'messages from "prompt", the recorded answer from "completion"'),
+    ({"prompt": [USER]}, [USER], 'messages from "prompt"'),
+    ({"prompt": "hi", "chosen": [{"role": "user", "content": "other"}]}, [USER], 'one user message from "prompt"'),
+    ({"input": "hi", "target": "ho"}, [USER], 'one user message from "input"'),
+    ({"input": [USER], "target": ["ho"], "id": 7}, [USER], 'messages from "input"'),
+]
+
+
+@pytest.mark.parametrize(("record", "messages", "reading"), LAYOUTS)
+def test_each_layout_is_found(record: dict[str, Any], messages: object, reading: str | None) -> None:
+    """Fault: a data set as it is published is an error record for each line; or a guess is silent."""
+    found = read(record)
+    assert (found.messages, found.reading) == (messages, reading)
+    assert found.id == str(record.get("id", "line-1"))
+
+
+def test_tools_are_read_as_text() -> None:
+    """Fault: a line that holds its tools as JSON text is refused where a parquet row with them is read."""
+    assert read({"messages": CHAT, "tools": json.dumps([TOOL])}).tools == [TOOL]
+    assert read({"prompt": "hi", "tools": json.dumps([TOOL])}).text is None, "a text with tools is a chat"
+    assert read({"messages": CHAT, "tools": ""}).tools is None
+
+
+COLUMNS: list[tuple[LineOptions, dict[str, Any], list[dict[str, Any]]]] = [
+    (LineOptions("messages", messages="dialog"), {"dialog": CHAT, "messages": "no"}, CHAT),
+    (LineOptions("messages", messages="dialog"), {"dialog": json.dumps(SPOKEN)}, CHAT),
+    (LineOptions("messages", prompt="q"), {"q": "hi", "messages": CHAT}, [USER]),
+    (LineOptions("messages", prompt="q"), {"q": CHAT}, CHAT),
+    (LineOptions("messages", tools="functions"), {"messages": CHAT, "functions": [TOOL]}, CHAT),
+    (LineOptions("messages", id="n", tools="functions"), {"prompt": "hi", "n": 5, "functions": None}, [USER]),
+]
+
+
+@pytest.mark.parametrize(("options", "record", "messages"), COLUMNS)
+def test_columns_are_named(options: LineOptions, record: dict[str, Any], messages: object) -> None:
+    """Fault: what an option names is not what is read."""
+    found = read(record, options)
+    assert found.messages == messages and found.reading
+    assert found.tools == ([TOOL] if record.get("functions") else None)
+    assert found.id == ("5" if options.id else "line-1")
+
+
+@pytest.mark.parametrize(
+    ("options", "record", "sentence"),
+    [
+        (
+            LineOptions("messages", messages="d"),
+            {"e": CHAT},
+            'the column "d" is missing from the line; its keys are "e"',
+        ),
+        (LineOptions("messages", prompt="d"), {"d": None}, 'the column "d" is null in the line'),
+        (LineOptions("messages", prompt="d"), {"d": 5}, "d is 5; expected a text or a list of messages"),
+        (LineOptions("messages", id="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
+        (LineOptions("messages", tools="d"), {"messages": CHAT}, 'the column "d" is missing from the line'),
+        (ANY_LINE, {"dialog": CHAT}, 'rename "dialog" to "messages", or give --messages-column dialog'),
+        (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),
+        (ANY_LINE, {"n": 1, "question": "how?"}, 'if "question" is what the user says, give --prompt-column question'),
+        (ANY_LINE, {"data": [{"messages": CHAT}]}, "write them one a line, as jq -c '.data[]' does"),
+        (ANY_LINE, {"instruction": "a", "input": "b"}, "--prompt-column instruction"),
+    ],
+)
+def test_a_refusal_ends_with_the_fix(options: LineOptions, record: object, sentence: str) -> None:
+    """Fault: a user is told what is wrong, and not what to type."""
+    found = parse_line(json.dumps(record).encode(), 1, options)
+    assert isinstance(found, BadLine) and sentence in found.error.message
+
+
+BLOCKS: list[tuple[list[Any], list[Any]]] = [
+    (
+        [
+            USER,
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "text", "text": "so"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "42"}]},
+                {"type": "text", "text": "hi"},
+            ]},
+        ],
+        [USER, {"role": "assistant", "content": "so", "tool_calls": [CALL], "reasoning_content": "hm"}, RESULT, USER],
+    ),
+    (
+        [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]}],
+        [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}],
+    ),
+    (
+        [USER, {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1"}, {"type": "tool_result", "tool_use_id": "1", "content": "42"},
+        ]}],
+        [USER, RESULT | {"content": ""}, RESULT],
+    ),
+    (
+        [USER, {"role": "assistant", "content": [{"type": "reasoning", "reasoning": "hm"}], "source": "generate",
+                "tool_calls": [{"id": "1", "type": "function", "function": "f", "arguments": {"a": 1}}]}],
+        [USER, {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "hm"}],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("messages", "expected"), BLOCKS)
+def test_blocks_become_messages(messages: list[Any], expected: list[Any]) -> None:
+    """Fault: a history of Anthropic's or Inspect's is refused for its blocks, or loses a call or a result."""
+    found = read({"messages": messages})
+    assert found.messages == expected and found.warnings == ()
+
+
+def test_what_a_block_says_and_nobody_reads_is_named() -> None:
+    """Fault: a failed call or a hidden thought goes without a word; an image is taken for a text."""
+    failed = {"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True}
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    messages = [USER, {"role": "assistant", "content": [hidden]}, {"role": "user", "content": [failed]}]
+    [warning] = read({"messages": messages}).warnings
+    assert '"redacted_thinking" (first in messages[1])' in warning and '"is_error"' in warning
+    image = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": {}}]}
+    found = parse_line(json.dumps({"messages": [{"role": "user", "content": [image]}]}).encode(), 1)
+    assert isinstance(found, BadLine) and "only text can be read" in found.error.message
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ({"content": None}, "messages[1].content is null: rendered as an empty text"),
+        ({"content": None, "refusal": "no"}, "the template is given its refusal"),
+        ({"refusal": "no"}, "the template is given its refusal"),
+    ],
+)
+def test_an_answer_without_content_is_history(message: dict[str, Any], sentence: str) -> None:
+    """Fault: OpenAI's own history, after a refusal, is refused as a whole."""
+    found = read({"messages": [USER, {"role": "assistant", **message}, USER]})
+    assert found.messages[1] == {"role": "assistant", "content": "", **{k: v for k, v in message.items() if v}}
+    assert len(found.warnings) == 1 and sentence in found.warnings[0]
+
+
+def test_a_system_prompt_is_for_lines_without_one() -> None:
+    """Fault: a line's own system message is doubled, or a line goes without."""
+    options = LineOptions(system_prompt="Be brief.")
+    system = {"role": "system", "content": "Be brief."}
+    assert read({"messages": CHAT}, options).messages == [system, *CHAT]
+    assert read({"conversations": SPOKEN}, options).messages == [system, *CHAT]
+    own = {"role": "system", "content": "Be long."}
+    assert read({"messages": [own, USER]}, options).messages == [own, USER]
+    prompt = read({"prompt": "hi"}, options)
+    assert prompt.messages == [system, USER] and prompt.text is None
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "expected"),
+    [
+        (b"id,prompt\r\na,hi\r\nb,\"h,\"\"i\n there\"\r\n", ANY_LINE, [("a", "hi"), ("b", 'h,"i\n there')]),
+        (b"\xef\xbb\xbfprompt\tid\nhi, you\ta\n\nho\tb\n", ANY_LINE, [("a", "hi, you"), ("b", "ho")]),
+        (b"prompt\nhi\nho\n", ANY_LINE, [("line-1", "hi"), ("line-2", "ho")]),
+        (b"q,n\nhi,7\n", LineOptions("messages", prompt="q", id="n"), [("7", "hi")]),
+        (b'messages,max_tokens\n"[{""role"": ""user"", ""content"": ""hi""}]",5\n', ANY_LINE, [("line-1", "hi")]),
+        (b"id,prompt\na,hi,no\nb\nc,\xff\nd,ho\n", ANY_LINE, ["has 3 values", "has 1 values", "UTF-8", ("d", "ho")]),
+        (b'prompt\nhi\n"no end\n' + b"x\n" * 900, ANY_LINE, [("line-1", "hi"), "cannot be read further after row 1"]),
+    ],
+)  # fmt: skip
+def test_a_table_with_a_header_is_read(tmp_path: Path, data: bytes, options: LineOptions, expected: Any) -> None:
+    """Fault: CSV and TSV are refused; a cell loses a quote, a line end or its blanks; a ragged row shifts its cells."""
+    (tmp_path / "in.txt").write_bytes(data)
+    for record, one in zip(open_source(str(tmp_path / "in.txt"), options, max_line_bytes=1000), expected, strict=True):
+        if isinstance(record, BadLine):
+            assert one in record.error.message
+        else:
+            assert (record.id, record.messages[0]["content"]) == one
+            assert record.params == ({"max_tokens": 5} if b"max_tokens" in data else {})
+
+
+def test_columns_exclude_other_formats() -> None:
+    """Fault: LLM takes columns that it cannot honour."""
+    from apcbatch.resolution import resolve
+
+    with pytest.raises(UsageError, match="tools_column is for lines of the format messages"):
+        LineOptions.of(resolve({}, {}, {"tools_column": "t", "format": "batch"}, "LLM"))

@@ -1,0 +1,75 @@
+"""Layouts, columns and a system prompt through the command line: what is shown, refused and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch.model.locate import locate_model
+from tests.chats import read_records, write_lines
+
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--messages-column", "m", "--format", "batch"), "--messages-column is for lines of the format messages"),
+        (("--id-column", "m", "--format", "sharegpt"), "--id-column is for lines of the format messages"),
+        (("--messages-column", "m", "--prompt-column", "p"), "exclude each other"),
+        (("--system-prompt", "@none"), "--system-prompt: the file none cannot be read"),
+        (("--system-prompt", "@empty"), "is empty"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(apcbatch: Any, tmp_path: Path, options: Any, sentence: str) -> None:
+    """Fault: an option that does nothing is ignored in silence."""
+    write_lines(tmp_path / "in.jsonl", [{"messages": CHAT}])
+    (tmp_path / "empty").write_text("\n")
+    for command in (("run", "in.jsonl", "-o", "out.jsonl"), ("plan", "in.jsonl"), ("show", "in.jsonl")):
+        done = apcbatch(*command, *options)
+        assert done.code == 2 and sentence in done.stderr and not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_run_shows_what_it_reads_and_resumes_only_that(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: a mapping that nobody sees; an OUT of two mappings, or of two system prompts under one file name."""
+    write_lines(tmp_path / "in.jsonl", [{"q": "hi", "n": 1}, {"n": 2}, {"q": "ho", "n": 1}])
+    (tmp_path / "sys").write_text("Be brief.\n")
+    run = ("run", "in.jsonl", "-o", "out.jsonl", "--id-column", "n", "--max-tokens", 2)
+    mapped = (*run, "--prompt-column", "q", "--system-prompt", "@sys")
+    done = apcbatch(*mapped)
+    assert done.code == 3 and 'line 1 is read as a conversation: id from "n", one user message from "q"' in done.stderr
+    ids = {record["line"]: (record["custom_id"], record["error"]) for record in read_records(tmp_path / "out.jsonl")}
+    assert ids[1] == ("1#1", None)
+    assert ids[2][0] == "2#1" and 'the column "q" is missing' in ids[2][1]["message"]
+    assert ids[3][1]["code"] == "duplicate_id"
+    shown = apcbatch("show", "in.jsonl", "--id-column", "n", "--prompt-column", "q", "--system-prompt", "@sys")
+    assert 'line 1 read as a conversation: id from "n", one user message from "q"' in shown.stdout
+    assert "Be brief." in shown.stdout
+    assert apcbatch(*mapped, "--resume").code == 3
+    (tmp_path / "sys").write_text("Be long.\n")
+    assert "system_prompt" in apcbatch(*mapped, "--resume").stderr
+    assert "prompt_column" in apcbatch(*run, "--messages-column", "q", "--resume").stderr
+
+
+def test_a_text_is_continued_where_the_model_has_no_template(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: a base model is asked in the form of a chat that it was never trained on, or without a word."""
+    model = tmp_path / "base"
+    model.mkdir()
+    for path in Path(locate_model("demo")).iterdir():
+        if path.is_file() and path.name != "chat_template.jinja":
+            data = path.read_bytes()
+            if path.name == "tokenizer_config.json":
+                config = json.loads(data)
+                config.pop("chat_template", None)
+                data = json.dumps(config).encode()
+            (model / path.name).write_bytes(data)
+    write_lines(tmp_path / "in.jsonl", [{"prompt": "Once upon a time", "chosen": "there"}])
+    done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--model", "base", "--max-tokens", 2)
+    assert done.code == 0 and "prompts that are texts are continued as they are" in done.stderr
+    assert "plain one" not in done.stderr
+    [record] = read_records(tmp_path / "out.jsonl")
+    assert record["response"]["body"]["object"] == "text_completion" and record["custom_id"] == "line-1#1"
+    assert "Once upon a time" in apcbatch("show", "in.jsonl", "--model", "base").stdout
