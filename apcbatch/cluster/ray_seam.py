@@ -117,6 +117,7 @@ class RaySeam:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """What has happened. UsageError if the first worker cannot be opened: the others could not either."""
+        self._cluster.head.check()
         self._tell_who_is_slow()
         self._end_closed()
         lost: list[Event] = list(self._given_up())

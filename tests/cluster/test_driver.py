@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 
+from apcbatch.cluster import opening
 from apcbatch.cluster.driver import ClusterEngine
 from apcbatch.cluster.items import Group, Item, State
 from apcbatch.cluster.placing import Placing
 from apcbatch.cluster.settings import ClusterSettings, Hooks
+from apcbatch.cluster.sizing import Machine
 from apcbatch.cluster.states import States
+from apcbatch.config import Config
 from apcbatch.types import Request, RequestPlan
 from tests.cluster.runs import Planned, check_answers, check_plan, lower_bound, planned, repeated, run
-from tests.cluster.simulator import SimSeam, Speeds
+from tests.cluster.simulator import SimSeam, Speeds, Trouble
 from tests.plan.plan_oracle import Dataset, dataset, numbers, random_dataset
 
 STEM = numbers(600, 1)
@@ -209,3 +215,74 @@ def test_what_a_failed_request_leaves_is_made_by_a_reader() -> None:
     assert state.maker is items[3] and items[3].resume is source and not placing.waiting
     states.release_unwanted(source)
     assert source.handle == "handle", "it is held for the one that resumes from it now"
+
+
+def test_an_aborted_run_leaves_nothing(tau: Planned) -> None:
+    """Catches a second Ctrl-C after which requests, states or workers are left, or what was at a worker comes back."""
+    seam = SimSeam()
+    settings = ClusterSettings(3)
+    engine = ClusterEngine(seam, settings, Hooks(to_wire=lambda request: request))
+    for request in tau.requests:
+        engine.submit(request)
+    results = []
+    while len(results) < 50:
+        results += engine.step()
+    assert engine.num_unfinished and len(engine._states)
+    engine.abort()
+    assert engine.num_unfinished == 0 and engine.step() == [] and len(engine._crew) == 0
+    assert len(engine._states) == 0 and engine._states._nodes == {} and engine._num_errands == 0
+    assert all(one.ends <= seam.now for one in seam.workers.values())
+
+
+def test_groups_that_wait_for_each_other_go_on() -> None:
+    """Catches a ring of groups, each of which waits for what the next one makes, that waits for ever."""
+    placing = Placing()
+    items = [Item(number, Request(str(number), [1, 2, 3])) for number in range(2)]
+    states = [State(bytes((number,)), 2, number, 0, item, None) for number, item in enumerate(items)]
+    groups = [Group([item]) for item in items]
+    for item, made, read in zip(items, states, reversed(states), strict=True):
+        item.keeps[2], item.resume = made, read
+        read.readers.add(item)
+    for group in groups:
+        placing.place(group)
+    assert len(placing.queue) == 0 and placing.take("node", float("inf")) is None
+    placing.force()
+    assert placing.num_forced == 1 and placing.take("node", float("inf")) is groups[0]
+    assert items[0].resume is None and items[0].above is states[1] and list(placing.waiting) == [groups[1]]
+    states[0].handle = "there"
+    placing.made(states[0])
+    assert placing.take("node", float("inf")) is groups[1]
+
+
+def test_a_cluster_is_opened_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches workers of another number or size than were asked for, options that do not reach them, a salt that is
+    lost, and a cluster that stays where no worker can be had."""
+    made: list[tuple] = []
+    closed: list[bool] = []
+    cluster = SimpleNamespace(machines=lambda: [Machine(4), Machine(4)], close=lambda: closed.append(True))
+
+    def make_seam(*arguments: object) -> SimSeam:
+        made.append(arguments)
+        seam = SimSeam(trouble=trouble)
+        seam.held = lambda keys: set()
+        return seam
+
+    monkeypatch.setattr(opening, "RayCluster", lambda address, cpus: cluster)
+    monkeypatch.setattr(opening, "RaySeam", make_seam)
+    lines: list[str] = []
+    trouble, config = Trouble(), Config(model="demo", store="here", ray="auto")
+
+    def opened() -> ClusterEngine:
+        return opening.open_cluster(config, "auto", "secret", lines.append, lines.append, lambda request: None, 3)
+
+    engine = opened()
+    assert len(engine._crew) == 2 and lines[0] == "2 workers with 4 cores and 0 GPUs each are asked for"
+    ((_, kind, options, _),) = made
+    assert (kind.cpus, kind.gpus, options["threads"], options["salt"]) == (4, 0, 4, "secret")
+    assert options["config"]["store"] == os.path.abspath("here") and "cache_salt" not in options["config"]
+    assert engine.can_run(Request("a", [1])) and not engine.can_run(Request("b", [1] * 3, max_tokens=1 << 31))
+    assert not closed
+    monkeypatch.setattr(SimSeam, "spawn", lambda seam: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        opened()
+    assert closed

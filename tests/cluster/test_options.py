@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import socket
 from pathlib import Path
 
 import pytest
@@ -62,21 +61,3 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(UsageError, match="pip install 'apcbatch\\[ray\\]'"):
         RayCluster("local")
-
-
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
-    """Catches an address that Ray would try for minutes, or take for something else."""
-    pytest.importorskip("ray")
-    with pytest.raises(UsageError, match="expected local, auto, or HOST:PORT"):
-        RayCluster(address)
-
-
-def test_an_address_where_nobody_answers_is_refused() -> None:
-    """Catches a run that waits for a cluster that is not there."""
-    pytest.importorskip("ray")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    with pytest.raises(UsageError, match="nothing answers there"):
-        RayCluster(f"127.0.0.1:{port}")

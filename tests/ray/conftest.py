@@ -28,18 +28,15 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    try:  # Ray alone, nothing of ours: where it cannot start, nothing here can be told
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES, "_system_config": quick,
-            },
-        )  # fmt: skip
-        add_node(cluster)
-        add_node(cluster)
-        ray.init(address=cluster.address, configure_logging=False, log_to_driver=False)
-    except Exception as error:
-        pytest.skip(f"Ray does not start on this machine: {error}")
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES, "_system_config": quick,
+        },
+    )  # fmt: skip
+    add_node(cluster)
+    add_node(cluster)
+    ray.init(address=cluster.address, configure_logging=False, log_to_driver=False)
     yield cluster
     ray.shutdown()
     cluster.shutdown()

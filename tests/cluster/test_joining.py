@@ -1,0 +1,154 @@
+"""Joining a Ray cluster, or starting one: what cannot be had is a sentence, soon, and what asks for a token gets it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apcbatch.cluster import ray_cluster
+from apcbatch.cluster.ray_cluster import AUTH_MODE, Head, RayCluster
+from apcbatch.errors import StoppedError, UsageError
+
+
+class Refused(Exception):
+    """As ray.exceptions.AuthenticationError."""
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ":6379"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    """Catches an address that Ray would try for minutes, or take for something else."""
+    pytest.importorskip("ray")
+    with pytest.raises(UsageError, match="expected local, auto, or HOST:PORT"):
+        RayCluster(address)
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    """A port of this machine where somebody listens."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield one
+
+
+def address_of(one: socket.socket) -> str:
+    return f"127.0.0.1:{one.getsockname()[1]}"
+
+
+def test_an_address_where_nobody_answers_is_refused(listening: socket.socket) -> None:
+    """Catches a run that waits for a cluster that is not there."""
+    pytest.importorskip("ray")
+    address = address_of(listening)
+    listening.close()
+    with pytest.raises(UsageError, match="nothing answers there"):
+        RayCluster(address)
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+def test_what_is_not_ray_is_refused(
+    answer: bytes | None, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a port where something else listens, ends the connection or hangs, which Ray tries for four minutes."""
+    monkeypatch.setattr(ray_cluster, "CONNECT_S", 0.5)
+    held = []
+
+    def serve() -> None:
+        held.append(listening.accept()[0])
+        if answer is not None:
+            held[0].sendall(answer)
+            held[0].close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with pytest.raises(UsageError, match="is not the head of a Ray cluster, or hangs"):
+        ray_cluster._check_is_ray(address_of(listening))
+    thread.join()
+
+
+def auth_mode(monkeypatch: pytest.MonkeyPatch, wants: str | None, token: str | None) -> str | None:
+    """The mode for a cluster that wants this token, with this token here; Ray's own parts played."""
+    cached: list[str] = []
+
+    class Loader:
+        def has_token(self, ignore_auth_mode: bool) -> bool:
+            cached.append("from now on this process asks others for its token")
+            return token is not None
+
+        def reset_cache(self) -> None:
+            cached.clear()
+
+    class Gcs:
+        def __init__(self, address: str) -> None:
+            assert not cached and (os.environ[AUTH_MODE] == "disabled" or token is not None), "Ray ends the process"
+            if wants is not None and (os.environ[AUTH_MODE] != "token" or token != wants):
+                raise Refused("InvalidAuthToken")
+
+        def internal_kv_get(self, key: bytes, namespace: None, timeout: float) -> None:
+            return None
+
+    raylet = SimpleNamespace(
+        AuthenticationTokenLoader=SimpleNamespace(instance=Loader),
+        Config=SimpleNamespace(initialize=lambda text: None),
+        GcsClient=Gcs,
+    )
+    monkeypatch.setitem(sys.modules, "ray._raylet", raylet)
+    fake: Any = SimpleNamespace(exceptions=SimpleNamespace(AuthenticationError=Refused))
+    return ray_cluster._auth_mode(fake, "auto", "head:6379")
+
+
+@pytest.mark.parametrize(
+    ("wants", "token", "mode"), [(None, None, "disabled"), (None, "a", "disabled"), ("a", "a", "token")]
+)
+@pytest.mark.parametrize("given", [None, "disabled", "token"])
+def test_a_token_is_given_where_one_is_wanted(
+    wants: str | None, token: str | None, mode: str, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a secured cluster that HOST:PORT cannot join, an open one whose workers `auto` loses because a token is
+    at home, and an environment that is not left as it was."""
+    monkeypatch.delenv(AUTH_MODE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(AUTH_MODE, given)
+    assert auth_mode(monkeypatch, wants, token) == mode
+    assert os.environ.get(AUTH_MODE) == given
+
+
+@pytest.mark.parametrize(("token", "what"), [(None, "there is no token here"), ("b", "is not that cluster's")])
+def test_a_token_that_is_not_had_is_named(token: str | None, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches raw lines of Ray's, and advice to do what was done, where a token is missing or another one."""
+    with pytest.raises(UsageError, match=f"wants its token, and .*{what}.* ray get-auth-token".replace(" ray", ".*")):
+        auth_mode(monkeypatch, "a", token)
+
+
+def test_a_start_that_fails_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches `internal error` where Ray cannot be started, what is left of it, and a Ray that listens to all."""
+    ray: Any = pytest.importorskip("ray")
+    from ray._private import ray_constants
+
+    ended, was = [], ray_constants.ENABLE_RAY_CLUSTER
+
+    def init(**options: Any) -> None:
+        assert not ray_constants.ENABLE_RAY_CLUSTER and os.environ[ray_cluster.NO_CLUSTERS] == "0"
+        raise Exception("The current node timed out during startup.\nSee the logs.")  # which is all that Ray says
+
+    fake: Any = SimpleNamespace(init=init, shutdown=lambda: ended.append(True), exceptions=ray.exceptions)
+    with pytest.raises(UsageError, match="--ray local: Ray cannot be started here .The current node timed out"):
+        ray_cluster._start(fake, 1)
+    assert ended and was == ray_constants.ENABLE_RAY_CLUSTER and ray_cluster.NO_CLUSTERS not in os.environ
+
+
+def test_a_head_that_is_gone_ends_the_run(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a run that Ray ends a minute after its head, with Ray's words and without the command that continues."""
+    monkeypatch.setattr(ray_cluster, "HEAD_LOOKED_AT_S", 0.0)
+    monkeypatch.setattr(ray_cluster, "HEAD_GONE_S", 0.05)
+    head = Head(address_of(listening))
+    head.check()
+    listening.close()
+    with pytest.raises(StoppedError, match="the head of the Ray cluster at 127.* is gone .* continue with --resume"):
+        head.check()
