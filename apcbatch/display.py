@@ -6,6 +6,7 @@ alone: without it, the same words are there.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import TextIO
 
@@ -19,6 +20,14 @@ def visible(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
+
+
+def json_escaped(text: str) -> str:
+    """JSON that says the same, with `\\u009b` for each character that is not printable; newlines stay."""
+    if text.isprintable():
+        return text
+    pieces = (letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
+    return "".join(pieces)
 
 
 def quoted(text: str) -> str:

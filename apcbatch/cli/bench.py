@@ -9,6 +9,7 @@ import click
 from apcbatch import resolution
 from apcbatch.bench import GROUPS
 from apcbatch.cli.options import ANYWHERE, GroupedCommand, GroupedOption, config_options, given_flags
+from apcbatch.cli.terminal import echo, echo_json
 
 EPILOG = """\b
 Examples:
@@ -42,5 +43,5 @@ def bench(ctx: click.Context, /, input: str | None, only: tuple[str, ...], **opt
 
     from apcbatch.bench.document import measure
 
-    document = measure(resolved, click.echo, only or GROUPS, input)
-    click.echo(orjson.dumps(document).decode())
+    document = measure(resolved, echo, only or GROUPS, input)
+    echo_json(orjson.dumps(document))

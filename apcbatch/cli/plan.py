@@ -18,7 +18,7 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
+from apcbatch.cli.terminal import echo, json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.config import COLUMN_OPTIONS
 from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
@@ -80,7 +80,7 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
         for line in forecast_lines(made, surveyed, resolved, terminal_width(sys.stdout)):
-            click.echo(line)
+            echo(line)
     if options["json_path"] is not None:
         document = forecast_document(made, options["table"], resolved)
         write_output("--json", options["json_path"], json_document(document))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -76,7 +77,9 @@ def _run(arguments: Sequence[str] | None, invocation: Invocation) -> int:
         result = cli.main(arguments, prog_name="apcbatch", standalone_mode=False, obj=invocation)
         return result if isinstance(result, int) else EXIT_OK
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue().rstrip("\n"))
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED

@@ -8,7 +8,7 @@ import click
 
 from apcbatch import resolution
 from apcbatch.cli.options import ANYWHERE, LOCAL, GroupedCommand, GroupedOption, config_options, given_flags
-from apcbatch.cli.terminal import warn
+from apcbatch.cli.terminal import echo, warn
 from apcbatch.errors import UsageError
 
 MOST_OUTS = 8
@@ -108,4 +108,4 @@ def report(
         for note in run["notes"]:
             warn(f"{run['name']}: {note}")
     size = write_report(path, document)
-    click.echo(f"{path} ({shown_bytes(size)})")
+    echo(f"{path} ({shown_bytes(size)})")

@@ -18,6 +18,8 @@ from apcbatch.cli.options import (
     given_flags,
     short_help_option,
 )
+from apcbatch.cli.terminal import echo
+from apcbatch.display import json_escaped
 from apcbatch.values import format_size
 
 EPILOG = """\b
@@ -88,7 +90,7 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     if options["show_config"]:
-        click.echo(show(_with_model_defaults(resolved)))
+        echo(show(_with_model_defaults(resolved)))
         return 0
     if not inputs:
         raise click.MissingParameter(ctx=ctx, param_hint="'INPUT'", param_type="argument")
@@ -123,9 +125,10 @@ def show(resolved: config.Config) -> str:
         if config.OPTIONS[name].kind == "size" and value is not None:
             value = format_size(value)
         if isinstance(value, list):
-            scalar = json.dumps(value, ensure_ascii=False)  # which is YAML on one line
+            scalar = json_escaped(json.dumps(value, ensure_ascii=False))  # which is YAML on one line
         else:
-            scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=True).splitlines()[0]
+            is_printable = not isinstance(value, str) or value.isprintable()
+            scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=is_printable).splitlines()[0]
         hidden = " (a secret, not shown)" * (value is None and getattr(resolved, name) is not None)
         lines.append((f"{name}: {scalar}", resolved.origins[name] + hidden))
     width = max(len(line) for line, _ in lines)

@@ -16,7 +16,7 @@ from apcbatch.cli.options import (
     config_options,
     given_flags,
 )
-from apcbatch.cli.terminal import json_document, terminal_width, warn
+from apcbatch.cli.terminal import echo_json, json_document, terminal_width, warn
 from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
 
@@ -69,7 +69,7 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
 
     found = inspect(resolved, find_inputs(inputs, warn), options["line"], options["turn"], warn)
     if options["as_json"]:
-        click.echo(json_document(found.document()).decode(), nl=False)
+        echo_json(json_document(found.document()))
     else:
         for line in inspection_lines(found, terminal_width(sys.stdout), Paint(sys.stdout, resolution.colour_wanted())):
             click.echo(line, color=True)

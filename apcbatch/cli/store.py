@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apcbatch.cli.options import LOCAL, OrderedGroup
-from apcbatch.cli.terminal import echo_row, warn
+from apcbatch.cli.terminal import echo, echo_json, echo_row, warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.model.locate import name_of
 from apcbatch.values import parse_size, rounded_size
@@ -62,7 +62,7 @@ def stat(folder: str, as_json: bool) -> None:
         import orjson
 
         document = dataclasses.asdict(stats) | {"path": _unicode(stats.path)}
-        click.echo(orjson.dumps(document).decode())
+        echo_json(orjson.dumps(document))
         return
     stranded = f", {stats.num_stranded} of them stranded" if stats.num_stranded else ""
     echo_row(f"{_printable(stats.path)}: {stats.entries} snapshots{stranded}, {rounded_size(stats.num_bytes)}", 2)
@@ -86,7 +86,7 @@ def check(folder: str) -> int:
     with _open(folder, maintenance=True) as opened:
         report = opened.check()
     for fault in report.faults:
-        click.echo(_printable(fault))
+        echo(_printable(fault))
     click.echo(
         f"{report.num_verified} snapshots are whole ({rounded_size(report.num_bytes)}), "
         f"{len(report.faults)} faults; "

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from apcbatch.display import visible
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.job.silence import silence
 
@@ -64,4 +65,4 @@ def flush_output(code: int) -> int:
 def say(sentence: str) -> None:
     """One sentence on standard error, if it can be written."""
     with suppress(OSError):
-        print(sentence, file=sys.stderr, flush=True)
+        print(visible(sentence, "\n"), file=sys.stderr, flush=True)

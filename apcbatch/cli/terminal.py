@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from apcbatch.display import Paint, wrap
+from apcbatch.display import Paint, json_escaped, visible, wrap
 from apcbatch.errors import UsageError
 from apcbatch.resolution import colour_wanted
 
@@ -23,9 +23,19 @@ if TYPE_CHECKING:
 VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
 
 
+def echo(text: str, err: bool = False) -> None:
+    """A text on standard output, or standard error, without what a terminal would act on."""
+    click.echo(visible(text, "\n"), err=err)
+
+
+def echo_json(data: bytes) -> None:
+    """JSON on standard output. Characters that a terminal would act on are written as JSON escapes."""
+    click.echo(json_escaped(data.decode()), nl=not data.endswith(b"\n"))
+
+
 def warn(sentence: str) -> None:
     """One warning on standard error."""
-    click.echo(f"warning: {sentence}", err=True)
+    echo(f"warning: {sentence}", err=True)
 
 
 def terminal_width(stream: TextIO | None) -> int | None:
@@ -37,6 +47,7 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
     """One row on standard output. On a terminal it is folded at its width, further lines are indented, and the verdict
     that it begins with (`ok`, `WARN`, `FAIL`) has its colour."""
     width = terminal_width(sys.stdout)
+    text = visible(text, "\n")
     lines = [text] if width is None else wrap(text, width, " " * min(indent, width // 3))
     paint = Paint(sys.stdout, colour_wanted())
     if verdict:
@@ -71,7 +82,7 @@ def write_output(flag: str, path: str, data: bytes) -> None:
     from apcbatch.job.disk import Disk, write_file
 
     if path == "-":
-        click.echo(data.decode(), nl=False)
+        echo_json(data)
         return
     try:
         write_file(path, [data], Disk())

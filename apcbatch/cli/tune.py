@@ -20,7 +20,7 @@ from apcbatch.cli.options import (
     json_option,
 )
 from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
-from apcbatch.cli.terminal import json_document, survey_with_bar, terminal_width, warn, write_output
+from apcbatch.cli.terminal import echo, echo_json, json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.errors import UsageError
 from apcbatch.tuning.grids import BLOCK_SIZES
 
@@ -105,11 +105,11 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     for flag, path in paths.items():
         write_output(flag, path, made[flag]())
     if options["json_path"] == STDOUT:
-        click.echo(document.decode(), nl=False)
+        echo_json(document)
         _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
         return
     for line in tuning_lines(tuning, resolved, terminal_width(sys.stdout)):
-        click.echo(line)
+        echo(line)
     _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
 
 
@@ -167,4 +167,4 @@ def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_run
 
 
 def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)

@@ -44,16 +44,17 @@ def command_words(
 
 
 def _quoted(word: str) -> str:
-    """A word as the shell reads it, on one line: one with a newline or its kind as `$'...'`, which is not in every
-    shell."""
-    if not any(_is_control(character) for character in word):
+    """A word as the shell reads it, on one line: one with a newline, another character that is not printable or a byte
+    that is not UTF-8 as `$'...'`, which is not in every shell."""
+    if word.isprintable():
         return shlex.quote(word)
-    escaped = (c.encode("unicode_escape").decode() if _is_control(c) or c == "\\" else c for c in word)
-    return "$'" + "".join(escaped).replace("'", "\\'") + "'"
+    return "$'" + "".join(map(_escaped, word)).replace("'", "\\'") + "'"
 
 
-def _is_control(character: str) -> bool:
-    return character < " " or character == "\x7f"
+def _escaped(character: str) -> str:
+    if character in "\n\r\t\\":
+        return character.encode("unicode_escape").decode()
+    return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def _flag(name: str, config: Config) -> Iterator[str]:
@@ -83,6 +84,6 @@ def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
     kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
     grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")
-    find = shlex.join([grep, ERROR_MARK, output])
+    find = command_line([grep, ERROR_MARK, output])
     where = "the output has them" if output == "-" else f"to see them: {find}"
     return f"nothing is left to do: {which} would come again, until their lines in INPUT are corrected; {where}"

@@ -75,6 +75,15 @@ def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None)
     disk.sync_folder(folder)
 
 
+def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """What changes if another file comes to stand there, or this one is written to; None for nothing there."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.PathLike[str] | None = None) -> None:
     """Write a file completely or not at all. A link is followed. A pipe or a device is written to directly. like: as in
     `replacing`."""

@@ -23,7 +23,7 @@ from apcbatch.config import Config
 from apcbatch.data.files import BROKEN, Stream, open_stream, reason
 from apcbatch.data.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
-from apcbatch.job.disk import STREAMS, replacing
+from apcbatch.job.disk import STREAMS, identity, replacing
 from apcbatch.job.runfile import MAX_BYTES, is_run_file
 from apcbatch.job.sink import ID, FileSink
 
@@ -49,7 +49,7 @@ class Output:
     is_uploaded: bool = field(default=False, init=False)  # there was an OUT at the address before this run
 
     def __post_init__(self) -> None:
-        self._before = _identity(self.target)
+        self._before = identity(self.target)
 
     @property
     def shown(self) -> str:
@@ -127,7 +127,7 @@ class Output:
 
     def finish(self, sink: FileSink) -> None:
         """Make OUT from the lines, which are complete and safe. StoppedError if that fails; nothing is lost then."""
-        if self.packing and _identity(self.target) != self._before:
+        if self.packing and identity(self.target) != self._before:
             raise StoppedError(
                 f"output {self.target} appeared or was changed while this run went on, and is not replaced; the "
                 f"answers are in {self.lines}: move {self.target} away and give --resume"
@@ -171,15 +171,6 @@ def output_for(name: str) -> Output:
     if suffix not in _PACKERS:
         return Output(name, target, target, "")
     return Output(name, target, os.path.realpath(target) + PART_SUFFIX, suffix)
-
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    """What changes if another file comes to stand there, or this one is written to; None for nothing there."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _has_bytes(path: str) -> bool:

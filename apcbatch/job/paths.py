@@ -74,7 +74,7 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         if spec.may_name_file and text is not None and text.startswith(FILE_MARK):
             named[f"the file of {config.origins.get(option, option)}"] = text.removeprefix(FILE_MARK)
     owners: dict[tuple[object, ...], str] = {}
-    for name, path in [*(("INPUT", input) for input in inputs if input != STDIN), *named.items()]:
+    for name, path in [*named.items(), *(("INPUT", input) for input in inputs if input != STDIN)]:
         if is_address(path) and name in written and is_read_only(path):
             raise UsageError(
                 f"{name} {shown_address(path)} cannot be written to; give a file, or an address such as s3://"
@@ -82,8 +82,8 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
         for place in _regular_places(path):
             owner = owners.setdefault(place, name)
             if owner != name and {owner, name} & written.keys():
-                shown = shown_address(path)
-                raise UsageError(f"{owner} and {name} are the same file, {shown}; give one of them another name")
+                pair = f"{name} and {owner}" if name == "INPUT" else f"{owner} and {name}"
+                raise UsageError(f"{pair} are the same file, {shown_address(path)}; give one of them another name")
     for name, path in written.items():
         if is_address(path):
             continue

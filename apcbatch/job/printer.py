@@ -19,7 +19,7 @@ import orjson
 from tqdm import tqdm
 
 from apcbatch.config import Config
-from apcbatch.display import Paint, cells, clip
+from apcbatch.display import Paint, cells, clip, json_escaped, visible
 from apcbatch.errors import RequestError
 from apcbatch.job.silence import silence
 from apcbatch.job.terminal_lines import error_lines, result_lines, summary_lines
@@ -81,7 +81,7 @@ class Printer:
         """A new bar in place of the one that is there."""
         self.end_progress()
         with suppress(OSError):  # nobody would see it
-            words = clip(words, max(2, shutil.get_terminal_size().columns - 1))
+            words = clip(visible(words), max(2, shutil.get_terminal_size().columns - 1))
             self._bar = tqdm(desc=words, file=sys.stderr, dynamic_ncols=True, bar_format=bar_format, leave=False)
 
     def tick(self, total: int | None) -> None:
@@ -156,9 +156,9 @@ class Printer:
         if width is None or not sys.stderr.isatty():
             self._say(self._totals.sentence(output))
         if width is None:
-            self._print(orjson.dumps(summary).decode())
+            self._print(json_escaped(orjson.dumps(summary).decode()))
             return
-        for line in summary_lines(summary, "standard output" if output == "-" else output, width, self._paint):
+        for line in summary_lines(summary, "standard output" if output == "-" else visible(output), width, self._paint):
             self._print(line)
 
     def _rates(self, is_narrow: bool = False) -> str:
@@ -191,7 +191,7 @@ class Printer:
             self._lines = None
 
     def _say(self, line: str) -> None:
-        self._write(sys.stderr, line)
+        self._write(sys.stderr, visible(line, "\n"))
 
     def _write(self, stream: TextIO, line: str) -> bool:
         """Write a line at once, above the bar; False if nobody reads the stream any more."""

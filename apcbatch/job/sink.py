@@ -23,6 +23,7 @@ from typing import IO, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from apcbatch.display import json_escaped
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.beside import Beside
 from apcbatch.job.disk import Disk, replacing
@@ -81,6 +82,8 @@ class StreamSink:
                 self._spool.close()
 
     def _emit(self, line: bytes) -> None:
+        if self._stream.isatty():
+            line = json_escaped(line.decode()).encode()
         self._stream.write(line)
         self._stream.flush()
 
@@ -193,6 +196,7 @@ class FileSink:
     def append(self, line: bytes) -> None:
         self._is_synced = False
         with self._stopping("written"):
+            self._check_size()
             self.disk.write(self._fd, line)
         self._size += len(line)
 
@@ -218,12 +222,16 @@ class FileSink:
                     self._replace(_sorted_lines(file, table))
 
     def _check_place(self) -> None:
-        """StoppedError if OUT is no longer where it was opened, or has other bytes than this run wrote."""
+        """StoppedError if OUT is no longer where it was opened, or has not the size that this run gave it."""
         if not self._is_in_place():
             raise StoppedError(
                 f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
                 "answered since is not under that name; put it back and resume, or run again"
             )
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """StoppedError if another program wrote to OUT. Before each line, so that none follows half a line."""
         size = os.fstat(self._fd).st_size
         if size != self._size:
             raise StoppedError(

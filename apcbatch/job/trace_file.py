@@ -2,12 +2,14 @@
 
 One line a segment (see segment.py): the first run, and each --resume. Must not know: how the numbers are gathered (see
 trace.py), what is drawn from them. Invariants: the name holds a whole file, the one before or the one after; a file has
-at most MAX_BYTES, and the oldest segments go first; a file that is no trace is never replaced; a trace may be read by
+at most MAX_BYTES, and the oldest segments go first; a file that is no trace, or appears
+while the run goes on, is never replaced; a trace may be read by
 whoever may read OUT.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from apcbatch.data.inputs import TRACE_SUFFIX
 from apcbatch.errors import UsageError
-from apcbatch.job.disk import Disk, write_file
+from apcbatch.job.disk import Disk, identity, write_file
 from apcbatch.job.segment import FORMAT, Segment, is_count, is_segment, line_of, parsed, segment_of
 from apcbatch.regular_files import read_regular_file
 
@@ -77,6 +79,7 @@ class TraceFile:
         self.path = Path(trace_path(str(output)))
         self._like, self._disk = like, disk
         self._earlier: list[bytes] = []
+        self._own = identity(self.path)
 
     def check_replaceable(self) -> None:
         """Refuse to replace a file that is not a trace."""
@@ -105,6 +108,8 @@ class TraceFile:
 
     def write(self, segment: Segment) -> None:
         """Write the file anew: the earlier segments, as many as there is room for, and this one. Raises OSError."""
+        if (found := identity(self.path)) is not None and found != self._own:
+            raise FileExistsError(errno.EEXIST, "another program has put a file there while this run went on")
         missing, room = 0, MAX_BYTES - len(line_of(segment, len(self._earlier)))
         for line in reversed(self._earlier):
             room -= len(line) + 1
@@ -113,6 +118,7 @@ class TraceFile:
         write_file(
             str(self.path), [*(line + b"\n" for line in kept), line_of(segment, missing)], self._disk, self._like
         )
+        self._own = identity(self.path)
 
     def remove(self) -> None:
         """Remove the trace of an OUT that is no more; another file of its name stays."""

@@ -118,8 +118,11 @@ class Files:
         try:
             os.mkdir(path, mode)
         except FileNotFoundError:
-            self.make_folders(os.path.dirname(path))
-            self.make_folders(path)
+            above = os.path.dirname(path)
+            if os.path.isdir(above or "."):
+                raise  # such as /proc, in which nothing can be made
+            self.make_folders(above)
+            os.mkdir(path, mode)
         except FileExistsError:
             if not os.path.isdir(path):
                 raise

@@ -62,11 +62,11 @@ def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, n
 
 
 def _make_folder(files: Files, folder: str, may_create: bool) -> None:
-    if files.kind(folder) is not None:
-        raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
-    if not may_create:
-        raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
     try:
+        if files.kind(folder) is not None:
+            raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
+        if not may_create:
+            raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
         files.make_folders(folder)
     except OSError as error:
         sentence = f"the store folder {folder} cannot be made ({error}); give another --store"

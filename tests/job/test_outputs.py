@@ -237,10 +237,35 @@ def folder_renamed(folder):
     folder.rename(folder.with_name("elsewhere"))
 
 
-@pytest.mark.parametrize("happens", [removed, replaced, folder_renamed])
+def shortened(folder):
+    path = folder / "out.jsonl"
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def emptied(folder):
+    os.truncate(folder / "out.jsonl", 0)
+
+
+def lengthened(folder):
+    with open(folder / "out.jsonl", "ab") as file:
+        file.write(b"\n")
+
+
+GONE = "was removed, renamed or replaced while this run wrote it"
+WORDS = {
+    removed: GONE,
+    replaced: GONE,
+    folder_renamed: GONE,
+    shortened: "was shortened by another program while this run wrote it",
+    emptied: "was shortened by another program while this run wrote it",
+    lengthened: "was written to by another program while this run wrote it",
+}
+
+
+@pytest.mark.parametrize("happens", WORDS)
 @pytest.mark.parametrize("at_the_end", [False, True])
 def test_an_out_that_is_gone_is_noticed(apcbatch, tmp_path, monkeypatch, happens, at_the_end):
-    """Fault: `8 ok; results in out.jsonl`, and there is no out.jsonl."""
+    """Fault: `8 ok; results in out.jsonl`, and there is no out.jsonl, or it lacks lines."""
     (tmp_path / "sub").mkdir()
     from apcbatch.job import sink
 
@@ -256,9 +281,13 @@ def test_an_out_that_is_gone_is_noticed(apcbatch, tmp_path, monkeypatch, happens
     monkeypatch.setattr(FakeEngine, "step", stepped)
     options = ("--max-tokens", 1, "--max-running", 1)
     done = apcbatch("run", "in.jsonl", "-o", "sub/out.jsonl", *options, "--progress", "none")
-    assert done.code == 1 and "was removed, renamed or replaced while this run wrote it" in done.stderr
+    assert done.code == 1 and WORDS[happens] in done.stderr
     assert "results in" not in done.stderr and done.last_words.endswith("--resume")
-    assert len(steps) == (8 if at_the_end else 2)
+    assert len(steps) == (8 if at_the_end and WORDS[happens] == GONE else 2)
+    if happens in (shortened, emptied):
+        monkeypatch.setattr(FakeEngine, "step", step)
+        assert apcbatch("run", "in.jsonl", "-o", "sub/out.jsonl", *options, "--resume").code == 0
+        assert len(answers(read_records(tmp_path / "sub" / "out.jsonl"))) == 8
 
 
 def test_a_full_disk_stops_and_resumes(apcbatch, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from apcbatch.job import output as output_module
 from apcbatch.job.disk import Disk
 from tests.chats import conversation, write_lines
 from tests.job.conftest import answers
+from tests.job.fakes import FakeEngine
 from tests.job.test_power_cut import CutDisk, PowerCut, cut  # noqa: F401
 
 BESIDE = (".run.json", ".trace.jsonl")
@@ -205,3 +206,17 @@ def test_the_packed_file_is_synced_before_the_lines_go(apcbatch, tmp_path, cut, 
     monkeypatch.setattr(CutDisk, "unlink", watched)
     assert apcbatch(*RUN, "-o", "sub/out.gz").code == 0
     assert seen == [(str(folder / "out.gz.part"), True)]
+
+
+def test_a_packed_out_that_appears_during_a_run_stays(apcbatch, tmp_path, whole, monkeypatch):
+    """Fault: a file that comes to stand under OUT's name is replaced when the run ends, or by the --resume after it."""
+    path, flush = tmp_path / "a9.gz", FakeEngine.flush
+    monkeypatch.setattr(FakeEngine, "flush", lambda self: (path.write_bytes(b"theirs"), flush(self)))
+    stopped = apcbatch(*RUN, "-o", "a9.gz")
+    assert stopped.code == 1 and "a9.gz appeared or was changed while this run went on" in stopped.stderr
+    monkeypatch.setattr(FakeEngine, "flush", flush)
+    again = apcbatch(*RUN, "-o", "a9.gz", "--resume")
+    assert again.code == 2 and "a9.gz is not an OUT of this program" in again.stderr
+    assert path.read_bytes() == b"theirs"
+    path.rename(tmp_path / "theirs")
+    assert apcbatch(*RUN, "-o", "a9.gz", "--resume").code == 0 and answers(unpacked(path)) == whole

@@ -15,6 +15,7 @@ from apcbatch.job import printer as printer_module
 from apcbatch.job.printer import Printer
 from apcbatch.job.totals import Totals
 from apcbatch.types import Result
+from tests.chats import conversation, write_lines
 
 
 def result(prompt, cached, source, out, reason=None, detail=None):
@@ -192,3 +193,73 @@ def test_verbose_adds_times(capsys):
     printer = Printer(Config(verbose=True), Totals(), False)
     printer.result("a", result(5, 0, "none", 1))
     assert capsys.readouterr().out.rstrip().endswith("prefill 0.0 ms, decode 0.0 ms")
+
+
+EVIL = "a\x9b31m\u202eb\x1b]0;t\x07\u2066c"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", f"{EVIL}.jsonl", "-o", "o.jsonl"),
+        ("run", "in.jsonl", "-o", f"{EVIL}/o.jsonl"),
+        ("run", "in.jsonl", "-o", f"{EVIL}.jsonl", "--turns", "last", "-v"),
+        ("run", "in.jsonl", "-o", f"{EVIL}.jsonl.gz"),
+        ("run", "in.jsonl", "-o", f"memory://b/{EVIL}.jsonl"),
+        ("run", "in.jsonl", "-o", "o.jsonl", "--model", EVIL),
+        ("run", "in.jsonl", "-o", "o.jsonl", "--config", EVIL),
+        ("run", "in.jsonl", "-o", "o.jsonl", "--summary", f"{EVIL}/s", "--store", EVIL),
+        ("run", "in.jsonl", "-o", "o.jsonl", f"--{EVIL}"),
+        ("run", "in.jsonl", "--show-config", "--stop", EVIL, "--summary", EVIL, "--store", EVIL),
+        ("run", "in.jsonl", "-o", "o.jsonl", "--device", EVIL),
+        ("plan", EVIL),
+        ("plan", "in.jsonl", "--json", f"{EVIL}/x"),
+        ("plan", "in.jsonl", "--json", "-"),
+        ("show", "in.jsonl", "--line", "1"),
+        ("show", "in.jsonl", "--line", "2", "--json"),
+        ("show", "in.jsonl", "--line", "3"),
+        ("report", EVIL),
+        ("store", "stat", EVIL),
+        ("store", "prune", ".", "--older-than", EVIL),
+        ("doctor", EVIL),
+        (EVIL,),
+    ],
+)
+def test_nothing_that_is_printed_acts_on_a_terminal(apcbatch, tmp_path, words):
+    """Fault: a C1 control or a mark of direction of a name, an id or a text reaches the terminal as it is."""
+    lines = [
+        {"id": EVIL, "messages": [{"role": "user", "content": EVIL}], EVIL: 1, "model": EVIL},
+        {"id": f"{EVIL}2", "messages": [{"role": EVIL, "content": "x"}]},
+        {"custom_id": EVIL, "method": "POST", "url": EVIL, "body": {}},
+    ]
+    write_lines(tmp_path / "in.jsonl", lines)
+    done = apcbatch(*words)
+    assert done.stdout + done.stderr, "it says something"
+    bad = {letter for letter in done.stdout + done.stderr if not letter.isprintable()} - {"\n"}
+    assert not bad, (bad, done.stdout, done.stderr)
+    assert "internal error" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "password",
+    ["p@hush", "p/hush", "p?hush@", "p hush", "p#hush", "p:hush", "p[hush", "hush\u202e", "hush::hush", "%70hush"],
+)
+def test_no_part_of_a_password_is_printed(apcbatch, tmp_path, password):
+    """Fault: what stands behind the first @ of a password, or a slash in it, is shown; in a message, an option's value,
+    the command that continues the run, or a file that is kept."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    address = f"memory://user:{password}@host/s.json"
+    for words in (
+        ("run", address, "-o", "o.jsonl"),
+        ("run", "in.jsonl", "-o", address),
+        ("run", "in.jsonl", "-o", "o.jsonl", "--overwrite", "--summary", address, "-v"),
+        ("run", "in.jsonl", "-o", "o.jsonl", "--overwrite", "--report", address),
+        ("run", "in.jsonl", "--show-config", "--summary", address),
+        ("run", address.replace("memory", "ftp").replace("host", "127.0.0.1:1"), "-o", "o.jsonl"),
+        ("run", address.replace("memory", "nosuch"), "-o", "o.jsonl"),
+        ("report", address),
+        ("plan", "in.jsonl", "--json", address),
+    ):
+        done = apcbatch(*words)
+        kept = "".join(path.read_text() for path in tmp_path.rglob("*.json*"))
+        assert "hush" not in done.stdout + done.stderr + kept, (words, done.stderr)

@@ -17,6 +17,7 @@ from apcbatch.job.segment import Segment
 from apcbatch.job.trace_file import read_trace
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
+from tests.job.fakes import FakeEngine
 
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
 
@@ -218,6 +219,22 @@ def test_a_disk_that_refuses_it_ends_nothing(apcbatch, chats, trace, monkeypatch
     assert not trace.exists() and not list(trace.parent.glob(".apcbatch-*"))
 
 
+def test_a_file_that_appears_during_a_run_stays(apcbatch, chats, trace, monkeypatch):
+    """Fault: what another program puts there while the run goes on, be it a trace, is replaced."""
+    assert apcbatch(*RUN).code == 3
+    theirs, flush = trace.read_bytes() + b"mine\n", FakeEngine.flush
+
+    def appears(self):
+        trace.unlink(missing_ok=True)
+        trace.write_bytes(theirs)
+        flush(self)
+
+    monkeypatch.setattr(FakeEngine, "flush", appears)
+    done = apcbatch(*RUN, "--overwrite")
+    assert done.code == 3 and trace.read_bytes() == theirs
+    assert done.stderr.count("another program has put a file there while this run went on") == 1
+
+
 def test_writing_often_leaves_the_same_trace(apcbatch, chats, trace, monkeypatch):
     """Fault: what is written on the way changes what is gathered, or a reader finds half a file."""
     apcbatch(*RUN)
@@ -272,4 +289,4 @@ def test_names_that_are_no_utf8(start, tmp_path):
     assert done.code == 1 and "internal error" not in done.stderr
     (segment,) = read_trace(tmp_path / f"{out}.trace.jsonl").segments
     assert segment.end is not None and segment.end.exit_code == 1
-    assert "out?.jsonl" in segment.continue_command
+    assert r"$'out\xff.jsonl'" in segment.continue_command, "which a shell reads as that name"

@@ -318,3 +318,12 @@ def test_a_disk_that_is_full_at_the_first_opening(folder: Path, warnings: list[s
         put_chain(store, "a", 1)
         store.flush()
     assert len(object_files(folder)) == 1
+
+
+@pytest.mark.parametrize("name", ["/proc/x", "/proc/x/y/z", "/dev/null/x", "loop/x", "nowhere/x"])
+def test_a_place_where_no_folder_can_be_made(tmp_path: Path, warnings: list[str], name: str) -> None:
+    """Fault: --store /proc/x ends in a RecursionError, another place in a line without a way out."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("missing/folder")
+    with pytest.raises(UsageError, match="the store folder .* cannot be made .*; give another --store"):
+        Store.open(tmp_path / name, warn=warnings.append)
