@@ -18,7 +18,6 @@ from apcbatch.data.checks import invalid, one_of, shown
 from apcbatch.errors import RequestError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, MOST_STOP_TEXTS, Format
 from apcbatch.types import MOST_ANSWERS
-from apcbatch.values import nearest
 
 Kind = Literal["content", "honoured", "refused", "harmless"]
 Shape = Literal["chat", "completions", "messages", "sharegpt", "batch", "message", "part", "call", "function", "spoken"]
@@ -32,6 +31,7 @@ MOST_COLUMNS = 1024
 _SHORTEST_NEAR = 5
 _LONGEST_NEAR = 40
 _NEAR = 0.85
+_NEAR_IN_BODY = 0.5  # where every name is a field
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
             raise invalid(f"{name} stands beside body, where it does nothing; put it into body")
         else:
             raise invalid(
-                f"the line has the unknown field {shown(name)}; did you mean {setting}? "
+                f"the line has the unknown field {shown(name)}; {_near(BY_SHAPE['messages'][setting])} "
                 "If it is data, rename it or put it into metadata"
             )
     return tuple(columns)
@@ -325,5 +325,14 @@ def _unknown_in_body(name: str, shape: Shape) -> RequestError:
     other, url = ("completions", COMPLETIONS_URL) if shape == "chat" else ("chat", CHAT_URL)
     if name in BY_SHAPE[other]:  # type: ignore[index]
         return invalid(f"body.{name} is a field of {url} alone; leave it out, or give that url")
-    near = nearest(name[:_LONGEST_NEAR], BY_SHAPE[shape])
-    return invalid(f"body has the unknown field {shown(name)}{near or '; leave it out'}")
+    close = difflib.get_close_matches(name[:_LONGEST_NEAR], BY_SHAPE[shape], n=1, cutoff=_NEAR_IN_BODY)
+    near = _near(BY_SHAPE[shape][close[0]]) if close else "leave it out"
+    return invalid(f"body has the unknown field {shown(name)}; {near}")
+
+
+def _near(field: Field) -> str:
+    """What to do about an unknown field that this one is nearest to."""
+    if field.kind != "refused":
+        return f"did you mean {field.name}?"
+    hint = f": {field.hint}" if field.hint else ""
+    return f"{field.name}, which is near, is not supported{hint}."

@@ -20,7 +20,7 @@ from apcbatch.model.locate import locate_model, note_of
 
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 11)
-REINSTALL = "install the package again (pip install --force-reinstall .)"
+REINSTALL = "install apcbatch again: its wheel, or pip install --force-reinstall . where its source is"
 SCAN_TOLERANCE = 1e-5
 
 

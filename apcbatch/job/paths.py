@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ def _check_writable(name: str, path: str) -> None:
         raise UsageError(f"{name} {path} is a folder; expected a file, such as {example}")
     folder = os.path.dirname(os.path.realpath(path))
     if not path.startswith(STREAMS) and not os.path.isdir(folder):
-        raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {folder}")
+        raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {shlex.quote(folder)}")
 
 
 def _check_place(name: str, path: str, config: Config) -> None:

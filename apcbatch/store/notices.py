@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,7 +49,9 @@ class Notices:
         if number <= MAX_BAD_SNAPSHOT_LINES:
             self._warn(f"store {self._folder}: snapshot {key.hex()} is not used: {clause}; it is computed again")
         elif number == MAX_BAD_SNAPSHOT_LINES + 1:
-            self.once("bad", f"more bad snapshots are not listed; run: apcbatch store check {self._folder}")
+            self.once(
+                "bad", f"more bad snapshots are not listed; run: apcbatch store check {shlex.quote(str(self._folder))}"
+            )
 
     def suspect_index(self) -> None:
         """Leave word for the next process that opens the store: it makes the index anew."""

@@ -10,6 +10,7 @@ raised for any.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Collection, Container, Mapping
 from contextlib import nullcontext
@@ -293,12 +294,13 @@ class Store:
         sentence = f"the store {self._path} cannot be {done}: {error}"
         if isinstance(error, IndexDamaged):
             self._notices.suspect_index()
-            sentence += f"; its index is damaged, to mend it run: apcbatch store check {self._path}"
+            sentence += f"; its index is damaged, to mend it run: apcbatch store check {shlex.quote(str(self._path))}"
         return UsageError(sentence)
 
     def _required_reader(self) -> Index:
         if self._reading.index is None:
             raise UsageError(
-                f"the store {self._path} has no index that can be read; run: apcbatch store check {self._path}"
+                f"the store {self._path} has no index that can be read; "
+                f"run: apcbatch store check {shlex.quote(str(self._path))}"
             )
         return self._reading.index

@@ -144,6 +144,16 @@ def test_a_harmless_field_may_be_anything(shape: str, field: Any) -> None:
     [
         (request("chat", temprature=0), 'body has the unknown field "temprature"; did you mean temperature?'),
         (request("completions", max_token=5), 'body has the unknown field "max_token"; did you mean max_tokens?'),
+        (
+            request("chat", max_new_token=5),
+            'body has the unknown field "max_new_token"; max_new_tokens, which is near, is not supported: '
+            "the field is max_tokens.",
+        ),
+        (
+            request("messages", doSample=True),
+            'the line has the unknown field "doSample"; do_sample, which is near, is not supported: '
+            "temperature 0 is greedy, above 0 draws. If it is data, rename it or put it into metadata",
+        ),
         (request("chat", zzz=5), 'body has the unknown field "zzz"; leave it out'),
         (
             request("chat", prompt="x"),

@@ -77,6 +77,7 @@ SPELLINGS = ("{}", "file://{}", "FILE:{}", "file://localhost{}", "SimpleCache::l
         (("-o", "sub", "--overwrite"), "OUT sub is a folder"),
         (("--summary", "missing/s.json"), "its folder does not exist; mkdir -p"),
         (("-o", "missing/o.jsonl"), "its folder does not exist; mkdir -p"),
+        (("-o", "not here/o.jsonl"), "not here'"),
         (("--summary", "-"), "--summary needs a file"),
         (("-o", "x" * 300), "File name too long"),
         (("-o", "loop"), "symbolic links"),
