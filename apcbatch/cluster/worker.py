@@ -25,9 +25,9 @@ from apcbatch.cluster.unit_plan import UnitPlan
 from apcbatch.cluster.wire import Assembler
 from apcbatch.config import Config
 from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.engine.opening import open_engine
 from apcbatch.model.locate import locate_model
-from apcbatch.model.small_files import model_files_digest
 from apcbatch.store import BadSnapshot, Buffer
 from apcbatch.types import Request, Result
 

@@ -38,11 +38,13 @@ class _Ended(Exception):
 
 class Helper:
     """Answers of one helper process. module: whose `main` it runs. name: what it is, for errors. head: the values of
-    its first request, which has no answer. seconds: of processor time, for each answer."""
+    its first request, which has no answer. seconds: of processor time, for each answer; start_seconds: for that."""
 
-    def __init__(self, module: str, name: str, *head: Any, seconds: float = CPU_SECONDS) -> None:
-        self._module, self._name, self._seconds = module, name, seconds
-        self._head = framed(seconds, *head)
+    def __init__(
+        self, module: str, name: str, *head: Any, seconds: float = CPU_SECONDS, start_seconds: float = CPU_SECONDS
+    ) -> None:
+        self._module, self._name, self._seconds, self._start_seconds = module, name, seconds, start_seconds
+        self._head = framed(start_seconds, *head)
         self._child: _Child | None = None
 
     def ask(self, *values: Any, seconds: float = 0) -> tuple[bytes, bytes]:
@@ -70,11 +72,12 @@ class Helper:
         while done < count:
             child, error = None, None
             request = framed(seconds, *values(done))
+            wall_seconds = _wall_seconds(seconds + (self._start_seconds if self._child is None else 0))
             try:
                 child, self._child = self._child or _Child(self._module, self._head), None
-                child.send(request, _wall_seconds(seconds))
+                child.send(request, wall_seconds)
                 while child is not None:
-                    letter, data = child.receive(_wall_seconds(seconds))
+                    letter, data = child.receive(wall_seconds)
                     done, failures = done + 1, 0
                     if done == count:
                         self._child, child = child, None

@@ -9,15 +9,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
+from apcbatch.data.model_files import TOKENIZER_FILES
+from apcbatch.data.plain_tokenizer import PlainTokenizer
 from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.tokenizer import TOKENIZER_FILES, Tokenizer, load_tokenizer, read_eos_token_ids, read_vocab_size
+from apcbatch.data.tokenizer import Tokenizer, load_tokenizer, read_eos_token_ids, read_vocab_size
 from apcbatch.errors import ModelError, RequestError
 
 if TYPE_CHECKING:
-    import tokenizers
+    from apcbatch.data.tokenizer import Encoding
 
 
 class NoTokenizer(Tokenizer):
@@ -29,17 +30,15 @@ class NoTokenizer(Tokenizer):
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self.answer_schema, self.added_texts = "", ()
-        self._folder, self._special, self._dropped_ids = folder, {}, set()
-        self.source = SimpleNamespace(
-            chat_template=None, special_tokens_map={}, bos_token_id=None, name_or_path=str(folder), decode=_shown
-        )
+        self._folder, self.special, self._dropped_ids = folder, {}, set()
+        self.source = PlainTokenizer(None, {}, None, str(folder), None)  # type: ignore[arg-type]
 
     def check_text(self, what: str) -> NoReturn:
         """RequestError: what needs a tokenizer."""
         message = f"{what} needs a tokenizer, and {self._folder} has none; give a prompt of token ids, without it"
         raise RequestError("invalid_request", message)
 
-    def encode(self, text: str) -> tokenizers.Encoding:
+    def encode(self, text: str, adds_special: bool = False) -> Encoding:
         self.check_text("a text")
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -53,7 +52,7 @@ class NoTokenizer(Tokenizer):
         return False
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
-        return ""
+        return "".join(f"token_id:{number}" for number in token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
@@ -81,7 +80,3 @@ def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iter
         files = ", ".join(TOKENIZER_FILES)
         raise ModelError(f"{folder} has no tokenizer; expected one of {files} in it, or prompts of token ids")
     return records if first is None else chain([first], records)
-
-
-def _shown(token_ids: Sequence[int], **_: object) -> str:
-    return "".join(f"token_id:{number}" for number in token_ids)

@@ -1,7 +1,8 @@
 """A tokenizer.json as it is, without `transformers`: read where a folder's other files change nothing in it.
 
 `transformers` takes a second to import, and for most folders it only parses tokenizer.json and looks up a few names.
-Here is that much of it, for the folders of which that is certain. Invariant: what is read behaves as `transformers`
+Here is that much of it, for the folders of which that is certain; of the others a helper process tells what it
+comes to (data/tokenizer_process.py). Invariant: what is read behaves as `transformers`
 5 would have it (`TokenizersBackend`), in every respect that data/ uses; of any other folder `read_plain` gives None.
 
 Must not know: conversations, models.
@@ -9,15 +10,22 @@ Must not know: conversations, models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
+from apcbatch.data.tokenizer_bounds import growth
+from apcbatch.errors import RequestError
+from apcbatch.regular_files import read_regular_file
+
 if TYPE_CHECKING:
     import tokenizers
+
+    from apcbatch.data.tokenizer_process import IsolatedTokenizer
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Keys of tokenizer_config.json that change nothing when there is a tokenizer.json: `transformers` drops them, or keeps
@@ -50,16 +58,19 @@ _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _READ = {*NAMED, *_EXTRA, "added_tokens_decoder", "chat_template"}
 # Vocabularies above may be those whose splitting `transformers` mends.
 _MOST_TOKENS = 100_000
+_MOST_BYTES = 16 << 20  # of a tokenizer.json; parsing takes up to 25 times as many
 
 
 @dataclass(frozen=True)
 class PlainTokenizer:
-    """The parts of a `transformers` tokenizer that apcbatch uses, under the same names."""
+    """The parts of a `transformers` tokenizer that apcbatch uses, under the same names. growth: see
+    data/tokenizer_bounds.py; None where the backend works in a process of its own."""
 
-    backend_tokenizer: tokenizers.Tokenizer
+    backend_tokenizer: tokenizers.Tokenizer | IsolatedTokenizer
     special_tokens_map: dict[str, str]
-    chat_template: str | None
+    chat_template: str | dict[str, str] | None
     name_or_path: str
+    growth: int | None
 
     @property
     def bos_token_id(self) -> int | None:
@@ -71,13 +82,16 @@ class PlainTokenizer:
         """The id of the token that ends a text, if there is one."""
         return self._id_of("eos_token")
 
-    def get_chat_template(self, name: None, tools: object) -> str | None:
-        """The one template, with tools or without."""
-        return self.chat_template
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        """The text of some tokens."""
-        return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+    def get_chat_template(self, name: str | None, tools: object) -> str | None:
+        """The template for conversations with tools, or without (None); ValueError if there is none of that name."""
+        chosen = self.chat_template
+        if not isinstance(chosen, dict):
+            return chosen
+        name = "tool_use" if tools is not None and "tool_use" in chosen else "default"
+        if name not in chosen:
+            names = ", ".join(sorted(chosen))
+            raise ValueError(f"there are several templates with no default specified; their names are {names}")
+        return chosen[name]
 
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens_map.get(name)
@@ -85,24 +99,30 @@ class PlainTokenizer:
 
 
 def read_plain(folder: Path) -> PlainTokenizer | None:
-    """The tokenizer of a folder; None where only `transformers` knows what its files come to, damaged ones too."""
-    import tokenizers
-
+    """The tokenizer of a folder; None where only `transformers` knows what its files come to, damaged ones too.
+    RequestError where its process was lost, or ran out of memory."""
     try:
-        config = orjson.loads((folder / "tokenizer_config.json").read_bytes())
-        data = (folder / "tokenizer.json").read_bytes()
+        config = orjson.loads(read_regular_file(folder / "tokenizer_config.json", _MOST_BYTES))
+        data = read_regular_file(folder / "tokenizer.json", _MOST_BYTES)
         parsed = orjson.loads(data)
         template = folder / "chat_template.jinja"
-        own_template = template.read_text("utf-8") if template.exists() else None
+        own_template = None
+        if template.exists():  # with the ends of lines that reading as text gives
+            own_template = "\n".join(read_regular_file(template, MAX_TEMPLATE_BYTES).decode().split("\r\n"))
+            own_template = own_template.replace("\r", "\n")
     except (OSError, ValueError):
         return None
     if not _is_plain(config, parsed) or _has_other_files(folder, config):
         return None
-    try:
-        backend = tokenizers.Tokenizer.from_buffer(data)
-    except Exception:  # `transformers` says what is wrong with it
-        return None
     named = {name: _content(config[name]) for name in NAMED if config.get(name) is not None}
+    known = [name for name in named.values() if name is not None]
+    grows = growth(parsed)
+    try:
+        backend = load_backend(data, grows, known)
+    except Exception as error:  # `transformers` says what is wrong with it
+        if isinstance(error, RequestError) and error.retryable:
+            raise
+        return None
     extra: list[object] = next((config[name] for name in _EXTRA if config.get(name)), [])
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     if not special >= {*named.values(), *map(_content, extra)}:
@@ -111,7 +131,22 @@ def read_plain(folder: Path) -> PlainTokenizer | None:
         return None
     names = {name: content for name, content in named.items() if content is not None}
     chosen = config.get("chat_template") if own_template is None else own_template
-    return PlainTokenizer(backend, names, chosen, str(folder))
+    return PlainTokenizer(backend, names, chosen, str(folder), grows)
+
+
+def load_backend(
+    data: bytes, grows: int | None, names: Sequence[str], split_special: bool = False
+) -> tokenizers.Tokenizer | IsolatedTokenizer:
+    """What a tokenizer.json describes: in this process if its parts are known, and it grows by a number."""
+    if grows is None:
+        from apcbatch.data.tokenizer_process import IsolatedTokenizer
+
+        return IsolatedTokenizer(data, split_special, names)
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_buffer(data)
+    backend.encode_special_tokens = split_special
+    return backend
 
 
 def _is_plain(config: object, parsed: object) -> bool:
@@ -144,7 +179,7 @@ def _content(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _repeats(declared: Mapping[str, Any], backend: tokenizers.Tokenizer) -> bool:
+def _repeats(declared: Mapping[str, Any], backend: tokenizers.Tokenizer | IsolatedTokenizer) -> bool:
     """Whether tokenizer_config.json declares only tokens that tokenizer.json has, in the same words."""
     own = {
         str(number): {

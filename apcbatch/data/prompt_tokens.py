@@ -29,14 +29,14 @@ def prompt_tokens(
     text: what it was tokenised from, None if it came as ids; then each token has the text that it has alone.
     adds_special: special tokens were put around the text.
     """
-    backend = tokenizer.source.backend_tokenizer
-    special = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
-    encoding = None if text is None else backend.encode(text, add_special_tokens=adds_special)
+    encoding = None if text is None else tokenizer.encode(text, adds_special)
     if text is None or encoding is None or encoding.ids != list(token_ids):
         texts = [_alone(tokenizer, number) for number in token_ids]
     else:
         texts = list(_parts(tokenizer, text, encoding.ids, encoding.offsets))
-    return [PromptToken(number, part, number in special) for number, part in zip(token_ids, texts, strict=True)]
+    return [
+        PromptToken(number, part, number in tokenizer.special) for number, part in zip(token_ids, texts, strict=True)
+    ]
 
 
 def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Iterator[str]:
@@ -57,4 +57,4 @@ def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[
 
 
 def _alone(tokenizer: Tokenizer, number: int) -> str:
-    return str(tokenizer.source.decode([number], skip_special_tokens=False))
+    return tokenizer.decode_all([number])

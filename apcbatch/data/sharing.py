@@ -22,7 +22,7 @@ from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.prefix import TokenArray
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding
+    from apcbatch.data.tokenizer import Encoding
 
 _WINDOW_CHARACTERS = 4096
 _WORD_GUARD_CHARACTERS = 16  # between a word joint and the place where the texts part

@@ -15,8 +15,9 @@ from typing import Any
 from apcbatch.data.helper import BeyondBounds, Helper
 from apcbatch.data.helper_child import CPU_SECONDS, DONE, INVALID, MAX_CHARACTERS, TOO_LONG
 from apcbatch.data.messages import Message, Tool
+from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
 from apcbatch.data.switches import Switches
-from apcbatch.data.tokenizer import MAX_TEMPLATE_BYTES, Tokenizer
+from apcbatch.data.tokenizer import Tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from apcbatch.regular_files import read_regular_file
 
@@ -142,7 +143,7 @@ class ChatTemplate:
 
     def _process(self, has_tools: bool) -> TemplateProcess:
         """The template's process, for conversations with or without tools."""
-        source = self._fallback
+        source: str | None = self._fallback
         if self._own:
             try:
                 source = self._source.get_chat_template(None, [] if has_tools else None)
@@ -173,7 +174,7 @@ class TemplateProcess:
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         module, name = "apcbatch.data.template_child", "the process for the chat template"
-        self._helper = Helper(module, name, source, dict(variables), seconds=CPU_SECONDS)
+        self._helper = Helper(module, name, source, dict(variables), seconds=CPU_SECONDS, start_seconds=CPU_SECONDS)
 
     def texts(
         self,

@@ -1,14 +1,14 @@
 """The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
 
 Must not know: conversations, templates, requests. A tokenizer.json is read as it is where nothing beside it changes it
-(data/plain_tokenizer.py); other folders are read by `transformers` (no remote code, nothing fetched), which is imported
-only then. That does not import torch if the folder has a tokenizer.json.
+(data/plain_tokenizer.py); other folders are read by `transformers` in a process of its own. Invariants: a tokenizer
+takes bounded time and memory for a text: in this process only if its parts are known (data/tokenizer_bounds.py) and the
+text is short, else in a helper process; what the library cannot do, its panics among it, is a RequestError.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -16,23 +16,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from apcbatch.data.plain_tokenizer import read_plain
-from apcbatch.errors import ModelError
-from apcbatch.regular_files import open_regular_file, read_regular_file
+from apcbatch.data.model_files import MAX_FILE_BYTES, TOKENIZER_FILES, model_files
+from apcbatch.data.plain_tokenizer import PlainTokenizer, load_backend, read_plain
+from apcbatch.data.tokenizer_child import first_line
+from apcbatch.errors import ModelError, RequestError, StoppedError
+from apcbatch.regular_files import read_regular_file
 from apcbatch.values import brief
 
 if TYPE_CHECKING:
     import tokenizers
 
-# The first is read as it is; the others are converted by `transformers`, which takes longer to import then.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+    from apcbatch.data.tokenizer_process import IsolatedEncoding, IsolatedTokenizer
 
-MAX_TEMPLATE_BYTES = 4 << 20
-_MAX_FILE_BYTES = 256 << 20
+    Encoding = tokenizers.Encoding | IsolatedEncoding
+
+# Of a text that is tokenised in this process, once it is normalised: up to 220 bytes of memory for each.
+MAX_BYTES_HERE = 1 << 20
+_MOST_TOKENS_HERE = 64 << 10  # that are made a text here
+_MOST_ADDED_CHARACTERS = 1 << 20
 _MOST_IDS = 1 << 31
 # Where transformers 5 keeps the form of a model's answers; the first is the older name.
 _ANSWER_SCHEMAS = ("response_schema", "response_template")
-_MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 T = TypeVar("T")
 
@@ -40,17 +44,17 @@ T = TypeVar("T")
 class Tokenizer:
     """Encodes and decodes text for one model.
 
-    source: a PlainTokenizer, or a tokenizer of `transformers`; it has the named tokens and the chat template.
+    source: has the named tokens and the chat template.
     eos_token_ids: the ids that end an answer. vocab_size: ids below it exist in the model. markers: a pattern of the
     added tokens that split a text before anything else looks at it, or None; see data/sharing.py. answer_schema: the
-    text of what the checkpoint says of the form of its answers, or nothing.
+    text of what the checkpoint says of the form of its answers, or nothing. special: the special tokens by their ids.
     """
 
     reads_text = True
 
     def __init__(
         self,
-        source: Any,
+        source: PlainTokenizer,
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         answer_schema: str = "",
@@ -59,13 +63,16 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.answer_schema = answer_schema
-        self._backend: tokenizers.Tokenizer = source.backend_tokenizer
+        self._backend = source.backend_tokenizer
+        self._helper: IsolatedTokenizer | None = None
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self.added_texts = tuple(token.content for token in added.values())
-        self._special = {number: token.content for number, token in added.items() if token.special}
-        self._dropped_ids = set(self._special)
+        if sum(map(len, self.added_texts)) > _MOST_ADDED_CHARACTERS:
+            raise ModelError(f"its added tokens have more than {_MOST_ADDED_CHARACTERS:,} characters")
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        self._dropped_ids = set(self.special)
         splitting = [
             re.escape(token.content)
             for token in sorted(added.values(), key=lambda token: -len(token.content))
@@ -79,15 +86,23 @@ class Tokenizer:
     def keep(self, markers: Iterable[str]) -> None:
         """Keep these texts when an answer is decoded, even if they are special tokens."""
         kept = set(markers)
-        self._dropped_ids = {number for number, text in self._special.items() if text not in kept}
+        self._dropped_ids = {number for number, text in self.special.items() if text not in kept}
 
-    def encode(self, text: str) -> tokenizers.Encoding:
-        """The tokens of a rendered text with their places in it, without special tokens around them."""
-        return self._backend.encode(text, add_special_tokens=False)
+    def encode(self, text: str, adds_special: bool = False) -> Encoding:
+        """The tokens of a text with their places in it. adds_special: with the special tokens that the model puts
+        around plain text. RequestError for a text that the library cannot take, or not within its bounds."""
+        grows = self.source.growth
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        is_short = grows is None or num_bytes * grows <= MAX_BYTES_HERE
+        backend = self._backend if is_short else self._elsewhere()
+        try:
+            return backend.encode(text, add_special_tokens=adds_special)
+        except BaseException as error:
+            raise _refused(error) from None
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a completion's prompt, with the special tokens that the model adds to plain text."""
-        return self._backend.encode(text, add_special_tokens=True).ids
+        return self.encode(text, True).ids
 
     def encode_behind(self, text: str) -> list[int]:
         """Token ids of a text that follows another one, without what is put before a first word."""
@@ -104,7 +119,10 @@ class Tokenizer:
     @property
     def begins_with_bos(self) -> bool:
         """Whether the model puts its first token (bos) before plain text."""
-        ids = self.encode_prompt("a")
+        try:
+            ids = self.encode_prompt("a")
+        except RequestError as error:
+            raise ModelError(f"the tokenizer in {self.source.name_or_path} cannot be used: {error}") from None
         return bool(ids) and ids[0] == self.source.bos_token_id
 
     def drops(self, token_id: int) -> bool:
@@ -113,12 +131,30 @@ class Tokenizer:
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special ones as they are written."""
-        return str(self.source.decode(token_ids, skip_special_tokens=False))
+        return self._decode(list(map(int, token_ids)))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens that nobody keeps. Bytes that are not UTF-8 become U+FFFD."""
         kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
-        return self._backend.decode(kept, skip_special_tokens=False)
+        return self._decode(kept)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        backend = self._backend if len(token_ids) <= _MOST_TOKENS_HERE else self._elsewhere()
+        try:
+            return backend.decode(token_ids, skip_special_tokens=False)
+        except BaseException as error:
+            raise _refused(error) from None
+
+    def _elsewhere(self) -> tokenizers.Tokenizer | IsolatedTokenizer:
+        """The same tokenizer in a process of its own."""
+        if self.source.growth is None:
+            return self._backend
+        if self._helper is None:
+            from apcbatch.data.tokenizer_process import IsolatedTokenizer
+
+            split_special = bool(getattr(self._backend, "encode_special_tokens", False))
+            self._helper = IsolatedTokenizer(self._backend.to_str().encode(), split_special)
+        return self._helper
 
 
 def load_tokenizer(model_dir: str | Path) -> Tokenizer:
@@ -126,9 +162,11 @@ def load_tokenizer(model_dir: str | Path) -> Tokenizer:
     folder = Path(model_dir)
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
-    _check_files(folder)
+    names = model_files(folder).keys()
+    if not names & set(TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
     vocab_size = read_vocab_size(folder)
-    source = _guarded(folder, lambda: _load_source(folder))
+    source = _guarded(folder, lambda: read_plain(folder) or _converted(folder))
     eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
     return _guarded(
         folder,
@@ -149,52 +187,37 @@ def read_vocab_size(folder: Path) -> int | None:
     return size
 
 
-def _check_files(folder: Path) -> None:
-    """Refuse, before `transformers` looks, files that it would wait for or read without end."""
-    for path in sorted([*folder.iterdir(), *folder.glob(_MORE_TEMPLATES)]):
-        if path.suffix not in (".json", ".jinja", ".model", ".txt") or path.is_dir():
-            continue
-        try:
-            with open_regular_file(path) as file:
-                size = os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-        most = MAX_TEMPLATE_BYTES if path.suffix == ".jinja" else _MAX_FILE_BYTES
-        if size > most:
-            raise ModelError(f"{path} holds {size:,} bytes; at most {most:,} are read")
-
-
 def _guarded(folder: Path, load: Callable[[], T]) -> T:
-    """What is loaded; ModelError for whatever the library and its parser raise for a damaged file."""
+    """What is loaded; ModelError for whatever the library and its parser raise for a damaged file, StoppedError where
+    its process was lost."""
     try:
         return load()
-    except ModelError:
-        raise
     except BaseException as error:  # the parser's panics are no Exceptions
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if isinstance(error, RequestError) and error.code == "worker_lost":
+            raise StoppedError(f"the tokenizer in {folder} was not loaded: {error}") from None
         raise ModelError(
-            f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}; "
+            f"the tokenizer in {folder} cannot be loaded: {first_line(error)}; "
             "expected tokenizer.json and tokenizer_config.json as the model was published"
         ) from None
 
 
-def _load_source(folder: Path) -> Any:
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
-    plain = read_plain(folder)
-    if plain is not None:
-        return plain
-    from transformers import PreTrainedTokenizerFast
+def _converted(folder: Path) -> PlainTokenizer:
+    """What `transformers` makes of a folder's tokenizer."""
+    from apcbatch.data.tokenizer_process import read_by_transformers
 
-    if (folder / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    from transformers import AutoTokenizer
+    facts = read_by_transformers(folder)
+    names, grows = facts["special_tokens_map"], facts["growth"]
+    backend = load_backend(facts["tokenizer"].encode(), grows, list(names.values()), facts["split_special"])
+    return PlainTokenizer(backend, names, facts["chat_template"], str(folder), grows)
 
-    source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if not hasattr(source, "backend_tokenizer"):
-        raise ModelError(f"{folder} has no tokenizer.json; convert the tokenizer to one and put it there")
-    return source
+
+def _refused(error: BaseException) -> BaseException:
+    """A panic of the library as the error of one request; any other error as it is."""
+    if type(error).__name__ != "PanicException":
+        return error
+    return RequestError("invalid_request", f"the tokenizer cannot take a text: {first_line(error)}")
 
 
 def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
@@ -233,18 +256,13 @@ def _is_id(value: object) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file."""
     try:
-        value = orjson.loads(read_regular_file(path, _MAX_FILE_BYTES))
+        value = orjson.loads(read_regular_file(path, MAX_FILE_BYTES))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise ModelError(f"{path} cannot be read as JSON: {_first_line(error)}") from None
+        raise ModelError(f"{path} cannot be read as JSON: {first_line(error)}") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object; expected the file as the model was published")
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".")[:300] if lines else type(error).__name__

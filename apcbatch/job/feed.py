@@ -26,7 +26,7 @@ from apcbatch.job.ids import EqualLines, UsedIds
 from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.request import make_request
 from apcbatch.job.work import Failure, OpenRollout, Work
-from apcbatch.types import Request, Result
+from apcbatch.types import Result
 
 T = TypeVar("T")
 
@@ -217,13 +217,14 @@ class Feeder:
                 if isinstance(work, Failure):
                     yield from self._give_up(rollout, ticket, work.error)
                 return
-            record = self._answers.confirm(request.tag.ticket, by_prompt=True)
+            ticket = request.ticket if isinstance(request, Failure) else request.tag.ticket
+            record = self._answers.confirm(ticket, by_prompt=True)
             self.num_skipped += 1
             error: RequestError | None
             if record["error"] is not None:
                 error = RequestError(record["error"]["code"], record["error"]["message"], ticket.line)
             else:
-                origin, ticket = record["apcbatch"], request.tag.ticket
+                origin = record["apcbatch"]
                 stop_reason = origin.get("stop_reason")
                 error = self._feed_back(
                     rollout, ticket, origin["completion_token_ids"], is_stopped(record), stop_reason
@@ -244,11 +245,11 @@ class Feeder:
         """Make the prompt of the next turn, if there is one, from the answer as it is given back; the error if that
         cannot be done."""
         if rollout.remaining:
-            cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
-            text = None if cut.is_exact else cut.text
             # An answer whose form is complete ends without one: its last token has a part of the text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
+                cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
+                text = None if cut.is_exact else cut.text
                 _guarded(lambda: rollout.rollout.advance(token_ids[: cut.num_tokens], has_stop_token, text))
             except RequestError as error:
                 return error
@@ -263,13 +264,14 @@ class Feeder:
         for ticket in tickets:
             yield self._unless_answered(Failure(ticket, error))
 
-    def _request(
-        self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None
-    ) -> Request:
+    def _request(self, ticket: Ticket, conversation: Conversation, prompt: Prompt, rollout: OpenRollout | None) -> Work:
         keep_answer = self._keeps_answers or rollout is not None  # a rollout builds on the answer
-        return make_request(
-            self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
-        )
+        try:
+            return make_request(
+                self._config, self._renderer, ticket, conversation, prompt, rollout, keep_answer=keep_answer
+            )
+        except RequestError as error:
+            return Failure(ticket, RequestError(error.code, error.message, ticket.line))
 
     def _draws_of(self, conversation: Conversation) -> list[str | int] | None:
         """What a line's draws depend on besides the turn and the seed: nothing for a seed of its own, otherwise its id,

@@ -79,4 +79,4 @@ def _by_text(likely: list[tuple[int, float]], renderer: Renderer) -> dict[str, f
 
 def _text(token_id: int, renderer: Renderer) -> str:
     """The text of one token; a special token is shown by its name."""
-    return str(renderer.tokenizer.source.decode([token_id], skip_special_tokens=False))
+    return renderer.tokenizer.decode_all([token_id])

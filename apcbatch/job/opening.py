@@ -19,6 +19,7 @@ from apcbatch.data.files import STDIN
 from apcbatch.data.generation_config import notice, with_model_defaults
 from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.data.layouts import LineOptions
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.data.no_tokenizer import check_first
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -35,7 +36,6 @@ from apcbatch.job.sink import FileSink, Sink
 from apcbatch.job.trace_file import TraceFile, trace_path
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
-from apcbatch.model.small_files import model_files_digest
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 

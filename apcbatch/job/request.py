@@ -15,6 +15,7 @@ from apcbatch.config import Config
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Prompt, Renderer
 from apcbatch.data.stop_texts import StopRule
+from apcbatch.errors import RequestError
 from apcbatch.job.record import Ticket, request_digest
 from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.job.work import OpenRollout, Tag
@@ -40,6 +41,7 @@ LATER: Mapping[str, Any] = {
     "echo": False,
     "prompt_logprobs": None,
 }
+MOST_PROMPT_LOGPROBS = 262_144  # of one request: about 700 bytes of memory and 75 of its record for each
 OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the same
 
 
@@ -107,10 +109,19 @@ def _scoring(
 def _scored_prompt(
     num_prompt: int, echo: bool, prompt_logprobs: int | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the engine is to say of the prompt: nothing where its text alone is wanted."""
+    """What the engine is to say of the prompt: nothing where its text alone is wanted. RequestError for more than one
+    record can hold."""
     top = settings.get("top_logprobs", 0) if echo and settings["logprobs"] else 0
     if prompt_logprobs is not None or (echo and settings["logprobs"]):
-        return {"score_from": 1, "score_top": max(prompt_logprobs or 0, top)}
+        top = max(prompt_logprobs or 0, top)
+        if num_prompt * (1 + top) > MOST_PROMPT_LOGPROBS:
+            raise RequestError(
+                "invalid_request",
+                f"log-probabilities of {num_prompt:,} prompt tokens and the {top} likeliest beside each are "
+                f"{num_prompt * (1 + top):,}; at most {MOST_PROMPT_LOGPROBS:,} are given: ask for fewer "
+                "(prompt_logprobs, or logprobs with echo), or shorten the prompt",
+            )
+        return {"score_from": 1, "score_top": top}
     return {"score_from": num_prompt} if not settings["max_tokens"] else {}
 
 

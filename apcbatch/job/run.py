@@ -189,7 +189,12 @@ class Job:
             self._write_error(ticket, result.error, sink)
             return
         reading, now = result.tag.reading, int(time.time())
-        sink.append(result_line(ticket, result, opened.renderer, self._config.model, now, reading))
+        try:
+            line = result_line(ticket, result, opened.renderer, self._config.model, now, reading)
+        except RequestError as error:  # the tokenizer cannot make its text
+            self._write_error(ticket, error, sink)
+            return
+        sink.append(line)
         self._totals.add(result)
         if self._config.score and result.scores is not None:
             self._totals.scores.add(result.scores)

@@ -84,4 +84,4 @@ class ShownPrompt:
 
 
 def _text(token_ids: list[int], renderer: Renderer) -> str:
-    return str(renderer.tokenizer.source.decode(token_ids, skip_special_tokens=False))
+    return renderer.tokenizer.decode_all(token_ids)

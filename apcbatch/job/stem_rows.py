@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from apcbatch.errors import RequestError
 from apcbatch.job.segment import MOST_STEMS, ROOT_PARENT, Stems
 from apcbatch.job.stems import Place, Stem, stems_of
 
@@ -143,6 +144,9 @@ def _text(row: _Row, decode: Decode) -> str:
     known = row.first.text
     if known is None or known[0] != row.head:
         token_ids = np.frombuffer(row.head, np.int32).tolist()
-        text = decode(token_ids).lstrip("\ufffd")[:MOST_CHARACTERS] if token_ids else ""
+        try:
+            text = decode(token_ids).lstrip("\ufffd")[:MOST_CHARACTERS] if token_ids else ""
+        except RequestError:  # the tokenizer cannot make it
+            return ""
         known = row.first.text = (row.head, text)
     return known[1]

@@ -18,6 +18,7 @@ from apcbatch.data.generation_config import with_model_defaults
 from apcbatch.data.inputs import Inputs
 from apcbatch.data.layouts import LineOptions
 from apcbatch.data.messages import Message
+from apcbatch.data.model_files import model_files_digest
 from apcbatch.data.recorded import answered_turns
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.render import Renderer
@@ -27,7 +28,6 @@ from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
 from apcbatch.job.runfile import input_identity, run_file_path
 from apcbatch.model.locate import locate_model
-from apcbatch.model.small_files import model_files_digest
 from apcbatch.report.requests import DIGEST_BYTES
 from apcbatch.report.run import Run
 from apcbatch.report.texts import MOST_HELD, Prompt, shortened_prompt
@@ -126,7 +126,7 @@ def _text(request: Request, renderer: Renderer) -> str:
         return " ".join(map(str, ids))
     if len(ids) > 2 * MOST_PROMPT_CHARACTERS:
         ids = ids[:MOST_PROMPT_CHARACTERS] + ids[-MOST_PROMPT_CHARACTERS:]
-    return str(renderer.tokenizer.source.decode(ids, skip_special_tokens=False))
+    return renderer.tokenizer.decode_all(ids)
 
 
 class _Source:

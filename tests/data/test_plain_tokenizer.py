@@ -51,7 +51,7 @@ def assert_the_same(folder: Path) -> None:
     assert size == other.get_vocab_size(with_added_tokens=True)
     for _ in range(20):
         ids = [random.randrange(size) for _ in range(random.randrange(12))]
-        assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
+        assert mine.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
 
 
 def added(token: AddedToken) -> dict[str, Any]:

@@ -56,9 +56,7 @@ def test_an_answer_has_the_tokens_of_the_conversation(
             assert tokens == whole[: len(whole) - whole[::-1].index(eos) if eos in whole else None]
         else:  # a token reaches over the border
             # What the vocabulary cannot write is its unknown token in both.
-            answer, known = (
-                renderer.tokenizer.source.decode(ids, skip_special_tokens=False) for ids in (tokens[begin:], whole)
-            )
+            answer, known = (renderer.tokenizer.decode_all(ids) for ids in (tokens[begin:], whole))
             assert answer.strip() and known.removesuffix("\n").endswith(answer.removesuffix("\n"))
 
 

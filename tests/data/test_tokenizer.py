@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
+from apcbatch.data.helper_child import REFUSED
 from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.tokenizer_child import load
 from apcbatch.errors import ModelError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
 
@@ -144,8 +146,10 @@ def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatc
 
     (tmp_path / "vocab.txt").write_text("a\n")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: object())
-    with pytest.raises(ModelError, match=r"has no tokenizer.json; convert the tokenizer to one and put it there"):
-        load_tokenizer(tmp_path)
+    assert load(str(tmp_path)) == (
+        REFUSED,
+        "it is not converted to a tokenizer.json; convert it, and put that into the folder",
+    )
 
 
 def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:

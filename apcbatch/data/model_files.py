@@ -1,0 +1,66 @@
+"""The files of a model folder beside its weights that a run reads: one list, by name, for reading, bounds and digest.
+
+Must not know: what is in those files. Invariants: only regular files of bounded size are read; what else lies in the
+folder, by whatever name, is never opened; all that decides a prompt or an answer is in the digest.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+
+from apcbatch.errors import ModelError
+from apcbatch.regular_files import open_regular_file, read_regular_file
+
+# The first is read as it is; the others are converted by `transformers` where it is missing.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+MAX_TEMPLATE_BYTES = 4 << 20
+MAX_FILE_BYTES = 64 << 20
+_NAMES = ("added_tokens.json", "chat_template.jinja", "config.json", "generation_config.json",
+          "special_tokens_map.json", "tokenizer_config.json")  # fmt: skip
+_CONVERTED = (*TOKENIZER_FILES[1:], "merges.txt")
+_TEMPLATES = "additional_chat_templates"
+
+
+def model_files(folder: Path) -> dict[str, Path]:
+    """The files that a run reads, by their names in the folder, sorted. ModelError for one that is none: a named pipe,
+    a device, a folder, a link that leads nowhere, more bytes than are read."""
+    tokenizer = TOKENIZER_FILES[:1] if os.path.lexists(folder / TOKENIZER_FILES[0]) else _CONVERTED
+    names = [name for name in (*_NAMES, *tokenizer) if os.path.lexists(folder / name)]
+    if (folder / _TEMPLATES).is_dir():
+        names += [f"{_TEMPLATES}/{path.name}" for path in (folder / _TEMPLATES).glob("*.jinja")]
+    found = {name: folder / name for name in sorted(names)}
+    for path in found.values():
+        try:
+            with open_regular_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+        most = MAX_TEMPLATE_BYTES if path.suffix == ".jinja" else MAX_FILE_BYTES
+        if size > most:
+            raise ModelError(f"{path} holds {size:,} bytes; at most {most:,} are read")
+    return found
+
+
+def model_files_digest(folder: Path) -> str:
+    """xxh3-128, in hex, over those files and their names: what tells two model folders apart besides their weights."""
+    digest = xxhash.xxh3_128()
+    for name, path in model_files(folder).items():
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0" + read_regular_file(path, MAX_FILE_BYTES))
+    return digest.hexdigest()
+
+
+@contextmanager
+def only_model_files(folder: Path) -> Iterator[Path]:
+    """A folder of links to those files alone, for a library that reads what it finds."""
+    with tempfile.TemporaryDirectory(prefix="apcbatch-") as made:
+        for name, path in model_files(folder).items():
+            link = Path(made) / name
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(path.resolve())
+        yield Path(made)
