@@ -18,9 +18,10 @@ from apcbatch.data.checks import (
     wrong,
 )
 from apcbatch.data.fields import check_body
-from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
+from apcbatch.data.messages import Message, Tool, Unread, check_messages
 from apcbatch.data.settings import Settings, check_settings, shown_tools
 from apcbatch.data.structure import given_structure
+from apcbatch.data.tools import check_tools
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 
 
@@ -62,7 +63,7 @@ def check_batch(record: dict[str, Any]) -> BatchBody:
         raise missing("body.messages", "a list of messages")
     unread = Unread()
     messages = check_messages(body["messages"], "body.messages", unread)
-    tools = shown_tools(body, check_tools(body.get("tools"), "body.tools"))
+    tools = shown_tools(body, check_tools(body.get("tools"), "body.tools", unread))
     settings.params.update(given_structure(body, tools, "body."))
     return BatchBody(custom_id, messages, tools, None, settings, unread.warnings())
 

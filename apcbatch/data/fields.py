@@ -71,7 +71,12 @@ FIELDS: tuple[Field, ...] = (
     _content("method", "`POST`", "batch"),
     _content("url", f"`{CHAT_URL}` or `{COMPLETIONS_URL}`", "batch"),
     _content("body", "the request: a chat's or a completion's", "batch"),
-    Field("tools", "honoured", "tool schemas for the template; on sharegpt lines also as JSON text", shapes=CHATS),
+    Field(
+        "tools",
+        "honoured",
+        "functions, of the shapes in [Tool calls](tool-calls.md#tools); on sharegpt lines also as JSON text",
+        shapes=CHATS,
+    ),
     Field("tool_choice", "honoured", "`auto`, `none` (hides the tools), `required` or a named function", shapes=CHATS),
     Field(
         "parallel_tool_calls",
@@ -200,7 +205,7 @@ FIELDS: tuple[Field, ...] = (
     _content("text", "the text of the part", "part"),
     _content("id", "the call's id", "call"),
     _content("function", "an object with name and arguments; or the name, with arguments beside it", "call"),
-    _content("arguments", "an object, or JSON text of one", "function"),
+    _content("arguments", "an object, or JSON text of one; other text stays, with a warning", "function"),
     Field("id", "harmless", "a name in another system", shapes=("message", "spoken", "part")),
     Field("index", "harmless", "its place in a list", shapes=("message", "spoken", "part", "call")),
     Field("weight", "harmless", "how much a training counts it", shapes=SPOKEN),

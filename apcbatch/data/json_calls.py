@@ -66,6 +66,8 @@ def calls_in(value: object) -> list[Call] | None:
         if not isinstance(item, dict):
             return None
         parts = item["function"] if isinstance(item.get("function"), dict) and "name" not in item else item
+        if not parts.keys() & {"arguments", "parameters"} and parts.keys() - {"name", "id", "type"}:
+            return None  # a slip of the key is no call without arguments
         arguments = parts["arguments"] if "arguments" in parts else parts.get("parameters")
         call = call_of(parts.get("name"), arguments, item.get("id"))
         if call is None:

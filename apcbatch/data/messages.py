@@ -1,4 +1,4 @@
-"""Messages and tools: checked, and brought into the one form that chat templates read.
+"""Messages: checked, and brought into the one form that chat templates read.
 
 Must not know: lines, files, templates, tokens. In that form a message has `role` and `content` (always a string) and,
 if they were given, `name`, `tool_calls`, `tool_call_id`, `reasoning_content` and `refusal`. The arguments of a tool
@@ -38,7 +38,7 @@ class Unread:
 
     def __init__(self) -> None:
         self._places: dict[str, str] = {}
-        self._sentences: list[str] = []
+        self._sentences: dict[str, str] = {}
 
     def note(self, record: Message, shape: Shape, where: str) -> None:
         """Take the keys of one object."""
@@ -51,17 +51,18 @@ class Unread:
             self._places.setdefault(name, where)
 
     def say(self, sentence: str) -> None:
-        """Warn of the first message whose content is not there."""
-        self._sentences = self._sentences or [sentence]
+        """Warn of something else; of sentences that differ in their first word alone, the place, the first is kept."""
+        self._sentences.setdefault(sentence.partition(" ")[2], sentence)
 
     def warnings(self) -> tuple[str, ...]:
-        """A sentence about them, and what `say` was told; none if there is nothing."""
+        """A sentence about the keys, and what `say` was told; none if there is nothing."""
+        said = tuple(self._sentences.values())[:MOST_NAMES]
         if not self._places:
-            return tuple(self._sentences)
+            return said
         shown_places = list(self._places.items())[:MOST_NAMES]
         names = ", ".join(f"{shown(name)} (first in {where})" for name, where in shown_places)
         more = ", and further ones" if len(self._places) > MOST_NAMES else ""
-        return (f"keys that are not read: {names}{more}", *self._sentences)
+        return (f"keys that are not read: {names}{more}", *said)
 
 
 def check_messages(value: object, where: str = "messages", unread: Unread | None = None) -> list[Message]:
@@ -186,6 +187,8 @@ def _check_call(value: object, where: str, unread: Unread) -> dict[str, Any]:
     unread.note(function, "function", f"{where}.function")
     name = need_string(function, "name", f"{where}.function.name")
     arguments = check_arguments(function.get("arguments"), f"{where}.function.arguments")
+    if isinstance(arguments, str):
+        unread.say(f"{where}.function.arguments is no JSON text of an object; the template is given the text as it is")
     return {**call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -206,17 +209,3 @@ def parse_object(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def check_tools(value: object, where: str = "tools") -> list[Tool] | None:
-    """The tool schemas; None without any. Each is an object; if it holds a function, that has a name."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise wrong(where, value, "a list of tool schemas")
-    for index, item in enumerate(value):
-        tool = need_object(item, f"{where}[{index}]", "a tool schema: an object")
-        if "function" in tool:
-            function = need_object(tool["function"], f"{where}[{index}].function", "an object with a name")
-            need_string(function, "name", f"{where}[{index}].function.name")
-    return value or None

@@ -166,6 +166,6 @@ def _schemas(row: Record) -> dict[str, Record]:
         for tool in _settled(tools, {}) if isinstance(tools, list) else ():
             function = tool.get("function", tool) if isinstance(tool, dict) else None
             if isinstance(function, dict) and isinstance(function.get("name"), str):
-                schema = function.get("parameters")
+                schema = function.get("parameters", function.get("input_schema"))
                 found[function["name"]] = schema if isinstance(schema, dict) else {}
     return found

@@ -16,12 +16,13 @@ from apcbatch.data.checks import invalid, is_integer, shown, wrong
 from apcbatch.data.fields import check_line
 from apcbatch.data.json_text import read_json
 from apcbatch.data.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out, remedy
-from apcbatch.data.messages import Message, Tool, Unread, check_messages, check_tools
+from apcbatch.data.messages import Message, Tool, Unread, check_messages
 from apcbatch.data.nulls import settle_line
 from apcbatch.data.settings import Settings, check_settings, shown_tools
 from apcbatch.data.sharegpt import check_sharegpt
 from apcbatch.data.structure import given_structure
 from apcbatch.data.switches import Switches
+from apcbatch.data.tools import check_tools
 from apcbatch.data.turns import Turn, choose_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Format, Turns, detect_format
@@ -189,7 +190,7 @@ def _check_id(record: dict[str, Any], line: int) -> str:
 def _read_messages(record: dict[str, Any], line: int) -> Conversation:
     unread = Unread()
     messages = check_messages(record["messages"], unread=unread)
-    return _conversation(record, line, messages, check_tools(record.get("tools")), unread, "messages")
+    return _conversation(record, line, messages, check_tools(record.get("tools"), unread=unread), unread, "messages")
 
 
 def _read_sharegpt(record: dict[str, Any], line: int) -> Conversation:

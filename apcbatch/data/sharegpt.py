@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from apcbatch.data.checks import invalid, need_object, need_string, one_of, optional_string, shown, wrong
-from apcbatch.data.messages import Message, Tool, Unread, check_tools, parse_object
+from apcbatch.data.messages import Message, Tool, Unread, parse_object
+from apcbatch.data.tools import check_tools
 from apcbatch.formats import SPEAKERS
 
 _MAIN_SPEAKERS = ("human", "gpt", "system", "tool")
@@ -29,7 +30,7 @@ def check_sharegpt(record: dict[str, Any], unread: Unread) -> tuple[list[Message
     system = optional_string(record, "system", "system")
     if system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
-    return messages, check_tools(record.get("tools"))
+    return messages, check_tools(record.get("tools"), unread=unread)
 
 
 def _check_spoken(value: object, where: str, unread: Unread) -> Message:
@@ -48,4 +49,5 @@ def _check_spoken(value: object, where: str, unread: Unread) -> Message:
                 "content": "",
                 "tool_calls": [{"type": "function", "function": function}],
             }
+        unread.say(f"{where}.value is no tool call, an object with name and arguments; it is given as a text")
     return {"role": SPEAKERS[speaker], "content": text}

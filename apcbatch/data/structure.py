@@ -34,6 +34,11 @@ WHITESPACE = r" |\n[ \t]{0,20}"
 _FORM = "an object with the type text, json_object or json_schema"
 _CHOICES = "a list of different texts that are not empty"
 _CHOICE = 'none, auto, required or {"type": "function", "function": {"name": ...}}'
+# What the parameters of a tool have at least one of, if they are a JSON schema.
+_SAYING = frozenset(
+    ("type", "properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties")
+    + ("allOf", "anyOf", "oneOf", "$ref", "const", "enum", "$schema", "title", "description")
+)
 # The keys of structured_outputs, and the older fields that say the same.
 _OLDER: Mapping[str, Kind] = {
     "guided_json": "json",
@@ -216,6 +221,11 @@ def _parameters(name: str, schema: object) -> Mapping[str, Any]:
         return ANY_OBJECT
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         raise invalid(f"the parameters of the tool {shown(name)} are no schema of an object, so it cannot be forced")
+    if not schema.keys() & _SAYING:
+        names = ", ".join(map(shown, list(schema)[:8]))
+        raise invalid(
+            f"the parameters of the tool {shown(name)} are no JSON schema (they have {names}); give properties"
+        )
     if "x-guidance" in schema:
         raise invalid(f'the parameters of the tool {shown(name)} have the key "x-guidance"; leave it out')
     return {"type": "object", **schema}

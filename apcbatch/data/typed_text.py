@@ -21,7 +21,7 @@ def parameters_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, dict) and function.get("name") == name:
-            schema = function.get("parameters", function.get("input_schema"))
+            schema = function.get("parameters")
             properties = schema.get("properties") if isinstance(schema, dict) else None
             return properties if isinstance(properties, dict) else {}
     return {}

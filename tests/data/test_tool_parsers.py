@@ -161,6 +161,8 @@ def test_what_else_is_a_call(name: str, text: str, calls: list[Call]) -> None:
                 '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
                 '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
                 '<tool_call>{"name": "f", "arguments": {}}',
+                '<tool_call>{"name": "f", "argumets": {"a": 1}}</tool_call>',
+                '<tool_call>{"function": {"name": "f", "args": {"a": 1}}}</tool_call>',
                 '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>',
                 '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
                 '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 400 + "1" + "}" * 400 + "}</tool_call>",

@@ -95,4 +95,5 @@ def test_the_old_form_of_a_call_is_refused() -> None:
 def test_the_shared_datasets_have_no_unread_key(shared_data: Path, name: str) -> None:
     """Fault: a check that is stricter than real files."""
     for record in open_source(str(shared_data / f"{name}.jsonl")):
-        assert isinstance(record, Conversation) and record.warnings == ()
+        assert isinstance(record, Conversation)  # tau_bench has 99 calls whose arguments are no JSON
+        assert all("arguments is no JSON text of an object" in sentence for sentence in record.warnings)
