@@ -262,9 +262,10 @@ class ClusterEngine:
             for worker in self._staffing.settle(now) if self._num_unfinished else ():
                 self._forget(worker)
         if not len(self._crew):
+            work = f"{self.num_unfinished} unanswered requests" if self.num_unfinished else "the first request"
             raise StoppedError(
-                f"no worker is left: {self._crew.last_reason}; expected at least one to go on with "
-                f"{self.num_unfinished} unanswered requests. See what ended them, and continue with --resume"
+                f"no worker is left: {self._crew.last_reason}; expected at least one to go on with {work}. "
+                "See what ended them, and continue with --resume"
             )
 
     def _hear(self, worker: Worker, message: Message) -> None:

@@ -105,18 +105,36 @@ def test_out_equals_a_run_without_ray(nodes: Any, conversations: Path, model: st
 
 
 @pytest.fixture
-def going(nodes: Any, conversations: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run on two workers, once it has some answers."""
-    words = (conversations, "-o", tmp_path / "out.jsonl", "--ray", nodes.address, "--workers", 2, "--worker-cpus", 1)
+def many(conversations: Path, tmp_path: Path) -> Path:
+    """Conversations for two workers, with beginnings of their own."""
+    path, lines = tmp_path / "many.jsonl", []
+    for number, line in enumerate(4 * conversations.read_text().splitlines()):
+        record = json.loads(line)
+        record["messages"][0]["content"] = f"{number} {record['messages'][0]['content']}"
+        lines.append(json.dumps(record | {"id": f"{number}"}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def going(nodes: Any, many: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run on two workers, once both are ready and it has some answers."""
+    out = tmp_path / "out.jsonl"
     process = subprocess.Popen(
-        command(*words, "--worker-timeout", 15),
+        command(many, "-o", out, "--ray", nodes.address, "--workers", 2, "--worker-cpus", 1, "--worker-timeout", 15),
         env=environment(),
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert process.stderr is not None
+    told: list[str] = []
+    while sum("is ready" in line for line in told) < 2:
+        line = process.stderr.readline()
+        assert line, "".join(told)
+        told.append(line)
     end = time.monotonic() + PATIENCE_S
-    while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
+    while not out.exists() or not out.stat().st_size:
         assert time.monotonic() < end and process.poll() is None, process.communicate()[1]
         time.sleep(0.02)
     yield process
@@ -136,7 +154,7 @@ def workers() -> list[psutil.Process]:
 
 @pytest.mark.parametrize("end", ["worker", "hang", "node"])
 def test_what_a_death_leaves_is_done_by_others(
-    end: str, going: subprocess.Popen[str], nodes: Any, conversations: Path, tmp_path: Path
+    end: str, going: subprocess.Popen[str], nodes: Any, many: Path, tmp_path: Path
 ) -> None:
     """Catches a run that hangs, loses or doubles requests, or answers otherwise, when a worker or its machine goes."""
     stopped = workers()[0]
@@ -156,12 +174,12 @@ def test_what_a_death_leaves_is_done_by_others(
     assert going.returncode == 0, stderr
     reasons = {"worker": "its process has ended", "hang": "it said nothing for 15 s", "node": "its machine"}
     assert f"is lost: {reasons[end]}" in stderr, stderr
-    run(conversations, "-o", tmp_path / "alone.jsonl")
+    run(many, "-o", tmp_path / "alone.jsonl")
     assert answers(tmp_path / "out.jsonl") == answers(tmp_path / "alone.jsonl")
 
 
 def test_a_dead_driver_leaves_no_worker_and_can_be_continued(
-    going: subprocess.Popen[str], nodes: Any, conversations: Path, tmp_path: Path
+    going: subprocess.Popen[str], nodes: Any, many: Path, tmp_path: Path
 ) -> None:
     """Catches workers that outlive their driver, and a --resume that does not go on from what a killed driver left."""
     going.send_signal(signal.SIGKILL)
@@ -171,6 +189,6 @@ def test_a_dead_driver_leaves_no_worker_and_can_be_continued(
         assert time.monotonic() < end, "a worker outlives its driver"
         time.sleep(0.1)
     out = tmp_path / "out.jsonl"
-    run(conversations, "-o", out, "--resume", "--ray", nodes.address, "--workers", 1, "--worker-cpus", 1)
-    run(conversations, "-o", tmp_path / "alone.jsonl")
+    run(many, "-o", out, "--resume", "--ray", nodes.address, "--workers", 1, "--worker-cpus", 1)
+    run(many, "-o", tmp_path / "alone.jsonl")
     assert answers(out) == answers(tmp_path / "alone.jsonl")
