@@ -362,5 +362,6 @@ class ClusterEngine:
         if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
             tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
         self._coverage.insert(tokens)
+        self._coverage.count(tokens)
         if self._observer is not None:
             self._observer.answered(tokens[: result.prompt_tokens], result.cached_tokens, result.cached_from)

@@ -39,6 +39,7 @@ class _Node:
     parent: _Node | None
     children: dict[int, _Node] = field(default_factory=dict)
     last_use: int = 0
+    counted: int = 0  # the tokens of the edge, from its beginning, that are counted as unique
     dropped: set[int] = field(default_factory=set)  # the first tokens of branches that were below and are gone
     regrown: bool = False  # begins as a dropped branch did, which may have gone along with it, and on from there
 
@@ -59,7 +60,7 @@ class CoverageTree:
         self._leaves: list[tuple[int, int, _Node]] = []  # those used longest ago first, as of when they were entered
         self._num_entered = 0
         self._clock = 0
-        self.unique_tokens = 0
+        self.unique_tokens = 0  # of those prompts and answers that were counted
 
     def match(self, tokens: TokenArray) -> Match:
         """The longest covered prefix of `tokens`."""
@@ -81,9 +82,17 @@ class CoverageTree:
         if on_edge < len(node.edge):
             node = self._split(node, on_edge)
         self._add(node, rest)
-        self.unique_tokens += len(rest)
         if self.num_tokens > self._max_tokens or self._num_nodes > self._max_nodes:
             self._prune()
+
+    def count(self, tokens: TokenArray) -> None:
+        """Count those of covered tokens that no prefix counted before has: those of a request that was answered."""
+        node, _, on_edge = self._walk(tokens)
+        while node.parent is not None and node.counted < on_edge:  # what is above a counted token is counted
+            self.unique_tokens += on_edge - node.counted
+            node.counted = on_edge
+            node = node.parent
+            on_edge = len(node.edge)
 
     def _walk(self, tokens: TokenArray, touch: bool = False) -> tuple[_Node, int, int]:
         """The deepest node reached, the tokens matched, and how many of them lie on that node's edge."""
@@ -107,8 +116,9 @@ class CoverageTree:
         """Cut a node's edge in two and return the upper half."""
         parent = node.parent
         assert parent is not None, "the root has an empty edge and is never split"
-        upper = _Node(node.edge[:at].tobytes(), parent, last_use=node.last_use, regrown=node.regrown)
-        node.edge_bytes = node.edge[at:].tobytes()
+        counted = min(node.counted, at)
+        upper = _Node(node.edge[:at].tobytes(), parent, last_use=node.last_use, counted=counted, regrown=node.regrown)
+        node.edge_bytes, node.counted = node.edge[at:].tobytes(), node.counted - counted
         parent.children[int(upper.edge[0])] = upper
         upper.children[int(node.edge[0])] = node
         node.parent = upper

@@ -63,8 +63,9 @@ class Exits:
 
     def _result(self, sequence: Sequence) -> Result:
         """The result of the request that a sequence was the last of to end."""
+        first = sequence.siblings[0]
+        self._snapshots.count_unique(first)
         if self.observer is not None:
-            first = sequence.siblings[0]
             self.observer.answered(first.tokens[: first.num_prompt], first.cached_tokens, first.cached_from)
         return sequence.result()
 

@@ -11,12 +11,21 @@ from apcbatch.types import MissReason
 
 
 def explain_miss(
-    cached: int, ideal: int, match: Match, block_size: int, *, disabled: bool, stranded: bool, evicted: bool
+    cached: int,
+    ideal: int,
+    match: Match,
+    block_size: int,
+    *,
+    resumable: int,
+    disabled: bool,
+    stranded: bool,
+    evicted: bool,
 ) -> tuple[MissReason, str] | tuple[None, None]:
     """(reason, clause) if the cached tokens fall short of the ideal or nothing was there; (None, None) otherwise.
 
-    stranded: the store has a longer snapshot, but not all of its KV. evicted: the snapshot at the last boundary up to
-    the ideal was kept and has been dropped since.
+    resumable: the longest prefix that it may resume from: the rest is scored, and computed for that. stranded: the
+    store has a longer snapshot, but not all of its KV. evicted: the snapshot at the last boundary up to the ideal was
+    kept and has been dropped since.
     """
     if disabled:
         return "disabled", "disabled (the policy keeps nothing)"
@@ -24,6 +33,8 @@ def explain_miss(
         return "cold", "cold"
     if cached >= ideal:
         return None, None
+    if resumable < ideal and cached >= last_boundary(resumable, block_size):
+        return "disabled", f"disabled (from token {resumable + 1} on the prompt is scored, and computed for that)"
     target = last_boundary(ideal, block_size)
     fork = f"diverged at token {ideal}"
     if target == 0:

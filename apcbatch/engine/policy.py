@@ -39,7 +39,7 @@ class Retention(ABC):
         self._resumable = request.resumable
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
-        self._awaited: bytes | None = None  # the key of a boundary that somebody else will publish
+        self.awaited: bytes | None = None  # the key of a boundary that somebody else will publish
         self.leader = -1  # the number of the sequence that a plan has publish it
 
     @abstractmethod
@@ -83,10 +83,10 @@ class Retention(ABC):
         return True
 
     def ideal(self, match: Match) -> Match:
-        """The longest prefix that others cover, as far as the request may resume. match: with the prompts that began
+        """The longest prefix that others cover, without the prompt's last token. match: with the prompts that began
         before. A plan knows it without them: so it is the same in whatever order, and wherever, they are computed."""
         if self.plan is NO_PLAN:
-            return replace(match, length=min(match.length, self._resumable))
+            return replace(match, length=min(match.length, self._num_prompt - 1))
         return Match(self.plan.ideal, self.plan.forked, True)
 
     def saw_fork(self, position: int) -> None:
@@ -103,14 +103,14 @@ class Retention(ABC):
 
     def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
         """Note at submission whom to wait for. keys: prefix keys by position, ascending."""
-        self._awaited = keys.get(self.plan.resume_at)
+        self.awaited = keys.get(self.plan.resume_at)
 
     def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
         """Whether somebody will publish a longer prefix of the prompt than is available now."""
-        if promises.makers(self._awaited):
+        if promises.makers(self.awaited):
             return True
-        self._awaited = promises.longest(keys, available(), self._resumable + 1) if promises else None
-        return self._awaited is not None
+        self.awaited = promises.longest(keys, available(), self._resumable + 1) if promises else None
+        return self.awaited is not None
 
 
 class EveryBoundary(Retention):
@@ -208,10 +208,10 @@ class ByPlan(Retention):
 
     def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
         super().follow(keys, promises)
-        self.leader = next(reversed(promises.makers(self._awaited)), self.leader)
+        self.leader = next(reversed(promises.makers(self.awaited)), self.leader)
 
     def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
-        return promises.come_from(self.leader, self._awaited)
+        return promises.come_from(self.leader, self.awaited)
 
     def inherit(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
         """Keep besides what a failed request was to keep: the readers of each position, and those for future runs.

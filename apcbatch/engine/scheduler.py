@@ -136,19 +136,25 @@ class Scheduler:
         run."""
         impossible: list[Sequence] = []
         passed_over: deque[Sequence] = deque()
+        awaited: set[bytes | None] = set()  # by those that were passed over
         in_prefill = [sequence for sequence in self.running if sequence.in_prefill]
         self._admission.begin(min([*in_prefill, self.waiting[0]], key=lambda sequence: sequence.number))
         while self.waiting and self._num_free and wanted > 0:
             sequence = self.waiting.popleft()
-            if self._may_begin(sequence):
-                self._admit(sequence)
-                wanted -= sequence.remaining
-            elif self.running:
+            overtakes = self._overtakes(sequence, awaited)
+            if overtakes or not self._may_begin(sequence):
+                if not self.running:
+                    self._give_up(sequence)
+                    impossible.append(sequence)
+                    continue
                 self._admission.pass_over(sequence)
                 passed_over.append(sequence)
+                awaited.add(sequence.retention.awaited)
+                if overtakes or (sequence.request.plan is None and not self._has_slots(sequence)):
+                    break  # those behind it, which cannot wait for it, would compute first what it shares with them
             else:
-                self._give_up(sequence)
-                impossible.append(sequence)
+                self._admit(sequence)
+                wanted -= sequence.remaining
         passed_over.extend(self.waiting)
         self.waiting = passed_over
         return impossible
@@ -233,11 +239,23 @@ class Scheduler:
         snapshot goes for it."""
         if self.running and (self._waits(sequence) or not self._admission.fits(sequence)):
             return False
-        owed = self._num_owed
-        if owed and self._num_free - owed < sequence.num_answers:
+        if not self._has_slots(sequence):
             return False
         needed = self._page_tables.needed_to_start(sequence) + self._owed_pages
         return self._page_tables.free(needed, awaited=not self.running)
+
+    def _overtakes(self, sequence: Sequence, awaited: set[bytes | None]) -> bool:
+        """Whether a sequence without a plan would publish first what one before it is to. awaited: the keys that those
+        before it wait for. Only one that is scored does not wait for them itself."""
+        request = sequence.request
+        return (
+            request.score_from is not None and request.plan is None and not awaited.isdisjoint(sequence.keys.values())
+        )
+
+    def _has_slots(self, sequence: Sequence) -> bool:
+        """Whether the answers whose prompts have begun leave slots for those of a sequence."""
+        owed = self._num_owed
+        return not owed or self._num_free - owed >= sequence.num_answers
 
     def _waits(self, sequence: Sequence) -> bool:
         """Whether a sequence is better off when another one has published what it can resume from."""

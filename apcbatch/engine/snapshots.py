@@ -166,6 +166,10 @@ class Snapshots:
         if sequence.finish_reason and sequence.keeps_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
+    def count_unique(self, sequence: Sequence) -> None:
+        """A request has its result: count its tokens among the unique ones. Failed requests are not counted."""
+        self.coverage.count(sequence.tokens[: sequence.computed if sequence.keeps_answer else sequence.num_prompt])
+
     def cancel(self, chunk: Chunk) -> None:
         """Give back the slots of a pass that failed."""
         for keep in chunk.keep:
@@ -260,6 +264,7 @@ class Snapshots:
             ideal,
             covered,
             self._block_size,
+            resumable=sequence.resumable,
             disabled=not keeps_snapshots(self._policy),
             stranded=stranded,
             evicted=self._pool.was_dropped(sequence.keys.get(target, b"")),

@@ -1,9 +1,8 @@
 """What every policy would reuse on every grid, and what stands in the way: the tables of `plan` and `tune-block-size`.
 
 Must not know: text, files, time. The tree is built once; all grids and policies are read off it. Invariant: with
-nothing held before, the engine has the same numbers, request by request. That is so however many run side by side (for
-`last`: one after the other), and for `all` and `last` with room for all they keep. What is live at once is that of one
-request after the other.
+nothing held before, the engine has the same numbers, request by request. That is so however many run side by side, and
+for `all` and `last` with room for all they keep. What is live at once is that of one request after the other.
 """
 
 from __future__ import annotations
@@ -57,6 +56,11 @@ class PolicyForecast:
         """Cached share of all prompt tokens."""
         return _share(self.cached_tokens, self.prompt_tokens)
 
+    @property
+    def ideal_hit_rate(self) -> float:
+        """The share that an earlier request covers in the order of this policy."""
+        return _share(self.cached_tokens + self.floor_tokens, self.prompt_tokens)
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -89,9 +93,10 @@ class Forecast:
 
 def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, unstable_templates: int = 0) -> Forecast:
     """All policies on every grid, in the order, with the footprint and the limits of `planner` (its own grid
-    aside)."""
+    aside). `all` and `last` have no plan, so that a run takes the file's order."""
     shape = TreeShape(tree)
     order = shape.order(planner.order)
+    in_file = find_ideals(shape, shape.order("file"), {}).tokens
     ideals = find_ideals(shape, order, {}).tokens
     rewritten = list(_rewritten(shape, ideals))
     return Forecast(
@@ -103,17 +108,19 @@ def forecast(tree: PrefixTree, block_sizes: Iterable[int], planner: Planner, uns
         rewritten_tokens=sum(rewritten),
         unstable_templates=unstable_templates,
         grids={
-            block_size: _grid(shape, order, sum(ideals), replace(planner, block_size=block_size))
+            block_size: _grid(shape, order, sum(ideals), sum(in_file), replace(planner, block_size=block_size))
             for block_size in sorted(set(block_sizes))
         },
     )
 
 
-def _grid(shape: TreeShape, order: Sequence[int], ideal: int, planner: Planner) -> dict[Policy, PolicyForecast]:
-    size, footprint = planner.block_size, planner.footprint
+def _grid(
+    shape: TreeShape, order: Sequence[int], ideal: int, ideal_in_file: int, planner: Planner
+) -> dict[Policy, PolicyForecast]:
+    size, footprint, in_file = planner.block_size, planner.footprint, shape.order("file")
     return {
-        "all": _keeps_everything("all", shape, reach_all(shape, order, size, {})[0], ideal, footprint),
-        "last": _keeps_everything("last", shape, reach_last(shape, order, size, {}), ideal, footprint),
+        "all": _keeps_everything("all", shape, reach_all(shape, in_file, size, {})[0], ideal_in_file, footprint),
+        "last": _keeps_everything("last", shape, reach_last(shape, in_file, size, {}), ideal_in_file, footprint),
         "planned": _planned(shape, order, ideal, planner),
     }
 

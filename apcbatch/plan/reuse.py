@@ -83,8 +83,8 @@ class Owners:
 
 @dataclass(slots=True)
 class Ideals:
-    """By request. tokens: the longest prefix that an earlier one of the order or a held position covers, as far as the
-    request may resume. forked: whether an earlier one goes on otherwise from where the prompt leaves all of them."""
+    """By request. tokens: the longest prefix that an earlier one of the order or a held position covers, without the
+    prompt's last token. forked: whether an earlier one goes on otherwise from where the prompt leaves all of them."""
 
     tokens: list[int]
     forked: list[bool]
@@ -96,7 +96,7 @@ def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> Ideals:
     covered[ROOT] = True
     ideals = Ideals([0] * shape.num_requests, [False] * shape.num_requests)
     for index in order:
-        limit, node = shape.resumable[index], shape.end_node[index]
+        limit, node = shape.length[index] - 1, shape.end_node[index]
         below = _longest_held(shape, held, node, limit)
         while not covered[node]:
             covered[node] = True

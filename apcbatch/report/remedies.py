@@ -23,7 +23,9 @@ REMEDIES: dict[MissReason, str] = {
     "shorter_than_block": "The common part is shorter than one block; give a smaller --block-size.",
     "evicted": "The snapshot was there and had to go; give a larger --pool-size, or a --store.",
     "stranded": ("A stored snapshot is there, but the keys and values before it are gone; give a larger --store-size."),
-    "disabled": "The policy is none, which keeps nothing; give another --policy.",
+    "disabled": (
+        "The policy is none, which keeps nothing: give another --policy. Or the prompt is scored and computed for it."
+    ),
 }
 # What helps a request that diverged under a policy; the sentence above is for a run whose policy is not known.
 DIVERGED: dict[str, str] = {

@@ -19,7 +19,7 @@ from apcbatch.data.no_tokenizer import check_first, load_any_tokenizer
 from apcbatch.data.records import Conversation
 from apcbatch.data.render import Rendered, Renderer
 from apcbatch.data.source import open_source
-from apcbatch.engine.room import room_for_answer
+from apcbatch.engine.settings import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
 from apcbatch.job.answers import Answers
@@ -93,7 +93,7 @@ def survey(
                 window.takes(work)
                 found.num_windows += 1
             try:
-                room_for_answer(len(work.token_ids), work.max_tokens, model.context_length, config.max_request_tokens)
+                check_request(work, model.vocab_size, model.context_length, config.max_request_tokens)
             except RequestError as error:
                 found.errors[error.code] += 1
                 continue

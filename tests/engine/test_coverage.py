@@ -51,6 +51,12 @@ def test_matches_are_those_of_a_plain_search(covered: list[Prompt], asked: list[
         check_counts(tree)
         for other in covered[: number + 1]:
             assert tree.match(array(other)) == Match(len(other), False, True)
+        if number % 2:  # the others are of requests that failed
+            tree.count(array(prompt))
+    counted = covered[1::2]
+    assert tree.unique_tokens == len({p[:n] for p in counted for n in range(1, len(p) + 1)})
+    for prompt in covered:
+        tree.count(array(prompt))
     for prompt in asked:
         assert tree.match(array(prompt)) == expected(prompt, covered), (covered, prompt)
     assert tree.unique_tokens == tree.num_tokens == len({p[:n] for p in covered for n in range(1, len(p) + 1)})

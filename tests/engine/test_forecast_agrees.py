@@ -4,46 +4,85 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from apcbatch import Engine, Request
 from apcbatch.plan.forecast import forecast
 from apcbatch.plan.planner import Planner
+from apcbatch.plan.prefix_tree import PrefixTree
 from tests.plan.plan_oracle import random_dataset, within_vocabulary
 from tests.tiny import VOCAB
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 
-def check(checkpoint: Path, policy: str, max_running: int, seed: int) -> None:
-    """Serve a random dataset; the engine reports what the table says, request by request."""
-    data = within_vocabulary(random_dataset(seed), VOCAB)
-    table = forecast(data.tree(), [3], Planner(3, "file")).grids[3][policy]
+
+def random_requests(seed: int) -> tuple[list[Request], list[int]]:
+    """Requests of a random forest, and the conversations that they are of: some have several answers, are scored from
+    somewhere on, or fail at their first token."""
+    source, data = random.Random(seed), within_vocabulary(random_dataset(seed), VOCAB)
+    requests = []
+    for index, prompt in enumerate(data.prompts):
+        kinds: list[dict[str, Any]] = [
+            *3 * [{}],
+            {"n": source.randint(2, 4), "temperature": 1.0},
+            {"score_from": source.randint(1, len(prompt))},
+            {"logit_bias": dict.fromkeys(range(VOCAB), float("-inf"))},
+        ]
+        request = Request(str(index), list(prompt), max_tokens=1 + index % 3, keep_answer=False, ignore_eos=True)
+        requests.append(replace(request, **source.choice(kinds)))
+    return requests, data.conversations
+
+
+def check(checkpoint: Path, policy: str, order: str, max_running: int, seed: int) -> None:
+    """Serve a random forest; the engine reports what the table says, request by request, but for those that fail."""
+    requests, conversations = random_requests(seed)
+    tree = PrefixTree()
+    for request, conversation in zip(requests, conversations, strict=True):
+        tree.add(np.array(request.token_ids, np.int32), conversation, request.resumable)
+    planner = Planner(3, order)
+    made = forecast(tree, [3], planner)
+    table, plan = made.grids[3][policy], planner.plan(tree)
     engine = Engine(
         checkpoint, block_size=3, policy=policy, max_running=max_running, max_batch_tokens=23,
-        pool_size_bytes=256 << 20,
+        pool_size_bytes=64 << 20,
     )  # fmt: skip
-    requests = [
-        Request(str(index), list(prompt), max_tokens=1 + index % 3, keep_answer=False, ignore_eos=True)
-        for index, prompt in enumerate(data.prompts)
-    ]
-    results = {result.id: result for result in engine.run(requests)}
-    assert [results[request.id].cached_tokens for request in requests] == table.resume_at, data.where
-    assert engine.counters.snapshots_written == table.snapshots_written, data.where
-    assert engine.counters.snapshots_read == table.snapshots_read, data.where
+    work = requests
+    if policy == "planned":
+        work = [replace(requests[index], plan=plan.requests[index]) for index in plan.order]
+    results = {int(result.id): result for result in engine.run(work)}
+    answered = {index: result for index, result in results.items() if result.error is None}
+    assert [results[i].error is None for i in range(len(requests))] == [not one.logit_bias for one in requests]
+    assert {i: one.cached_tokens for i, one in answered.items()} == {i: table.resume_at[i] for i in answered}, seed
+    if policy == "planned":
+        assert {i: one.ideal_cached_tokens for i, one in answered.items()} == {i: made.ideals[i] for i in answered}
+    tokens = [tuple(requests[index].token_ids) for index in answered]
+    assert engine.counters.unique_tokens == len({one[:end] for one in tokens for end in range(1, len(one) + 1)}), seed
+    assert engine.counters.snapshots_written == table.snapshots_written, seed
+    for index, one in answered.items():
+        if requests[index].score_from == 1 and one.ideal_cached_tokens:
+            assert one.miss_reason == "disabled", seed
     engine.close()
 
 
-@pytest.mark.parametrize(("policy", "max_running"), [("all", 1), ("all", 2), ("all", 6), ("all", 32), ("last", 1)])
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-def test_the_engine_agrees(family: str, policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches the engine and the tables drifting apart, and requests side by side that overtake each other: same
-    requests, same cached tokens, same snapshots."""
-    check(tiny_checkpoint(family), policy, max_running, random.randrange(10**6))
+@pytest.mark.parametrize("max_running", [1, 2, 8])
+@pytest.mark.parametrize("policy", ["all", "last", "planned"])
+def test_the_engine_agrees(policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Catches the engine and the tables drifting apart, requests side by side that overtake each other or one that
+    needs more slots, failed ones that are counted, and a scored prompt that is called cold."""
+    for family, order in (("mamba", "auto"), ("mamba", "file"), ("jamba", "auto")):
+        for seed in random.sample(range(10**6), 2):
+            check(tiny_checkpoint(family), policy, order, max_running, seed)
 
 
-@pytest.mark.parametrize(("max_running", "seed"), [(2, 443), (6, 105), (6, 444835)])
-def test_nobody_waits_for_what_is_there(max_running: int, seed: int, tiny_checkpoint: Callable[..., Path]) -> None:
+@pytest.mark.parametrize(("policy", "max_running", "seed"), [("all", 2, 443), ("all", 6, 105), ("all", 6, 444835)])
+def test_nobody_waits_for_what_is_there(
+    policy: str, max_running: int, seed: int, tiny_checkpoint: Callable[..., Path]
+) -> None:
     """Fault: a prompt that ends on a boundary recomputes its last block, and promises that boundary although its
     snapshot is held; who waited for the first one waits again, and is overtaken by an equal request behind it."""
-    check(tiny_checkpoint("mamba"), "all", max_running, seed)
+    check(tiny_checkpoint("mamba"), policy, "file", max_running, seed)

@@ -56,23 +56,33 @@ def test_the_document_has_its_shape(chats: Path) -> None:
         assert candidate["cached_tokens"] + candidate["computed_tokens"] == document["dataset"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("policy", ["all", "last"])
+@pytest.mark.parametrize("order", ["auto", "file"])
+@pytest.mark.parametrize("policy", ["all", "last", "planned"])
 def test_what_is_planned_is_what_run_reports(
-    policy: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: str, order: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fault: the plan reads, renders or counts the input in another way than the run."""
-    common = [str(chats), "--block-size", "16", "--order", "file"]
+    """Fault: the plan reads, renders or counts the input in another way than the run: it took the order of the tree for
+    policies that have no plan, and counted a prompt whose token ids the model does not know."""
+    lines = [conversation(number, turns=3) for number in (3, 1, 2, 1, 3)]
+    lines[4]["prompt_logprobs"], lines[1]["n"], lines[1]["temperature"] = 0, 3, 1
+    for number, line in enumerate(lines):
+        line["id"] = f"c{number}"
+    body = {"prompt": [5, 6, 1 << 20], "max_tokens": 1}
+    lines.append({"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": body})
+    write_lines(chats, lines)
+    common = [str(chats), "--block-size", "16", "--order", order]
     assert main(["plan", *common, "--policy", policy, "--json", str(tmp_path / "plan.json")]) == 0
     capsys.readouterr()
     out = str(tmp_path / "out.jsonl")
-    assert main(["run", *common, "--policy", policy, "-o", out, "--max-tokens", "1", "--max-running", "1"]) == 0
+    assert main(["run", *common, "--policy", policy, "-o", out, "--max-tokens", "1", "--max-running", "8"]) == 3
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     document = json.loads((tmp_path / "plan.json").read_text())
     candidate = next(one for one in document["candidates"] if one["block_size"] == 16)
     assert candidate["cached_tokens"] > 0
     for name in ("cached_tokens", "computed_tokens", "snapshots_written", "snapshots_read"):
         assert candidate[name] == summary[name], name
-    for name in ("requests", "prompt_tokens", "unique_tokens", "ideal_hit_rate"):
+    assert document["dataset"]["requests"] == summary["ok"]
+    for name in ("prompt_tokens", "unique_tokens", "ideal_hit_rate"):
         assert document["dataset"][name] == summary[name], name
 
 

@@ -16,8 +16,9 @@ from apcbatch.types import Policy
 
 def forecast_document(made: Forecast, policy: Policy, config: Config) -> dict[str, Any]:
     """The document of `plan`, for one policy."""
+    ideal = next(grid[policy].ideal_hit_rate for grid in made.grids.values())
     return {
-        "dataset": _dataset(made),
+        "dataset": _dataset(made) | {"ideal_hit_rate": ideal},
         "policy": policy,
         "model": config.model,
         "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in made.grids.items()],
