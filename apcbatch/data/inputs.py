@@ -109,7 +109,8 @@ def _shards(names: Iterable[str], folder: str, warn: Callable[[str], None]) -> l
     outputs = {run_file.removesuffix(RUN_FILE_SUFFIX) for run_file in run_files}
     own = {output + suffix for output in outputs for suffix in ("", RUN_FILE_SUFFIX, TRACE_SUFFIX)}
     shards = [name for name in visible if _SHARD.fullmatch(name) and name not in own]
-    others = [name for name in visible if name not in shards]
+    taken = set(shards)
+    others = [name for name in visible if name not in taken]
     if not shards:
         raise UsageError(
             f"the folder {folder} holds no input; expected files that end in {', '.join(KINDS)}, "
