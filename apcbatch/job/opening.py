@@ -39,6 +39,7 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
+MANY_FILES = 10_000  # take seconds to open
 MOST_COUNTED = 256  # lines, of which each may be work for a worker
 CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
@@ -129,6 +130,8 @@ def open_run(
         engine = _open_engine(config, warn, note, most_workers)
         return OpenRun(config, records, renderer, engine, Answers())
     target = Path(os.path.realpath(output.target))
+    if len(inputs.files) >= MANY_FILES:
+        note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
     files, prompt = model_files_digest(folder), lines.system_prompt
     run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt)
     trace = TraceFile(target, sink.path, sink.disk)

@@ -213,9 +213,9 @@ def run_file_path(output: str) -> str:
 
 
 def _as_json(facts: dict[str, Any]) -> bytes:
-    """The facts as JSON. Bytes of a path that are not UTF-8 are replaced."""
+    """The facts as JSON. Bytes of a path that are not UTF-8 are escaped."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-    name = facts["input"]["name"].encode("utf-8", "replace").decode()
+    name = os.fsencode(facts["input"]["name"]).decode("utf-8", "backslashreplace")
     return orjson.dumps(facts | {"input": facts["input"] | {"name": name}}, option=option)
 
 

@@ -15,6 +15,7 @@ import pytest
 from fsspec.registry import known_implementations
 
 from apcbatch.address import _PACKAGES, _named_package, open_filesystem
+from apcbatch.data import source
 from apcbatch.data.inputs import Inputs, find_inputs
 from apcbatch.data.records import BadLine, Conversation
 from apcbatch.data.source import open_source
@@ -92,6 +93,22 @@ def test_a_folder_stands_for_its_shards(folder: Path) -> None:
     write(folder / "empty", notes__txt=b"")
     with pytest.raises(UsageError, match="the folder empty holds no input; expected files that end in .jsonl, "):
         find_inputs(["empty"])
+
+
+def test_files_are_opened_as_they_come(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a folder of 100,000 files of which each is opened before the first line; and one that goes meanwhile."""
+    write(folder / "f", a__jsonl=line("a"), b__jsonl=line("b"), c__jsonl=line("c"))
+    opened: list[str] = []
+    real = source.open_stream
+    monkeypatch.setattr(source, "open_stream", lambda name: opened.append(name) or real(name))
+    told: list[str] = []
+    records = open_source(find_inputs(["f"]), warn=told.append)
+    next(records)
+    assert set(opened) == {"f/a.jsonl"}
+    (folder / "f" / "b.jsonl").unlink()
+    gone, last = records
+    assert isinstance(gone, BadLine) and gone.file_line == ("f/b.jsonl", 1) and "cannot read f/b.jsonl" in told[0]
+    assert isinstance(last, Conversation) and (last.id, last.line) == ("c", 3)
 
 
 def test_a_pattern_that_the_shell_left_is_expanded(folder: Path) -> None:

@@ -17,6 +17,7 @@ import yaml
 import zstandard
 
 from tests.fuzz.case import Case
+from tests.fuzz.child import Fault
 from tests.fuzz.mutate import NUMBERS, TEXTS, dump_json, interesting, mutate_bytes, mutate_value
 
 TOOL = {
@@ -153,6 +154,65 @@ def fuzz_tables(case: Case) -> None:
     case.write(f"in{suffix}", mutate_bytes(draw, buffer.getvalue(), draw.randint(1, 3)))
     case.run(*RUN, f"in{suffix}", "--no-store", "--max-tokens", "1")
     case.records()
+
+
+WRONG_KINDS = (
+    b"id,words\n1,how\n", b"id\twords\n1\thow\n", b"prompt,id\nhi,1\n\"a\nb\",2\n", b"messages\tmax_tokens\nhi\t5\n",
+    b"GGUF\x03\0\0\0", b"SQLite format 3\0", b"PK\x03\x04", b"- messages:\n  - role: user\n", b"", b"\n\n", b"[]",
+    b'{"data": [{"messages": []}]}', "{}\n".encode("utf-16"), "prompt\n".encode("utf-16-le"), b"<p>hi\n",
+)  # fmt: skip
+
+
+def fuzz_kinds(case: Case) -> None:
+    """A file of another kind, changed, repeated or beside a sound one: a sentence, or an answer to each line."""
+    draw = case.draw
+    data = draw.choice(WRONG_KINDS) * draw.choice((1, 1, 98, 200))
+    data = mutate_bytes(draw, data, draw.randint(1, 3)) if data and draw.randrange(2) else data
+    case.write("in.jsonl", data)
+    case.write("sound.jsonl", dump_json(SHAREGPT) + b"\n")
+    inputs = draw.choice((("in.jsonl",), ("in.jsonl",), ("sound.jsonl", "in.jsonl"), ("in.jsonl", "sound.jsonl")))
+    column = draw.choice(((), (), ("--prompt-column", "words"), ("--id-column", "id")))
+    command = draw.choice((RUN, ("plan",), ("show",)))
+    outcome = case.run(*command, *inputs, *column)
+    if outcome.code in (0, 3) and command == RUN and not case.records():
+        raise Fault(f"exit code {outcome.code}, and no record")
+
+
+MESSAGES = CONVERSATION["messages"]
+BLOCKS = [
+    {"role": "user", "content": "Where is A-17?"},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"},
+        {"type": "tool_use", "id": "1", "name": "look_up", "input": {"order": "A-17"}},
+    ]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "x"}]},
+    ]},
+    {"role": "assistant", "content": None, "refusal": "no"},
+    {"role": "user", "content": "Why?"},
+]  # fmt: skip
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"conversation": MESSAGES}, {"conversations": MESSAGES}, {"traj": MESSAGES}, {"messages": json.dumps(MESSAGES)},
+    {"prompt": "Hi", "chosen": "Hello"}, {"prompt": MESSAGES[:2], "chosen": MESSAGES[:3]}, {"messages": BLOCKS},
+    {"input": "Hi", "target": "Hello"}, {"conversation": SHAREGPT["conversations"]}, {"dialog": MESSAGES, "n": 3},
+    {"messages": MESSAGES, "tools": json.dumps([TOOL])},
+)  # fmt: skip
+
+
+def fuzz_layouts(case: Case) -> None:
+    """Lines as other tools lay them out, with values or bytes changed: each is answered, or all are refused at once."""
+    draw = case.draw
+    lines = [copy.deepcopy(draw.choice(LAYOUTS)) | {"id": f"x-{number}"} for number in range(draw.randint(1, 5))]
+    written = [dump_json(mutate_value(draw, line, draw.randint(0, 3))) for line in lines]
+    data = b"\n".join(mutate_bytes(draw, one, 1) if not draw.randrange(5) else one for one in written)
+    case.write("in.jsonl", data)
+    column = draw.choice(((), (), ("--messages-column", "dialog"), ("--tools-column", "tools", "--id-column", "n")))
+    prompt = draw.choice(((), ("--system-prompt", "Be brief.")))
+    outcome = case.run(
+        *RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--turns", draw.choice(("each", "last", "rollout")),
+        *column, *prompt,
+    )  # fmt: skip
+    case.answered_lines(data, outcome.code)
 
 
 CONFIG: dict[str, Any] = {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from apcbatch.job.continuation import command_line
 from apcbatch.model.locate import locate_model
 from tests.chats import read_records, write_lines
 
@@ -73,3 +75,20 @@ def test_a_text_is_continued_where_the_model_has_no_template(apcbatch: Any, tmp_
     [record] = read_records(tmp_path / "out.jsonl")
     assert record["response"]["body"]["object"] == "text_completion" and record["custom_id"] == "line-1#1"
     assert "Once upon a time" in apcbatch("show", "in.jsonl", "--model", "base").stdout
+
+
+def test_a_name_that_is_not_utf_8_is_shown_escaped(apcbatch: Any, tmp_path: Path) -> None:
+    """Fault: one such name in a folder of inputs is an internal error, before the first request and at --resume."""
+    folder = tmp_path / os.fsdecode(b"f\xe9")
+    folder.mkdir()
+    for name in (b"a.jsonl", b"caf\xe9.jsonl"):
+        write_lines(folder / os.fsdecode(name), [{"messages": CHAT}, {"messages": []}])
+    run = ("run", folder.name, "-o", "out.jsonl", "--max-tokens", 1)
+    assert apcbatch(*run).code == 3
+    files = [
+        record["apcbatch"].get("file") for record in read_records(tmp_path / "out.jsonl") if record["error"] is None
+    ]
+    assert sorted(files) == ["f\\xe9/a.jsonl", "f\\xe9/caf\\xe9.jsonl"]
+    assert json.loads((tmp_path / "out.jsonl.run.json").read_bytes())["input"]["name"] == "f\\xe9"
+    assert apcbatch(*run, "--resume").code == 3
+    assert command_line([folder.name]) == "$'f\\xe9'"
