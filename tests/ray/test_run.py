@@ -139,7 +139,8 @@ def going(nodes: Any, many: Path, tmp_path: Path) -> Iterator[subprocess.Popen[s
         time.sleep(0.02)
     yield process
     process.kill()
-    process.communicate()
+    process.wait()
+    process.stderr.close()
 
 
 def workers() -> list[psutil.Process]:
