@@ -11,6 +11,7 @@ import lzma
 from random import Random
 from typing import Any
 
+import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -18,7 +19,7 @@ import zstandard
 
 from tests.fuzz.case import Case
 from tests.fuzz.child import Fault
-from tests.fuzz.mutate import NUMBERS, TEXTS, dump_json, interesting, mutate_bytes, mutate_value
+from tests.fuzz.mutate import NUMBERS, TEXTS, dump_json, interesting, mutate_bytes, mutate_value, number_text
 
 TOOL = {
     "type": "function",
@@ -99,6 +100,70 @@ def fuzz_lines(case: Case) -> None:
         "--format", draw.choice(("auto", "auto", "auto", "messages", "batch", "sharegpt")),
     )  # fmt: skip
     case.answered_lines(data, outcome.code)
+
+
+TOOLS: tuple[Any, ...] = (
+    TOOL, TOOL["function"], {"foo": 1}, {"type": "web_search_preview"}, {"type": "custom", "custom": {"name": "x"}},
+    {"name": "look_up", "input_schema": {"type": "object", "properties": {"a": {"enum": ["@0", "@1"]}}}},
+    {"type": "custom", "name": "look_up", "input_schema": {"a": "@0"}, "cache_control": {"type": "ephemeral"}},
+    {"type": "function", "name": "look_up", "parameters": {"properties": {"a": {"const": "@1"}}, "required": ["a"]}},
+    {"name": "look_up", "inputSchema": {"type": "object", "minProperties": "@0"}}, {"name": "f", "paramters": {"a": 1}},
+    {"function": {"name": "f", "parameters": {"query": {"type": "str"}}}}, {"functionDeclarations": [TOOL]}, {}, "f",
+)  # fmt: skip
+FORMS: tuple[dict[str, Any], ...] = (
+    {"enum": ["@0", "@1"]}, {"const": {"a": ["@0"]}}, {"type": "integer", "minimum": "@0", "maximum": "@1"},
+    {"type": "number", "minimum": "@0", "maximum": "@1"},
+    {"type": "integer", "exclusiveMaximum": "@0", "minimum": "@1"},
+    {"allOf": [{"type": "integer", "multipleOf": "@0"}, {"multipleOf": "@1"}], "maximum": 10**15},
+)  # fmt: skip
+
+
+def fuzz_numbers(case: Case) -> None:
+    """Numbers of any size, in calls, schemas and settings, and tools of any shape: each line is answered, and what is
+    answered in a form is valid."""
+    draw = case.draw
+    written, schemas = [], {}
+    for number in range(draw.randint(2, 6)):
+        name = f"n-{number}"
+        call = {"type": "function", "function": {"name": "look_up", "arguments": {"a": "@0", "b": ["@1"]}}}
+        messages = [*CONVERSATION["messages"][:2], {"role": "assistant", "tool_calls": [call]}]
+        line: dict[str, Any] = {
+            "id": name,
+            "messages": [*messages, {"role": "tool", "content": "1e999"}],
+            "max_tokens": 40,
+        }
+        form, way = draw.choice(FORMS), draw.randrange(4)
+        if way == 0:
+            line |= {"guided_json": form}
+        elif way < 3:
+            line |= {"tools": [draw.choice(TOOLS)], "tool_choice": draw.choice(("auto", "required"))}
+        else:
+            line[draw.choice(("seed", "temperature", "top_k", "max_tokens", "note"))] = "@1"
+        numbers = [number_text(draw) for _ in range(2)]
+        text = json.dumps(line)
+        for place, one in enumerate(numbers):
+            text = text.replace(f'"@{place}"', one)
+        if way == 0:
+            schemas[f"{name}#2"] = json.loads(text)["guided_json"]
+        written.append(text.encode())
+    data = b"\n".join(written) + b"\n"
+    case.write("in.jsonl", data)
+    outcome = case.run(*RUN, "in.jsonl", "--no-store", "--turns", "last")
+    case.answered_lines(data, outcome.code)
+    for record in case.records():
+        if record["custom_id"] in schemas and record["error"] is None:
+            [choice] = record["response"]["body"]["choices"]
+            if choice["finish_reason"] == "stop":
+                _check_form(json.loads(choice["message"]["content"]), schemas[record["custom_id"]])
+
+
+def _check_form(value: Any, schema: Any) -> None:
+    try:
+        jsonschema.validate(value, schema)
+    except jsonschema.ValidationError as error:
+        raise Fault(f"{value} is no answer to {schema}: {error.message}") from None
+    except (jsonschema.SchemaError, OverflowError):  # a step of 0 or below; too large for the oracle
+        return
 
 
 def fuzz_compressed(case: Case) -> None:
