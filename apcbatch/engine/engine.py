@@ -350,9 +350,10 @@ class Engine:
             self._persistence.wait()
 
     def close(self) -> None:
-        """Finish the store's writing and let go of it."""
+        """Finish the store's writing, have it within its size, and let go of it."""
         if self._store and self._persistence:
             self.flush()
+            self._store.shrink()
             self._persistence.close()
             self._store.close()
             self._store = None

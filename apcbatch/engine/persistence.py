@@ -42,11 +42,21 @@ def open_store(
     """The store of an engine; UsageError. Where the host computes, one thread writes. A host that drives a device has
     cores to write several files at a time, and what waits for it lies in the device's pool, of which it gets a part."""
     if on_host:
-        return Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
-    queue_bytes = min(DEVICE_QUEUE_BYTES, pool_size_bytes // 4)
-    return Store.open(
-        folder, size_limit_bytes=size_bytes, warn=warn, queue_bytes=queue_bytes, write_threads=WRITE_THREADS
-    )
+        store = Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
+    else:
+        queue_bytes = min(DEVICE_QUEUE_BYTES, pool_size_bytes // 4)
+        store = Store.open(
+            folder, size_limit_bytes=size_bytes, warn=warn, queue_bytes=queue_bytes, write_threads=WRITE_THREADS
+        )
+    count, num_bytes = store.held
+    if 2 * size_bytes < num_bytes and not store.is_read_only:
+        snapshots = f"{count:,} snapshot" + "s" * (count != 1)
+        warn(
+            f"the store {folder} holds {num_bytes:,} bytes in {snapshots}, and --store-size is {size_bytes:,} bytes: "
+            f"at least {num_bytes - size_bytes:,} bytes of them are evicted when this run ends, if not before; raise "
+            "--store-size to keep them"
+        )
+    return store
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Store:
         write_threads: int = 1,
         files: Files | None = None,
     ) -> Store:
-        """Open the store at a folder, made where missing. Opening evicts nothing; storing does.
+        """Open the store at a folder, made where missing. Opening evicts nothing; storing and `shrink` do.
 
         size_limit_bytes: the snapshot files together, those being written included, never have more. warn:
         takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
@@ -258,6 +258,23 @@ class Store:
             )
         except IndexFault as error:
             raise self._refusal(error, "read") from error
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """(snapshots, bytes of their files); none where the index cannot be read."""
+        try:
+            return self._reading.index.totals() if self._reading.index is not None else (0, 0)
+        except IndexFault:
+            return 0, 0
+
+    def shrink(self) -> None:
+        """Evict what is beyond the size limit, which storing alone does not where nothing is stored."""
+        self.flush()
+        try:
+            if self._index is not None:
+                prune(self._index, self._objects, self._size_limit_bytes)
+        except (OSError, IndexFault) as error:
+            self._notices.failure(error, "keeping to the size limit")
 
     def check(self) -> CheckReport:
         """Verify every snapshot, and bring the index and the files together again unless the store is

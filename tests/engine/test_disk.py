@@ -205,3 +205,27 @@ def test_an_engine_that_is_left_in_haste_ends(tiny_checkpoint, tmp_path: Path) -
     with Store.open(tmp_path, warn=pytest.fail) as store:
         report = store.check()
         assert not report.faults and store.stats().entries == 2 * 18
+
+
+@pytest.mark.parametrize("num_left", [0, 3, 10])
+def test_the_limit_holds_where_nothing_is_stored(num_left: int, tiny_checkpoint, tmp_path: Path) -> None:
+    """Fault: 15 MB stayed in a store under --store-size 30KiB, and some under 0, if a run stored nothing new. And a run
+    evicted nearly all without a word; looking into a store evicts nothing."""
+    folder, told = tiny_checkpoint("mamba"), list[str]()
+    with closing_engine(folder, store=tmp_path, block_size=16) as engine:
+        list(engine.run([Request("r", tokens(200, 1), max_tokens=1)]))
+    with Store.open(tmp_path, size_limit_bytes=0, warn=pytest.fail) as store:
+        count, num_bytes = store.held
+    assert count == 12
+    limit = num_left * num_bytes // count
+    with closing_engine(folder, store=tmp_path, store_size_bytes=limit, block_size=16, warn=told.append) as engine:
+        (warm,) = engine.run([Request("r", tokens(200, 1), max_tokens=1)])
+    assert warm.cached_tokens == 192
+    with Store.open(tmp_path, warn=pytest.fail) as store:
+        assert limit - num_bytes / count < store.held[1] <= limit and not store.check().faults
+    wanted = [
+        f"{num_bytes:,} bytes in 12 snapshots",
+        f"--store-size is {limit:,} bytes",
+        f"{num_bytes - limit:,} bytes",
+    ]
+    assert all(one in " ".join(told) for one in wanted) if num_left < 6 else not told
