@@ -101,10 +101,10 @@ class Helper:
         """The error of an answer at which so many children ended, the last one with this status; None: try again."""
         if status == -signal.SIGPROF:
             return BeyondBounds("invalid_request", f"it takes more than {seconds:g} seconds of processor time")
+        if status == -signal.SIGABRT:  # a library that finds no memory
+            return _beyond_memory()
         if failures == 1:
             return None
-        if status == -signal.SIGABRT:
-            return _beyond_memory()
         if status == -signal.SIGSEGV:
             return BeyondBounds("invalid_request", "it is nested too deeply")
         return RequestError("worker_lost", f"{self._name} {how or f'ended with status {status}'}, twice; run it again")

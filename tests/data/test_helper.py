@@ -39,7 +39,7 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     assert not signals
 
 
-KILLS = [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGSTOP], [signal.SIGSEGV], [signal.SIGABRT]]
+KILLS = [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGSTOP], [signal.SIGSEGV]]
 
 
 @pytest.mark.parametrize("given", KILLS, ids=[one[0].name for one in KILLS])

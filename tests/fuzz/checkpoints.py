@@ -1,11 +1,15 @@
-"""Targets around the checkpoint: its configuration, template, tokenizer, weights and shard index."""
+"""Targets around the checkpoint: its configuration, template, tokenizer, weights and shard index, what lies beside it,
+long repeats, and the helper processes that work for it."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import struct
 from typing import Any
 
+from apcbatch.data import helper
 from tests.fuzz.case import DEMO, Case
 from tests.fuzz.inputs import CONVERSATION, RUN, SHAREGPT
 from tests.fuzz.mutate import dump_json, interesting, mutate_bytes, mutate_value
@@ -133,3 +137,98 @@ def fuzz_shards(case: Case) -> None:
         data = mutate_bytes(draw, dump_json(index), draw.randint(1, 3))
     part = (DEMO / WEIGHTS).read_bytes()
     _answer(case, {WEIGHTS: None, "part-1.safetensors": part, f"{WEIGHTS}.index.json": data})
+
+
+def _replaces(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def fuzz_parts(case: Case) -> None:
+    """A tokenizer with a normalizer, pattern or decoder that backtracks, grows or does not fit."""
+    draw = case.draw
+    document = json.loads((DEMO / "tokenizer.json").read_bytes())
+    letter = draw.choice(("a", " ", "e", "\n"))
+    patterns = ("(a+)+$", "(.*)*x", r"(\s|\S)*?$", "(?=(a+))a*b", ".{1000}{1000}", "(", "")
+    pattern = draw.choice(({"String": letter}, {"Regex": draw.choice(patterns)}))
+    grow = [_replaces(pattern, letter * draw.choice((0, 1, 40, 100_000)))] * draw.choice((1, 2, 8, 40))
+    split = {"type": "Split", "pattern": pattern, "behavior": draw.choice(("Isolated", "Removed")), "invert": False}
+    kind = draw.randrange(3)
+    if kind == 0:
+        document["normalizer"] = {"type": "Sequence", "normalizers": grow}
+    elif kind == 1:
+        document["pre_tokenizer"]["pretokenizers"][0] = split
+    else:
+        document["decoder"] = {"type": "Sequence", "decoders": [document["decoder"], {"type": "Fuse"}, *grow]}
+    _answer(case, {"tokenizer.json": dump_json(document)})
+
+
+def fuzz_neighbours(case: Case) -> None:
+    """Named pipes, folders, devices, links that lead nowhere and huge files beside the checkpoint, or in its place."""
+    draw = case.draw
+    model = case.folder / case.model({})
+    needed = [path.name for path in model.iterdir() if path.suffix in (".json", ".jinja")]
+    stems = ("notes", "vocab", "merges", "spiece", "tokenizer", "special_tokens_map", "words\udcff", "ü")
+    for _ in range(draw.randint(1, 5)):
+        name = draw.choice(stems) + draw.choice((".json", ".txt", ".jinja", ".model"))
+        if not draw.randrange(4):
+            name = draw.choice(needed)
+        path = model / draw.choice((name, name, name, f"additional_chat_templates/{name}"))
+        path.parent.mkdir(exist_ok=True)
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        kind = draw.randrange(5)
+        if path.exists():
+            continue
+        if kind == 0:
+            os.mkfifo(path)
+        elif kind == 1:
+            path.mkdir()
+        elif kind == 4:
+            with open(path, "wb") as file:
+                file.truncate(3 << 30)
+        else:
+            path.symlink_to("nowhere" if kind == 2 else "/dev/zero")
+    case.write("in.jsonl", INPUT)
+    outcome = case.run(*RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--model", "model")
+    case.answered_lines(INPUT, outcome.code)
+
+
+def fuzz_repeats(case: Case) -> None:
+    """A text of one character, or a few, by the hundred thousand or the million."""
+    draw = case.draw
+    count = draw.choice((1000, 100_000, 400_000, 1_500_000, 4_194_304, 10_001_000))
+    letters = draw.choice((" ", "a", "\n", " \n", "!?", "1", "é", "🦔", "a\t", "<|", "\u0301", "ﷺ", "\x00"))
+    text = (letters * (count // len(letters) + 1))[:count] + draw.choice(("", "x", " x"))
+    line = {"id": "long", "messages": [{"role": "user", "content": text}]}
+    data = INPUT + json.dumps(line, ensure_ascii=False).encode() + b"\n"
+    case.write("in.jsonl", data)
+    run = (*RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--max-request-tokens", "2000")
+    case.answered_lines(data, case.run(*run, expect=(0, 3)).code)
+
+
+def fuzz_helpers(case: Case) -> None:
+    """Helper processes that are killed at some of their requests, for templates, grammars and tokenizers."""
+    draw = case.draw
+    document = json.loads((DEMO / "tokenizer.json").read_bytes())
+    document["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|x{9}"  # so that it works in a helper
+    lines = [CONVERSATION | {"id": str(number), "guided_regex": draw.choice(("a+", "b"))} for number in range(6)]
+    data = b"".join(dump_json(line) + b"\n" for line in lines)
+    case.write("in.jsonl", data)
+    share, send = draw.choice((0.05, 0.3, 1.0)), helper._Child.send
+    signals = (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS)
+
+    def attacked(child: helper._Child, request: bytes, wall_seconds: float) -> None:
+        if draw.random() < share:
+            os.kill(child.pid, draw.choice(signals))
+        send(child, request, wall_seconds)
+
+    helper._Child.send = attacked  # type: ignore[method-assign]
+    try:
+        model = case.model({"tokenizer.json": dump_json(document)})
+        run = (*RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--model", model)
+        first = case.run(*run, expect=(0, 1, 3))
+    finally:
+        helper._Child.send = send  # type: ignore[method-assign]
+    case.answered_lines(data, first.code)
+    case.run(*run, *(("--resume", "--retry-errors") if (case.folder / "out.jsonl").exists() else ()), expect=(0,))
+    case.answered_lines(data, 0)
