@@ -35,13 +35,13 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshot:
-    """A snapshot that a pass has written. size_bytes: its slot, and the pages that no other one refers to. is_held: it
-    was not dropped again within the same pass."""
+    """A snapshot that a pass has written. size_bytes: its slot, and the pages that no other one refers to. in_memory: it
+    was not dropped again within the same pass; the store may have it either way."""
 
     key: bytes
     position: int
     size_bytes: int
-    is_held: bool
+    in_memory: bool
 
 
 class Observer(Protocol):

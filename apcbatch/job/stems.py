@@ -119,7 +119,7 @@ class StemTree:
             place.count += 1
             place.size_bytes += snapshot.size_bytes
             self._held[snapshot.key] = place
-            if not snapshot.is_held:
+            if not snapshot.in_memory:
                 self.let_go(snapshot.key, True, at_s)
         self._fold_some()
 

@@ -42,9 +42,9 @@ class Listener:
         for one in snapshots:
             assert one.key == prefix_key(self.engine.key_fingerprint, tokens, one.position)
             assert one.size_bytes >= self.engine.footprint.state_bytes
-            assert one.is_held == (self.engine.held([one.key]) == {one.key})
+            assert one.in_memory == (one.key in self.engine._pool)
             self.kept_keys.append(one.key)
-            if one.is_held:
+            if one.in_memory:
                 self.held.add(one.key)
             else:
                 self.gone_at_once += 1
