@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -71,11 +70,9 @@ BOMBS = {
 def test_what_a_file_may_hold_ends_in_a_sentence(tmp_path: Path, text: str | bytes, sentence: str) -> None:
     """Catches deep nesting, numbers beyond 64 bits, NUL, huge values, aliases and duplicates: internal errors, values
     that ended in a MemoryError later, and a second value that silently won."""
-    begin = time.monotonic()
     with pytest.raises(UsageError, match=sentence) as caught:
         load(tmp_path, text)
     assert len(str(caught.value)) < 1_000
-    assert time.monotonic() - begin < 8
 
 
 def test_the_same_values_are_refused_in_the_environment(capsys: pytest.CaptureFixture[str]) -> None:

