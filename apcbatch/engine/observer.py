@@ -35,8 +35,8 @@ class StepFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshot:
-    """A snapshot that a pass has written. size_bytes: its slot, and the pages that no other one refers to. in_memory: not
-    dropped again within the same pass; the store may have it either way."""
+    """A snapshot that a pass has written. size_bytes: its slot, and the pages that no other one refers to. in_memory:
+    not dropped again within the same pass; the store may have it either way."""
 
     key: bytes
     position: int

@@ -24,8 +24,8 @@ REMEDIES: dict[MissReason, str] = {
     "evicted": "The snapshot was there and had to go; give a larger --pool-size, or a --store.",
     "stranded": ("A stored snapshot is there, but the keys and values before it are gone; give a larger --store-size."),
     "disabled": (
-        "The policy is none, which keeps nothing, so give another --policy; or the prompt is scored, for which all of it "
-        "is computed."
+        "The policy is none, which keeps nothing, so give another --policy; or the prompt is scored, for which all of "
+        "it is computed."
     ),
 }
 # What helps a request that diverged under a policy; the sentence above is for a run whose policy is not known.

@@ -23,9 +23,14 @@ from tools.mutants.warm import import_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
-FOLDERS = ("engine", "plan", "store", "job", "tuning", "data", "model", "prefix.py")
+FOLDERS = (
+    *("engine", "plan", "store", "job", "tuning", "data", "model", "kernels", "cluster", "report", "cli"),
+    *("llm.py", "prefix.py"),
+)
 NOT_HERE = {  # why
     "apcbatch/model/graphs.py": "runs on a CUDA device only",
+    "apcbatch/kernels/cuda/": "runs on a CUDA device only",
+    "apcbatch/cluster/ray_": "runs in processes of Ray",
 }
 
 
