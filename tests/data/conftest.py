@@ -101,7 +101,7 @@ def save_model(folder: Path, tokenizer: Tokenizer, template: str | None = None, 
     if template is not None:
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text(json.dumps({"vocab_size": tokenizer.get_vocab_size()}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "vocab_size": tokenizer.get_vocab_size()}))
     return folder
 
 
