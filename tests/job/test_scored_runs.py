@@ -62,7 +62,7 @@ def checked(record: dict[str, Any]) -> Any:
 def test_n_choices_of_one_prefill(run: Callable[..., Any]) -> None:
     """Catches choices that are not those of the answers, counts that are those of the first one, and an answer that
     changes when others come with it."""
-    settings = {"max_tokens": 7, "temperature": 1.9, "seed": 5, "logprobs": True, "top_logprobs": 2, "ignore_eos": True}
+    settings = {"max_tokens": 7, "temperature": 1.9, "seed": 8, "logprobs": True, "top_logprobs": 2, "ignore_eos": True}
     lines = [line("four", n=4, **settings), line("greedy", n=2, best_of=2, max_tokens=5, ignore_eos=True)]
     lines += [line("text", COMPLETIONS, prompt="Once", n=3, max_tokens=4, temperature=1, ignore_eos=True)]
     code, records, summary = run(lines, "--max-running", "3")
