@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
-from tokenizers import AddedToken
 
 from apcbatch.data.helper import BeyondBounds, Helper
 from apcbatch.data.helper_child import DONE
 from apcbatch.data.model_files import only_model_files
 from apcbatch.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
 
 _MODULE, _NAME = "apcbatch.data.tokenizer_child", "the process for the tokenizer"
 _A_TEXT, _TOKENS = "the tokenizer cannot take a text: ", "the tokenizer cannot make a text of tokens: "
@@ -39,6 +41,8 @@ class IsolatedTokenizer:
     RequestError if it cannot be loaded."""
 
     def __init__(self, data: bytes, split_special: bool = False, names: Sequence[str] = ()) -> None:
+        from tokenizers import AddedToken
+
         self._data = data
         self._helper = Helper(_MODULE, _NAME, data, split_special, start_seconds=_LOAD_SECONDS)
         answer = _ask(self._helper, "facts", list(names))

@@ -18,14 +18,9 @@ from apcbatch.types import Result
 TEXTS = {1: "Hi", 2: " \u00e9", 3: "\ufffd", 4: "!", 9: "\ufffd"}
 
 
-def decode_one(ids: list[int], skip_special_tokens: bool) -> str:
-    """One token, special ones by their names unless they are left out."""
-    return "" if skip_special_tokens else TEXTS[ids[0]]
-
-
 RENDERER: Any = SimpleNamespace(
     decode=lambda ids: "".join(TEXTS[one] for one in ids),
-    tokenizer=SimpleNamespace(source=SimpleNamespace(decode=decode_one)),
+    tokenizer=SimpleNamespace(decode_all=lambda ids: TEXTS[ids[0]]),
 )
 RESULT = Result(
     "r", 40, [1, 2, 3, 4], [-0.1, -0.2, -0.3, -0.4], "stop", cached_tokens=30, computed_tokens=10, cached_from="disk",
