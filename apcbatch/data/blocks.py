@@ -14,7 +14,13 @@ _THOUGHTS = {"thinking": "thinking", "reasoning": "reasoning"}  # block -> its k
 def has_blocks(message: Any) -> bool:
     """Whether a message holds blocks that OpenAI's messages have in places of their own."""
     content = message.get("content") if isinstance(message, dict) else None
-    return isinstance(content, list) and any(isinstance(one, dict) and one.get("type") in BLOCKS for one in content)
+    return isinstance(content, list) and any(_kind(block) in BLOCKS for block in content)
+
+
+def _kind(block: Any) -> str:
+    """The type of a block; empty where it is not text, or what has it is no block."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def without_blocks(message: dict[str, Any], where: str) -> list[tuple[dict[str, Any], str]]:
@@ -30,7 +36,7 @@ def without_blocks(message: dict[str, Any], where: str) -> list[tuple[dict[str, 
             parts.clear()
 
     for index, block in enumerate(message["content"]):
-        kind = block.get("type") if isinstance(block, dict) else None
+        kind = _kind(block)
         if kind == "tool_result" and message.get("role") == "user":
             add_parts()
             content = block.get("content")

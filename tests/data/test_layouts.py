@@ -149,6 +149,15 @@ def test_blocks_become_messages(messages: list[Any], expected: list[Any]) -> Non
     assert found.messages == expected and found.warnings == ()
 
 
+@pytest.mark.parametrize("kind", [{"a": 1}, ["tool_use"], 7, None], ids=repr)
+@pytest.mark.parametrize("beside", [[], [{"type": "thinking", "thinking": "hm"}]], ids=len)
+def test_a_block_of_no_known_type_is_an_error_record(kind: object, beside: list[Any]) -> None:
+    """Fault: a type that is no text, here or beside a block that is known, ends the whole run."""
+    message = {"role": "assistant", "content": [*beside, {"type": kind, "text": "x"}]}
+    found = parse_line(json.dumps({"messages": [USER, message]}).encode(), 1)
+    assert isinstance(found, BadLine) and "messages[1].content" in found.error.message
+
+
 def test_what_a_block_says_and_nobody_reads_is_named() -> None:
     """Fault: a failed call or a hidden thought goes without a word; an image is taken for a text."""
     failed = {"type": "tool_result", "tool_use_id": "1", "content": "no", "is_error": True}

@@ -189,7 +189,9 @@ def fuzz_neighbours(case: Case) -> None:
         else:
             path.symlink_to("nowhere" if kind == 2 else "/dev/zero")
     case.write("in.jsonl", INPUT)
-    outcome = case.run(*RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--model", "model")
+    outcome = case.run(
+        *RUN, "in.jsonl", "--no-store", "--max-tokens", "2", "--model", "model", "--max-request-tokens", "20000"
+    )
     case.answered_lines(INPUT, outcome.code)
 
 
