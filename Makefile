@@ -8,7 +8,7 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants wheels clean
+.PHONY: demo test test-all test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants wheels clean
 
 # 1 builds the CUDA kernels too, which takes nvcc and some minutes more.
 CUDA ?= $(or $(APCBATCH_CUDA),0)
@@ -49,8 +49,17 @@ demo: $(BUILT)
 	@echo "3 of 3: a page for the browser of both runs"
 	$(BIN)/apcbatch report $(DEMO)/cold.jsonl $(DEMO)/warm.jsonl -o $(DEMO)/report.html
 
+# A process for each core, at most 8; a test's threads wait for one another briefly, so that they share cores well.
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal
 test: $(TESTED)
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+# The same tests at more effort with whole runs on Ray, then those that need another environment.
+test-all: $(TESTED)
+	$(PYTEST) --effort 10 -m 'ray_runs or not ray_runs' --ignore tests/browser
+	$(MAKE) test-light
+	.ci/installed
+	if .ci/browser; then $(MAKE) test-browser; else echo "the tests in a browser are left out" >&2; fi
 
 # The tests of the floors that know no torch, where it is not installed: with all that the package asks for, save torch.
 WITHOUT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("apcbatch") if r[:5] != "torch" and ";" not in r))
