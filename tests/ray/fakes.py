@@ -20,8 +20,8 @@ GATHER_S = 60.0
 
 class FakeWorker:
     """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
-    `raise`; `warn`; `speak`, that it computes; `gather N`, the units that it has once there are N. threads: -1 cannot
-    be opened."""
+    `raise`; `warn`; `speak`, that it computes; `gather N`, the units that have begun once there are N. threads: -1
+    cannot be opened."""
 
     def __init__(self, *, node: str, at_work: str, warn: Any, speak: Any, threads: int) -> None:
         if threads < 0:
@@ -29,6 +29,7 @@ class FakeWorker:
         self._node, self._warn, self._speak, self._threads = node, warn, speak, threads
         self._at_work = AtWork(at_work)
         self._going: list[Iterator[Message]] = []
+        self._num_begun = 0
         warn("a worker was opened")
 
     def facts(self) -> WorkerFacts:
@@ -50,6 +51,7 @@ class FakeWorker:
 
     def begin(self, unit: Unit, states: Mapping[Key, Any]) -> None:
         self._going.append(self._work(unit, dict(states)))
+        self._num_begun += 1  # Ray may hand over a later unit first, which then ends before the others begin
 
     def step(self) -> list[Message]:
         """One message of the first unit."""
@@ -85,10 +87,10 @@ class FakeWorker:
             self._warn(operand)
         elif order == "gather":
             end = time.monotonic() + GATHER_S
-            while len(self._going) < int(operand) and time.monotonic() < end:
+            while self._num_begun < int(operand) and time.monotonic() < end:
                 time.sleep(0.02)
                 yield Alive(unit.number)
-            yield Answer(unit.number, piece.number, Result(id="units", prompt_tokens=1, token_ids=[len(self._going)]))
+            yield Answer(unit.number, piece.number, Result(id="units", prompt_tokens=1, token_ids=[self._num_begun]))
             return
         read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]
         self._at_work.end(piece.number)
