@@ -79,7 +79,7 @@ def as_path(name: str) -> str:
 
 
 def is_read_only(name: str) -> bool:
-    """Whether nothing can be written to an address: the web, a file in an archive."""
+    """Whether an address is read-only: a web page, or a file inside an archive."""
     return _protocol(re.sub(_CACHES, "", name, count=1)) in _READ_ONLY
 
 

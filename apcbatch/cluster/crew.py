@@ -34,9 +34,9 @@ COMMON = (  # what all workers must have in common, the fact that tells, and wha
 
 @dataclass(slots=True, eq=False)
 class Errand:
-    """A unit at a worker. exports: those that are not there yet. import_bytes: of snapshots, for the states that come
-    along. left: requests without an answer. begun: when it became the first there. expected_s: how long it should
-    take."""
+    """A unit assigned to a worker. exports: states not yet received. import_bytes: total size of the imported states.
+    left: requests without an answer. begun: time at which it became the worker's first unit. expected_s: expected run
+    time."""
 
     unit: int
     group: Group

@@ -27,7 +27,8 @@ class _Node:
 
 
 class States:
-    """The states that lie somewhere. num_dropped: for lack of room; num_lost: with their node, or on their way."""
+    """Table of the states held on nodes. num_dropped: evicted for lack of memory; num_lost: lost with their node or in
+    transfer."""
 
     def __init__(self, most_states: int) -> None:
         self._most_states = most_states

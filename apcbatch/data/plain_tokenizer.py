@@ -63,8 +63,8 @@ _MOST_BYTES = 16 << 20  # of a tokenizer.json; parsing takes up to 25 times as m
 
 @dataclass(frozen=True)
 class PlainTokenizer:
-    """The parts of a `transformers` tokenizer that apcbatch uses, under the same names. growth: see
-    data/tokenizer_bounds.py; None where the backend works in a process of its own."""
+    """The attributes of a `transformers` tokenizer that apcbatch uses, under the same names. growth: of
+    data/tokenizer_bounds.py; None if the backend runs in a helper process."""
 
     backend_tokenizer: tokenizers.Tokenizer | IsolatedTokenizer
     special_tokens_map: dict[str, str]

@@ -35,8 +35,8 @@ _INNER = ("normalizers", "pretokenizers", "processors", "decoders")
 
 
 def growth(tokenizer: Mapping[str, Any]) -> int | None:
-    """How many times as many bytes as it has the library makes of a text at most before it splits it; None for a
-    tokenizer whose parts are not all known. tokenizer: the object in tokenizer.json."""
+    """Upper bound of (bytes of the normalised text) / (bytes of the text); None for a tokenizer with a part that is not
+    known. tokenizer: the object in tokenizer.json."""
     parts = {"normalizer": _NORMALIZERS, "pre_tokenizer": _PRE_TOKENIZERS, "post_processor": _POST_PROCESSORS,
              "decoder": _DECODERS}  # fmt: skip
     factors = {name: _growth(tokenizer.get(name), known) for name, known in parts.items()}

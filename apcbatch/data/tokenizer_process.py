@@ -83,7 +83,7 @@ class IsolatedTokenizer:
         return IsolatedEncoding(np.frombuffer(data, dtype=np.int32).reshape(3, -1))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of tokens."""
+        """Decode token ids into text, in the helper process."""
         ids = list(map(int, token_ids))
         seconds = len(ids) * _SECONDS_PER_CHARACTER
         data = _ask(self._helper, "decode", ids, skip_special_tokens, seconds=seconds, what=_TOKENS)
@@ -108,7 +108,7 @@ class IsolatedEncoding:
         return list(zip(*self._numbers[1:].tolist(), strict=True))
 
     def char_to_token(self, position: int) -> int | None:
-        """The first token that a character is in, or None."""
+        """The index of the first token that covers the character at `position`; None if no token does."""
         found = np.flatnonzero((self._numbers[1] <= position) & (position < self._numbers[2]))
         return int(found[0]) if len(found) else None
 

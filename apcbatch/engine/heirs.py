@@ -1,4 +1,4 @@
-"""The pending snapshots of planned requests that failed: the next request that was to resume from one publishes it.
+"""Pending snapshots of failed planned requests: pass each one to the first request that reads it, which publishes it.
 
 An example: 0 was to publish 512 and 1,024, of which 1 reads 1,024 and 2, 3 read 512. It fails, at any moment. 1 begins
 next: it starts from what 0 would have started from, and publishes 512 for 2 and 3. Where 2 begins before 1, it
@@ -22,10 +22,10 @@ from apcbatch.engine.snapshots import Snapshots
 
 @dataclass(slots=True)
 class Left:
-    """What a planned request that failed did not publish. keys: by position, ascending. reads: by position that it
-    owed, how many requests of the plan will resume from it. source: where it was to resume itself, if that read was not
-    counted, else 0; leader: the number of the sequence that publishes that. later: positions that it kept for future
-    runs. ideal: what others covered of its prompt."""
+    """Pending snapshots of one failed planned request. keys: position -> key, ascending. reads: pending position ->
+    number of planned requests that resume from it. source: position that the failed request was to resume from, 0 if
+    that read was counted; leader: number of the sequence that publishes it. later: positions kept for future
+    runs. ideal: tokens of its prompt that other requests covered."""
 
     keys: dict[int, bytes]
     reads: dict[int, int]
@@ -35,8 +35,8 @@ class Left:
     ideal: int
 
     def part(self, end: int, heir: int) -> Left:
-        """Take what is owed up to `end` for the reader of `end` that publishes it now, and stops being one. The rest
-        builds on that, and is a reader of it. heir: the number of the sequence that takes it."""
+        """Split off the positions up to `end`, for the reader of `end` that now publishes them and reads none. The
+        positions after `end` then count as one reader of `end`. heir: number of the sequence that publishes."""
         rest = {p: reads for p, reads in self.reads.items() if p > end}
         taken = {p: reads - (p == end) for p, reads in self.reads.items() if p <= end}
         keys = {p: key for p, key in self.keys.items() if p <= end}
@@ -48,15 +48,15 @@ class Left:
 
 
 class Heirs:
-    """Hands what failed requests left to those that begin after them. sequence_of: the one of a number, which has not
-    ended."""
+    """Pass the pending snapshots of failed requests to their readers. sequence_of: number -> waiting or running
+    sequence."""
 
     def __init__(self, promises: Promises, snapshots: Snapshots, sequence_of: Callable[[int], Sequence]) -> None:
         self._promises, self._snapshots, self._sequence_of = promises, snapshots, sequence_of
         self._left: list[Left] = []
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence publishes nothing more. Whatever it still owes to readers waits for the first of them."""
+        """Record the unpublished snapshots of a sequence that ends, for the first of their readers."""
         owed, retention = self._promises.settle(sequence.number), sequence.retention
         if not owed or not isinstance(retention, ByPlan):
             return
@@ -70,7 +70,7 @@ class Heirs:
             sequence.source = b""
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether the failed one in whose place a sequence would publish what it resumes from would wait itself."""
+        """Whether a sequence must wait: the snapshot that a failed request would have resumed from is still pending."""
         left = self._of(sequence.keys, sequence.retention.plan.resume_at)
         while left is not None:
             below = self._of(left.keys, left.source)
@@ -99,7 +99,7 @@ class Heirs:
         self._drop_unread()
 
     def release(self, key: bytes, leader: int = -1) -> None:
-        """One of the requests that a snapshot is held for, or is to be published for, will not come."""
+        """Drop one pending reader of a snapshot, held or still to be published."""
         makers = self._promises.makers(key)
         if self._snapshots.holds(key):
             self._snapshots.release(key)
@@ -116,13 +116,13 @@ class Heirs:
                     return
 
     def clear(self) -> None:
-        """No reader will come."""
+        """Drop all pending readers."""
         for left in self._left:
             left.reads.clear()
         self._drop_unread()
 
     def _of(self, keys: Mapping[int, bytes], end: int) -> Left | None:
-        """What has the snapshot at a position."""
+        """The failed request whose pending snapshot at a position has readers; None if there is none."""
         of = (left for left in self._left if left.reads.get(end) and left.keys[end] == keys.get(end))
         return next(of, None)
 

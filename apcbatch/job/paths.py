@@ -141,8 +141,8 @@ def _check_place(name: str, path: str, config: Config) -> None:
 
 
 def check_summary(name: str, config: Config) -> None:
-    """FileExistsError for a --summary that would replace anything but an earlier summary, unless --overwrite is given.
-    At an address only a run that is resumed replaces even that."""
+    """Refuse a --summary that would replace an existing file, with FileExistsError, unless --overwrite is given. A
+    local earlier summary may be replaced; one at an address only with --resume."""
     if config.overwrite or not (is_address(name) or os.path.isfile(name)):
         return
     if is_address(name):
