@@ -91,7 +91,12 @@ class Projection:
 class PreNorm:
     def __init__(self, weight: int, eps: float, /) -> None: ...
 
-class Mixer:
+class SubBlock:  # AttentionMixer has no `run`: it is run in a stack
+    def run(
+        self, t: int, ragged: RaggedParams | None, residual: int, delta: int, has_delta: bool, num_threads: int, /
+    ) -> None: ...
+
+class MambaMixer(SubBlock):
     def __init__(
         self,
         *,
@@ -115,17 +120,17 @@ class Mixer:
         ssm: View,
         conv: View,
     ) -> None: ...
-    def run(self, ragged: RaggedParams, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
 
-class Mlp:
+class Expert:
     def __init__(self, gate_up: Projection, down: Projection, /) -> None: ...
-    def run(self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
 
-class Mixture:
-    def __init__(self, router: Projection, experts_per_token: int, experts: list[Mlp], /) -> None: ...
-    def run(self, norm: PreNorm, t: int, residual: int, delta: int, has_delta: bool, num_threads: int, /) -> None: ...
+class Mlp(SubBlock):
+    def __init__(self, norm: PreNorm, expert: Expert, /) -> None: ...
 
-class AttentionMixer:
+class Mixture(SubBlock):
+    def __init__(self, norm: PreNorm, router: Projection, experts_per_token: int, experts: list[Expert], /) -> None: ...
+
+class AttentionMixer(SubBlock):
     def __init__(
         self,
         *,
@@ -153,7 +158,7 @@ class Pass:
 class Stack:
     def __init__(
         self,
-        layers: list[tuple[Mixer | AttentionMixer, PreNorm | None, Mlp | Mixture | None]],
+        layers: list[list[tuple[SubBlock, bool]]],  # whether it is beside the one before it
         norm: PreNorm,
         head: Projection,
         embedding: int,

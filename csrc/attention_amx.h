@@ -4,8 +4,7 @@
 // of 32 that begin at multiples of 32; scores are scaled after their sum, and weights are rounded to bfloat16
 // before they multiply the values. A register has 16 rows, each a query of one head, and no row reads
 // another's. Keys past a row's position have the weight zero there, so a page with values that are not finite
-// is multiplied row by row, with zeros for the values that the row does not see. Must not know: threads, how
-// units are made.
+// is multiplied row by row, with zeros for the values that the row does not see.
 #pragma once
 
 #include "attention_page.h"

@@ -1,12 +1,11 @@
 #include "attention_mixer.h"
 
 #include "parts.h"
-#include "scratch.h"
 
 namespace apcbatch {
 namespace {
 
-void write(const AttentionMixerParams& p, const PagedSequences& sequences, const Rows& qkv, int num_threads) {
+void write(const AttentionMixer& p, const PagedSequences& sequences, const Rows& qkv, int num_threads) {
     const std::int64_t row = p.kv_heads * p.head_dim, value_bytes = bytes_of(p.dtype);
     KvParams kv;
     kv.t = qkv.t;
@@ -22,7 +21,7 @@ void write(const AttentionMixerParams& p, const PagedSequences& sequences, const
     write_kv(kv, num_threads);
 }
 
-void attend(const AttentionMixerParams& p, const PagedSequences& sequences, const Rows& qkv, const Rows& to,
+void attend(const AttentionMixer& p, const PagedSequences& sequences, const Rows& qkv, const Rows& to,
             int num_threads) {
     AttentionParams attention;
     attention.num_sequences = sequences.num_sequences;
@@ -46,13 +45,17 @@ void attend(const AttentionMixerParams& p, const PagedSequences& sequences, cons
 
 }  // namespace
 
-void attention_mixer(const AttentionMixerParams& p, const PagedSequences& sequences, const Residual& residual,
-                     int num_threads) {
-    const std::int64_t t = sequences.cu_seqlens[sequences.num_sequences], h = p.o_proj.in;
-    const std::int64_t hidden = t * h * bytes_of(p.dtype), columns = p.qkv_proj.out;
-    char* memory = thread_workspace(2 * hidden + t * columns * bytes_of(p.dtype));
+std::int64_t AttentionMixer::scratch_bytes(std::int64_t t) const {
+    return t * (2 * o_proj.in + qkv_proj.out) * bytes_of(dtype);
+}
+
+void AttentionMixer::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
+                         int num_threads) const {
+    const AttentionMixer& p = *this;
+    const PagedSequences& sequences = inputs.sequences;
+    const std::int64_t t = inputs.t, h = p.o_proj.in, hidden = t * h * bytes_of(p.dtype);
     const Rows normed{t, memory, h, p.dtype}, y{t, memory + hidden, h, p.dtype};
-    const Rows qkv{t, memory + 2 * hidden, columns, p.dtype};
+    const Rows qkv{t, memory + 2 * hidden, p.qkv_proj.out, p.dtype};
     pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
     project(p.qkv_proj, normed, nullptr, qkv, num_threads);  // (t, h) -> (t, (heads + 2 kv_heads) head_dim)
     {

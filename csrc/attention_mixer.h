@@ -1,19 +1,17 @@
-// The attention mixer of one layer, its norm included, as one call: what its kernels are given, in which
-// order.
+// The attention mixer of one layer, its norm included, as one call of its kernels in order.
 //
-// The bits are those of the kernels called one by one. Must not know: the other layers, who owns a page,
-// Python.
+// The bits are those of the kernels called one by one.
 #pragma once
 
 #include "attention.h"
 #include "linear.h"
-#include "params.h"
-#include "residual.h"
+#include "sub_block.h"
 
 namespace apcbatch {
 
-// Filled once for each layer. h: hidden, which is heads * head_dim.
-struct AttentionMixerParams {
+// Filled once for each layer. h: hidden, which is heads * head_dim. The pass's keys and values are written
+// before they are read.
+struct AttentionMixer final : SubBlock {
     PreNorm norm;
     DType dtype = DType::float32;  // of the activations
     Projection qkv_proj, o_proj;   // (h + 2 * kv_heads * head_dim, h): queries, keys, values; (h, h)
@@ -22,21 +20,10 @@ struct AttentionMixerParams {
     void* k_cache = nullptr;  // (pages, kPageTokens, kv_heads, head_dim) contiguous
     void* v_cache = nullptr;
     DType cache_dtype = DType::float32;
-};
 
-// Where a pass's sequences have their keys and values.
-struct PagedSequences {
-    std::int64_t num_sequences = 0;
-    const std::int64_t* page_table = nullptr;  // (b, max_pages), row stride page_table_stride
-    std::int64_t page_table_stride = 0;
-    const std::int64_t* cu_seqlens = nullptr;   // (b + 1)
-    const std::int64_t* context = nullptr;      // (b): tokens cached before this piece
-    const std::int64_t* token_slots = nullptr;  // (t): page * kPageTokens + offset
+    std::int64_t scratch_bytes(std::int64_t t) const override;
+    void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
+             int num_threads) const override;
 };
-
-// The residual's delta becomes the mixer's result; the pass's keys and values are written before they are
-// read.
-void attention_mixer(const AttentionMixerParams& params, const PagedSequences& sequences,
-                     const Residual& residual, int num_threads);
 
 }  // namespace apcbatch

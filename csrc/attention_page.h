@@ -1,5 +1,4 @@
-// How a page's keys and values come to where the products of attention read them.
-// Must not know: rows, positions, softmax.
+// Copy or transpose a page's keys and values into the layout that attention's products read.
 #pragma once
 
 #include "attention.h"

@@ -1,5 +1,4 @@
 // The two small matrix products of attention, as register tiles: scores = q k^T and output += weights v.
-// Must not know: pages, positions, softmax.
 #pragma once
 
 #include "lanes.h"

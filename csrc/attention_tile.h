@@ -1,5 +1,5 @@
 // Attention of one unit: some queries of one sequence, for the heads that share one kv head, over all their
-// pages. Must not know: threads, how units are made.
+// pages.
 //
 // A row is one query of one head; rows lie by position, then head. Each page's keys are transposed and its
 // values copied to scratch once, as float32, and every tile of rows of the unit uses them. A tile computes 64

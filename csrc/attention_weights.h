@@ -1,5 +1,5 @@
-// The rows of a unit, what each sees of a page, and how its scores of one become weights: the softmax of
-// attention, page by page. Must not know: rows of a tile, how scores are made.
+// The softmax of attention, page by page: the rows of a unit, the keys of a page that each row sees, and how
+// scores become weights.
 #pragma once
 
 #include "attention.h"

@@ -1,5 +1,5 @@
-// apcbatch._C for Python (pybind11): what its files bind. They take views, addresses and sizes; the Python
-// side checks shapes. An argument that may be none of a kind is 0 or None.
+// apcbatch._C for Python (pybind11): the functions that its files bind. They take views, addresses and sizes;
+// the Python side checks shapes. An absent optional argument is 0 or None.
 #pragma once
 
 #include "views.h"

@@ -1,19 +1,23 @@
-// The calls that run a whole part of a layer for Python (pybind11). What stays the same from pass to pass is
-// given once, by name.
+// The sub-blocks of layers for Python (pybind11): one class for each kind. What stays the same from pass to
+// pass is given once, by name.
+#include <memory>
+
+#include "attention_mixer.h"
 #include "bindings.h"
 #include "feed_forward.h"
-#include "mixer.h"
+#include "mamba_mixer.h"
 #include "parts.h"
+#include "scratch.h"
 
 namespace apcbatch {
 namespace {
 
-MixerParams mixer_params(const PreNorm& norm, const Projection& in_proj, const Projection& x_proj,
-                         const Projection& dt_proj, const Projection& out_proj, std::int64_t d_state,
-                         std::int64_t width, Address conv_weight, Address conv_bias, Address A, Address D,
-                         Address dt_bias, bool has_norms, Address dt_norm, Address B_norm, Address C_norm,
-                         float norm_eps, const View& ssm, const View& conv) {
-    MixerParams p;
+MambaMixer mamba_mixer(const PreNorm& norm, const Projection& in_proj, const Projection& x_proj,
+                       const Projection& dt_proj, const Projection& out_proj, std::int64_t d_state,
+                       std::int64_t width, Address conv_weight, Address conv_bias, Address A, Address D,
+                       Address dt_bias, bool has_norms, Address dt_norm, Address B_norm, Address C_norm,
+                       float norm_eps, const View& ssm, const View& conv) {
+    MambaMixer p;
     p.norm = norm;
     p.dtype = in_proj.dtype;
     p.in_proj = in_proj;
@@ -43,30 +47,53 @@ Residual residual(std::int64_t t, Address sum, Address delta, bool has_delta) {
     return {floats(sum, t), floats(delta, t), has_delta};
 }
 
-void run_mixer(const MixerParams& params, const RaggedParams& ragged, Address sum, Address delta,
-               bool has_delta, int num_threads) {
-    mixer(params, ragged, residual(ragged.num_sequences, sum, delta, has_delta), num_threads);
+// A sub-block alone. ragged: null for one without slots.
+void run_sub_block(const SubBlock& sub_block, std::int64_t t, const RaggedParams* ragged, Address sum,
+                   Address delta, bool has_delta, int num_threads) {
+    SubBlockInputs inputs;
+    inputs.t = t;
+    if (ragged != nullptr) inputs.ragged = *ragged;
+    char* memory = thread_workspace(sub_block.scratch_bytes(t));
+    sub_block.run(inputs, residual(t, sum, delta, has_delta), memory, num_threads);
 }
 
-MlpParams mlp_params(const Projection& gate_up, const Projection& down) {
+AttentionMixer attention_mixer(const PreNorm& norm, const Projection& qkv_proj, const Projection& o_proj,
+                               std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim, float scale,
+                               const View& k_cache, const View& v_cache) {
+    AttentionMixer p;
+    p.norm = norm;
+    p.dtype = qkv_proj.dtype;
+    p.qkv_proj = qkv_proj;
+    p.o_proj = o_proj;
+    p.heads = heads;
+    p.kv_heads = kv_heads;
+    p.head_dim = head_dim;
+    p.scale = scale;
+    p.k_cache = values(k_cache, kMaybe);
+    p.v_cache = values(v_cache, k_cache.dtype, kMaybe);
+    p.cache_dtype = k_cache.dtype;
+    return p;
+}
+
+ExpertParams expert(const Projection& gate_up, const Projection& down) {
     return {gate_up.dtype, gate_up, down};
 }
 
-void run_mlp(const MlpParams& params, const PreNorm& norm, std::int64_t t, Address sum, Address delta,
-             bool has_delta, int num_threads) {
-    mlp(params, norm, t, residual(t, sum, delta, has_delta), num_threads);
+Mlp mlp(const PreNorm& norm, const ExpertParams& expert) {
+    Mlp p;
+    p.norm = norm;
+    p.expert = expert;
+    return p;
 }
 
-MixtureParams mixture_params(const Projection& router, std::int64_t experts_per_token,
-                             const py::list& experts) {
-    MixtureParams params{router, experts_per_token, {}};
-    for (const py::handle expert : experts) params.experts.push_back(expert.cast<MlpParams>());
-    return params;
-}
-
-void run_mixture(const MixtureParams& params, const PreNorm& norm, std::int64_t t, Address sum, Address delta,
-                 bool has_delta, int num_threads) {
-    mixture(params, norm, t, residual(t, sum, delta, has_delta), num_threads);
+Mixture mixture(const PreNorm& norm, const Projection& router, std::int64_t experts_per_token,
+                const py::list& experts) {
+    Mixture p;
+    p.norm = norm;
+    p.router = router;
+    p.experts_per_token = experts_per_token;
+    for (const py::handle one : experts) p.experts.push_back(one.cast<ExpertParams>());
+    return p;
 }
 
 py::list bound_part_seconds() {
@@ -84,15 +111,22 @@ void bind_layers(py::module_& m) {
     py::class_<PreNorm>(m, "PreNorm").def(py::init([](Address weight, float eps) {
         return PreNorm{floats(weight, kMaybe), eps};
     }));
-    py::class_<MixerParams>(m, "Mixer")
-        .def(py::init(&mixer_params), py::kw_only(), "norm"_a, "in_proj"_a, "x_proj"_a, "dt_proj"_a,
+    py::class_<SubBlock, std::shared_ptr<SubBlock>>(m, "SubBlock");
+    py::class_<MambaMixer, SubBlock, std::shared_ptr<MambaMixer>>(m, "MambaMixer")
+        .def(py::init(&mamba_mixer), py::kw_only(), "norm"_a, "in_proj"_a, "x_proj"_a, "dt_proj"_a,
              "out_proj"_a, "d_state"_a, "width"_a, "conv_weight"_a, "conv_bias"_a, "A"_a, "D"_a, "dt_bias"_a,
              "has_norms"_a, "dt_norm"_a, "B_norm"_a, "C_norm"_a, "norm_eps"_a, "ssm"_a, "conv"_a)
-        .def("run", &run_mixer, ReleaseGil());
-    py::class_<MlpParams>(m, "Mlp").def(py::init(&mlp_params)).def("run", &run_mlp, ReleaseGil());
-    py::class_<MixtureParams>(m, "Mixture")
-        .def(py::init(&mixture_params))
-        .def("run", &run_mixture, ReleaseGil());
+        .def("run", &run_sub_block, ReleaseGil());
+    py::class_<AttentionMixer, SubBlock, std::shared_ptr<AttentionMixer>>(m, "AttentionMixer")
+        .def(py::init(&attention_mixer), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,
+             "kv_heads"_a, "head_dim"_a, "scale"_a, "k_cache"_a, "v_cache"_a);
+    py::class_<ExpertParams>(m, "Expert").def(py::init(&expert));
+    py::class_<Mlp, SubBlock, std::shared_ptr<Mlp>>(m, "Mlp")
+        .def(py::init(&mlp))
+        .def("run", &run_sub_block, ReleaseGil());
+    py::class_<Mixture, SubBlock, std::shared_ptr<Mixture>>(m, "Mixture")
+        .def(py::init(&mixture))
+        .def("run", &run_sub_block, ReleaseGil());
     m.def("record_parts", &record_parts);
     m.def("part_seconds", &bound_part_seconds);
 }

@@ -1,5 +1,9 @@
 // A model's whole pass in one call for Python (pybind11). What stays the same from pass to pass is given
 // once.
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -8,49 +12,17 @@
 namespace apcbatch {
 namespace {
 
-AttentionMixerParams attention_mixer_params(const PreNorm& norm, const Projection& qkv_proj,
-                                            const Projection& o_proj, std::int64_t heads,
-                                            std::int64_t kv_heads, std::int64_t head_dim, float scale,
-                                            const View& k_cache, const View& v_cache) {
-    AttentionMixerParams p;
-    p.norm = norm;
-    p.dtype = qkv_proj.dtype;
-    p.qkv_proj = qkv_proj;
-    p.o_proj = o_proj;
-    p.heads = heads;
-    p.kv_heads = kv_heads;
-    p.head_dim = head_dim;
-    p.scale = scale;
-    p.k_cache = values(k_cache, kMaybe);
-    p.v_cache = values(v_cache, k_cache.dtype, kMaybe);
-    p.cache_dtype = k_cache.dtype;
-    return p;
-}
-
-// mixer: Mixer or AttentionMixer; norm and feed_forward: that of an Mlp or a Mixture, or both None.
-Layer layer(const py::handle& mixer, const py::handle& norm, const py::handle& feed_forward) {
-    Layer one;
-    if (py::isinstance<MixerParams>(mixer)) {
-        one.mixer = mixer.cast<MixerParams>();
-    } else {
-        one.mixer = mixer.cast<AttentionMixerParams>();
-    }
-    if (feed_forward.is_none()) return one;
-    one.norm = norm.cast<PreNorm>();
-    if (py::isinstance<MlpParams>(feed_forward)) {
-        one.feed_forward = feed_forward.cast<MlpParams>();
-    } else {
-        one.feed_forward = feed_forward.cast<MixtureParams>();
-    }
-    return one;
-}
+// A sub-block, and whether it is beside the one before it.
+using Entry = std::pair<std::shared_ptr<SubBlock>, bool>;
 
 StackParams stack_params(const py::list& layers, const PreNorm& norm, const Projection& head,
                          Address embedding) {
     StackParams p;
     for (const py::handle one : layers) {
-        const py::tuple parts = py::reinterpret_borrow<py::tuple>(one);
-        p.layers.push_back(layer(parts[0], parts[1], parts[2]));
+        p.layers.emplace_back();
+        for (const auto& [sub_block, is_beside] : one.cast<std::vector<Entry>>()) {
+            p.layers.back().push_back({sub_block, is_beside});
+        }
     }
     p.norm = norm;
     p.head = head;
@@ -129,10 +101,6 @@ py::object bound_run_stack(const StackParams& stack, BoundPass& pass, const py::
 
 void bind_stack(py::module_& m) {
     using namespace apcbatch;
-    using namespace py::literals;
-    py::class_<AttentionMixerParams>(m, "AttentionMixer")
-        .def(py::init(&attention_mixer_params), py::kw_only(), "norm"_a, "qkv_proj"_a, "o_proj"_a, "heads"_a,
-             "kv_heads"_a, "head_dim"_a, "scale"_a, "k_cache"_a, "v_cache"_a);
     py::class_<BoundPass>(m, "Pass").def(py::init(&bound_pass));
     py::class_<StackParams>(m, "Stack").def(py::init(&stack_params)).def("run", &bound_run_stack);
 }

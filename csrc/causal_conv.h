@@ -2,7 +2,6 @@
 //   out_t = silu(bias + sum_k weight_k x_(t - w + 1 + k)), k ascending, in float32; inputs before the first
 //   token come
 // from the initial slot (oldest first), or are zeros. A slot gets the last w - 1 raw inputs, bit for bit.
-// Must not know: threads, how units are made.
 #pragma once
 
 #include "scan.h"

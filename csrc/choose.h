@@ -1,8 +1,7 @@
-// What is chosen from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
+// Choices from a row of logits: experts by softmax and top k, the likeliest token, log-probabilities.
 //
 // Invariant: exponentials are float32 (vmath.h) of logit - max; those of a vocabulary are added in float64,
-// element i to lane i mod 32, the lanes then as a fixed tree; those of experts in float32, ascending. Must
-// not know: threads, what the rows mean.
+// element i to lane i mod 32, the lanes then as a fixed tree; those of experts in float32, ascending.
 #pragma once
 
 #include <math.h>

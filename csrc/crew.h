@@ -1,10 +1,10 @@
-// The threads of one OpenMP region, held together for many kernels: one leads, the others wait for the pieces
-// that it shares out. Must not know: any one kernel, instruction sets.
+// A thread pool that lives for one OpenMP region and runs many kernels: one thread leads, the others wait for
+// pieces of work.
 //
-// A kernel's pieces are cut into a run for each thread beforehand, and each run is claimed from a cache line
-// of its own, so that threads with enough to do never meet. A thread that has waited for some microseconds
-// takes pieces from the others' runs; the leader waits for pieces, never for a thread. So a thread that the
-// system has put aside delays a kernel by the piece that it is at and by no more.
+// A kernel's pieces are divided into one run per thread beforehand, and each run is claimed from its own
+// cache line, so that busy threads never contend. A thread that has been idle for some microseconds takes
+// pieces from other runs; the leader waits for pieces, never for a thread. So a thread that the system has
+// preempted delays a kernel at most by its current piece.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ class Crew {
     // The crew that the calling thread leads; null if it leads none.
     static Crew* led();
 
-    // Calls work on this thread, which leads a crew of `threads` meanwhile, fewer if the system has no more.
-    // What the work throws is thrown on. A thread that leads one already goes on with it.
+    // Calls work on this thread, which leads a pool of `threads` (fewer if the system has no more) until it
+    // returns. Exceptions of the work are rethrown. Nested calls reuse the pool that this thread leads.
     static void lead(int threads, Work function, const void* work);
     template <class Function>
     static void lead(int threads, const Function& work) {
@@ -40,27 +40,27 @@ class Crew {
     // A line of its own, and the one beside it, which processors fetch together.
     static constexpr std::size_t kApart = 128;
 
-    // What is left of a thread's run: the number of the kernel, the next block, the end. Written by the
+    // The unclaimed rest of a thread's run: the number of the kernel, the next block, the end. Written by the
     // leader, claimed from by all.
     struct alignas(kApart) Run {
         std::atomic<std::uint64_t> left{0};
     };
     // Written by one thread alone.
     struct alignas(kApart) Record {
-        std::atomic<std::int64_t> blocks{0};    // that it has computed, of all kernels
-        std::atomic<double> busy_s{0.0};        // that it took for them, while parts are recorded
-        std::atomic<std::uint32_t> refused{0};  // the kernel that it has no scratch for
+        std::atomic<std::int64_t> blocks{0};    // computed by this thread, of all kernels
+        std::atomic<double> busy_s{0.0};        // spent on them, while parts are recorded
+        std::atomic<std::uint32_t> refused{0};  // number of the last kernel that it got no scratch for
     };
 
     std::unique_ptr<Run[]> runs_;
     std::unique_ptr<Record[]> records_;
-    int room_ = 0;  // threads that these are for
+    int room_ = 0;  // capacity of runs_ and records_, in threads
     int size_ = 1;
     std::uint32_t kernel_ = 0;
     std::int64_t expected_ = 0;  // blocks of all kernels
 
-    // The kernel under way. What is read before a block is claimed is atomic: it may be that of a later one,
-    // and then the claim fails.
+    // The current kernel. Fields read before a block is claimed are atomic: they may already be those of a
+    // later kernel, and then the claim fails.
     struct alignas(kApart) {
         std::atomic<std::int64_t> scratch_bytes{0};
         std::atomic<int> threads{1};

@@ -4,7 +4,6 @@
 
 #include "parts.h"
 #include "rowwise.h"
-#include "scratch.h"
 #include "share.h"
 
 namespace apcbatch {
@@ -27,12 +26,12 @@ class Parts {
     std::int64_t bytes_ = 0;
 };
 
-std::int64_t hidden_bytes(const MlpParams& p, std::int64_t t) {
+std::int64_t hidden_bytes(const ExpertParams& p, std::int64_t t) {
     return t * p.gate_up.out * bytes_of(p.dtype);
 }
 
 // The first half of each row becomes silu(first half) * second half.
-void gate_in_place(const MlpParams& p, std::int64_t t, char* hidden, int num_threads) {
+void gate_in_place(const ExpertParams& p, std::int64_t t, char* hidden, int num_threads) {
     const PartTimer timer(Part::gated_product);
     const std::int64_t f = p.down.in;
     SiluMulParams product;
@@ -46,8 +45,8 @@ void gate_in_place(const MlpParams& p, std::int64_t t, char* hidden, int num_thr
 }
 
 // y = down(silu(gate x) * up x) for t rows of x, those that x_rows names. hidden: hidden_bytes(p, t).
-void run_mlp(const MlpParams& p, std::int64_t t, const void* x, const std::int64_t* x_rows, char* hidden,
-             float* y, int num_threads) {
+void run_expert(const ExpertParams& p, std::int64_t t, const void* x, const std::int64_t* x_rows,
+                char* hidden, float* y, int num_threads) {
     const std::int64_t h = p.gate_up.in, f = p.down.in;
     const Rows normed{t, const_cast<void*>(x), h, p.dtype}, gate_up{t, hidden, 2 * f, p.dtype};
     project(p.gate_up, normed, x_rows, gate_up, num_threads);  // (t, h) -> (t, 2f)
@@ -62,8 +61,8 @@ struct Routing {
     float* weights;        // (t k), beside tokens
 };
 
-void choose_experts(const MixtureParams& p, const Rows& x, float* logits, float* weights,
-                    std::int64_t* experts, int num_threads) {
+void choose_experts(const Mixture& p, const Rows& x, float* logits, float* weights, std::int64_t* experts,
+                    int num_threads) {
     const std::int64_t n = p.router.out;
     project(p.router, x, nullptr, {x.t, logits, n, DType::float32}, num_threads);  // (t, h) -> (t, n)
     const PartTimer timer(Part::routing);
@@ -108,50 +107,59 @@ void add_weighted(const float* parts, const std::int64_t* tokens, const float* w
     });
 }
 
+// What a mixture has in its working memory.
+struct MixtureMemory {
+    float *logits, *weights, *part;
+    std::int64_t* experts;
+    Routing routing;
+    char *hidden, *normed;
+    std::int64_t bytes;
+
+    MixtureMemory(const Mixture& p, std::int64_t t, char* memory) {
+        const std::int64_t h = p.router.in, n = p.router.out, k = p.experts_per_token;
+        Parts parts(memory);
+        logits = parts.take<float>(t * n);
+        weights = parts.take<float>(t * k);
+        experts = parts.take<std::int64_t>(t * k);
+        routing.begin = parts.take<std::int64_t>(n + 1);
+        routing.tokens = parts.take<std::int64_t>(t * k);
+        routing.weights = parts.take<float>(t * k);
+        part = parts.take<float>(t * h);
+        hidden = parts.take<char>(hidden_bytes(p.experts[0], t));
+        normed = parts.take<char>(t * h * bytes_of(p.experts[0].dtype));
+        bytes = parts.bytes();
+    }
+};
+
 }  // namespace
 
-void mlp(const MlpParams& p, const PreNorm& norm, std::int64_t t, const Residual& residual, int num_threads) {
-    const std::int64_t h = p.gate_up.in, inner = hidden_bytes(p, t);
-    char* memory = thread_workspace(inner + t * h * bytes_of(p.dtype));
-    char* normed = memory + inner;
-    pre_norm(norm, t, h, residual, normed, p.dtype, num_threads);
-    run_mlp(p, t, normed, nullptr, memory, residual.delta, num_threads);
+std::int64_t Mlp::scratch_bytes(std::int64_t t) const {
+    return hidden_bytes(expert, t) + t * expert.gate_up.in * bytes_of(expert.dtype);
 }
 
-void mixture(const MixtureParams& p, const PreNorm& norm, std::int64_t t, const Residual& residual,
-             int num_threads) {
-    const std::int64_t h = p.router.in, n = p.router.out, k = p.experts_per_token;
-    const MlpParams& any = p.experts[0];
-    struct {
-        float *logits, *weights, *part;
-        std::int64_t* experts;
-        Routing routing;
-        char *hidden, *normed;
-    } at;
-    const auto place = [&](Parts parts) {
-        at.logits = parts.take<float>(t * n);
-        at.weights = parts.take<float>(t * k);
-        at.experts = parts.take<std::int64_t>(t * k);
-        at.routing.begin = parts.take<std::int64_t>(n + 1);
-        at.routing.tokens = parts.take<std::int64_t>(t * k);
-        at.routing.weights = parts.take<float>(t * k);
-        at.part = parts.take<float>(t * h);
-        at.hidden = parts.take<char>(hidden_bytes(any, t));
-        at.normed = parts.take<char>(t * h * bytes_of(any.dtype));
-        return parts.bytes();
-    };
-    place(Parts(thread_workspace(place(Parts(nullptr)))));
-    pre_norm(norm, t, h, residual, at.normed, any.dtype, num_threads);
-    const Rows normed{t, at.normed, h, any.dtype};
+void Mlp::run(const SubBlockInputs& inputs, const Residual& residual, char* memory, int num_threads) const {
+    char* normed = memory + hidden_bytes(expert, inputs.t);
+    pre_norm(norm, inputs.t, expert.gate_up.in, residual, normed, expert.dtype, num_threads);
+    run_expert(expert, inputs.t, normed, nullptr, memory, residual.delta, num_threads);
+}
+
+std::int64_t Mixture::scratch_bytes(std::int64_t t) const { return MixtureMemory(*this, t, nullptr).bytes; }
+
+void Mixture::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
+                  int num_threads) const {
+    const std::int64_t t = inputs.t, h = router.in, n = router.out, k = experts_per_token;
+    const DType dtype = experts[0].dtype;
+    const MixtureMemory at(*this, t, memory);
+    pre_norm(norm, t, h, residual, at.normed, dtype, num_threads);
     float* y = residual.delta;
-    choose_experts(p, normed, at.logits, at.weights, at.experts, num_threads);
+    choose_experts(*this, {t, at.normed, h, dtype}, at.logits, at.weights, at.experts, num_threads);
     group_by_expert(t, k, n, at.experts, at.weights, at.routing);
     std::memset(y, 0, sizeof(float) * std::size_t(t * h));
     for (std::int64_t e = 0; e < n; ++e) {
         const std::int64_t first = at.routing.begin[e], count = at.routing.begin[e + 1] - first;
         if (count == 0) continue;
         const std::int64_t* tokens = at.routing.tokens + first;
-        run_mlp(p.experts[std::size_t(e)], count, at.normed, tokens, at.hidden, at.part, num_threads);
+        run_expert(experts[std::size_t(e)], count, at.normed, tokens, at.hidden, at.part, num_threads);
         add_weighted(at.part, tokens, at.routing.weights + first, count, h, y, num_threads);
     }
 }

@@ -1,7 +1,6 @@
-// One piece of the packed matrix product, compiled once for each instruction set (gemm_<isa>.cpp).
-// A piece is walked by blocks of k, then by panels, then by tiles of rows: the panel's block stays in the
-// first cache level while the rows of the piece, copied to scratch, stream from the second. Must not know:
-// threads, how a product is cut into pieces.
+// One piece of the packed matrix product, compiled once for each instruction set (gemm_<isa>.cpp). A piece is
+// walked by blocks of k, then by panels, then by tiles of rows: the panel's block stays in the first cache
+// level while the rows of the piece, copied to scratch, stream from the second.
 #pragma once
 
 #include "gemm_amx.h"

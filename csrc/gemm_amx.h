@@ -4,7 +4,7 @@
 // Arithmetic: tdpbf16ps takes kTileK inputs a step. Of each element it adds the products of the even and of
 // the odd inputs in two chains from +0 of fused multiply-adds, then the two, then their sum to the
 // accumulator. Denormal numbers count as zero. An element depends on its own row and column alone, so rows
-// are padded to whole tiles with whatever the scratch holds. Must not know: pieces, threads.
+// are padded to whole tiles with whatever the scratch holds.
 #pragma once
 
 #include "gemm_tile.h"
@@ -27,8 +27,8 @@ struct alignas(64) MatrixShape {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// The matrix registers of this thread in their shape, which is nobody's between pieces: other libraries have
-// shapes of their own.
+// Configures the matrix registers of this thread for the scope of a piece; between pieces other libraries may
+// configure them.
 template <>
 struct Registers<Mode::kMatrix> {
     Registers() {

@@ -1,5 +1,5 @@
 // The register tiles of the packed matrix product: some rows of x times one or more panels, over one block of
-// k. Those of matrix registers are in gemm_amx.h. Must not know: blocks, pieces, threads.
+// k. Those of matrix registers are in gemm_amx.h.
 #pragma once
 
 #include "linear.h"

@@ -1,5 +1,4 @@
-// Asks the system for large pages, of which memory that is read from end to end needs fewer. Must not know:
-// what lies there.
+// Ask the system for huge pages, so that memory that is read from end to end takes fewer TLB entries.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The packed matrix product y = x W^T (+ bias): arguments, the packed layout and the entry points.
-// Knows addresses, sizes and strides; must not know torch, Python or which model calls it.
+// The packed matrix product y = x W^T (+ bias): arguments, the packed layout and the entry points. It works
+// on plain addresses, sizes and strides.
 //
 // Arithmetic of one output element: one float32 accumulator from +0, fused multiply-adds over k strictly
 // ascending, then the bias, then one rounding to the output type. Two instruction sets multiply bfloat16 in

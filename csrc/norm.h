@@ -2,7 +2,7 @@
 // silu(gate) * up.
 //
 // Invariant: element i of a row adds its square to lane i mod 32, and the 32 lanes are then added as a fixed
-// tree, whatever the vectors' width. Must not know: threads, how rows are shared out.
+// tree, whatever the vectors' width.
 #pragma once
 
 #include "lanes.h"

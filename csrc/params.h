@@ -1,5 +1,5 @@
-// What the kernels are called with: plain structs of addresses, sizes and strides. No Python, no torch, no
-// ISA. Strides count elements. Every struct is filled once a call by bindings.cpp and read by all threads.
+// The kernels' arguments: plain structs of addresses, sizes and strides. No Python, no torch, no ISA. Strides
+// count elements. Every struct is filled once a call by bindings.cpp and read by all threads.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct BFloat16 {
 
 enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };  // float16: CUDA kernels alone
 
-// Whatever makes a DType of a number checks that it is one of them. A choice by type is a switch without a
-// default, so that the compiler names what a new type leaves out.
+// Conversions from a number to DType check its range. A choice by type is a switch without a default, so that
+// the compiler names the switches that lack a new type.
 constexpr inline __attribute__((always_inline)) std::int64_t bytes_of(DType dtype) {
     switch (dtype) {
         case DType::float32:

@@ -1,10 +1,10 @@
-// Where the time goes inside the calls that run several kernels: seconds by kind of work, while recording is
-// on. Recorded by the thread that makes the calls. Must not know: Python, what the kinds are summed up for.
+// Time inside the calls that run several kernels: seconds by kind of work, while recording is on. Recorded by
+// the calling thread.
 #pragma once
 
 namespace apcbatch {
 
-// waiting: of the crew's threads for one another, as a mean over them, in all of the others.
+// waiting: mean time a thread idles at a barrier (already contained in the other parts).
 enum class Part : int {
     products,
     convolution,

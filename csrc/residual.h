@@ -1,5 +1,5 @@
-// The residual stream as a part of a layer meets it: what the part before left to be added, and the RMS norm
-// that this part begins with. Must not know: what the part computes.
+// The residual stream between sub-blocks: the pending output of the sub-block before, and the RMS norm at the
+// beginning of the next.
 #pragma once
 
 #include "params.h"
@@ -11,8 +11,8 @@ struct PreNorm {
     float eps = 0.0f;
 };
 
-// Both (t, h) contiguous. has_delta: delta is to be added first; in any case the part's result takes its
-// place.
+// Both (t, h) contiguous. has_delta: delta must be added to sum first. Either way, the sub-block overwrites
+// delta with its result.
 struct Residual {
     float* sum = nullptr;
     float* delta = nullptr;

@@ -22,7 +22,7 @@ void elementwise(Elementwise function, const float* from, float* to, std::int64_
 std::int64_t scan_scratch_floats(const ScanParams& params, std::int64_t channels);
 std::int64_t conv_scratch_floats(const ConvParams& params, std::int64_t channels);
 
-// A unit of the scan works through tiles of at most so many tokens times channels: the tile's rows stay in
+// Maximum tokens times channels of a tile of the scan: the tile's rows stay in
 // the second cache level, those of one vector of channels in the first.
 constexpr std::int64_t kTileTokens = 64;
 constexpr std::int64_t kTileChannels = 64;

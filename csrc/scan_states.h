@@ -3,8 +3,7 @@
 //
 // Both do the same operations on the same values in the same order, so either may follow the other: per state
 // one chain h = fma(2^(dt A log2 e), h, (dt x) B) over the tokens, and per token one chain y = fma(C, h, y)
-// over the states, ascending, whatever the blocks. Must not know: slots, sequences, what the pointers belong
-// to.
+// over the states, ascending, whatever the blocks.
 #pragma once
 
 #include "vmath.h"

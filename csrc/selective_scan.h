@@ -6,7 +6,7 @@
 //
 // Invariants. The operations on one (channel, state) are one fixed chain over the tokens, in float32, and y
 // gathers n ascending into one accumulator; so no bit depends on where a sequence is cut, on tiles, threads
-// or lanes. A snapshot is the carry itself. Must not know: threads, how units are made.
+// or lanes. A snapshot is the carry itself.
 //
 // Tokens go by in tiles. A tile's rows (dt, dt x and the running y) are prepared once in scratch; then,
 // vector by vector of channels, blocks of states pass over the tile with their h in registers. B and C are

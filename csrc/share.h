@@ -1,5 +1,4 @@
-// How the threads' share of a kernel is handed out, and which instruction set's function does it.
-// Must not know: any one kernel.
+// Distribute the pieces of a kernel over threads.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +12,11 @@ namespace apcbatch {
 // Elements below which one thread is faster than waking the others.
 constexpr double kSerialElements = 1 << 16;
 
-// Of the threads asked for, those that this process may use; see share.cpp for forked processes.
+// The threads that this process may use, at most `wanted`; see share.cpp for forked processes.
 int usable_threads(std::int64_t wanted);
 
-// The same for some work; 1 where it is too little to wake the others for, or a sixteenth of that where a
-// crew is awake.
+// As usable_threads, but 1 for less work than `too_little`, or than a sixteenth of it if this thread leads a
+// pool.
 int useful_threads(double work, double too_little, std::int64_t wanted);
 
 // Calls piece(i, scratch) once for each i < count, each thread with `scratch_bytes` of its own, by the crew

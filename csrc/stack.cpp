@@ -1,5 +1,6 @@
 #include "stack.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "attention.h"
@@ -15,15 +16,18 @@ namespace {
 // What goes through the layers, and the rows that are taken out at the end.
 class Stream {
   public:
-    Stream(std::int64_t t, std::int64_t taken, std::int64_t h) {
+    Stream(std::int64_t t, std::int64_t taken, std::int64_t h, bool has_beside) {
         const std::int64_t one = (t * h + 15) / 16 * 16, two = (taken * h + 15) / 16 * 16;
-        float* memory = reinterpret_cast<float*>(thread_stream(4 * (2 * one + 3 * two)));
+        const std::int64_t more = has_beside ? one : 0;
+        float* memory = reinterpret_cast<float*>(thread_stream(4 * (2 * one + 3 * two + more)));
         residual = {memory, memory + one, false};
         rows = {memory + 2 * one, memory + 2 * one + two, true};
         normed = memory + 2 * one + 2 * two;
+        beside = memory + 2 * one + 3 * two;
     }
     Residual residual, rows;
     void* normed;
+    float* beside;  // (t, h): the result of a sub-block that is beside another
 };
 
 void widen(const BFloat16* from, std::int64_t count, float* to) {
@@ -57,18 +61,43 @@ void embed(const StackParams& p, std::int64_t t, const std::int64_t* tokens, flo
     });
 }
 
-void run_layer(const Layer& layer, const PassParams& pass, std::int64_t t, Residual& residual,
-               int num_threads) {
-    if (const auto* mamba = std::get_if<MixerParams>(&layer.mixer)) {
-        mixer(*mamba, pass.ragged, residual, num_threads);
-    } else {
-        attention_mixer(std::get<AttentionMixerParams>(layer.mixer), pass.sequences, residual, num_threads);
+// to += from, over the t rows of h columns.
+void add_rows(const float* from, std::int64_t t, std::int64_t h, float* to, int num_threads) {
+    const PartTimer timer(Part::norms);
+    share_rows(t, h, num_threads, 0, [&](std::int64_t begin, std::int64_t end, char*) {
+        for (std::int64_t i = begin * h; i < end * h; ++i) to[i] += from[i];
+    });
+}
+
+bool has_beside(const StackParams& p) {
+    for (const Layer& layer : p.layers) {
+        for (const LayerEntry& entry : layer) {
+            if (entry.is_beside) return true;
+        }
     }
-    residual.has_delta = true;
-    if (const auto* one = std::get_if<MlpParams>(&layer.feed_forward)) {
-        mlp(*one, layer.norm, t, residual, num_threads);
-    } else if (const auto* some = std::get_if<MixtureParams>(&layer.feed_forward)) {
-        mixture(*some, layer.norm, t, residual, num_threads);
+    return false;
+}
+
+std::int64_t scratch_bytes(const StackParams& p, std::int64_t t) {
+    std::int64_t most = 0;
+    for (const Layer& layer : p.layers) {
+        for (const LayerEntry& entry : layer) most = std::max(most, entry.sub_block->scratch_bytes(t));
+    }
+    return most;
+}
+
+void run_layer(const Layer& layer, const SubBlockInputs& inputs, std::int64_t h, Stream& stream, char* memory,
+               int num_threads) {
+    Residual& residual = stream.residual;
+    for (const LayerEntry& entry : layer) {
+        if (entry.is_beside) {  // the sum has what was left before: it is normed again as it is
+            const Residual own{residual.sum, stream.beside, false};
+            entry.sub_block->run(inputs, own, memory, num_threads);
+            add_rows(own.delta, inputs.t, h, residual.delta, num_threads);
+        } else {
+            entry.sub_block->run(inputs, residual, memory, num_threads);
+            residual.has_delta = true;
+        }
     }
 }
 
@@ -131,11 +160,13 @@ void run_stack(const StackParams& p, const PassParams& pass, const std::function
     const std::int64_t t = pass.ragged.cu_seqlens[pass.ragged.num_sequences], h = p.head.in;
     const std::int64_t r = pass.for_logits.count, s = pass.for_hidden.count;
     Crew::lead(usable_threads(num_threads), [&] {
-        Stream stream(t, r > s ? r : s, h);
+        Stream stream(t, r > s ? r : s, h, has_beside(p));
         embed(p, t, pass.tokens, stream.residual.sum, num_threads);
+        const SubBlockInputs inputs{t, pass.ragged, pass.sequences};
+        char* memory = thread_workspace(scratch_bytes(p, t));
         for (const Layer& layer : p.layers) {
             if (on_layer) on_layer();
-            run_layer(layer, pass, t, stream.residual, num_threads);
+            run_layer(layer, inputs, h, stream, memory, num_threads);
         }
         norm_rows(p, stream, pass.for_hidden, pass.hidden, num_threads);
         norm_rows(p, stream, pass.for_logits, stream.normed, num_threads);

@@ -1,24 +1,26 @@
-// A model's whole pass as one call by one crew of threads: embedding, layers, final norm, output projection,
-// and the likeliest token of each row of logits.
+// A model's whole pass as one call by one thread pool: embedding, layers, final norm, output projection, and
+// the likeliest token of each row of logits.
 //
-// The bits are those of its parts called one by one. Must not know: what the parts compute, Python.
+// The bits are those of its parts called one by one.
 #pragma once
 
 #include <functional>
-#include <variant>
+#include <memory>
 #include <vector>
 
-#include "attention_mixer.h"
-#include "feed_forward.h"
-#include "mixer.h"
+#include "linear.h"
+#include "sub_block.h"
 
 namespace apcbatch {
 
-struct Layer {
-    std::variant<MixerParams, AttentionMixerParams> mixer;
-    PreNorm norm;  // of the feed-forward part
-    std::variant<std::monostate, MlpParams, MixtureParams> feed_forward;
+// is_beside: it reads what the sub-block before it reads, under the same norm, and its result is added to
+// that one's.
+struct LayerEntry {
+    std::shared_ptr<const SubBlock> sub_block;
+    bool is_beside = false;
 };
+
+using Layer = std::vector<LayerEntry>;
 
 struct StackParams {
     std::vector<Layer> layers;

@@ -1,4 +1,4 @@
-// How the bindings of both devices see what Python gives them (pybind11): numbers become addresses and
+// Conversion of Python arguments (pybind11), for the bindings of both devices: numbers become addresses and
 // tensors, and these fill the kernels' structs. The Python side checks shapes and keeps the memory alive.
 #pragma once
 

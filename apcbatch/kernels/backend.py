@@ -1,7 +1,4 @@
-"""Which backend runs a model.
-
-Must not know: models, requests.
-"""
+"""The backend of a device."""
 
 from __future__ import annotations
 

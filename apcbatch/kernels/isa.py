@@ -1,7 +1,4 @@
-"""The instruction set that the CPU kernels use, and the name of the arithmetic that follows from it.
-
-Must not know: any one kernel.
-"""
+"""The instruction set that the CPU kernels use, and the name of the arithmetic that follows from it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ w taps, r dt_rank, f inner columns of an expert.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -43,7 +43,7 @@ class PreNorm:
 
 
 @dataclass(frozen=True, eq=False)
-class MixerWeights(Generic[LinearT]):
+class MambaWeights(Generic[LinearT]):
     """A Mamba-1 mixer. Packed weights of one dtype; the rest float32, contiguous.
 
     in_proj (2d, h), x_proj (r + 2n, d), dt_proj (d, r), out_proj (h, d). in_bias (2d), out_bias (h), conv_bias
@@ -100,6 +100,15 @@ class Expert(Generic[LinearT]):
             )
 
 
+class MatrixProduct(NamedTuple):
+    """`linear` of so many rows by packed weights, as a fused sub-block makes it; out_dtype: None for the weights'."""
+
+    rows: int
+    packed: Any
+    out_dtype: torch.dtype | None = None
+    bias: torch.Tensor | None = None
+
+
 class Residual:
     """The residual stream of a pass. A part adds to it what the part before it left, norms the sum, and leaves its own
     result to be added by the next.
@@ -124,6 +133,16 @@ class Residual:
             self.sum.add_(self.delta)
             self.has_delta = False
         return self.sum
+
+    def beside(self) -> torch.Tensor:
+        """Give the next sub-block the sum that the one before it has read, as it is under the same norm. Returns what
+        that one left, for `join`."""
+        left, self.delta, self.has_delta = self.delta, torch.empty_like(self.delta), False
+        return left
+
+    def join(self, left: torch.Tensor) -> None:
+        """Add what the sub-block left after `beside` to what the one before it had left."""
+        self.leave(left.add_(self.delta))
 
     def leave(self, delta: torch.Tensor) -> None:
         """The next part adds this: (t, h) float32 contiguous, where the sum lies. Raises ValueError."""

@@ -7,28 +7,49 @@ it, so that whoever observes that backend sees them all. Two engines of a proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from apcbatch.kernels.layer import AttentionWeights, Expert, Linear, LinearT, MixerWeights, PreNorm, Residual
+from apcbatch.kernels.layer import Linear, LinearT, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
-Mixer: TypeAlias = Callable[[Residual, Ragged], None]
-MixerT = TypeVar("MixerT", bound=Mixer)
 UsedLinear = TypeVar("UsedLinear", bound=Linear, contravariant=True)
 
 
-class FeedForward(Protocol):
-    """An MLP or a mixture. most_captured: the most tokens of a call that a CUDA graph can hold."""
+class FusedSubBlock(Protocol):
+    """A sub-block of a layer in one call, over the weights and the state that it was made of: it norms the residual
+    and leaves its result to be added. most_captured: the most tokens of a call that a CUDA graph can hold."""
 
     @property
     def most_captured(self) -> int: ...
 
-    def __call__(self, residual: Residual, /) -> None: ...
+    def __call__(self, residual: Residual, ragged: Ragged, /) -> None: ...
+
+
+class KindOnDevice(NamedTuple):
+    """How a device has one kind of sub-block.
+
+    make(norm, what the kind is made of ...): its fused form; None: it runs by its ops. version: of its arithmetic; it
+    counts up with every change of a bit of this kind's results alone.
+    """
+
+    make: Callable[..., Any] | None
+    version: int = 1
+
+
+NOT_FUSED = KindOnDevice(None)
+
+
+class StackEntry(NamedTuple):
+    """A sub-block of a layer for a stack. is_beside: it reads what the one before it reads, under the same norm, and
+    its result is added to that one's."""
+
+    part: Any
+    is_beside: bool
 
 
 class Pages(NamedTuple):
@@ -40,11 +61,11 @@ class Pages(NamedTuple):
     token_slots: torch.Tensor
 
 
-class MixerStack(Protocol):
-    """Mixers one after the other in one call. The bits are those of the mixers one by one."""
+class LayerStack(Protocol):
+    """All layers of a model in one call. The bits are those of the sub-blocks one by one."""
 
     def __call__(self, residual: Residual, ragged: Ragged, /) -> bool:
-        """Run them, or return False: this batch is left to the mixers."""
+        """Run them, or return False: this batch is left to the sub-blocks."""
 
 
 class Passed(NamedTuple):
@@ -76,13 +97,6 @@ class PassStack(Protocol):
         """The logits of tokens logits_rows (r,) int64, the likeliest tokens, and with_logprobs their log-probabilities;
         the normed hidden states of hidden_rows (s,) int64. tokens: (t,) int64. on_layer: called before each layer. The
         tensors are overwritten by the next call. Raises ValueError."""
-
-
-class StackLayer(NamedTuple):
-    """The parts of a layer as the kernels have them; feed_forward: None for none."""
-
-    mixer: Any
-    feed_forward: FeedForward | None
 
 
 class Ops(Protocol[UsedLinear]):
@@ -163,62 +177,63 @@ class Ops(Protocol[UsedLinear]):
 
     def normed(self, residual: Residual, norm: PreNorm, dtype: torch.dtype) -> torch.Tensor: ...
 
-    def run_mixer(self, mixer: Mixer, residual: Residual, ragged: Ragged) -> None:
-        """Run a mixer of this backend, over the states that the batch names."""
-        mixer(residual, ragged)
-
-    def run_feed_forward(self, part: FeedForward, residual: Residual) -> None:
-        """Run an MLP or a mixture of this backend."""
-        part(residual)
+    def run_sub_block(self, part: FusedSubBlock, residual: Residual, ragged: Ragged) -> None:
+        """Run a sub-block of this backend, over the states that the batch names."""
+        part(residual, ragged)
 
 
 OPS = tuple(name for name in vars(Ops) if not name.startswith("_"))
 Around: TypeAlias = Callable[..., Any]  # (name of an op, the op, its arguments ...) -> what the op returns
 
 
-class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
+class BackendOf(Ops[LinearT], Protocol[LinearT]):
     """The ops of a device, and what is made once for a model. exact: whether a row's bits never depend on the rows that
-    come with it. runs_whole: whether a pass is one call, whose parts apcbatch.kernels.fused_seconds tells apart."""
+    come with it. kinds: the kinds of sub-blocks that it has in one call, by name. runs_whole: whether the model's pass
+    is one call, whose parts apcbatch.kernels.kernel_seconds tells apart; the model sets it."""
 
     exact: bool
-    runs_whole: bool
+    kinds: ClassVar[Mapping[str, KindOnDevice]]
+    runs_whole: bool = False
 
-    def numerics(self, dtype: torch.dtype) -> str:
-        """The name of the arithmetic of weights of this dtype: snapshots are of use only where it is the same."""
+    def arithmetic(self, dtype: torch.dtype) -> str:
+        """The name of what all kinds share: products, norms, sums, of weights of this dtype."""
+
+    def numerics(self, dtype: torch.dtype, kinds: Iterable[str] = ()) -> str:
+        """The name of the arithmetic of a model of these kinds: snapshots are of use only where it is the same. A
+        kind's version stands in it from 2 on: the name is the one of before the kind had a version of its own, and
+        a change of one kind leaves the stores of models without it."""
+        versions = ((kind, self.kinds.get(kind, NOT_FUSED).version) for kind in sorted(set(kinds)))
+        return self.arithmetic(dtype) + "".join(f"-{kind}{version}" for kind, version in versions if version > 1)
 
     def pack_linear(self, weight: torch.Tensor) -> LinearT: ...
 
-    def mixer(self, norm: PreNorm, weights: MixerWeights[LinearT], ssm: torch.Tensor, conv: torch.Tensor) -> MixerT: ...
+    def sub_block(self, kind: str, norm: PreNorm, *made_of: Any) -> Any:
+        """The fused form of a sub-block, from its norm, weights and state; None where the device has none."""
+        make = self.kinds.get(kind, NOT_FUSED).make
+        return None if make is None else make(norm, *made_of)
 
-    def mixer_stack(self, mixers: Sequence[MixerT]) -> MixerStack | None:
-        """What runs one or more mixers of this backend in one call; None where the device has no such call."""
-
-    def mlp(self, norm: PreNorm, expert: Expert[LinearT]) -> FeedForward: ...
-
-    def mixture(
-        self, norm: PreNorm, router: LinearT, experts: Sequence[Expert[LinearT]], experts_per_token: int
-    ) -> FeedForward: ...
-
-    def attention(
-        self, norm: PreNorm, weights: AttentionWeights[LinearT], k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> Any:
-        """An attention mixer for `pass_stack`; None where the device has none."""
+    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> LayerStack | None:
+        """What runs all layers in one call; None where the device has no such call for them."""
 
     def pass_stack(
-        self, layers: Sequence[StackLayer], norm: PreNorm, head: LinearT, embedding: torch.Tensor | None
+        self,
+        layers: Sequence[Sequence[StackEntry]],
+        norm: PreNorm,
+        head: LinearT,
+        embedding: torch.Tensor | None,
     ) -> PassStack | None:
         """What runs whole passes in one call; None where the device has no such call. norm: the final one. embedding:
         (vocabulary, h) in the head's dtype; None: the head's rows."""
 
     @property
     def is_observed(self) -> bool:
-        """Whether somebody wants to see each op: then a pass is to be made of them."""
+        """Whether every op is observed: a pass is then run op by op."""
         return all(map(vars(self).__contains__, OPS))
 
     @contextmanager
     def observed(self, around: Around, names: Collection[str] = OPS) -> Iterator[None]:
-        """Each op that is called through this backend while it lasts is left to around(name, op, *arguments). names:
-        the ops to see; a pass is made of single ops only if they are all."""
+        """Inside the block, route each call of an op in `names` through around(name, op, *arguments). A pass is run op
+        by op only if `names` are all ops."""
         for name in names:
             setattr(self, name, partial(around, name, getattr(self, name)))
         try:
@@ -228,4 +243,4 @@ class BackendOf(Ops[LinearT], Protocol[LinearT, MixerT]):
                 delattr(self, name)
 
 
-Backend: TypeAlias = BackendOf[Any, Any]  # which one, and so how it packs, is known when the program runs
+Backend: TypeAlias = BackendOf[Any]  # which one, and so how it packs, is known when the program runs

@@ -1,7 +1,4 @@
-"""How many threads the CPU kernels use; torch's own ops use as many.
-
-Must not know: any one kernel, why there are so many. No bit of any result depends on it.
-"""
+"""The number of threads of the CPU kernels and of torch's own ops. No bit of any result depends on it."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Use so many from now on, in the whole process. ValueError unless there is at least one."""
+    """Set the number of threads of the whole process. ValueError unless there is at least one."""
     if count < 1:
         raise ValueError(f"the kernels need at least one thread; asked for are {count}")
     torch.set_num_threads(count)

@@ -1,1 +1,1 @@
-"""Mamba, FalconMamba and Jamba from Hugging Face checkpoints, over apcbatch.kernels. Must not know: requests."""
+"""Mamba, FalconMamba and Jamba from Hugging Face checkpoints, over apcbatch.kernels."""

@@ -1,9 +1,8 @@
 """The arena of states: every live state and every snapshot of a run, one allocation for each role of the layout.
 
-Must not know: requests, keys, who owns a slot, what the roles mean. The memory is reserved, not touched: a page of it
-becomes resident when a kernel first writes there, a huge page where the system has them, so that states are read and
-written with few misses of the TLB. On a device, slots are copied to and from the host beside the passes, on streams of
-their own, one for each direction: the bus has both.
+The memory is reserved, not touched: a page of it becomes resident when a kernel first writes there. Huge pages are used
+where the system has them, so that states are read and written with few TLB misses. On a device, slots are copied to and
+from the host concurrently with the passes, on one stream per direction, as the bus transfers in both at once.
 """
 
 from __future__ import annotations
@@ -16,29 +15,28 @@ from typing import Protocol
 import torch
 
 from apcbatch.layout import PAGE_TOKENS, TOKEN_AXIS, Extent, Stack, StateLayout
-from apcbatch.model.copies import Copies
-from apcbatch.model.finite import finite_rows, largest
+from apcbatch.model.host_copies import Copies, finite_rows, largest
 
 Tensors = dict[str, torch.Tensor]
 
 
 class Mark(Protocol):
-    """A point in what devices were asked to do; an arena's `mark` gives one."""
+    """A point in the work submitted to the devices, like an event on a stream; `mark` of an arena records one."""
 
     def wait(self) -> None:
-        """Return when they are there. Any thread may."""
+        """Block until the devices have reached this point. Any thread may."""
 
 
 class StateArena:
-    """slots: by role, (num_slots, layers, *the part's axes). pages: by role of what is kept for each token, (layers,
-    *the part's axes) with (num_pages, PAGE_TOKENS) in place of the tokens."""
+    """slots: by role, (num_slots, layers, *the part's axes). pages: by role of the per-token state (keys and values),
+    (layers, *the part's axes) with (num_pages, PAGE_TOKENS) in place of the axis of tokens."""
 
     def __init__(self, layout: StateLayout, num_slots: int, num_pages: int, device: torch.device) -> None:
         self.layout, self.device = layout, device
         self._copies = Copies(device)
         self.slots: Tensors = {}
         self.pages: Tensors = {}
-        self._token_dim: dict[str, int] = {}  # of the tensor with one axis of tokens; in `pages` it is two
+        self._token_dim: dict[str, int] = {}  # index of the token axis, which is two axes in `pages`
         for stack in layout.stacks:
             name, dtype = stack.role.name, getattr(torch, stack.dtype)
             if stack.role.extent is Extent.TOKENS:
@@ -57,8 +55,8 @@ class StateArena:
         return views
 
     def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
-        """Whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device, where it
-        may still be on its way; an empty list where there is nothing to look at."""
+        """Whether the state of each slot holds neither NaN nor infinity: (slots,) bool on the arena's device, possibly
+        not computed yet; an empty list without slots or without floating-point parts."""
         parts = [part for part in self.slots.values() if part.is_floating_point()]
         if not parts or not slots:
             return []
@@ -70,30 +68,31 @@ class StateArena:
 
     @property
     def on_host(self) -> bool:
-        """Whether the host reads and writes slots where they lie."""
+        """Whether slots lie in host memory, so that the host reads and writes them without a copy."""
         return self.device.type == "cpu"
 
     def host_slot(self, slot: int) -> Tensors:
-        """The parts of a slot itself, as views; for an arena that is on the host."""
+        """The parts of a slot as views; for an arena on the host only."""
         return {name: part[slot] for name, part in self.slots.items()}
 
     def mark(self) -> Mark:
-        """What the device has been asked for until now."""
+        """Record the work submitted to the device until now."""
         return self._copies.mark()
 
     def copy_out(self, slot: int, host: Tensors, after: Mark) -> None:
-        """Copy a slot to memory on the host as it is at a mark; returns when it is there. Any thread may call it."""
+        """Copy a slot, as it is at a mark, to host memory; returns when the copy is complete. Any thread may call
+        it."""
         self._copies.out([(host[name], part[slot]) for name, part in self.slots.items()], after)
 
     def copy_in(self, slot: int, host: Mapping[str, torch.Tensor]) -> Mark:
-        """Begin to fill a slot, before whatever the device is asked for from now on; the mark says when `host` may
-        change. Other names are left alone."""
+        """Begin to fill a slot, ordered before all work submitted to the device later. `host` may change once the
+        returned mark is reached. Names that the arena does not have are ignored."""
         return self._copies.into([(part[slot], host[name]) for name, part in self.slots.items()])
 
     def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
-        """What is kept for tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new tensors of
-        end - begin tokens on the host: keys and values are (layers, 2, end - begin, kv heads, head_dim). after: as it
-        is at a mark, beside the passes; any thread may call it so."""
+        """The per-token state of tokens begin..end of the sequence whose page list is `pages` (n,) int64, as new
+        tensors of end - begin tokens on the host: keys and values are (layers, 2, end - begin, kv heads, head_dim).
+        after: copy as of this mark, concurrently with the passes; any thread may call it then."""
         with self._copies.beside(after):
             return {name: part.cpu() for name, part in self._gathered(pages, begin, end).items()}
 
@@ -107,7 +106,8 @@ class StateArena:
         return gathered
 
     def scatter(self, pages: torch.Tensor, begin: int, parts: Mapping[str, torch.Tensor]) -> None:
-        """Write what `gather` gives as the tokens from `begin` on. Other names are left alone."""
+        """Write the result of `gather` as the tokens from `begin` on. Names that the arena does not have are
+        ignored."""
         for name, dim in self._token_dim.items():
             positions = torch.arange(begin, begin + parts[name].shape[dim])
             places = pages[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
@@ -121,8 +121,8 @@ class StateArena:
             pages.select(dim, target).copy_(pages.select(dim, source))
 
     def shown(self, slot: int, pages: torch.Tensor, position: int) -> Tensors:
-        """A snapshot as the Python surface gives it: new tensors on the host, the layer first, then a role's axes in
-        the order that it is shown in; what is kept for tokens only if the snapshot has pages."""
+        """A snapshot as the Python surface returns it: new tensors on the host, the layer first, then the role's axes
+        in their `shown` order; per-token state only if the snapshot has pages."""
         parts = {name: part[slot].clone() for name, part in self.slots.items()}
         if len(pages):
             parts |= self.gather(pages, 0, position)
@@ -139,7 +139,8 @@ def _shape(stack: Stack, *tokens: int) -> tuple[int, ...]:
 
 
 def _reserved(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that was not written to. OSError where the system has none, torch.OutOfMemoryError for a CUDA device."""
+    """Allocate memory without touching it. OSError if the host has too little, torch.OutOfMemoryError if a CUDA device
+    has."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not num_bytes:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,31 +1,33 @@
 """Jamba's attention mixer: grouped queries over a paged KV cache, without position embeddings.
 
-Must not know: requests, who owns a page. Lieber et al., "Jamba", arXiv 2403.19887, section 3.
+Lieber et al., "Jamba", arXiv 2403.19887, section 3. torch is imported only when a mixer is loaded.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from apcbatch.kernels.layer import AttentionWeights, PreNorm, Residual
-from apcbatch.model.batch import Batch
+from apcbatch.layout import KV, StatePart
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.tensor_source import TensorSource
+from apcbatch.model.sub_blocks import SubBlockKind
+
+if TYPE_CHECKING:
+    from apcbatch.kernels.layer import PreNorm, Residual
+    from apcbatch.model.batch import Batch
+    from apcbatch.model.sub_blocks import StateTensors
+    from apcbatch.model.tensor_source import TensorSource
 
 
 class AttentionMixer:
-    """Norms the residual (t, h) and leaves (t, h) to be added to it; the KV of the batch's tokens is written before it
-    is read. norm: the layer's, which it begins with. part: the mixer as a stack has it; no single operation is all of
-    it."""
+    """Norm the residual (t, h) and leave the mixer's output (t, h) to be added to it. The batch's KV is written before
+    it is read. part: the fused form of the mixer for a stack, where the backend has one; calling the object runs it op
+    by op."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        source: TensorSource,
-        norm: PreNorm,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-    ) -> None:
+    def __init__(self, config: ModelConfig, source: TensorSource, norm: PreNorm, state: StateTensors) -> None:
+        import torch
+
+        from apcbatch.kernels.layer import AttentionWeights
+
         h = config.hidden_size
         self._backend, self.norm, self.dtype = source.backend, norm, source.dtype
         self.heads, self.kv_heads, self.head_dim = (
@@ -39,10 +41,10 @@ class AttentionMixer:
         v_weight = source.take("v_proj.weight", (kv, h))
         self.qkv_proj = source.pack(torch.cat([q_weight, k_weight, v_weight]))
         self.o_proj = source.packed("o_proj", h, h)
-        self.k_cache, self.v_cache = k_cache, v_cache  # (pages, page_tokens, kv heads, head_dim)
+        self.k_cache, self.v_cache = state[KV.name]  # (pages, page_tokens, kv heads, head_dim)
         self.scale = self.head_dim**-0.5
         weights = AttentionWeights(self.qkv_proj, self.o_proj, self.heads, self.scale)
-        self.part = source.backend.attention(norm, weights, k_cache, v_cache)
+        self.part = source.backend.sub_block(ATTENTION.name, norm, weights, self.k_cache, self.v_cache)
 
     def __call__(self, residual: Residual, batch: Batch) -> None:
         ops = self._backend
@@ -61,6 +63,21 @@ class AttentionMixer:
             batch.context,
             self.scale,
         )
-        residual.leave(
-            ops.linear(y.view(t, -1), self.o_proj, out_dtype=torch.float32)  # (t, heads * head_dim) -> (t, h)
-        )
+        left = ops.linear(y.view(t, -1), self.o_proj, out_dtype=residual.sum.dtype)  # (t, heads * head_dim) -> (t, h)
+        residual.leave(left)
+
+
+def _products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    h, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
+    return {"qkv_proj": (h, h + 2 * kv), "o_proj": (h, h)}
+
+
+def _state(config: ModelConfig, layer: int, dtype: str) -> tuple[StatePart, ...]:
+    return (KV.part(layer, (2, None, config.num_key_value_heads, config.head_dim), dtype),)
+
+
+def _sizes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {"k_proj.weight": (config.num_key_value_heads * config.head_dim, config.hidden_size)}
+
+
+ATTENTION = SubBlockKind("attention", AttentionMixer, _products, _state, _sizes)

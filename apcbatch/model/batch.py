@@ -1,7 +1,4 @@
-"""One packed batch, as the layers see it.
-
-Must not know: requests. A batch is made on the host; a model on another device gets its copy there.
-"""
+"""One packed batch, as the layers see it. A batch is made on the host; a model on another device copies it there."""
 
 from __future__ import annotations
 
@@ -18,13 +15,13 @@ from apcbatch.kernels.ragged import Ragged
 class Batch:
     """b sequences packed token-major into t tokens.
 
-    token_ids (t,) int64; -1 - r: row r of `chosen` (rows,) int64, what the pass before chooses. ragged: offsets, and
-    the state slots read, written and kept. logits_rows (r,) int64: the tokens whose logits are wanted. For attention
-    layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this piece, token_slots (t,) int64 =
-    page x page_tokens + offset of each token; -1: it is not written.
-    scored_rows (s,) int64: the tokens whose normed hidden states are wanted, or None. with_logprobs: whether the
-    log-probabilities of the likeliest tokens are wanted too.
-    present: (1,) int64, where only so many of the tokens, the first ones, are there, and the rest fill the batch up.
+    token_ids (t,) int64; -1 - r stands for the token in row r of `chosen` (rows,) int64, sampled by the previous pass.
+    ragged: offsets, and the state slots to read, write and snapshot into. logits_rows (r,) int64: the tokens whose
+    logits are computed. For attention layers: page_table (b, pages) int64, context (b,) int64 tokens cached before this
+    piece, token_slots (t,) int64 = page x page_tokens + offset of each token, or -1 to write none. scored_rows (s,)
+    int64: the tokens whose normed hidden states are returned, or None. with_logprobs: whether the log-probabilities of
+    the likeliest tokens are computed too. present: (1,) int64, the number of real tokens, which come first; the others
+    are padding. None: all are real.
     """
 
     token_ids: torch.Tensor
@@ -40,7 +37,7 @@ class Batch:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """(t,) int64: the tokens, those that the pass before chooses among them; 0 where it chooses none."""
+        """(t,) int64: the token ids, with references into `chosen` replaced; 0 where the previous pass chose none."""
         if self.chosen is None:
             return self.token_ids
         taken = self.chosen[self.token_ids.bitwise_not().clamp_min(0)].clamp_min(0)
@@ -48,16 +45,16 @@ class Batch:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """The ragged's offsets (b + 1,) int64, where the tokens are."""
+        """The ragged's offsets (b + 1,) int64, on the device of the tokens."""
         device = self.token_ids.device
         return self.ragged.cu_seqlens if device.type == "cpu" else batch_on(device, self.ragged).cu_seqlens
 
     def on(self, device: torch.device) -> Batch:
-        """A copy on a CUDA device. The ragged stays the host's, and keeps its copy there."""
+        """A copy on a CUDA device. The ragged stays on the host, and caches its copy on the device."""
         names = ["token_ids", "logits_rows", "page_table", "context", "token_slots"]
         names += [] if self.scored_rows is None else ["scored_rows"]
         lists = [getattr(self, name) for name in names]
-        memory = uploaded(torch.cat([part.flatten() for part in lists]), device)  # at once
+        memory = uploaded(torch.cat([part.flatten() for part in lists]), device)  # in one transfer
         parts = torch.split(memory, [part.numel() for part in lists])
         tensors = {name: part.view(of.shape) for name, part, of in zip(names, parts, lists, strict=True)}
         batch_on(device, self.ragged)

@@ -1,7 +1,6 @@
 """The stack of layers of any family: embedding, layers, head.
 
-Must not know: requests, families, what its layers are made of. Pre-norm residual layers; the residual stream is float32
-whatever the weights' dtype.
+Pre-norm residual layers; the residual stream is float32 whatever the weights' dtype.
 """
 
 from __future__ import annotations
@@ -11,48 +10,50 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from apcbatch.errors import ModelError
 from apcbatch.fingerprint import model_fingerprint
 from apcbatch.kernels.layer import PreNorm, Residual
-from apcbatch.kernels.ops import Backend, FeedForward, MixerStack, Pages, Passed, PassStack, StackLayer
+from apcbatch.kernels.ops import Backend, LayerStack, Pages, Passed, PassStack, StackEntry
 from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.blocks import Mixer
 from apcbatch.model.families import family_of
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.hop import Sent
+from apcbatch.model.peer_transfer import Sent
+from apcbatch.model.sub_blocks import LoadedSubBlock
 from apcbatch.model.tensor_source import TensorSource
 from apcbatch.model.weights import Checkpoint
 
 
 def check_sizes(model_dir: Path, config: ModelConfig) -> None:
-    """ModelError where the weights' headers do not have the sizes of config.json that a state and a row of logits are
-    made of, or a dtype of quantised weights; nothing is allocated for what the weights would contradict."""
+    """ModelError where the weights' headers contradict the sizes in config.json that determine states and logits, or
+    have a quantised dtype. It runs before any memory is allocated for these sizes."""
     family, h = family_of(config), config.hidden_size
     with Checkpoint(model_dir, torch.device("cpu"), former_names=family.former_names) as checkpoint:
         checkpoint.check_dtypes()
         checkpoint.require(f"{family.embedding}.weight", (config.vocab_size, h))
-        checkpoint.require(f"{family.layers}.{len(config.mixers) - 1}.{family.norm}.weight", (h,))
-        for kind, (name, mixer) in family.mixers.items():
-            if kind in config.mixers:
-                prefix = f"{family.layers}.{config.mixers.index(kind)}.{name}"
-                for tensor, shape in mixer.sizes(config).items():
-                    checkpoint.require(f"{prefix}.{tensor}", shape)
+        last = config.num_layers - 1
+        checkpoint.require(f"{family.layers}.{last}.{family.layer(config, last)[0].norm}.weight", (h,))
+        for kind, prefix in family.kinds(config).items():
+            for tensor, shape in kind.sizes(config).items():
+                checkpoint.require(f"{prefix}.{tensor}", shape)
 
 
-@dataclass
-class _Layer:
-    mixer: Mixer
-    feed_forward: FeedForward | None
+class _Entry(NamedTuple):
+    """A sub-block of a layer. is_beside: it reads the same input as the sub-block before it, under the same norm."""
+
+    block: LoadedSubBlock
+    is_beside: bool
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one stage of a model takes of the checkpoint that all stages share: these layers; the first stage the
-    embedding too, the last one the final norm and the head. embedding: as the first stage took it, for the others."""
+    """The share of one pipeline stage in a checkpoint: its layers; for the first stage also the embedding, for the last
+    one the final norm and the head. embedding: as loaded by the first stage, for a later stage whose head is tied to
+    it."""
 
     checkpoint: Checkpoint
     layers: range
@@ -63,9 +64,9 @@ class CausalLM:
     """A language model over an arena of states. `forward(batch)` returns logits (rows, vocabulary) float32. on_layer:
     called before each layer of a forward pass.
 
-    part: for one stage of a model, whose arena has the states of its layers. A stage that is not the first begins with
-    what the one before returned, the residual stream (t, h) float32, which it changes; one that is not the last returns
-    it. `identify` gives the model's names then, when the whole checkpoint was taken.
+    part: for one pipeline stage, whose arena has the states of its layers only. A stage other than the first takes the
+    residual stream (t, h) float32 of the stage before, and changes it in place; one other than the last returns it.
+    `identify` names such a model, once the whole checkpoint was loaded.
     """
 
     weights_digest: bytes
@@ -87,8 +88,8 @@ class CausalLM:
         self.has_pages = arena.layout.has_tokens
         self._family = family = family_of(config)
         shape = (config.vocab_size, config.hidden_size)
-        layers = range(len(config.mixers)) if part is None else part.layers
-        self.is_first, self.is_last = layers.start == 0, layers.stop == len(config.mixers)
+        layers = range(config.num_layers) if part is None else part.layers
+        self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_layers
         with (
             Checkpoint(model_dir, arena.device, former_names=family.former_names)
             if part is None
@@ -105,28 +106,30 @@ class CausalLM:
                 self.final_norm = self._norm(checkpoint, f"{family.final_norm}.weight")
                 head = self._load_head(checkpoint, embedding, shape)
                 self.lm_head = backend.pack_linear(head.to(arena.device, dtype))
-            self.numerics = backend.numerics(dtype)
+            self.numerics = backend.numerics(dtype, [kind.name for kind in family.kinds(config)])
             if part is None:
                 self.identify(checkpoint.finish(), arena.layout.description)
-        self._stack, self._mixers = self._pass_stack(), self._mixer_stack()
+        self._stack, self._layer_stack = self._stacks()
+        backend.runs_whole = self._stack is not None
 
     def identify(self, weights_digest: bytes, layout: str) -> None:
-        """Note what the weights are, and name the whole model. layout: the description of all of its state."""
+        """Set the digest of the weights and the name of the whole model. layout: the description of its entire
+        state."""
         self.weights_digest = weights_digest
         dtype = str(self.dtype).removeprefix("torch.")
         self.fingerprint = model_fingerprint(self.config.architecture(), weights_digest, dtype, layout, self.numerics)
 
-    def _load_layer(self, checkpoint: Checkpoint, layer: int, arena: StateArena) -> _Layer:
-        config, family, prefix = self.config, self._family, f"{self._family.layers}.{layer}"
+    def _load_layer(self, checkpoint: Checkpoint, i: int, arena: StateArena) -> list[_Entry]:
+        prefix, state = f"{self._family.layers}.{i}", arena.layer(i)
         source = TensorSource(checkpoint, prefix, self.dtype, self.backend)
-        name, mixer_kind = family.mixers[config.mixers[layer]]
-        norm = self._norm(checkpoint, f"{prefix}.{family.norm}.weight")
-        mixer = mixer_kind.load(config, source.below(name), norm, arena.layer(layer))
-        if config.feed_forwards[layer] == "none":
-            return _Layer(mixer, None)
-        name, kind = family.feed_forwards[config.feed_forwards[layer]]
-        norm = self._norm(checkpoint, f"{prefix}.{family.feed_forward_norm}.weight")
-        return _Layer(mixer, kind.load(config, source.below(name), norm))
+        entries: list[_Entry] = []
+        norm_name = ""
+        for block in self._family.layer(self.config, i):
+            is_beside = block.norm == norm_name
+            if not is_beside:
+                norm_name, norm = block.norm, self._norm(checkpoint, f"{prefix}.{block.norm}.weight")
+            entries.append(_Entry(block.kind.load(self.config, source.below(block.name), norm, state), is_beside))
+        return entries
 
     def _norm(self, checkpoint: Checkpoint, name: str) -> PreNorm:
         weight = checkpoint.take(name, (self.config.hidden_size,)).float()
@@ -145,38 +148,35 @@ class CausalLM:
 
     @property
     def most_captured(self) -> int:
-        """The most sequences of a decode pass that a CUDA graph can hold: one that never waits for the device."""
-        parts = (layer.feed_forward for layer in self.layers)
+        """The largest decode pass, in sequences, that a CUDA graph can hold: one in which the host never waits for the
+        device."""
+        parts = (entry.block.part for layer in self.layers for entry in layer)
         return min((part.most_captured for part in parts if part is not None), default=sys.maxsize)
 
-    def _pass_stack(self) -> PassStack | None:
-        """What runs a whole pass in one call; None where a device has no such thing, or these are not all layers."""
+    def _stacks(self) -> tuple[PassStack | None, LayerStack | None]:
+        """The fused forms of a whole pass and of all layers. None where the device has no fused form or a sub-block
+        runs op by op; the first is None for a pipeline stage, too."""
+        layers = [[StackEntry(entry.block.part, entry.is_beside) for entry in layer] for layer in self.layers]
+        if any(entry.part is None for layer in layers for entry in layer):
+            return None, None
+        layer_stack = self.backend.layer_stack(layers)
         if not (self.is_first and self.is_last):
-            return None
-        layers = [StackLayer(layer.mixer.part, layer.feed_forward) for layer in self.layers]
-        return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding)
-
-    def _mixer_stack(self) -> MixerStack | None:
-        """What runs all layers in one call; None where something stands between the mixers, a mixer is made of several
-        operations, or a device has no such thing."""
-        mixers = [layer.mixer.part for layer in self.layers]
-        if None in mixers or any(layer.feed_forward for layer in self.layers):
-            return None
-        return self.backend.mixer_stack(mixers)
+            return None, layer_stack
+        return self.backend.pass_stack(layers, self.final_norm, self.lm_head, self.embedding), layer_stack
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that there is one copy."""
+        """(t,) -> (t, h) float32; a tied embedding is read from the packed head, so that the weights are there once."""
         rows = self.lm_head.rows(token_ids) if self.embedding is None else self.embedding[token_ids]
         return rows.float()
 
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are those of the
-        last call alone. entering: what a stage begins with that is not the first."""
+        """Run the packed batch; states, KV and snapshots are written where the batch says. The logits are valid until
+        the next call. entering: the residual stream, for a stage other than the first."""
         return self.passed(batch).logits if self.runs_whole else self._forward(batch, entering)
 
     def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like `forward`, and the normed hidden states (s, h) of the batch's scored rows: `head` makes logits of them,
-        of as many at a time as there is room for."""
+        """Like `forward`, plus the normed hidden states (s, h) of the batch's scored rows. `head` turns them into
+        logits, in pieces as large as memory allows."""
         if not self.runs_whole:
             return self._forward_scored(batch, entering)
         passed = self.passed(batch)
@@ -197,11 +197,11 @@ class CausalLM:
 
     @property
     def runs_whole(self) -> bool:
-        """Whether a pass is one call; nobody sees its ops then."""
+        """Whether a pass is one fused call; its ops cannot be observed then."""
         return self._stack is not None and not self.backend.is_observed
 
     def passed(self, batch: Batch) -> Passed:
-        """All that a pass gives, from one call, for a model that `runs_whole`; overwritten by the next one."""
+        """All results of a pass, from one fused call, for a model that `runs_whole`; overwritten by the next pass."""
         assert self._stack is not None
         pages = Pages(batch.page_table, batch.context, batch.token_slots)
         rows = batch.logits_rows, batch.scored_rows
@@ -213,7 +213,8 @@ class CausalLM:
         return self.backend.linear(normed, self.lm_head, out_dtype=torch.float32)
 
     def send_back(self, tokens: torch.Tensor) -> Sent:
-        """What was chosen from a pass's logits, for a pass that begins with it before anybody has read it."""
+        """Send the tokens sampled from a pass's logits to the first stage, for a next pass that begins before the host
+        reads them."""
         return Sent(tokens)
 
     def _normed(self, residual: Residual, rows: torch.Tensor) -> torch.Tensor:
@@ -224,12 +225,14 @@ class CausalLM:
         ops = self.backend
         residual = ops.residual(self._embed(batch.tokens) if entering is None else entering, batch.present)
         is_watched = ops.is_observed or self.on_layer is not None
-        if self._mixers is not None and not is_watched and self._mixers(residual, batch.ragged):
+        if self._layer_stack is not None and not is_watched and self._layer_stack(residual, batch.ragged):
             return residual
         for layer in self.layers:
             if self.on_layer is not None:
                 self.on_layer()
-            layer.mixer(residual, batch)
-            if layer.feed_forward is not None:
-                ops.run_feed_forward(layer.feed_forward, residual)
+            for entry in layer:
+                left = residual.beside() if entry.is_beside else None
+                entry.block(residual, batch)
+                if left is not None:
+                    residual.join(left)
         return residual

@@ -1,6 +1,6 @@
-"""What a family of models is: how its config.json reads, how it names its tensors, what its layers are made of.
+"""A family of models: how to read its config.json, its tensor names, and the sub-blocks of its layers.
 
-Must not know: torch, any one family. Each module of `families/` has one.
+Each module of `families/` defines one. Importing it does not load torch.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from apcbatch.model.blocks import FeedForwardKind, MixerKind
 from apcbatch.model.hf_config import ConfigReader, ModelConfig
+from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
 
 
 @dataclass(frozen=True)
 class Family:
-    """model_type, architecture: what config.json calls it. read(reader, family): the description of a model, from its
-    config.json and the family's own name.
+    """model_type, architecture: the names of the family in config.json. read(reader, family): the ModelConfig of a
+    config.json; family: the family's own name.
 
-    embedding, layers, final_norm, head: tensor names, without `.weight`. norm, feed_forward_norm: their names in a
-    layer. mixers, feed_forwards: for each kind that ModelConfig names, its name in a layer and what it is; a layer
-    without a feed-forward part has the kind `none`. former_names: tensors that some checkpoints have under another name
-    than this, and this. rank: where it stands in lists; equal ones go by name.
+    embedding, layers, final_norm, head: tensor names, without `.weight`. layer(config, i): the sub-blocks of layer i,
+    in order. former_names: older tensor name of some checkpoints -> name here. rank: position in lists of families;
+    ties are sorted by name.
     """
 
     model_type: str
@@ -28,11 +27,17 @@ class Family:
     read: Callable[[ConfigReader, str], ModelConfig]
     embedding: str
     layers: str
-    norm: str
     final_norm: str
-    mixers: Mapping[str, tuple[str, MixerKind]]
-    feed_forwards: Mapping[str, tuple[str, FeedForwardKind]] = field(default_factory=dict)
-    feed_forward_norm: str = ""
+    layer: Callable[[ModelConfig, int], tuple[SubBlock, ...]]
     head: str = "lm_head"
     former_names: Mapping[str, str] = field(default_factory=dict)
     rank: int = 100
+
+    def kinds(self, config: ModelConfig) -> dict[SubBlockKind, str]:
+        """The kinds of sub-blocks of a model, in the order of their first use, each with the tensor-name prefix of its
+        first sub-block."""
+        found: dict[SubBlockKind, str] = {}
+        for i in range(config.num_layers):
+            for block in self.layer(config, i):
+                found.setdefault(block.kind, f"{self.layers}.{i}.{block.name}")
+        return found

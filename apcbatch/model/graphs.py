@@ -1,7 +1,7 @@
 """A model on a CUDA device: decode passes are replayed as CUDA graphs, others are launched op by op.
 
-Must not know: requests. A graph is captured when a size of batch, or a width of its page table, first comes up: both
-are powers of two, the rest of a batch is filled up with sequences that read and write no state and no page.
+One graph is captured per batch size and page-table width, on first use. Both are powers of two; a smaller batch is
+padded with sequences that read and write no state and no page.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from apcbatch.kernels.cuda.scan import batch_on
 from apcbatch.kernels.ragged import Ragged
 from apcbatch.model.batch import Batch
 from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.hop import Sent
+from apcbatch.model.peer_transfer import Sent
 
-LARGEST_GRAPH = 256  # sequences, and rows that the pass before may have chosen tokens in
-NARROWEST_TABLE = 16  # pages a sequence, of a model with attention
-LARGEST_TABLE = 1 << 16  # pages of all sequences: what attention needs beside grows with it
+LARGEST_GRAPH = 256  # sequences, and rows of the previous pass's sampled tokens
+NARROWEST_TABLE = 16  # pages per sequence, for models with attention
+LARGEST_TABLE = 1 << 16  # pages of all sequences: attention's workspace grows with it
 
 
 class GraphedLM:
-    """`forward(batch)` like CausalLM's, for batches made on the host; the logits are those of the last call alone: what
-    reads them later on the same stream, before the next call, is in time. passes: how many may be under way when
-    another one is begun, without the host waiting for any.
-    """
+    """`forward(batch)` like CausalLM's, for batches made on the host. The logits are overwritten by the next call; work
+    queued on the same stream before that call may still read them. passes: maximum number of passes in flight before
+    the host waits for the oldest."""
 
     def __init__(self, model: CausalLM, device: torch.device, passes: int = 1) -> None:
         self.fingerprint, self.backend = model.fingerprint, model.backend
@@ -38,7 +37,7 @@ class GraphedLM:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits (rows, vocabulary) float32 on the device; of a stage that is not the last, the residual stream.
+        """Logits (rows, vocabulary) float32 on the device; for a stage other than the last, the residual stream.
         entering: on the device; see CausalLM."""
         size, columns = self._graph_of(batch)
         chosen = 0 if batch.chosen is None else batch.chosen.numel()
@@ -53,10 +52,10 @@ class GraphedLM:
             self._graphs[size, columns] = graph
             self._memory = graph.memory
         made = graph.replay(batch, entering)
-        return made if self._model.is_last else made.clone()  # which is read when the next replay is under way
+        return made if self._model.is_last else made.clone()  # it is still read while the next replay runs
 
     def forward_scored(self, batch: Batch, entering: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """See CausalLM; there is no graph of such a pass, which has prompts in it."""
+        """See CausalLM. Runs without a graph, as such a pass contains prompts."""
         return self._model.forward_scored(batch.on(self._device), entering)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
@@ -72,7 +71,7 @@ class GraphedLM:
         return min(LARGEST_GRAPH, self._model.most_captured)
 
     def _graph_of(self, batch: Batch) -> tuple[int, int]:
-        """How many sequences, and pages of each, the graph has that takes this decode pass."""
+        """The key of the graph for this decode pass: (sequences, pages of each sequence)."""
         size = _power_of_two(batch.ragged.num_sequences)
         if not self._has_pages:
             return size, 0
@@ -80,8 +79,8 @@ class GraphedLM:
 
 
 class _DecodeGraph:
-    """One token of each of `size` sequences of at most `columns` pages. The tokens, slots and pages come from pinned
-    memory; so many replays as `passes` may be asked for before the host waits for the first."""
+    """One token of each of `size` sequences of at most `columns` pages. Tokens, slots and pages are staged in pinned
+    memory; up to `passes` replays may be queued before the host waits for the first."""
 
     def __init__(
         self, model: CausalLM, size: int, columns: int, device: torch.device, memory: Any, passes: int
@@ -95,22 +94,22 @@ class _DecodeGraph:
         self._model = model
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # the libraries choose and allocate outside the graph
+        with torch.cuda.stream(side):  # warm-up: libraries select kernels and allocate outside the graph
             self._pass()
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads copy snapshots meanwhile, which is no part of it.
+        # thread_local: other threads copy snapshots during the capture, and those copies must not be captured.
         with torch.cuda.graph(self._graph, pool=memory, stream=side, capture_error_mode="thread_local"):
             self._made = self._pass()
         self.memory = self._graph.pool()
 
     def _pass(self) -> torch.Tensor:
         batch_on(self._device, self._batch.ragged).slots.copy_(self._lists.slots)
-        entering = None if self._entering is None else self._entering.clone()  # which the pass changes
+        entering = None if self._entering is None else self._entering.clone()  # the pass changes it in place
         return self._model.forward(self._batch, entering)
 
     def replay(self, batch: Batch, entering: torch.Tensor | None = None) -> torch.Tensor:
-        """What the model makes of the batch; it is overwritten by the next replay."""
+        """The logits or residual stream of the batch; overwritten by the next replay."""
         staged = self._staged[0]
         self._staged.rotate(-1)
         staged.fetched.synchronize()
@@ -126,7 +125,7 @@ class _DecodeGraph:
 
 
 class _Staged:
-    """Pinned memory for the lists of one replay. fetched: that the device has them."""
+    """Pinned memory for the lists of one replay. fetched: event, recorded once the device has copied them."""
 
     def __init__(self, size: int, columns: int) -> None:
         self.lists = _Lists(size, columns, pin_memory=True)
@@ -134,8 +133,8 @@ class _Staged:
 
 
 class _Lists:
-    """What changes from pass to pass, in one piece of memory: how many sequences are there, and of each the token, the
-    initial and the final slot, the tokens before, where the token's KV goes, the pages."""
+    """The inputs that change from pass to pass, in one allocation: the number of sequences, and for each sequence its
+    token, initial and final slot, context length, KV slot of the token, and pages."""
 
     def __init__(
         self, size: int, columns: int, device: torch.device | None = None, *, pin_memory: bool = False
@@ -150,9 +149,9 @@ class _Lists:
             part.zero_()
 
     def fill(self, batch: Batch) -> None:
-        """Take a batch's lists, on the host; the sequences after its own have no state, no context, no page."""
+        """Copy a batch's lists, on the host; padding sequences get no state, no context and no page."""
         b, ragged = batch.ragged.num_sequences, batch.ragged
-        each, table = self._each.numpy(), self.page_table.numpy()  # a tenth of the time that torch takes to assign
+        each, table = self._each.numpy(), self.page_table.numpy()  # NumPy assigns in a tenth of torch's time
         self.memory.numpy()[0] = b
         each[0, :b] = batch.token_ids.numpy()
         each[1, :b], each[2, :b] = ragged.initial_slots.numpy(), ragged.final_slots.numpy()
@@ -163,7 +162,7 @@ class _Lists:
             table[:b, : batch.page_table.shape[1]] = batch.page_table.numpy()
 
     def batch(self, device: torch.device, chosen: torch.Tensor) -> Batch:
-        """The decode pass that these lists on the device are of, and of what the pass before chooses."""
+        """The decode pass over these lists on the device. chosen: the tokens sampled by the previous pass."""
         size = self.token_ids.numel()
         on_host = Batch(
             token_ids=torch.zeros(size, dtype=torch.int64),

@@ -1,7 +1,7 @@
-"""The description of a model, and the values of the Hugging Face config.json that it is read from.
+"""The description of a model, and a reader of the Hugging Face config.json that it comes from.
 
-Must not know: families, weights, requests. Invariant: every size is an integer within its bounds, so that sums and
-products of them are harmless; whoever loads the weights checks that they have these sizes.
+Invariant: every size is an integer within its bounds, so that sums and products of sizes cannot overflow. Loading the
+weights checks that the tensors have these sizes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class ModelConfig:
     """Sizes and choices of one architecture, under the field's names; what it lacks is 0, None or empty.
 
     family: the model_type of its family. mixers, feed_forwards: the kinds of its blocks, one entry for each layer.
-    mixer_norm: RMS norms on dt, B and C, with or without weights. context_length: None where the architecture has no
-    limit of its own. A family with other sizes adds them in a subclass, so that the fingerprints of the others stay.
+    mixer_norm: RMS norms on dt, B and C, with or without weights. context_length: None if the architecture has no
+    limit. A family with further sizes adds them in a subclass, so that the fingerprints of other families do not
+    change.
     """
 
     family: str
@@ -58,6 +59,10 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def num_layers(self) -> int:
+        return len(self.mixers)
+
+    @property
     def num_mamba_layers(self) -> int:
         """Layers with a recurrent state."""
         return self.mixers.count("mamba")
@@ -68,7 +73,8 @@ class ModelConfig:
         return self.mixers.count("attention")
 
     def architecture(self) -> dict[str, Any]:
-        """Everything that decides what the weights compute, as plain values (a part of the fingerprint)."""
+        """Every value that determines the computation, besides the weights, as plain values (a part of the
+        fingerprint)."""
         fields = asdict(self)
         del fields["eos_token_ids"], fields["context_length"]
         return fields
@@ -82,7 +88,7 @@ class ConfigReader:
         self.values = values
 
     def wrong(self, key: str, value: Any, expected: str) -> ModelError:
-        """The error of a value, which is shown in short however long it is."""
+        """The error for a bad value, which is abbreviated in the message."""
         return ModelError(f"{self.path}: {key} is {reprlib.repr(value)}; expected {expected}")
 
     def integer(self, key: str, default: int, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
@@ -131,7 +137,7 @@ class ConfigReader:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of the checkpoint; ModelError where it is missing, damaged or something else."""
+    """A JSON object from a file of the checkpoint; ModelError if the file is missing, damaged or holds no object."""
     try:
         values = json.loads(read_regular_file(path, MOST_JSON_BYTES))
     except OSError as error:

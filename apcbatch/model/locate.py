@@ -1,6 +1,6 @@
-"""Where a model is: a bundled one, a local folder, or a hub id that is already in the cache.
+"""Find a model: a bundled one, a local folder, or a hub id that is already in the cache.
 
-What is plainly no model folder is refused here, by name. Nothing is ever downloaded.
+Nothing is ever downloaded. A folder that is plainly no model folder is refused here, with what it holds.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def locate_model(name: str) -> Path:
 
 
 def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
-    """What a folder without weights that can be read holds, and what to give instead; None if nothing is known of it.
-    files: look at these of its files alone."""
+    """What a folder without readable weights holds (an adapter, say), and what to give instead; None if that is not
+    recognised. files: inspect only these of its files."""
     names = sorted(path.name for path in files or folder.glob("*"))
     gguf = next((name for name in names if name.lower().endswith(".gguf")), None)
     if gguf is not None:
@@ -56,7 +56,7 @@ def what_it_is(folder: Path, files: Iterable[Path] | None = None) -> str | None:
 
 
 def _checked(folder: Path) -> Path:
-    """The folder; ModelError if it is none of a model, and one can tell what it is."""
+    """The folder; ModelError if it is recognised as something other than a model."""
     what = None if os.path.exists(folder / "config.json") else what_it_is(folder)
     if what is not None:
         raise ModelError(what)
@@ -64,12 +64,12 @@ def _checked(folder: Path) -> Path:
 
 
 def note_of(model: str) -> str | None:
-    """What a user must know of a bundled model; None for any other."""
+    """A warning that users of this bundled model must see; None for any other model."""
     return NOTE_OF_BUNDLED.format(model) if model in BUNDLED else None
 
 
 def name_of(model: str) -> str:
-    """What a model is called where no path may stand: a folder by its last component, else as it was given."""
+    """The model's name without a path: the last component of a folder, any other name as it was given."""
     is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
     return model if is_hub_id else Path(os.path.abspath(model)).name
 

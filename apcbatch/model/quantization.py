@@ -1,7 +1,7 @@
-"""Quantised checkpoints: known by config.json and by the dtypes of their tensors, and refused by name.
+"""Detect quantised checkpoints, by config.json and by tensor dtypes, and refuse them by name.
 
-Must not know: families, how weights are read. Invariant: quantised weights are never loaded in silence. What their
-numbers stand for is decided by scales and packings that differ with each method, so none is guessed.
+Invariant: quantised weights are never loaded silently. The meaning of their numbers depends on scales and packings that
+differ with each method, so none is guessed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from apcbatch.errors import ModelError
-from apcbatch.values import brief
+from apcbatch.option_values import brief
 
-# safetensors' names of the dtypes that weights may have, with their bytes.
+# The dtypes that weights may have: safetensors' name -> bytes of an element.
 FLOATING: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _KEYS = ("quantization_config", "compression_config")  # the second is an older name of compressed-tensors
 _METHODS: Mapping[str, str] = {
@@ -32,12 +32,12 @@ _METHODS: Mapping[str, str] = {
     "eetq": "8-bit integers of EETQ",
 }
 _WAY = "quantised weights are not supported: give the unquantised checkpoint"
-# How dtypes that are no weights of ours are mostly meant.
+# What other dtypes usually stand for.
 _MEANT: Mapping[str, str] = {"I8": "int8", "U8": "int8, or packed 4-bit", "I32": "packed integer"}
 
 
 def check_not_quantised(path: Path, values: Mapping[str, Any]) -> None:
-    """ModelError if config.json (`values`, read from `path`) says that the weights are quantised, and how."""
+    """ModelError, which names the method, if config.json (`values`, read from `path`) declares quantised weights."""
     text_model = values.get("text_config")
     for part, prefix in ((values, ""), (text_model if isinstance(text_model, dict) else {}, "text_config.")):
         for key in _KEYS:
@@ -46,7 +46,7 @@ def check_not_quantised(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_floating(path: Path, name: str, dtype: str) -> None:
-    """ModelError if a tensor of the file `path` has a dtype (safetensors' name) that no unquantised weight has."""
+    """ModelError if a tensor of the file `path` has a dtype (safetensors' name) that only quantised weights have."""
     if dtype in FLOATING:
         return
     meant = "8-bit floating point" if dtype.startswith("F8_") else _MEANT.get(dtype)
@@ -57,7 +57,7 @@ def check_floating(path: Path, name: str, dtype: str) -> None:
 
 
 def _named(config: object) -> str:
-    """How the weights are quantised, as the end of a sentence."""
+    """The method of a quantisation config, as the end of a sentence."""
     method = config.get("quant_method") if isinstance(config, dict) else None
     if method is None and isinstance(config, dict) and (config.get("load_in_4bit") or config.get("load_in_8bit")):
         method = "bitsandbytes"  # whose older files name no method

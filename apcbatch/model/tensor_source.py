@@ -1,7 +1,4 @@
-"""Where a block of a model gets its tensors: those of a checkpoint whose names begin alike.
-
-Must not know: families, what a block makes of its tensors.
-"""
+"""The tensors of one block of a model: those of a checkpoint with a common name prefix."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from apcbatch.model.weights import Checkpoint
 
 @dataclass(frozen=True)
 class TensorSource:
-    """prefix: what the tensors' names begin with, without the dot. dtype, backend: for which matrices are packed."""
+    """prefix: of the tensors' names, without the dot. dtype, backend: matrices are packed for these."""
 
     checkpoint: Checkpoint
     prefix: str
@@ -24,7 +21,7 @@ class TensorSource:
     backend: Backend
 
     def below(self, name: str) -> TensorSource:
-        """The tensors of a part of the block."""
+        """The tensors of a named part of the block."""
         return replace(self, prefix=f"{self.prefix}.{name}")
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -36,7 +33,7 @@ class TensorSource:
         return self.take(name, (size,)).float()
 
     def pack(self, weight: torch.Tensor) -> Linear:
-        """A matrix (out, in) as the backend multiplies by it."""
+        """A matrix (out, in), packed for the backend's product."""
         packed: Linear = self.backend.pack_linear(weight.to(self.dtype))
         return packed
 

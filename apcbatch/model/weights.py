@@ -1,8 +1,8 @@
 """The tensors of a checkpoint: safetensors, single or sharded with an index.
 
-Must not know: what the tensors mean. Invariants: every tensor is asked for exactly once, with its shape; a missing, a
-surplus or a mis-shaped tensor is an error that names the tensor and its file; pickle formats are never opened, nor is
-anything but a regular file of a plain name in the folder.
+Invariants: every tensor is taken exactly once, with its shape; a missing, a surplus or a mis-shaped tensor is an error
+that names the tensor and its file; only regular files with plain names in the folder are opened, and pickle formats
+never.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from apcbatch.errors import ModelError
-from apcbatch.model.ahead import Ahead
-from apcbatch.model.finite import finite_rows
 from apcbatch.model.hf_config import load_json
+from apcbatch.model.host_copies import finite_rows
 from apcbatch.model.locate import what_it_is
+from apcbatch.model.prefetch import Ahead
 from apcbatch.model.quantization import FLOATING, check_floating
 from apcbatch.regular_files import open_regular_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,200}\.safetensors")
-MOST_THREADS = 8  # that read for a device
+MOST_THREADS = 8  # that read weights for a device
 AHEAD_BYTES = 1 << 30
 
 
 class Checkpoint:
-    """Named tensors of one model folder, each taken to one device, and the digest of everything that was taken.
+    """Named tensors of one model folder, each taken to one device, and the digest of all tensors taken.
 
-    device_of: for a model on several devices, where the tensor of a name goes. former_names: names that files may have
-    for a tensor in place of its own, and its own; the digest is the same under either.
+    device_of: tensor name -> device, for a model on several devices. former_names: older name in files -> name here;
+    the digest is the same under either.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Checkpoint:
         self.model_dir = model_dir
         self._files: dict[Path, Any] = {}  # safe_open has no types
         self._where = self._locate()
-        self._stored_names: dict[str, str] = {}  # where a tensor's name in its file is another one
+        self._stored_names: dict[str, str] = {}  # name here -> older name in the file
         for former, name in (former_names or {}).items():
             if former in self._where and name not in self._where:
                 self._where[name] = self._where.pop(former)
                 self._stored_names[name] = former
         self._digests: dict[str, bytes] = {}
-        self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # from the first tensor that is asked for
+        self._ahead: Ahead[tuple[torch.Tensor, bytes]] | None = None  # made when the first tensor is taken
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -86,13 +86,12 @@ class Checkpoint:
         return path
 
     def check_dtypes(self) -> None:
-        """ModelError for the first tensor, by name, whose dtype is that of quantised weights or of none; no tensor is
-        read for it."""
+        """ModelError for the first tensor, by name, with a quantised or unknown dtype; reads headers only."""
         for name in sorted(self._where):
             check_floating(self._where[name], name, self._header(name).get_dtype())
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of every floating-point tensor, by name: by layer, and last those of no layer."""
+        """The bytes of every floating-point tensor, by name: those of the layers by layer, then the others."""
         found = {name: self._header(name) for name in self._where}
         return {
             name: math.prod(found[name].get_shape()) * FLOATING[found[name].get_dtype()]
@@ -102,7 +101,7 @@ class Checkpoint:
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The tensor `name`, which must have exactly `shape`, in the file's floating-point dtype. An infinite number
-        becomes NaN, which no function swallows: what uses it never looks like an answer."""
+        becomes NaN, which propagates, so that a damaged weight never gives a plausible answer."""
         path = self.require(name, shape)
         if self._ahead is None:
             self._ahead = self._read_ahead()
@@ -113,12 +112,12 @@ class Checkpoint:
         return tensor
 
     def _read_ahead(self) -> Ahead[tuple[torch.Tensor, bytes]]:
-        """What reads, digests and places the tensors."""
+        """The prefetcher that reads, digests and places the tensors."""
         threads = 1 if self._device.type == "cpu" else min(MOST_THREADS, os.cpu_count() or 1)
         return Ahead(self._read, self.sizes(), threads=threads, most_bytes=AHEAD_BYTES)
 
     def _read(self, name: str) -> tuple[torch.Tensor, bytes]:
-        """A tensor on its device, without infinite numbers, and its digest as it is in the file."""
+        """A tensor on its device, with infinities replaced by NaN, and the digest of its bytes in the file."""
         tensor: torch.Tensor = self._files[self._where[name]].get_tensor(self._stored_names.get(name, name))
         label = f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
         digest = xxhash.xxh3_128_digest(tensor.reshape(-1).view(torch.uint8).numpy().data) + label
@@ -128,7 +127,7 @@ class Checkpoint:
         return tensor, digest
 
     def finish(self) -> bytes:
-        """Digest of all tensors by name, whatever their files; ModelError where a tensor was never asked for."""
+        """Digest of all tensors by name, independent of their files; ModelError if a tensor was never taken."""
         surplus = sorted(set(self._where) - set(self._digests))
         if surplus:
             more = f" (and {len(surplus) - 1} more)" if len(surplus) > 1 else ""
@@ -142,7 +141,7 @@ class Checkpoint:
         return digest.digest()
 
     def _header(self, name: str) -> Any:
-        """The dtype and the shape of a tensor that is there, which are read without its numbers."""
+        """The safetensors header entry (dtype and shape) of a tensor, without its data."""
         return self._files[self._where[name]].get_slice(self._stored_names.get(name, name))
 
     def _locate(self) -> dict[str, Path]:

@@ -11,18 +11,8 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import (
-    dtype_code,
-    num_threads,
-    require_cache,
-    require_cpu,
-    require_indices,
-    require_kv,
-    require_queries,
-    view,
-)
-
-PAGE_TOKENS: int = _C.PAGE_TOKENS
+from apcbatch.kernels.arguments import num_threads, require_cpu, require_indices
+from apcbatch.kernels.row_arguments import PAGE_TOKENS, attention_arguments, kv_arguments
 
 
 def write_kv(
@@ -40,19 +30,9 @@ def write_kv(
     """
     require_cpu(k_cache, "k_cache")
     require_cpu(k, "k")
-    require_cache(k_cache, v_cache, PAGE_TOKENS)
-    require_kv(k, v, k_cache)
-    t, kv_heads, head_dim = k.shape
-    token_slots = require_indices(token_slots, "token_slots", (t,), k_cache.shape[0] * PAGE_TOKENS)
-    _C.write_kv(
-        t,
-        kv_heads * head_dim,
-        view(k, "k"),
-        view(v, "v"),
-        *cache_views(k_cache, v_cache),
-        token_slots.data_ptr(),
-        num_threads(),
-    )
+    arguments = kv_arguments(k, v, k_cache, v_cache)
+    token_slots = require_indices(token_slots, "token_slots", (k.shape[0],), k_cache.shape[0] * PAGE_TOKENS)
+    _C.write_kv(*arguments, token_slots.data_ptr(), num_threads())
 
 
 def paged_attention(
@@ -74,31 +54,11 @@ def paged_attention(
     """
     require_cpu(k_cache, "k_cache")
     require_cpu(q, "q")
-    require_cache(k_cache, v_cache, PAGE_TOKENS)
-    require_queries(q, k_cache)
-    pages, _, kv_heads, head_dim = k_cache.shape
-    t, heads, _ = q.shape
-    page_table, cu_seqlens, context = require_sequences(t, pages, page_table, cu_seqlens, context)
-    out = torch.empty(t, heads, head_dim, dtype=q.dtype)
-    queries = view(q, "q")
-    _C.paged_attention(
-        queries,
-        *cache_views(k_cache, v_cache),
-        (out.data_ptr(), heads * head_dim, queries[2]),
-        _addresses(page_table, cu_seqlens, context),
-        heads,
-        kv_heads,
-        head_dim,
-        scale,
-        num_threads(),
-    )
+    (queries, keys, values, result, heads, kv_heads, head_dim), out = attention_arguments(q, k_cache, v_cache)
+    sequences = require_sequences(q.shape[0], k_cache.shape[0], page_table, cu_seqlens, context)
+    where = _addresses(*sequences)
+    _C.paged_attention(queries, keys, values, result, where, heads, kv_heads, head_dim, scale, num_threads())
     return out
-
-
-def cache_views(k_cache: torch.Tensor, v_cache: torch.Tensor) -> tuple[_C.View, _C.View]:
-    """Both, of one dtype and contiguous, so that the kernels ask for no stride."""
-    code = dtype_code(k_cache, "k_cache")
-    return (k_cache.data_ptr(), 0, code), (v_cache.data_ptr(), 0, code)
 
 
 def require_sequences(

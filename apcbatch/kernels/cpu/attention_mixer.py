@@ -9,15 +9,15 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import require_cache
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS, cache_views
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.residual import norm_plan
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
+from apcbatch.kernels.row_arguments import cache_views
 
 
-class FusedAttention:
-    """The mixer over the pages of one layer. plan: for the stack. num_pages: of the caches.
+class FusedAttention(FusedSubBlock):
+    """The mixer over the pages of one layer, for a stack: alone it is run by its ops.
 
     norm: (h). k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous. Raises ValueError where a shape or
     a dtype does not fit.
@@ -26,10 +26,10 @@ class FusedAttention:
     def __init__(
         self, norm: PreNorm, weights: AttentionWeights[PackedLinear], k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> None:
-        require_cache(k_cache, v_cache, PAGE_TOKENS)
+        keys, values = cache_views(k_cache, v_cache)
         self.num_pages, _, kv_heads, head_dim = k_cache.shape
         qkv, o = weights.qkv_proj, weights.o_proj
-        h = weights.heads * head_dim
+        h = self.hidden = weights.heads * head_dim
         expected = ((h + 2 * kv_heads * head_dim, h), (h, h), qkv.dtype)
         found = ((qkv.out_features, qkv.in_features), (o.out_features, o.in_features), o.dtype)
         if expected != found or weights.heads % kv_heads:
@@ -38,7 +38,6 @@ class FusedAttention:
                 f"cache's {kv_heads}, of {head_dim}; they are {found}"
             )
         self._kept_alive = norm, weights, k_cache, v_cache  # the plan holds their addresses
-        keys, values = cache_views(k_cache, v_cache)
         self.plan = _C.AttentionMixer(
             norm=norm_plan(norm, h),
             qkv_proj=qkv.plan,

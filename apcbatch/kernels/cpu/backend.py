@@ -1,28 +1,26 @@
-"""The CPU's backend.
-
-Must not know: models. A row of a product never depends on the rows beside it.
-"""
+"""The backend of the CPU. A row of a product never depends on the other rows of the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from apcbatch.kernels import isa
-from apcbatch.kernels.cpu import attention, choose, norm, scan
+from apcbatch.kernels.cpu import attention, logits, norm, scan
 from apcbatch.kernels.cpu import linear as products
 from apcbatch.kernels.cpu import residual as stream
 from apcbatch.kernels.cpu.attention_mixer import FusedAttention
 from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
 from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.mixer import FusedMixer
+from apcbatch.kernels.cpu.mamba import FusedMamba
 from apcbatch.kernels.cpu.stack import FusedStack
-from apcbatch.kernels.ops import BackendOf
+from apcbatch.kernels.ops import BackendOf, KindOnDevice, StackEntry
 
 
-class CpuBackend(BackendOf[PackedLinear, FusedMixer]):
+class CpuBackend(BackendOf[PackedLinear]):
     """See apcbatch.kernels.ops."""
 
-    exact = runs_whole = True
+    exact = True
 
     linear = staticmethod(products.linear)
     causal_conv = staticmethod(scan.causal_conv)
@@ -30,23 +28,25 @@ class CpuBackend(BackendOf[PackedLinear, FusedMixer]):
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm_ = staticmethod(norm.add_rms_norm_)
     silu_mul = staticmethod(norm.silu_mul)
-    softmax_topk = staticmethod(choose.softmax_topk)
-    argmax = staticmethod(choose.argmax)
-    greedy = staticmethod(choose.greedy)
-    token_logprob = staticmethod(choose.token_logprob)
-    token_logprobs = staticmethod(choose.token_logprobs)
+    softmax_topk = staticmethod(logits.softmax_topk)
+    argmax = staticmethod(logits.argmax)
+    greedy = staticmethod(logits.greedy)
+    token_logprob = staticmethod(logits.token_logprob)
+    token_logprobs = staticmethod(logits.token_logprobs)
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
     residual = staticmethod(stream.residual)
     normed = staticmethod(stream.normed)
 
-    numerics = staticmethod(isa.numerics)
+    arithmetic = staticmethod(isa.numerics)
     pack_linear = staticmethod(products.pack_linear)
-    mixer = staticmethod(FusedMixer)
-    mlp = staticmethod(FusedMlp)
-    mixture = staticmethod(FusedMixture)
-    attention = staticmethod(FusedAttention)
+    kinds: ClassVar[Mapping[str, KindOnDevice]] = {
+        "mamba": KindOnDevice(FusedMamba),
+        "attention": KindOnDevice(FusedAttention),
+        "mlp": KindOnDevice(FusedMlp),
+        "mixture": KindOnDevice(FusedMixture),
+    }
     pass_stack = staticmethod(FusedStack)
 
-    def mixer_stack(self, mixers: Sequence[FusedMixer]) -> None:
+    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> None:
         """There is none: a whole pass is one call."""

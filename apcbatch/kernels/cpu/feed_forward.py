@@ -6,39 +6,41 @@ token's mixture is the sum over its experts in ascending order, whatever else is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads
-from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.residual import addresses, norm_plan
-from apcbatch.kernels.layer import Expert, PreNorm, Residual
+from apcbatch.kernels.cpu.linear import PackedLinear, linear
+from apcbatch.kernels.cpu.logits import softmax_topk
+from apcbatch.kernels.cpu.residual import norm_plan, normed
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock
+from apcbatch.kernels.layer import Expert, MatrixProduct, PreNorm, Residual
+from apcbatch.kernels.ragged import Ragged
 
 
-class FusedMlp:
+class FusedMlp(FusedSubBlock):
     """Norms a residual (t, h), and leaves what one expert makes of it, (t, h), to be added. Raises ValueError."""
 
-    most_captured = 0  # no CUDA graph holds what runs on the CPU
-
     def __init__(self, norm: PreNorm, expert: Expert[PackedLinear]) -> None:
-        self.norm, self.expert = norm, expert  # kept alive: the plans hold their addresses
-        self.plans = norm_plan(norm, expert.gate_up.in_features), _expert_plan(expert)
+        self._kept_alive, self._expert, self.hidden = norm, expert, expert.gate_up.in_features
+        self.plan = _C.Mlp(norm_plan(norm, self.hidden), _expert_plan(expert))
 
-    def __call__(self, residual: Residual) -> None:
+    def __call__(self, residual: Residual, _: Ragged) -> None:
         """residual: of the norm's columns. Raises ValueError."""
-        t, places = residual.sum.shape[0], addresses(residual, self.expert.gate_up.in_features)
-        norm, plan = self.plans
-        plan.run(norm, t, *places, num_threads())
+        self.run(residual)
+
+    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
+        """See FusedSubBlock."""
+        return _expert_products(self._expert, residual.sum.shape[0])
 
 
-class FusedMixture:
+class FusedMixture(FusedSubBlock):
     """The same with the experts_per_token likeliest experts of each token, weighted by the softmax of the router over
     all of them, which is not normalised again.
 
     router: (experts, h); experts of one shape and of the router's dtype. Raises ValueError.
     """
-
-    most_captured = 0
 
     def __init__(
         self,
@@ -59,18 +61,30 @@ class FusedMixture:
                 f"a mixture needs a row of the router for each of its {len(experts)} experts and 1 to that many "
                 f"of them a token; there are {router.out_features} rows and {experts_per_token} a token"
             )
-        # Kept alive: the plans hold their addresses.
-        self.norm, self.router, self.experts = norm, router, list(experts)
-        self.experts_per_token = experts_per_token
-        mixture = _C.Mixture(router.plan, experts_per_token, [_expert_plan(expert) for expert in experts])
-        self.plans = norm_plan(norm, router.in_features), mixture
+        self._norm, self._router, self._experts = norm, router, list(experts)  # alive: the plan has their addresses
+        self._experts_per_token, self.hidden = experts_per_token, router.in_features
+        plans = [_expert_plan(expert) for expert in experts]
+        self.plan = _C.Mixture(norm_plan(norm, self.hidden), router.plan, experts_per_token, plans)
 
-    def __call__(self, residual: Residual) -> None:
+    def __call__(self, residual: Residual, _: Ragged) -> None:
         """residual: of the norm's columns. Raises ValueError."""
-        t, places = residual.sum.shape[0], addresses(residual, self.router.in_features)
-        norm, plan = self.plans
-        plan.run(norm, t, *places, num_threads())
+        self.run(residual)
+
+    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
+        """The router's, which runs here, and each expert's on as many rows as are routed to it."""
+        router, t = self._router, residual.sum.shape[0]
+        yield MatrixProduct(t, router, torch.float32)
+        x = normed(residual.rows(torch.arange(t)), self._norm, router.dtype)
+        _, chosen = softmax_topk(linear(x, router, torch.float32), self._experts_per_token)
+        for expert, rows in zip(self._experts, chosen.flatten().bincount(minlength=len(self._experts)), strict=True):
+            if rows:
+                yield from _expert_products(expert, int(rows))
 
 
-def _expert_plan(expert: Expert[PackedLinear]) -> _C.Mlp:
-    return _C.Mlp(expert.gate_up.plan, expert.down.plan)
+def _expert_plan(expert: Expert[PackedLinear]) -> _C.Expert:
+    return _C.Expert(expert.gate_up.plan, expert.down.plan)
+
+
+def _expert_products(expert: Expert[PackedLinear], rows: int) -> Iterator[MatrixProduct]:
+    yield MatrixProduct(rows, expert.gate_up)
+    yield MatrixProduct(rows, expert.down, torch.float32)

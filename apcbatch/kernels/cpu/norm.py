@@ -10,17 +10,8 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import (
-    address,
-    float_vector,
-    num_threads,
-    require_alike,
-    require_cpu,
-    require_matrix,
-    require_one_dtype,
-    require_sums,
-    view,
-)
+from apcbatch.kernels.arguments import num_threads, require_cpu
+from apcbatch.kernels.row_arguments import gated_arguments, norm_arguments
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
@@ -30,7 +21,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype
     Raises ValueError.
     """
     require_cpu(x, "x")
-    require_matrix(x, "x")
     return _rms_norm(x, None, weight, eps, out_dtype)
 
 
@@ -47,7 +37,6 @@ def add_rms_norm_(
     out_dtype and the result: as in rms_norm. Raises ValueError.
     """
     require_cpu(residual, "residual")
-    require_sums(residual, delta)
     return _rms_norm(residual, delta, weight, eps, out_dtype)
 
 
@@ -58,12 +47,8 @@ def _rms_norm(
     eps: float,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    t, h = x.shape
-    if weight is not None:
-        weight = float_vector(weight, "weight", h, x, "x")
-    y = torch.empty(t, h, dtype=out_dtype)
-    addend = None if delta is None else view(delta, "delta")
-    _C.rms_norm(t, h, view(x, "x"), addend, address(weight), eps, view(y, "out_dtype"), num_threads())
+    arguments, y, _alive = norm_arguments(x, delta, weight, eps, out_dtype)
+    _C.rms_norm(*arguments, num_threads())
     return y
 
 
@@ -71,10 +56,6 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up in float32, rounded once: gate, up (t, f) of one dtype, float32 or bfloat16, any row
     stride; returns (t, f) of that dtype. Raises ValueError."""
     require_cpu(gate, "gate")
-    require_matrix(gate, "gate")
-    require_alike(up, "up", gate, "gate")
-    require_one_dtype(gate, "gate", up, "up")
-    t, f = gate.shape
-    y = torch.empty(t, f, dtype=gate.dtype)
-    _C.silu_mul(t, f, view(gate, "gate"), view(up, "up"), view(y, "y"), num_threads())
+    arguments, y = gated_arguments(gate, up)
+    _C.silu_mul(*arguments, num_threads())
     return y

@@ -1,7 +1,4 @@
-"""The residual stream on the CPU, and the norm that every part of a layer begins with.
-
-Must not know: what the parts compute.
-"""
+"""The residual stream on the CPU, and the norm that every part of a layer begins with."""
 
 from __future__ import annotations
 

@@ -10,20 +10,9 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import (
-    FLOAT32,
-    address,
-    contiguous_view,
-    dtype_code,
-    num_threads,
-    require_cpu,
-    require_parameter,
-    require_slots,
-    slot_stride,
-    token_rows,
-    token_stride,
-)
+from apcbatch.kernels.arguments import num_threads, require_cpu
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.recurrent_arguments import conv_arguments, scan_arguments
 
 MAX_CONV_WIDTH = 8
 MAX_D_STATE = 256
@@ -39,29 +28,8 @@ def causal_conv(
     inputs, oldest first, zeros before the first token. Returns (t, d) of x's dtype. Raises ValueError.
     """
     require_cpu(x, "x")
-    t, d = token_rows(x, ragged.num_tokens)
-    x_stride = token_stride(x, "x", t, d, x)
-    require_parameter(weight, "weight", (d, weight.shape[-1]), None)
-    width = weight.shape[1]
-    if not 1 <= width <= MAX_CONV_WIDTH:
-        raise ValueError(f"weight must have 1 to {MAX_CONV_WIDTH} columns, the taps; it has {width}")
-    if bias is not None:
-        require_parameter(bias, "bias", (d,), weight.dtype)
-    state_stride = slot_stride(state, (width - 1, d), x.dtype)
-    require_slots(ragged.max_slot, state.shape[0])
-    out = torch.empty((t, d), dtype=x.dtype)
-    code = dtype_code(x, "x")
-    _C.causal_conv(
-        ragged=ragged.params,
-        x=(x.data_ptr(), x_stride, code),
-        weight=contiguous_view(weight, "weight"),
-        bias=address(bias),
-        state=(state.data_ptr(), state_stride, code),
-        out=(out.data_ptr(), d, code),
-        d_inner=d,
-        width=width,
-        num_threads=num_threads(),
-    )
+    arguments, out = conv_arguments(x, weight, bias, state, ragged.num_tokens, ragged.max_slot, MAX_CONV_WIDTH)
+    _C.causal_conv(ragged=ragged.params, num_threads=num_threads(), **arguments)
     return out
 
 
@@ -86,32 +54,7 @@ def selective_scan(
     the same op on sequences of one token. Raises ValueError.
     """
     require_cpu(x, "x")
-    t, d = token_rows(x, ragged.num_tokens)
-    n = A.shape[0]
-    if not 1 <= n <= MAX_D_STATE:
-        raise ValueError(f"A must have 1 to {MAX_D_STATE} rows, the states of a channel; it has {n}")
-    require_parameter(A, "A", (n, d), torch.float32)
-    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
-        if vector is not None:
-            require_parameter(vector, name, (d,), torch.float32)
-    state_stride = slot_stride(state, (n, d), torch.float32)
-    require_slots(ragged.max_slot, state.shape[0])
-    out = torch.empty((t, d), dtype=x.dtype)
-    code = dtype_code(x, "x")
-    _C.selective_scan(
-        ragged=ragged.params,
-        x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
-        dt=(dt.data_ptr(), token_stride(dt, "dt", t, d, x), code),
-        A=A.data_ptr(),
-        B=(B.data_ptr(), token_stride(B, "B", t, n, x), code),
-        C=(C.data_ptr(), token_stride(C, "C", t, n, x), code),
-        D=address(D),
-        z=None if z is None else (z.data_ptr(), token_stride(z, "z", t, d, x), code),
-        dt_bias=address(dt_bias),
-        state=(state.data_ptr(), state_stride, FLOAT32),
-        out=(out.data_ptr(), d, code),
-        d_inner=d,
-        d_state=n,
-        num_threads=num_threads(),
-    )
+    slots = state, ragged.num_tokens, ragged.max_slot
+    arguments, out = scan_arguments(x, dt, A, B, C, D, z, dt_bias, *slots, MAX_D_STATE)
+    _C.selective_scan(ragged=ragged.params, num_threads=num_threads(), **arguments)
     return out

@@ -13,36 +13,34 @@ from typing import NamedTuple, NoReturn, TypeAlias
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import address, num_threads, require_indices, require_parameter, require_slots
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS, require_sequences
-from apcbatch.kernels.cpu.attention_mixer import FusedAttention
-from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
+from apcbatch.kernels.arguments import address, num_threads, require_indices, require_parameter
+from apcbatch.kernels.cpu.attention import require_sequences
 from apcbatch.kernels.cpu.linear import PackedLinear
-from apcbatch.kernels.cpu.mixer import FusedMixer
 from apcbatch.kernels.cpu.residual import norm_plan
 from apcbatch.kernels.layer import PreNorm
-from apcbatch.kernels.ops import FeedForward, Pages, Passed, StackLayer
+from apcbatch.kernels.ops import Pages, Passed, StackEntry
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.recurrent_arguments import require_slots
+from apcbatch.kernels.row_arguments import PAGE_TOKENS
 
 
 class FusedStack:
     """See apcbatch.kernels.ops.PassStack. Raises ValueError where shapes do not fit."""
 
     def __init__(
-        self, layers: Sequence[StackLayer], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None
+        self, layers: Sequence[Sequence[StackEntry]], norm: PreNorm, head: PackedLinear, embedding: torch.Tensor | None
     ) -> None:
         self._vocabulary, self._hidden, self._dtype = head.out_features, head.in_features, head.dtype
         if embedding is not None:
             require_parameter(embedding, "embedding", (self._vocabulary, self._hidden), self._dtype)
         self._kept_alive = list(layers), norm, head, embedding  # the plan holds their addresses
         self._logits = torch.empty(0, self._vocabulary, dtype=torch.float32)
-        attentions = [layer.mixer for layer in layers if isinstance(layer.mixer, FusedAttention)]
-        mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, FusedMixer)]
-        self._num_pages = min((one.num_pages for one in attentions), default=0)
-        self._has_pages = bool(attentions)
-        self._num_slots = min((one.num_slots for one in mixers), default=0)
-        parts = [(layer.mixer.plan, *_plans(layer.feed_forward)) for layer in layers]
-        self._plan = _C.Stack(parts, norm_plan(norm, self._hidden), head.plan, address(embedding))
+        parts = [entry.part for layer in layers for entry in layer]
+        self._num_slots = min((part.num_slots for part in parts if part.num_slots is not None), default=0)
+        self._num_pages = min((part.num_pages for part in parts if part.num_pages is not None), default=0)
+        self._has_pages = any(part.num_pages is not None for part in parts)
+        plans = [[(entry.part.plan, entry.is_beside) for entry in layer] for layer in layers]
+        self._plan = _C.Stack(plans, norm_plan(norm, self._hidden), head.plan, address(embedding))
         self._taken: _Taken | None = None
 
     def __call__(
@@ -112,11 +110,3 @@ class _Taken(NamedTuple):
     plan: _C.Pass
     logits: torch.Tensor
     hidden: torch.Tensor | None
-
-
-def _plans(part: FeedForward | None) -> tuple[_C.PreNorm | None, _C.Mlp | _C.Mixture | None]:
-    """A feed-forward part's norm, and what it computes."""
-    if part is None:
-        return None, None
-    assert isinstance(part, (FusedMlp, FusedMixture)), "a part of another backend"
-    return part.plans

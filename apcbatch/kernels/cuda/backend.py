@@ -1,37 +1,33 @@
-"""The backend of a CUDA device.
-
-Must not know: models.
-"""
+"""The backend of a CUDA device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
-from apcbatch.kernels.cuda import attention, choose, norm, scan
+from apcbatch.kernels.cuda import attention, logits, norm, scan
 from apcbatch.kernels.cuda import linear as products
 from apcbatch.kernels.cuda import residual as stream
-from apcbatch.kernels.cuda.chains import Chains
 from apcbatch.kernels.cuda.feed_forward import DeviceMixture, DeviceMlp
+from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts
 from apcbatch.kernels.cuda.linear import DeviceLinear
-from apcbatch.kernels.cuda.mixer import DeviceMixer, DeviceMixers
-from apcbatch.kernels.layer import AttentionWeights, PreNorm
-from apcbatch.kernels.ops import BackendOf, StackLayer
+from apcbatch.kernels.cuda.mamba import DeviceMamba, DeviceMambaStack
+from apcbatch.kernels.layer import PreNorm
+from apcbatch.kernels.ops import NOT_FUSED, BackendOf, KindOnDevice, StackEntry
 
 # Counts up with every change of any CUDA kernel that changes a bit of any result.
 CUDA_NUMERICS_VERSION = 5
 
 
-class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
+class CudaBackend(BackendOf[DeviceLinear]):
     """See apcbatch.kernels.ops. exact: weights that are packed here are multiplied so that a row's bits do not depend
     on the rows that come with it."""
 
-    runs_whole = False
-
     def __init__(self, device: torch.device, exact: bool) -> None:
         self.device, self.exact = device, exact
-        self._chains = Chains(device)
+        self._products = FixedOrderProducts(device)
 
     linear = staticmethod(products.linear)
     causal_conv = staticmethod(scan.causal_conv)
@@ -39,22 +35,24 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm_ = staticmethod(norm.add_rms_norm_)
     silu_mul = staticmethod(norm.silu_mul)
-    softmax_topk = staticmethod(choose.softmax_topk)
-    argmax = staticmethod(choose.argmax)
-    greedy = staticmethod(choose.greedy)
-    token_logprob = staticmethod(choose.token_logprob)
-    token_logprobs = staticmethod(choose.token_logprobs)
+    softmax_topk = staticmethod(logits.softmax_topk)
+    argmax = staticmethod(logits.argmax)
+    greedy = staticmethod(logits.greedy)
+    token_logprob = staticmethod(logits.token_logprob)
+    token_logprobs = staticmethod(logits.token_logprobs)
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
     residual = staticmethod(stream.residual)
     normed = staticmethod(stream.normed)
 
-    mixer = staticmethod(DeviceMixer)
-    mixer_stack = staticmethod(DeviceMixers)
-    mlp = staticmethod(DeviceMlp)
-    mixture = staticmethod(DeviceMixture)
+    kinds: ClassVar[Mapping[str, KindOnDevice]] = {
+        "mamba": KindOnDevice(DeviceMamba),
+        "attention": NOT_FUSED,
+        "mlp": KindOnDevice(DeviceMlp),
+        "mixture": KindOnDevice(DeviceMixture),
+    }
 
-    def numerics(self, dtype: torch.dtype) -> str:
+    def arithmetic(self, dtype: torch.dtype) -> str:
         """Products are the library's, so its version and the chip belong to it."""
         major, minor = torch.cuda.get_device_capability(self.device)
         products = "exact" if self.exact else "fast"
@@ -63,14 +61,19 @@ class CudaBackend(BackendOf[DeviceLinear, DeviceMixer]):
 
     def pack_linear(self, weight: torch.Tensor) -> DeviceLinear:
         """Weights as `linear` takes them."""
-        return products.pack_linear(weight, self.exact, self._chains)
+        return products.pack_linear(weight, self.exact, self._products)
 
-    def attention(
-        self, norm: PreNorm, weights: AttentionWeights[DeviceLinear], k_cache: torch.Tensor, v_cache: torch.Tensor
-    ) -> None:
-        """There is none."""
+    def layer_stack(self, layers: Sequence[Sequence[StackEntry]]) -> DeviceMambaStack | None:
+        """See apcbatch.kernels.ops; for layers that are one Mamba mixer each."""
+        mixers = [entry.part for layer in layers for entry in layer]
+        are_alone = all(len(layer) == 1 for layer in layers) and all(isinstance(one, DeviceMamba) for one in mixers)
+        return DeviceMambaStack(mixers) if are_alone else None
 
     def pass_stack(
-        self, layers: Sequence[StackLayer], norm: PreNorm, head: DeviceLinear, embedding: torch.Tensor | None
+        self,
+        layers: Sequence[Sequence[StackEntry]],
+        norm: PreNorm,
+        head: DeviceLinear,
+        embedding: torch.Tensor | None,
     ) -> None:
         """There is none: a pass is launched part by part, or is a CUDA graph of them."""

@@ -2,8 +2,8 @@
 and stays there, so that a pass does not wait and a CUDA graph can hold it.
 
 Must not know: models, the residual stream. Invariant: a token's result does not depend on the other tokens: its
-products are chains (see apcbatch.kernels.cuda.chains), as the experts one by one make them of exact weights, and its
-experts are added in ascending order.
+products are made in fixed order (apcbatch.kernels.cuda.fixed_order), as for single experts with exact weights, and
+its experts are added in ascending order.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _maps(parts: Sequence[DeviceLinear]) -> torch.Tensor:
 
 
 def _alike(parts: Sequence[DeviceLinear]) -> bool:
-    """Whether all are chains of bfloat16, and of one shape."""
+    """Whether all are bfloat16 with fixed-order products, and of one shape."""
     return all(
-        part.chains is not None and part.dtype == torch.bfloat16 and part.weight.shape == parts[0].weight.shape
+        part.fixed_order is not None and part.dtype == torch.bfloat16 and part.weight.shape == parts[0].weight.shape
         for part in parts
     )

@@ -1,7 +1,4 @@
-"""The compiled CUDA kernels: whether they are there, the dtypes they take, the stream they run on.
-
-Must not know: any one kernel.
-"""
+"""The compiled CUDA kernels: whether they are there, the dtypes they take, the stream they run on."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
-from apcbatch.kernels.cuda.choose import softmax_topk
 from apcbatch.kernels.cuda.experts import FewTokens
 from apcbatch.kernels.cuda.linear import DeviceLinear, linear
+from apcbatch.kernels.cuda.logits import softmax_topk
 from apcbatch.kernels.cuda.norm import silu_mul
 from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.layer import Expert, PreNorm, Residual
+from apcbatch.kernels.ragged import Ragged
 
 # An expert's rows are filled up to a multiple: for each new number of rows the library chooses a kernel anew, and often
 # loads it. Not where experts have fewer rows than that, nor where they have so many that the device is slower.
@@ -38,7 +39,7 @@ class DeviceMlp:
     def __init__(self, norm: PreNorm, expert: Expert[DeviceLinear]) -> None:
         self._norm, self._expert = norm, expert
 
-    def __call__(self, residual: Residual) -> None:
+    def __call__(self, residual: Residual, _: Ragged) -> None:
         residual.leave(swiglu(self._expert, normed(residual, self._norm, self._expert.down.dtype)))
 
 
@@ -65,7 +66,7 @@ class DeviceMixture:
         self._few = FewTokens([expert.gate_up for expert in experts], [expert.down for expert in experts])
         self.most_captured = self._few.most_pairs // experts_per_token
 
-    def __call__(self, residual: Residual) -> None:
+    def __call__(self, residual: Residual, _: Ragged) -> None:
         x = normed(residual, self._norm, self.router.dtype)
         logits = linear(x, self.router, out_dtype=torch.float32)  # (t, h) -> (t, e)
         weights, chosen = softmax_topk(logits, self.experts_per_token)  # (t, k) each

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import address, require_slots, slot_stride
+from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.cuda.linear import DeviceLinear
-from apcbatch.kernels.layer import MixerWeights
+from apcbatch.kernels.layer import MambaWeights
+from apcbatch.kernels.recurrent_arguments import require_slots, slot_stride
 
 MOST_TAPS = 4
 STATES = 16
@@ -22,10 +23,10 @@ _FLOAT32, _BFLOAT16 = DTYPE_CODES[torch.float32], DTYPE_CODES[torch.bfloat16]
 class FewRows:
     """weights, ssm (slots, n, d), conv (slots, w - 1, d): of one mixer."""
 
-    def __init__(self, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor) -> None:
+    def __init__(self, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor) -> None:
         self._weights, self._ssm, self._conv = weights, ssm, conv
         self._able = (
-            all(_has_chains(part) for part in (weights.in_proj, weights.dt_proj))
+            all(_is_fixed_order(part) for part in (weights.in_proj, weights.dt_proj))
             and weights.in_bias is None
             and weights.A.shape[0] == STATES
             and weights.conv_weight.shape[1] <= MOST_TAPS
@@ -93,9 +94,9 @@ class FewRows:
         return y
 
 
-def _has_chains(packed: DeviceLinear) -> bool:
-    """Whether products with these weights are chains over all inputs, in bfloat16."""
-    return packed.chains is not None and packed.dtype == torch.bfloat16 and packed.pieces == 1
+def _is_fixed_order(packed: DeviceLinear) -> bool:
+    """Whether products with these weights are bfloat16, in fixed order, with one sum over all inputs."""
+    return packed.fixed_order is not None and packed.dtype == torch.bfloat16 and packed.pieces == 1
 
 
 def _product(x: torch.Tensor, packed: DeviceLinear) -> object:

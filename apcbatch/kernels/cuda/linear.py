@@ -1,8 +1,8 @@
 """The matrix product of a CUDA device: y = x W^T (+ bias). The same arguments and results as on the CPU
 (apcbatch.kernels.cpu.linear), and float16 too.
 
-Must not know: models. Invariant: a row of a product depends on that row alone where the weights are exact, or have
-chains and meet CHAINED_ROWS rows at most; otherwise the library picks its kernel by the number of rows.
+Invariant: a row of a product depends on that row alone where the weights are exact, or are multiplied in fixed order
+as there are FIXED_ORDER_ROWS rows at most; otherwise the library picks its kernel by the number of rows.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from apcbatch.kernels.cuda.chains import Chains, pieces_of
+from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, pieces_of
 
-CHAINED_ROWS = 128  # of products that need not be exact, and are: chains are no slower up to here
-EXACT_ROWS = 128  # of every exact product for which there are no chains
+FIXED_ORDER_ROWS = 128  # up to so many, inexact products are made in fixed order too, which is no slower
+EXACT_ROWS = 128  # of every exact product that is not made in fixed order
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceLinear:
     """Weights (out_features, in_features) on a CUDA device, as they are. exact: whether a row's bits must not depend on
-    its company. chains: what multiplies so; None where it does not take these weights. pieces: of the inputs, which
-    chains add up."""
+    the other rows. fixed_order: the device's fixed-order products; None if they do not take these weights. pieces: of
+    the inputs, each summed on its own (see apcbatch.kernels.cuda.fixed_order)."""
 
     weight: torch.Tensor
     exact: bool
-    chains: Chains | None
+    fixed_order: FixedOrderProducts | None
     pieces: int = 1
 
     @property
@@ -40,12 +40,12 @@ class DeviceLinear:
     def dtype(self) -> torch.dtype:
         return self.weight.dtype
 
-    def chains_for(self, rows: int) -> Chains | None:
-        """What makes products of so many rows; None where the library does."""
-        return self.chains if self.exact or rows <= CHAINED_ROWS else None
+    def fixed_order_for(self, rows: int) -> FixedOrderProducts | None:
+        """What multiplies so many rows in fixed order; None where the library's default kernel does."""
+        return self.fixed_order if self.exact or rows <= FIXED_ORDER_ROWS else None
 
     def in_one_piece(self) -> DeviceLinear:
-        """The same weights; their products are chains over all inputs."""
+        """The same weights, with one sum over all inputs."""
         return replace(self, pieces=1)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -53,12 +53,12 @@ class DeviceLinear:
         return self.weight[indices]
 
 
-def pack_linear(weight: torch.Tensor, exact: bool, chains: Chains) -> DeviceLinear:
-    """weight: (out, in), any stride. exact: see DeviceLinear. chains: of the weights' device."""
+def pack_linear(weight: torch.Tensor, exact: bool, products: FixedOrderProducts) -> DeviceLinear:
+    """weight: (out, in), any stride. exact: see DeviceLinear. products: of the weights' device."""
     weight = weight.contiguous()
-    if not chains.takes(weight):
+    if not products.takes(weight):
         return DeviceLinear(weight, exact, None)
-    return DeviceLinear(weight, exact, chains, pieces_of(weight))
+    return DeviceLinear(weight, exact, products, pieces_of(weight))
 
 
 def linear(
@@ -74,9 +74,9 @@ def linear(
             f"shape {tuple(x.shape)}"
         )
     out_dtype = out_dtype or x.dtype
-    chains = packed.chains_for(x.shape[0])
-    if chains is not None:
-        y = chains.product(x, packed.weight, out_dtype, packed.pieces)
+    products = packed.fixed_order_for(x.shape[0])
+    if products is not None:
+        y = products.product(x, packed.weight, out_dtype, packed.pieces)
     elif packed.exact:
         y = _padded_product(x, packed.weight, out_dtype)
     else:

@@ -10,16 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from apcbatch.kernels.arguments import (
-    dtype_code,
-    float_vector,
-    require_alike,
-    require_matrix,
-    require_one_dtype,
-    require_sums,
-    row_stride,
-)
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.row_arguments import NormArguments, gated_arguments, norm_arguments
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, out_dtype: torch.dtype) -> torch.Tensor:
@@ -31,11 +23,11 @@ def rms_norms(
     xs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], eps: float, out_dtype: torch.dtype
 ) -> list[torch.Tensor]:
     """`rms_norm` of each x with its weight: at once where that can be."""
-    norms, ys = zip(
-        *(_norm(x, None, weight, eps, out_dtype) for x, weight in zip(xs, weights, strict=True)), strict=True
-    )
-    extension().rms_norms(list(norms), current_stream())
-    return list(ys)
+    norms = [
+        norm_arguments(x, None, weight, eps, out_dtype, DTYPE_CODES) for x, weight in zip(xs, weights, strict=True)
+    ]
+    extension().rms_norms([_norm(arguments) for arguments, _, _ in norms], current_stream())
+    return [y for _, y, _ in norms]
 
 
 def add_rms_norm_(
@@ -46,59 +38,19 @@ def add_rms_norm_(
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
     """See apcbatch.kernels.cpu.norm."""
-    require_sums(residual, delta)
-    norm, y = _norm(residual, delta, weight, eps, out_dtype)
-    extension().rms_norms([norm], current_stream())
+    arguments, y, _alive = norm_arguments(residual, delta, weight, eps, out_dtype, DTYPE_CODES)
+    extension().rms_norms([_norm(arguments)], current_stream())
     return y
 
 
-def _norm(
-    x: torch.Tensor,
-    delta: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-) -> tuple[object, torch.Tensor]:
-    """The norm as _CUDA takes it, and where its result will be."""
-    require_matrix(x, "x")
-    t, h = x.shape
-    if weight is not None:
-        weight = float_vector(weight, "weight", h, x, "x")
-    y = torch.empty((t, h), dtype=out_dtype, device=x.device)
-    addend = (0, 0, 0) if delta is None else (
-        delta.data_ptr(), row_stride(delta, "delta"), dtype_code(delta, "delta", DTYPE_CODES)
-    )  # fmt: skip
-    norm = extension().Norm(
-        t,
-        h,
-        x.data_ptr(),
-        row_stride(x, "x"),
-        dtype_code(x, "x", DTYPE_CODES),
-        *addend,
-        0 if weight is None else weight.data_ptr(),
-        eps,
-        y.data_ptr(),
-        dtype_code(y, "out_dtype", DTYPE_CODES),
-    )
-    return norm, y
+def _norm(of: NormArguments) -> object:
+    """The norm as _CUDA takes it."""
+    y, _, y_code = of.y
+    return extension().Norm(of.t, of.h, *of.x, *(of.delta or (0, 0, 0)), of.weight, of.eps, y, y_code)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """See apcbatch.kernels.cpu.norm."""
-    require_matrix(gate, "gate")
-    require_alike(up, "up", gate, "gate")
-    require_one_dtype(gate, "gate", up, "up")
-    t, f = gate.shape
-    y = torch.empty((t, f), dtype=gate.dtype, device=gate.device)
-    extension().silu_mul(
-        t,
-        f,
-        gate.data_ptr(),
-        row_stride(gate, "gate"),
-        up.data_ptr(),
-        row_stride(up, "up"),
-        y.data_ptr(),
-        dtype_code(gate, "gate", DTYPE_CODES),
-        current_stream(),
-    )
+    (t, f, gates, ups, (result, _, code)), y = gated_arguments(gate, up, DTYPE_CODES)
+    extension().silu_mul(t, f, *gates[:2], *ups[:2], result, code, current_stream())
     return y

@@ -1,7 +1,4 @@
-"""The residual stream on a CUDA device: see apcbatch.kernels.cpu.residual.
-
-Must not know: what the parts compute.
-"""
+"""The residual stream on a CUDA device: see apcbatch.kernels.cpu.residual."""
 
 from __future__ import annotations
 

@@ -9,18 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from apcbatch.kernels.arguments import (
-    address,
-    dtype_code,
-    require_parameter,
-    require_slots,
-    slot_stride,
-    token_rows,
-    token_stride,
-)
 from apcbatch.kernels.cuda.batch import DeviceBatch
 from apcbatch.kernels.cuda.extension import DTYPE_CODES, current_stream, extension
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.recurrent_arguments import conv_arguments, scan_arguments
 
 
 def causal_conv(
@@ -32,30 +24,10 @@ def causal_conv(
 ) -> torch.Tensor:
     """See apcbatch.kernels.cpu.scan; weight and bias may be of any of the three dtypes."""
     batch = batch_on(x.device, ragged)
-    t, d = token_rows(x, batch.num_tokens)
-    width = weight.shape[-1]
-    most = extension().MOST_TAPS
-    if not 1 <= width <= most:
-        raise ValueError(f"weight must have 1 to {most} columns, the taps; it has {width}")
-    require_parameter(weight, "weight", (d, width), weight.dtype, x.device)
-    if bias is not None:
-        require_parameter(bias, "bias", (d,), weight.dtype, x.device)
-    state_stride = slot_stride(state, (width - 1, d), x.dtype, batch.device)
-    require_slots(batch.max_slot, state.shape[0])
-    out = torch.empty((t, d), dtype=x.dtype, device=x.device)
+    sizes = batch.num_tokens, batch.max_slot, extension().MOST_TAPS
+    arguments, out = conv_arguments(x, weight, bias, state, *sizes, DTYPE_CODES)
     with torch.cuda.device(x.device):
-        code = dtype_code(x, "x", DTYPE_CODES)
-        extension().causal_conv(
-            batch=batch.params,
-            x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
-            weight=(weight.data_ptr(), width, dtype_code(weight, "weight", DTYPE_CODES)),
-            bias=address(bias),
-            state=(state.data_ptr(), state_stride, code),
-            out=(out.data_ptr(), d, code),
-            d_inner=d,
-            width=width,
-            stream=current_stream(),
-        )
+        extension().causal_conv(batch=batch.params, stream=current_stream(), **arguments)
     return out
 
 
@@ -75,36 +47,10 @@ def selective_scan(
     """See apcbatch.kernels.cpu.scan; n 1 to 128. lanes (1, 2, 4, 8; 0: the kernel chooses) share a channel's states:
     a matter of speed, not of bits."""
     batch = batch_on(x.device, ragged)
-    t, d = token_rows(x, batch.num_tokens)
-    n, most = A.shape[0], extension().MOST_STATES
-    if not 1 <= n <= most:
-        raise ValueError(f"A must have 1 to {most} rows on a CUDA device, the states of a channel; it has {n}")
-    require_parameter(A, "A", (n, d), torch.float32, x.device)
-    for vector, name in ((D, "D"), (dt_bias, "dt_bias")):
-        if vector is not None:
-            require_parameter(vector, name, (d,), torch.float32, x.device)
-    state_stride = slot_stride(state, (n, d), torch.float32, batch.device)
-    require_slots(batch.max_slot, state.shape[0])
-    out = torch.empty((t, d), dtype=x.dtype, device=x.device)
+    sizes = batch.num_tokens, batch.max_slot, extension().MOST_STATES
+    arguments, out = scan_arguments(x, dt, A, B, C, D, z, dt_bias, state, *sizes, DTYPE_CODES)
     with torch.cuda.device(x.device):
-        code = dtype_code(x, "x", DTYPE_CODES)
-        extension().selective_scan(
-            batch=batch.params,
-            x=(x.data_ptr(), token_stride(x, "x", t, d, x), code),
-            dt=(dt.data_ptr(), token_stride(dt, "dt", t, d, x), code),
-            A=A.data_ptr(),
-            B=(B.data_ptr(), token_stride(B, "B", t, n, x), code),
-            C=(C.data_ptr(), token_stride(C, "C", t, n, x), code),
-            D=address(D),
-            z=None if z is None else (z.data_ptr(), token_stride(z, "z", t, d, x), code),
-            dt_bias=address(dt_bias),
-            state=(state.data_ptr(), state_stride, DTYPE_CODES[torch.float32]),
-            out=(out.data_ptr(), d, code),
-            d_inner=d,
-            d_state=n,
-            lanes=lanes,
-            stream=current_stream(),
-        )
+        extension().selective_scan(batch=batch.params, lanes=lanes, stream=current_stream(), **arguments)
     return out
 
 

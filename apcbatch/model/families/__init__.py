@@ -1,6 +1,6 @@
-"""The families of models: each module of this folder is one, with a `Family` named FAMILY.
+"""The families of models: each module of this folder defines one, as a `Family` named FAMILY.
 
-Must not know: torch, what a family consists of. A module that is put here is found: no list names it.
+Modules of this folder are discovered: no list names them. Importing one does not load torch.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from apcbatch.layout import StateLayout
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import ConfigReader, ModelConfig, load_json
 from apcbatch.model.quantization import check_not_quantised
-from apcbatch.values import brief
+from apcbatch.option_values import brief
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """All families, in the order of lists."""
+    """All families, in the order in which they are listed to users."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
     found: list[Family] = [importlib.import_module(f"{__name__}.{name}").FAMILY for name in names]
     return tuple(sorted(found, key=lambda family: (family.rank, family.model_type)))
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family of a model that was read."""
+    """The family of a ModelConfig."""
     return next(family for family in families() if family.model_type == config.family)
 
 
@@ -53,7 +53,7 @@ def load_model_config(model_dir: Path) -> ModelConfig:
 
 
 def _why_not(name: object, reader: ConfigReader) -> str:
-    """Why there is no family for a config.json, as the middle of a sentence."""
+    """Why no family matches a config.json, as the middle of a sentence."""
     if name is not None:
         return f"names the architecture {brief(name)}, which is not supported"
     if "ssm_cfg" not in reader.values:
@@ -66,8 +66,7 @@ def _listed() -> str:
 
 
 def state_layout(config: ModelConfig, dtype: str) -> StateLayout:
-    """The layout of a model's state; dtype: of its weights and activations, by torch's name."""
-    mixers = family_of(config).mixers
-    return StateLayout.of(
-        part for layer, kind in enumerate(config.mixers) for part in mixers[kind][1].state(config, layer, dtype)
-    )
+    """The layout of a model's state. dtype: of weights and activations, by torch's name."""
+    layer = family_of(config).layer
+    blocks = ((i, block) for i in range(config.num_layers) for block in layer(config, i))
+    return StateLayout.of(part for i, block in blocks for part in block.kind.state(config, i, dtype))

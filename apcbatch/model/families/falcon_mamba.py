@@ -9,7 +9,7 @@ from apcbatch.model.hf_config import ConfigReader, ModelConfig
 
 
 def read(reader: ConfigReader, family: str) -> ModelConfig:
-    """The model that config.json describes."""
+    """The ModelConfig of config.json."""
     return mamba.read(reader, family, mixer_norm="weightless")
 
 

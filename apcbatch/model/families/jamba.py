@@ -4,13 +4,16 @@ Lieber et al., arXiv 2403.19887."""
 from __future__ import annotations
 
 from apcbatch.errors import ModelError
-from apcbatch.model.blocks import ATTENTION, MAMBA, MIXTURE, MLP
+from apcbatch.model.attention import ATTENTION
 from apcbatch.model.family import Family
+from apcbatch.model.feed_forward import MIXTURE, MLP
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, ModelConfig
+from apcbatch.model.mamba import MAMBA
+from apcbatch.model.sub_blocks import SubBlock
 
 
 def read(reader: ConfigReader, family: str) -> ModelConfig:
-    """The model that config.json describes."""
+    """The ModelConfig of config.json."""
     hidden_size = reader.integer("hidden_size", 4096)
     layers = range(reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS))
     heads = reader.integer("num_attention_heads", 32)
@@ -68,16 +71,22 @@ def _period(reader: ConfigReader, kind: str, period_default: int, offset_default
     return period, offset
 
 
+_MIXERS = {
+    "mamba": SubBlock("input_layernorm", "mamba", MAMBA),
+    "attention": SubBlock("input_layernorm", "self_attn", ATTENTION),
+}
+_FEED_FORWARDS = {
+    "mlp": SubBlock("pre_ff_layernorm", "feed_forward", MLP),
+    "moe": SubBlock("pre_ff_layernorm", "feed_forward", MIXTURE),
+}
+
 FAMILY = Family(
     model_type="jamba",
     architecture="JambaForCausalLM",
     read=read,
     embedding="model.embed_tokens",
     layers="model.layers",
-    norm="input_layernorm",
     final_norm="model.final_layernorm",
-    mixers={"mamba": ("mamba", MAMBA), "attention": ("self_attn", ATTENTION)},
-    feed_forwards={"mlp": ("feed_forward", MLP), "moe": ("feed_forward", MIXTURE)},
-    feed_forward_norm="pre_ff_layernorm",
+    layer=lambda config, i: (_MIXERS[config.mixers[i]], _FEED_FORWARDS[config.feed_forwards[i]]),
     rank=2,
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from apcbatch.model.blocks import MAMBA
 from apcbatch.model.family import Family
 from apcbatch.model.hf_config import MOST_LAYERS, ConfigReader, MixerNorm, ModelConfig
+from apcbatch.model.mamba import MAMBA
+from apcbatch.model.sub_blocks import SubBlock
 
 
 def read(reader: ConfigReader, family: str, mixer_norm: MixerNorm = "none") -> ModelConfig:
-    """The model that config.json describes; mixer_norm: the norms on dt, B and C."""
+    """The ModelConfig of config.json. mixer_norm: the norms on dt, B and C."""
     hidden_size = reader.integer("hidden_size", 768)
     layers = reader.integer("num_hidden_layers", 32, maximum=MOST_LAYERS)
     return ModelConfig(
@@ -37,10 +38,9 @@ FAMILY = Family(
     read=read,
     embedding="backbone.embeddings",
     layers="backbone.layers",
-    norm="norm",
     final_norm="backbone.norm_f",
-    mixers={"mamba": ("mixer", MAMBA)},
-    # As the mamba_ssm package names it, and as transformers reads it too.
+    layer=lambda config, i: (SubBlock("norm", "mixer", MAMBA),),
+    # mamba_ssm's name of the tensor, which transformers accepts too.
     former_names={"backbone.embedding.weight": "backbone.embeddings.weight"},
     rank=0,
 )

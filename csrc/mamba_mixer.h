@@ -1,17 +1,16 @@
-// The Mamba-1 mixer of one layer, its norm included, as one call: what its kernels are given, in which order.
+// The Mamba-1 mixer of one layer, its norm included, as one call of its kernels in order.
 //
 // The sequence is that of Gu and Dao 2023, Mamba, section 3.4; each step is the kernel of the same name, so
-// the bits are those of the kernels called one by one. Must not know: the other layers, Python.
+// the bits are those of the kernels called one by one.
 #pragma once
 
 #include "linear.h"
-#include "params.h"
-#include "residual.h"
+#include "sub_block.h"
 
 namespace apcbatch {
 
 // Filled once for each layer. d: d_inner, n: d_state, w: taps, r: dt_rank, h: hidden.
-struct MixerParams {
+struct MambaMixer final : SubBlock {
     PreNorm norm;
     DType dtype = DType::float32;                   // of the activations and of the convolution's state
     Projection in_proj, x_proj, dt_proj, out_proj;  // (2d, h), (r + 2n, d), (d, r), (h, d)
@@ -28,9 +27,10 @@ struct MixerParams {
     std::int64_t ssm_stride = 0;
     void* conv = nullptr;  // (num_slots, w - 1, d), slot stride conv_stride
     std::int64_t conv_stride = 0;
-};
 
-// The residual's delta becomes the mixer's result.
-void mixer(const MixerParams& params, const RaggedParams& ragged, const Residual& residual, int num_threads);
+    std::int64_t scratch_bytes(std::int64_t t) const override;
+    void run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
+             int num_threads) const override;
+};
 
 }  // namespace apcbatch

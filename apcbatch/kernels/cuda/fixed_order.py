@@ -1,12 +1,12 @@
-"""Matrix products on a CUDA device whose every element is one chain: its inputs in ascending order, added to one
-float32 sum, in bfloat16 16 at a time by one instruction of the matrix units, in float32 one at a time by fused
-multiply-adds. So a row's bits depend neither on how many rows come together nor on which kernel multiplies them.
-Where the weights have few rows, an element is a sum of several chains, each over a piece of the inputs, as one chain
-would take too long; the weights' shape settles how many.
+"""Matrix products on a CUDA device with fixed-order accumulation.
 
-Kernels of the library that do not split the inputs make such chains, whatever their tiles. That is relied upon only
-where it was seen: a kernel is taken when some of its elements have been compared, bit for bit, with chains of our own.
-As all have the same bits, the fastest is taken. Must not know: models.
+Each element is one float32 sum over its inputs in ascending order: bfloat16 inputs 16 at a time by one tensor-core
+instruction, float32 inputs one at a time by fused multiply-adds. So a row's bits depend neither on the number of rows
+in the batch nor on the kernel. For weights with few rows one sum over all inputs would take too long: their inputs are
+cut into pieces, each with its own sum, and the sums are added. The weights alone settle the number of pieces.
+
+cuBLASLt kernels without split-K accumulate in this order for any tile size. That is verified, not assumed: a kernel is
+used only after some of its elements matched our own kernel's bit for bit. The fastest of those that match is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STEP = {torch.bfloat16: 16, torch.float32: 1}  # inputs come in multiples of it
 
 
 def pieces_of(weight: torch.Tensor) -> int:
-    """Into how many pieces the inputs of such weights (out, in) are cut."""
+    """Number of pieces that the inputs of weights (out, in) are cut into."""
     pieces, (rows, inputs) = 1, weight.shape
     if weight.dtype != torch.bfloat16:
         return 1
@@ -55,9 +55,9 @@ class ProductShape(NamedTuple):
     is_packed: bool
 
 
-class Chains:
-    """The products of one device. Knows which of the library's kernels it takes, by shape and number of rows; what
-    these are is found where they first come up, which waits for the device and must not be in the capture of a
+class FixedOrderProducts:
+    """The fixed-order products of one device, with the library's kernel chosen for each shape and number of rows. The
+    first product of a new shape chooses its kernel, which waits for the device, so it must not be captured in a CUDA
     graph."""
 
     def __init__(self, device: torch.device) -> None:
@@ -65,15 +65,15 @@ class Chains:
         self._device = device
 
     def takes(self, weight: torch.Tensor) -> bool:
-        """Whether there are chains for products with these weights (out, in)."""
+        """Whether products with these weights (out, in) can be made in fixed order."""
         step = _STEP.get(weight.dtype)
         if step is None or weight.shape[1] % step or weight.data_ptr() % ALIGNMENT:
             return False
         return torch.cuda.get_device_capability(self._device)[0] >= 9
 
     def kernel(self, shape: ProductShape, rows: int) -> tuple[bytes, bool] | None:
-        """What multiplies so many rows: (the library's kernel, whether it adds up pieces in turn), (b"", False) for
-        kernels of our own; None where it is yet to be found, by `product`."""
+        """The kernel for so many rows: (the library's kernel, whether it adds up the pieces in turn), (b"", False) for
+        our own kernel; None if `product` has not chosen one yet."""
         if rows <= extension().MOST_FEW_ROWS and shape.dtype == torch.bfloat16:
             return b"", False
         bucket = _bucket(rows)
@@ -96,7 +96,7 @@ class Chains:
     def _multiply(self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
         rows = x.shape[0]
         if rows <= extension().MOST_FEW_ROWS and x.dtype == torch.bfloat16:
-            _chains(x, weight, y, pieces)
+            _own_product(x, weight, y, pieces)
             return
         bucket = _bucket(rows)
         (outputs, inputs), is_packed = weight.shape, x.stride(0) == x.shape[1]
@@ -105,11 +105,11 @@ class Chains:
             self._taken[key] = _fastest(weight, y.dtype, pieces, bucket)
         taken = self._taken[key]
         if taken is None or not _library(x, weight, y, pieces, taken, _in_turn(pieces, y.dtype, bucket)):
-            _chains(x, weight, y, pieces)
+            _own_product(x, weight, y, pieces)
 
 
 def _fastest(weight: torch.Tensor, out_dtype: torch.dtype, pieces: int, rows: int) -> bytes | None:
-    """The library's fastest kernel for so many rows that makes chains; None if none is seen to."""
+    """The library's fastest kernel for so many rows that passes the trial; None if none does."""
     generator = torch.Generator(weight.device).manual_seed(rows)
     x = torch.randn((rows, weight.shape[1]), device=weight.device, generator=generator)
     x = x.to(weight.dtype)
@@ -158,7 +158,7 @@ class _Trial:
         self._y = torch.empty((len(self._x), outputs), dtype=out_dtype, device=like.device)
         self._some = torch.randperm(len(self._x), device=like.device, generator=generator)[:COMPARED_ROWS]
         self._expected = self._y.new_empty((len(self._some), outputs))
-        _chains(self._x[self._some], self._weight, self._expected, pieces)
+        _own_product(self._x[self._some], self._weight, self._expected, pieces)
 
     def passes(self, choice: bytes) -> bool:
         """Whether this kernel of the library makes the same bits."""
@@ -205,8 +205,8 @@ def _timed(run: Callable[[], object], before: torch.Tensor) -> tuple[torch.cuda.
     return begin, end
 
 
-def _chains(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
-    """y = the chains, by kernels of our own: some rows after the others."""
+def _own_product(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, pieces: int) -> None:
+    """Multiply in row blocks with our own kernel."""
     few = x.dtype == torch.bfloat16
     multiply = extension().few_rows_product if few else extension().chain_product
     for begin in range(0, len(x), extension().MOST_FEW_ROWS):

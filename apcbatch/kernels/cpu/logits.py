@@ -8,7 +8,14 @@ from __future__ import annotations
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.arguments import num_threads, require_cpu, require_logits, require_token, require_tokens, view
+from apcbatch.kernels.arguments import num_threads, require_cpu
+from apcbatch.kernels.row_arguments import (
+    argmax_arguments,
+    greedy_arguments,
+    token_logprob_arguments,
+    token_logprobs_arguments,
+    topk_arguments,
+)
 
 
 def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,24 +25,17 @@ def softmax_topk(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     again, and indices (t, k) int64. Raises ValueError.
     """
     require_cpu(logits, "logits")
-    require_logits(logits)
-    t, n = logits.shape
-    if not 1 <= k <= n:
-        raise ValueError(f"k must lie in 1 to {n}, the columns of logits; it is {k}")
-    weights = torch.empty(t, k, dtype=torch.float32)
-    indices = torch.empty(t, k, dtype=torch.int64)
-    _C.softmax_topk(t, n, k, view(logits, "logits"), weights.data_ptr(), indices.data_ptr(), num_threads())
-    return weights, indices
+    arguments, chosen = topk_arguments(logits, k)
+    _C.softmax_topk(*arguments, num_threads())
+    return chosen
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
     """The index of each row's largest logit, the lowest on ties, -1 for a row with NaN or infinity: logits (t, v)
     float32, any row stride -> (t,) int64. Raises ValueError."""
     require_cpu(logits, "logits")
-    require_logits(logits)
-    t, v = logits.shape
-    tokens = torch.empty(t, dtype=torch.int64)
-    _C.logprob(t, v, view(logits, "logits"), True, tokens.data_ptr(), 0, num_threads())
+    arguments, tokens = argmax_arguments(logits)
+    _C.logprob(*arguments, num_threads())
     return tokens
 
 
@@ -47,11 +47,8 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     log of the sum of exp(logit - max), summed in float64. Raises ValueError.
     """
     require_cpu(logits, "logits")
-    require_logits(logits)
-    t, v = logits.shape
-    tokens = torch.empty(t, dtype=torch.int64)
-    logprobs = torch.empty(t, dtype=torch.float32)
-    _C.logprob(t, v, view(logits, "logits"), True, tokens.data_ptr(), logprobs.data_ptr(), num_threads())
+    arguments, tokens, logprobs = greedy_arguments(logits)
+    _C.logprob(*arguments, num_threads())
     return tokens, logprobs
 
 
@@ -59,12 +56,8 @@ def token_logprob(logits: torch.Tensor, token: int) -> float:
     """The log-probability of one token: logits (v,) float32 contiguous, token in [0, v). The same bits as
     greedy gives for the likeliest token. Raises ValueError."""
     require_cpu(logits, "logits")
-    require_token(token, logits)
-    row = logits.unsqueeze(0)
-    require_logits(row)
-    tokens = torch.tensor([token])
-    logprobs = torch.empty(1, dtype=torch.float32)
-    _C.logprob(1, logits.numel(), view(row, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), 1)
+    arguments, _alive, logprobs = token_logprob_arguments(logits, token)
+    _C.logprob(*arguments, 1)
     return float(logprobs)
 
 
@@ -72,9 +65,6 @@ def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The log-probability of one token of each row: logits (t, v) float32, any row stride, tokens (t,) int64, each in
     [0, v) -> (t,) float32. The same bits as `token_logprob` gives for each row. Raises ValueError."""
     require_cpu(logits, "logits")
-    require_logits(logits)
-    t, v = logits.shape
-    require_tokens(tokens, logits)
-    logprobs = torch.empty(t, dtype=torch.float32)
-    _C.logprob(t, v, view(logits, "logits"), False, tokens.data_ptr(), logprobs.data_ptr(), num_threads())
+    arguments, logprobs = token_logprobs_arguments(logits, tokens)
+    _C.logprob(*arguments, num_threads())
     return logprobs

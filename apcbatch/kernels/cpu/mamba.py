@@ -1,11 +1,12 @@
-"""The Mamba-1 mixer of one layer in one call: from the residual to what is added to it next.
+"""The fused Mamba-1 mixer of the CPU: one layer's sub-block, with its norm, in one call.
 
-Must not know: models, checkpoints, the other layers. Invariant: the bits are those of the ops called one after
-the other (add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm, dt_proj, selective_scan, out_proj), which define
-it. What never changes is checked once, when a FusedMixer is made.
+Invariant: the bits are those of the ops called in this order: add_rms_norm_, in_proj, causal_conv, x_proj, rms_norm,
+dt_proj, selective_scan, out_proj. Weights and states are checked once, when a FusedMamba is made.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
@@ -14,38 +15,37 @@ from apcbatch.kernels.arguments import (
     DTYPE_CODES,
     FLOAT32,
     address,
-    num_threads,
     require_parameter,
-    require_slots,
-    slot_stride,
 )
 from apcbatch.kernels.cpu.linear import PackedLinear, projection
-from apcbatch.kernels.cpu.residual import addresses, norm_plan
+from apcbatch.kernels.cpu.residual import norm_plan
 from apcbatch.kernels.cpu.scan import MAX_CONV_WIDTH, MAX_D_STATE
-from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock
+from apcbatch.kernels.layer import MambaWeights, MatrixProduct, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.recurrent_arguments import require_slots, slot_stride
 
 
-class FusedMixer:
-    """Norms a residual (t, h), and leaves (t, h) to be added to it, over the slots of one layer's states.
+class FusedMamba(FusedSubBlock):
+    """The mixer over the state slots of one layer: norms the residual (t, h), and leaves its result (t, h) to be added.
 
     norm: (h). ssm: (num_slots, n, d) float32; conv: (num_slots, w - 1, d) in the weights' dtype; any slot
-    stride. plan: for a stack. num_slots: of the states. Raises ValueError where a shape or a dtype does not fit.
+    stride. Raises ValueError where a shape or a dtype does not fit.
     """
 
     def __init__(
-        self, norm: PreNorm, weights: MixerWeights[PackedLinear], ssm: torch.Tensor, conv: torch.Tensor
+        self, norm: PreNorm, weights: MambaWeights[PackedLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         _check(weights)
         self.weights = weights
         self._kept_alive = norm, weights, ssm, conv  # the plan below holds their addresses
-        self._hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
+        self.hidden, dtype = weights.in_proj.in_features, weights.in_proj.dtype
         n, d = weights.A.shape
         width = weights.conv_weight.shape[1]
-        self.num_slots = min(ssm.shape[0], conv.shape[0])
+        self._slots = self.num_slots = min(ssm.shape[0], conv.shape[0])
         dt_norm, b_norm, c_norm = weights.norms or (None, None, None)
-        self.plan = _C.Mixer(
-            norm=norm_plan(norm, self._hidden),
+        self.plan = _C.MambaMixer(
+            norm=norm_plan(norm, self.hidden),
             in_proj=projection(weights.in_proj, weights.in_bias),
             x_proj=weights.x_proj.plan,
             dt_proj=weights.dt_proj.plan,
@@ -73,11 +73,19 @@ class FusedMixer:
                 f"the residual must have a row for each of the batch's {ragged.num_tokens} tokens; it is "
                 f"{tuple(residual.sum.shape)}"
             )
-        require_slots(ragged.max_slot, self.num_slots)
-        self.plan.run(ragged.params, *addresses(residual, self._hidden), num_threads())
+        require_slots(ragged.max_slot, self._slots)
+        self.run(residual, ragged)
+
+    def products(self, residual: Residual) -> Iterator[MatrixProduct]:
+        """See FusedSubBlock."""
+        w, t = self.weights, residual.sum.shape[0]
+        yield MatrixProduct(t, w.in_proj, bias=w.in_bias)
+        yield MatrixProduct(t, w.x_proj)
+        yield MatrixProduct(t, w.dt_proj)
+        yield MatrixProduct(t, w.out_proj, torch.float32, w.out_bias)
 
 
-def _check(w: MixerWeights[PackedLinear]) -> None:
+def _check(w: MambaWeights[PackedLinear]) -> None:
     (n, d), h, dtype = w.A.shape, w.in_proj.in_features, w.in_proj.dtype
     r, width = w.dt_proj.in_features, w.conv_weight.shape[-1]
     if not 1 <= n <= MAX_D_STATE or not 1 <= width <= MAX_CONV_WIDTH:

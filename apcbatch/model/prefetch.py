@@ -1,7 +1,7 @@
-"""Things that are made ahead of the asking, by several threads, in bounded memory.
+"""Make values ahead of their use, on several threads, in bounded memory.
 
-Must not know: what is made. Invariant: at most `most_bytes`, and one thing for each thread and each asking, are made
-and not yet taken.
+Invariant: the values made and not yet taken have at most `most_bytes`, plus one value for each thread and each caller
+of `take`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """Makes things by their names. sizes: their bytes, in the order in which they will about be asked for."""
+    """Prefetch values by name. sizes: name -> bytes, in the approximate order of use."""
 
     def __init__(self, make: Callable[[str], T], sizes: Mapping[str, int], *, threads: int, most_bytes: int) -> None:
         self._make, self._sizes, self._most_bytes = make, sizes, most_bytes
-        self._waiting = dict.fromkeys(sizes)  # names, as a set in order
+        self._waiting = dict.fromkeys(sizes)  # names not begun, as an ordered set
         self._begun: dict[str, Future[T]] = {}
-        self._held = 0  # bytes of what is begun and not yet taken
+        self._held = 0  # bytes of the values begun and not yet taken
         self._changed = Condition()
         self._threads = [Thread(target=self._go_on, name="apcbatch-ahead", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def take(self, name: str) -> T:
-        """The thing of this name, once: made now where no thread has begun it. Raises what `make` raised."""
+        """The value of this name, once; made by the caller if no thread has begun it. Raises what `make` raised."""
         with self._changed:
             future = self._begun.get(name)
             mine = future is None
@@ -45,7 +45,7 @@ class Ahead(Generic[T]):
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of what was not taken, and wait for the threads."""
+        """Drop the values not taken, and wait for the threads."""
         with self._changed:
             self._waiting.clear()
             self._changed.notify_all()
@@ -72,5 +72,5 @@ class Ahead(Generic[T]):
     def _finish(self, name: str, future: Future[T]) -> None:
         try:
             future.set_result(self._make(name))
-        except BaseException as error:  # whoever takes it gets it
+        except BaseException as error:  # `take` raises it
             future.set_exception(error)

@@ -1,7 +1,4 @@
-"""Where the time goes inside the ops that run several kernels in one call. For benchmarks: nothing else reads it.
-
-Must not know: models, what the times are for.
-"""
+"""Time per kind of kernel inside calls that run several of them. For benchmarks alone."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from contextlib import contextmanager
 
 from apcbatch import _C
 
-WAITING = "waiting for threads"  # in all other parts
+WAITING = "waiting for threads"  # mean time of a thread at barriers; contained in the other parts
 PARTS = (  # csrc/parts.h, Part
     "matrix products",
     "convolution",
@@ -27,8 +24,8 @@ PARTS = (  # csrc/parts.h, Part
 
 @contextmanager
 def recorded_parts() -> Iterator[dict[str, float]]:
-    """Seconds by part of the FusedMixer, FusedMlp and FusedMixture calls that this thread makes inside; the mapping
-    is filled at the end. `experts` is what a mixture does besides its products."""
+    """Seconds by part of this thread's calls of fused sub-blocks inside the block; the mapping is filled at its end.
+    `experts`: a mixture without its matrix products."""
     seconds: dict[str, float] = {}
     _C.record_parts(True)
     try:

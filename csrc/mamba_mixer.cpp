@@ -1,9 +1,8 @@
-#include "mixer.h"
+#include "mamba_mixer.h"
 
 #include "parts.h"
 #include "rowwise.h"
 #include "scan.h"
-#include "scratch.h"
 
 namespace apcbatch {
 namespace {
@@ -11,7 +10,7 @@ namespace {
 // The activations between the projections, one after the other in the workspace.
 class Layout {
   public:
-    Layout(const MixerParams& p, std::int64_t t) : dtype_(p.dtype), t_(t) {
+    Layout(const MambaMixer& p, std::int64_t t) : dtype_(p.dtype), t_(t) {
         const std::int64_t d = p.dt_proj.out, low = p.x_proj.out;
         const std::int64_t columns[] = {2 * d, d, low, p.has_norms ? low : 0, d, p.in_proj.in};
         for (int i = 0; i < 6; ++i) {
@@ -40,7 +39,7 @@ Rows columns_from(const Rows& rows, std::int64_t first) {
     return {rows.t, static_cast<char*>(rows.data) + first * bytes_of(rows.dtype), rows.stride, rows.dtype};
 }
 
-void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from, const Rows& to,
+void convolve(const MambaMixer& p, const RaggedParams& ragged, const Rows& from, const Rows& to,
               int num_threads) {
     const PartTimer timer(Part::convolution);
     ConvParams conv;
@@ -61,7 +60,7 @@ void convolve(const MixerParams& p, const RaggedParams& ragged, const Rows& from
 }
 
 // `columns` columns of the rows, normed, into contiguous rows that begin at `to`.
-Rows norm(const MixerParams& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
+Rows norm(const MambaMixer& p, const Rows& rows, std::int64_t columns, const float* weight, void* to,
           int num_threads) {
     const PartTimer timer(Part::norms);
     NormParams norm;
@@ -82,7 +81,7 @@ struct Selection {
     Rows dt, B, C;
 };
 
-Selection select(const MixerParams& p, const Rows& low, const Rows& normed, int num_threads) {
+Selection select(const MambaMixer& p, const Rows& low, const Rows& normed, int num_threads) {
     const std::int64_t r = p.dt_proj.in, n = p.d_state;
     Selection s{low, columns_from(low, r), columns_from(low, r + n)};
     if (!p.has_norms) return s;
@@ -95,7 +94,7 @@ Selection select(const MixerParams& p, const Rows& low, const Rows& normed, int 
 }
 
 // y takes the place of dt: a unit of the scan reads a tile's dt before it writes the tile's y.
-void scan(const MixerParams& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
+void scan(const MambaMixer& p, const RaggedParams& ragged, const Rows& x, const Rows& z, const Selection& s,
           int num_threads) {
     const PartTimer timer(Part::scan);
     ScanParams scan;
@@ -125,10 +124,14 @@ void scan(const MixerParams& p, const RaggedParams& ragged, const Rows& x, const
 
 }  // namespace
 
-void mixer(const MixerParams& p, const RaggedParams& ragged, const Residual& residual, int num_threads) {
-    const std::int64_t t = ragged.cu_seqlens[ragged.num_sequences], h = p.in_proj.in;
+std::int64_t MambaMixer::scratch_bytes(std::int64_t t) const { return Layout(*this, t).bytes(); }
+
+void MambaMixer::run(const SubBlockInputs& inputs, const Residual& residual, char* memory,
+                     int num_threads) const {
+    const MambaMixer& p = *this;
+    const RaggedParams& ragged = inputs.ragged;
+    const std::int64_t t = inputs.t, h = p.in_proj.in;
     const Layout layout(p, t);
-    char* memory = thread_workspace(layout.bytes());
     const Rows normed = layout.normed(memory), out{t, residual.delta, h, DType::float32};
     pre_norm(p.norm, t, h, residual, normed.data, p.dtype, num_threads);
     const Rows xz = layout.xz(memory), u = layout.x(memory), low = layout.low(memory);

@@ -1,7 +1,4 @@
-"""Where a model runs: the device, the arena on it, the model over the arena.
-
-Must not know: requests, snapshots.
-"""
+"""Choose the device of a model, and make the arena and the model on it."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from apcbatch.model.arena import StateArena
 from apcbatch.model.causal_lm import CausalLM
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.spread import Model, SpreadLM, load_stages
-from apcbatch.model.spread_arena import Arena, SpreadArena
+from apcbatch.model.pipeline import Model, SpreadLM, load_stages
+from apcbatch.model.pipeline_arena import Arena, SpreadArena
 
 
 def choose_device(name: str) -> torch.device:
@@ -43,7 +40,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_devices(name: str, gpus: int) -> list[torch.device]:
-    """The device of a model, or so many CUDA devices for the layers of one. UsageError."""
+    """Devices for the model: one, or `gpus` CUDA devices that share its layers. UsageError."""
     device = choose_device(name)
     if gpus == 1:
         return [device]
@@ -62,15 +59,15 @@ def choose_devices(name: str, gpus: int) -> list[torch.device]:
 
 
 def ran_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that the host or the device has no more memory; torch has no type of its own for the
-    host's."""
+    """Whether an error means that the host or the device is out of memory; for the host's, torch has no exception
+    type."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def make_arena(
     layout: StateLayout, num_slots: int, num_pages: int, devices: Sequence[torch.device], layers: Sequence[range]
 ) -> Arena:
-    """The arena, with these layers on each device; UsageError where a memory is too small for it."""
+    """The arena with the given layers on each device; UsageError if a device has too little memory."""
     needed = num_slots * layout.slot_bytes + num_pages * layout.page_bytes
     states = f"the {num_slots} states and snapshots and {num_pages} pages of KV need {needed / 2**30:.1f} GiB"
     remedy = "give a smaller --pool-size or --max-running"
@@ -98,7 +95,7 @@ def load_model(
     exact: bool,
     passes: int,
 ) -> Model:
-    """The model with its weights where the arena's states are. passes: how many may be under way. ModelError,
+    """The model with its weights on the devices of the arena. passes: maximum number of passes in flight. ModelError,
     UsageError."""
     try:
         if isinstance(arena, StateArena):

@@ -1,8 +1,6 @@
-"""Mamba mixers on a CUDA device whose ops are launched by one call, so that the host is soon done with a pass, and
-other threads may go on meanwhile.
+"""Launch all kernels of a model's Mamba mixers on a CUDA device by one C++ call, which soon frees the host and the GIL.
 
-Must not know: models, how the ops compute, how the library's kernels are chosen. Invariant: what is launched is what
-the ops launch one by one (apcbatch.kernels.cuda.mixer), and so are the bits.
+Invariant: the kernels launched, and so the bits, are those of the ops one by one (apcbatch.kernels.cuda.mamba).
 """
 
 from __future__ import annotations
@@ -12,17 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from apcbatch.kernels.arguments import address, slot_stride
+from apcbatch.kernels.arguments import address
 from apcbatch.kernels.cuda.batch import DeviceBatch
-from apcbatch.kernels.cuda.chains import ProductShape
 from apcbatch.kernels.cuda.extension import ALIGNMENT, DTYPE_CODES, current_stream, extension
+from apcbatch.kernels.cuda.fixed_order import ProductShape
 from apcbatch.kernels.cuda.linear import DeviceLinear
-from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
+from apcbatch.kernels.layer import MambaWeights, PreNorm, Residual
+from apcbatch.kernels.recurrent_arguments import slot_stride
 
 
 @dataclass(frozen=True, eq=False)
-class CompiledMixer:
-    """One mixer. compiled: as _CUDA has it. shapes: of the four products in their order. slots: of its states."""
+class CompiledMamba:
+    """A Mamba mixer launched by one call. compiled: its _CUDA.Mixer. shapes: the shapes of its four products, in order.
+    slots: number of state slots."""
 
     compiled: object
     in_proj: DeviceLinear
@@ -30,11 +30,11 @@ class CompiledMixer:
     slots: int
 
 
-def compiled_mixer(
-    norm: PreNorm, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
-) -> CompiledMixer | None:
-    """ssm (slots, n, d), conv (slots, w - 1, d). None for weights that the ops alone take: without chains, or with
-    biases of the projections. ValueError for states that are not the mixer's."""
+def compile_mamba(
+    norm: PreNorm, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
+) -> CompiledMamba | None:
+    """ssm (slots, n, d), conv (slots, w - 1, d). None for weights that only the ops take: without
+    fixed-order products, or with biases of the projections. ValueError for states that are not the mixer's."""
     if not _is_plain(norm, weights):
         return None
     w, (n, d), width = weights, weights.A.shape, weights.conv_weight.shape[1]
@@ -65,13 +65,13 @@ def compiled_mixer(
         _shape(w.dt_proj, dtype, w.norms is not None),
         _shape(w.out_proj, torch.float32, True),
     )
-    return CompiledMixer(compiled, w.in_proj, shapes, min(ssm.shape[0], conv.shape[0]))
+    return CompiledMamba(compiled, w.in_proj, shapes, min(ssm.shape[0], conv.shape[0]))
 
 
-class CompiledMixers:
-    """Mixers of one device, one after the other."""
+class CompiledMambaStack:
+    """The mixers of one device, run in order."""
 
-    def __init__(self, mixers: Sequence[CompiledMixer | None]) -> None:
+    def __init__(self, mixers: Sequence[CompiledMamba | None]) -> None:
         known = [mixer for mixer in mixers if mixer is not None]
         are_alike = len(known) == len(mixers) and len({mixer.shapes for mixer in known}) == 1
         self._first = known[0] if are_alike else None
@@ -79,16 +79,16 @@ class CompiledMixers:
         self._slots = min((mixer.slots for mixer in known), default=0)
 
     def __call__(self, residual: Residual, batch: DeviceBatch) -> bool:
-        """Run them, each as DeviceMixer does. False, and nothing is done, where the ops are to be called: for mixers
-        of which one is not compiled or has another shape, for products whose kernel is yet to be found, and for
-        arguments that the ops refuse."""
+        """Run them, each as DeviceMamba does. Returns False, with nothing done, if the ops must be called instead: a
+        mixer is not compiled or has another shape, the kernel of a product is not chosen yet, or the ops would
+        refuse the arguments."""
         first, rows, sums = self._first, batch.num_tokens, residual.sum
         if first is None or not self._fit(first.in_proj, sums, batch):
             return False
-        chains = first.in_proj.chains_for(rows)
-        if chains is None:
+        products = first.in_proj.fixed_order_for(rows)
+        if products is None:
             return False
-        kernels = [chains.kernel(shape, rows) for shape in first.shapes]
+        kernels = [products.kernel(shape, rows) for shape in first.shapes]
         if None in kernels:
             return False
         size = extension().workspace_bytes(first.compiled, rows, kernels)
@@ -113,7 +113,7 @@ class CompiledMixers:
         )
 
 
-def _is_plain(norm: PreNorm, weights: MixerWeights[DeviceLinear]) -> bool:
+def _is_plain(norm: PreNorm, weights: MambaWeights[DeviceLinear]) -> bool:
     w, (n, d), r = weights, weights.A.shape, weights.dt_proj.in_features
     projections = w.in_proj, w.x_proj, w.dt_proj, w.out_proj
     parameters: list[tuple[torch.Tensor | None, tuple[int, ...]]] = [
@@ -127,7 +127,7 @@ def _is_plain(norm: PreNorm, weights: MixerWeights[DeviceLinear]) -> bool:
     if w.norms is not None:
         parameters += zip(w.norms, ((r,), (n,), (n,)), strict=True)
     return (
-        all(part.chains is not None for part in projections)
+        all(part.fixed_order is not None for part in projections)
         and len({part.dtype for part in projections}) == 1
         and w.in_bias is None
         and w.out_bias is None

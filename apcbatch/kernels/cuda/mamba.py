@@ -1,36 +1,37 @@
-"""The Mamba-1 mixer of a layer on a CUDA device, made of the ops, which are launched by one call where that can be:
-see apcbatch.kernels.cpu.mixer.
-
-Must not know: models, checkpoints, the other layers.
+"""The Mamba-1 mixer of a layer on a CUDA device, run by its ops or, where possible, by one launch of all of them
+(apcbatch.kernels.cuda.compiled_mamba). Arguments and results: apcbatch.kernels.cpu.mamba.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
 
 from apcbatch.kernels.cuda.batch import DeviceBatch
-from apcbatch.kernels.cuda.compiled_mixer import CompiledMixers, compiled_mixer
+from apcbatch.kernels.cuda.compiled_mamba import CompiledMambaStack, compile_mamba
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear, linear
 from apcbatch.kernels.cuda.norm import rms_norms
 from apcbatch.kernels.cuda.residual import normed
 from apcbatch.kernels.cuda.scan import batch_on, causal_conv, selective_scan
-from apcbatch.kernels.layer import MixerWeights, PreNorm, Residual
+from apcbatch.kernels.layer import MambaWeights, PreNorm, Residual
 from apcbatch.kernels.ragged import Ragged
 
 
-class DeviceMixer:
-    """The Mamba mixer of a layer, over the slots of its states: see apcbatch.kernels.cpu.mixer."""
+class DeviceMamba:
+    """See apcbatch.kernels.cpu.mamba."""
+
+    most_captured = sys.maxsize
 
     def __init__(
-        self, norm: PreNorm, weights: MixerWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
+        self, norm: PreNorm, weights: MambaWeights[DeviceLinear], ssm: torch.Tensor, conv: torch.Tensor
     ) -> None:
         self.norm, self.weights, self.ssm, self.conv = norm, weights, ssm, conv
         self.few_rows = FewRows(weights, ssm, conv)
-        self.compiled = compiled_mixer(norm, weights, ssm, conv)
-        self._at_once = DeviceMixers([self])
+        self.compiled = compile_mamba(norm, weights, ssm, conv)
+        self._at_once = DeviceMambaStack([self])
 
     def __call__(self, residual: Residual, batch: Ragged | DeviceBatch) -> None:
         batch = batch_on(residual.sum.device, batch)
@@ -38,7 +39,7 @@ class DeviceMixer:
             self._one_by_one(residual, batch)
 
     def _one_by_one(self, residual: Residual, batch: DeviceBatch) -> None:
-        """The ops."""
+        """Run the ops one after the other."""
         w, few = self.weights, self.few_rows.takes(batch)
         h = normed(residual, self.norm, w.in_proj.dtype)
         x, z = self.few_rows.convolved(h, batch) if few else self._convolved(h, batch)  # (t, h) -> (t, d) each
@@ -74,12 +75,12 @@ class DeviceMixer:
         return selective_scan(x, dt, w.A, b, c, w.D, z, w.dt_bias, self.ssm, batch)
 
 
-class DeviceMixers:
-    """Mixers one after the other: see apcbatch.kernels.ops.MixerStack."""
+class DeviceMambaStack:
+    """All layers of a model of Mamba mixers alone: see apcbatch.kernels.ops.LayerStack."""
 
-    def __init__(self, mixers: Sequence[DeviceMixer]) -> None:
+    def __init__(self, mixers: Sequence[DeviceMamba]) -> None:
         self._few_rows = mixers[0].few_rows
-        self._compiled = CompiledMixers([mixer.compiled for mixer in mixers])
+        self._compiled = CompiledMambaStack([mixer.compiled for mixer in mixers])
 
     def __call__(self, residual: Residual, ragged: Ragged | DeviceBatch) -> bool:
         batch = batch_on(residual.sum.device, ragged)

@@ -1,9 +1,8 @@
-"""Tensors on their way from one device to another.
+"""Transfer tensors from one device to another.
 
-Must not know: models. Invariants: a copy begins when its tensor is computed, whatever its source is asked for later,
-and only what is launched on the target after it was received waits for it, so that the passes of a pipeline do not wait
-for each other. torch's own copy lets each stream wait for all that the other was asked for; here it has streams of its
-own.
+Invariants: a copy starts as soon as its tensor is computed, regardless of work submitted to the source later; on the
+target, only work launched after `receive` waits for it. So the passes of a pipeline do not wait for each other. torch's
+own copy makes each stream wait for all earlier work of the other; this one uses streams of its own.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import torch
 
 @dataclass(frozen=True)
 class Sent:
-    """A tensor that may be on its way. arrived: None where it is there."""
+    """A tensor whose transfer may not have finished. arrived: event of the transfer; None if none was needed."""
 
     tensor: torch.Tensor
     arrived: torch.cuda.Event | None = None
 
     def receive(self) -> torch.Tensor:
-        """The tensor, for what is launched on its device's current stream from now on."""
+        """The tensor; work launched later on its device's current stream waits for the transfer."""
         if self.arrived is not None:
             stream = torch.cuda.current_stream(self.tensor.device)
             stream.wait_event(self.arrived)
@@ -30,7 +29,7 @@ class Sent:
 
 
 class Hop:
-    """From one device to another; where both are one, a tensor stays where it is."""
+    """Transfers from one device to another; between equal devices nothing is copied."""
 
     def __init__(self, source: torch.device, target: torch.device) -> None:
         self._source, self._target = source, target
@@ -39,7 +38,8 @@ class Hop:
             self._arriving = torch.cuda.Stream(target)  # type: ignore[no-untyped-call]
 
     def send(self, tensor: torch.Tensor) -> Sent:
-        """Begin to copy what the source's current stream makes. Nothing may write to the tensor afterwards."""
+        """Begin to copy a tensor that the source's current stream computes. Nothing may write to the tensor
+        afterwards."""
         if self._source == self._target:
             return Sent(tensor)
         self._leaving.wait_stream(torch.cuda.current_stream(self._source))

@@ -1,10 +1,9 @@
-"""A model whose layers are spread over several devices: consecutive stages, each with its states, its kernels, its
-graphs. The residual stream goes from stage to stage.
+"""Pipeline parallelism: a model whose layers are split over several devices, in consecutive stages. Each stage has its
+own states, kernels and graphs; the residual stream goes from stage to stage.
 
-Must not know: requests, how many passes are under way. Invariants: a stage adds what its last part left to the stream
-as the norm after it would, so that no bit depends on where a model is parted; passes go through every stage in the
-order in which they are begun, and the host waits for none of them, so that one stage computes a pass while the stage
-before it computes the next.
+Invariants: a stage adds the output of its last sub-block to the stream as the next norm would, so that no bit depends
+on where the model is split. Passes go through every stage in submission order, and the host waits for none of them, so
+that one stage computes a pass while the stage before it computes the next.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from apcbatch.model.causal_lm import CausalLM, Part
 from apcbatch.model.families import family_of
 from apcbatch.model.graphs import GraphedLM
 from apcbatch.model.hf_config import ModelConfig
-from apcbatch.model.hop import Hop, Sent
-from apcbatch.model.spread_arena import SpreadArena
+from apcbatch.model.peer_transfer import Hop, Sent
+from apcbatch.model.pipeline_arena import SpreadArena
 from apcbatch.model.weights import Checkpoint
 
 
 def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
-    """The layers of each of `count` stages, consecutive ones, at least one each: those whose largest stage has the
-    fewest bytes of weights, the embedding with the first and the head with the last. ModelError, UsageError."""
-    layers, family = len(config.mixers), family_of(config)
+    """Split the layers into `count` consecutive, non-empty stages so that the largest stage has the fewest bytes of
+    weights; the embedding counts for the first, the head for the last. ModelError, UsageError."""
+    layers, family = config.num_layers, family_of(config)
     if count > layers:
         raise UsageError(f"--gpus {count}: the model has {layers} layers; give as many GPUs at most")
     if count == 1:
@@ -45,18 +44,18 @@ def stage_layers(folder: Path, config: ModelConfig, count: int) -> list[range]:
         weights[min(int(number), layers - 1) if number.isdecimal() else layers - 1] += size
     embedding = sizes.get(f"{family.embedding}.weight", 0)
     weights[0] += embedding
-    if not config.tie_word_embeddings:  # else the last stage has it too
+    if not config.tie_word_embeddings:  # a tied embedding is needed by the last stage too
         weights[-1] -= embedding
     return balanced(weights, count)
 
 
 def balanced(weights: Sequence[int], count: int) -> list[range]:
-    """So many consecutive ranges of the weights' indices, none empty, whose largest sum is the smallest that can be; of
-    several such, the ones that end first."""
+    """Split the weights' indices into `count` consecutive, non-empty ranges so that the largest sum is minimal; on
+    ties, the ranges that end first."""
     total = [0]
     for weight in weights:
         total.append(total[-1] + weight)
-    # best[end]: (the largest sum of the ranges up to `end`, where the last of them begins)
+    # best[end]: (largest sum of the ranges that cover [0, end), begin of the last range)
     rounds = [[(total[end], 0) for end in range(len(total))]]
     for parts in range(2, count + 1):
         before, best = rounds[-1], [(0, 0)] * len(total)
@@ -81,7 +80,8 @@ def load_stages(
 ) -> list[CausalLM]:
     """The stages of a model, each with its weights on the device of its arena, and the name of the whole model.
     ModelError, UsageError."""
-    numerics = {backend.numerics(dtype) for backend in backends}
+    kinds = [kind.name for kind in family_of(config).kinds(config)]
+    numerics = {backend.numerics(dtype, kinds) for backend in backends}
     if len(numerics) > 1:
         raise UsageError(
             f"--gpus {len(backends)}: the GPUs compute differently ({', '.join(sorted(numerics))}), so that no two "
@@ -109,8 +109,8 @@ def load_stages(
 
 
 class SpreadLM:
-    """`forward(batch)` like CausalLM's, for batches made on the host; the logits are on the last stage's device, which
-    is the device of everything that is asked for beside them."""
+    """`forward(batch)` like CausalLM's, for batches made on the host. The logits, and all tensors returned with them,
+    are on the last stage's device."""
 
     def __init__(self, stages: Sequence[CausalLM | GraphedLM], devices: Sequence[torch.device]) -> None:
         first, last = stages[0], stages[-1]
@@ -135,7 +135,7 @@ class SpreadLM:
             return self._stages[-1].forward_scored(batch, entering)
 
     def send_back(self, tokens: torch.Tensor) -> Sent:
-        """See CausalLM; they go to the first device as soon as the last one has chosen them."""
+        """See CausalLM; the tokens go from the last device to the first."""
         return self._back.send(tokens)
 
     def head(self, normed: torch.Tensor) -> torch.Tensor:
@@ -144,19 +144,19 @@ class SpreadLM:
             return self._stages[-1].head(normed)
 
     def _up_to_last(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
-        """Run all stages but the last, which is given these."""
+        """Run all stages but the last; returns the batch and the residual stream for the last stage."""
         entering = None
         for stage, device, hop in zip(self._stages, self._devices, self._hops, strict=False):
             with _on(device):
                 sent = hop.send(stage.forward(batch, entering))
             entering = sent.receive()
-            batch = replace(batch, chosen=None)  # the first stage alone reads tokens
+            batch = replace(batch, chosen=None)  # only the first stage reads tokens
         assert entering is not None
         return batch, entering
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """While it lasts, kernels are launched on this device."""
+    """Launch kernels on this device inside the block."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

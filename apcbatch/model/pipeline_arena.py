@@ -1,8 +1,8 @@
-"""The arena of a model whose layers are spread over several devices: one arena for each stage, with its layers' parts.
+"""The arena of a model whose layers are split over several devices: one arena per stage, with the state of its layers.
 
-Must not know: requests, keys, who owns a slot, what runs when. Slot 7 of each stage's arena has that stage's layers of
-slot 7, and so for pages: whoever counts slots and pages counts them once. Invariant: on the host, parts are stacked
-over all layers, as those of an arena on one device are, so that either can read what the other wrote.
+Slot 7 of each stage's arena has that stage's layers of slot 7, and pages alike: slots and pages are counted once, not
+per stage. Invariant: on the host, parts are stacked over all layers, as for an arena on one device, so that either can
+read what the other wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from apcbatch.model.arena import Mark, StateArena, Tensors
 
 
 class Marks:
-    """A point in what several devices were asked to do, a mark of each."""
+    """A point in the work submitted to several devices: one mark for each."""
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self.marks = marks
@@ -35,12 +35,12 @@ class SpreadArena:
         self.layout, self.stages = layout, stages
 
     def finite(self, slots: Sequence[int]) -> list[torch.Tensor]:
-        """See StateArena: what each device says of the parts that it has."""
+        """See StateArena: one result per device, for the parts on it."""
         return [flags for stage in self.stages for flags in stage.finite(slots)]
 
     @property
     def on_host(self) -> bool:
-        """See StateArena: no slot lies in one place."""
+        """See StateArena: False, as the layers of a slot lie on several devices."""
         return False
 
     def host_slot(self, slot: int) -> Tensors:
@@ -48,11 +48,11 @@ class SpreadArena:
         raise ValueError(f"slot {slot} lies in {len(self.stages)} stages, in no one place; copy it out")
 
     def mark(self) -> Marks:
-        """What the devices have been asked for until now."""
+        """Record the work submitted to the devices until now."""
         return Marks([stage.mark() for stage in self.stages])
 
     def copy_out(self, slot: int, host: Tensors, after: Mark) -> None:
-        """See StateArena; after: one of this arena's own."""
+        """See StateArena; after: a mark of this arena."""
         assert isinstance(after, Marks)
         for (stage, rows), mark in zip(self._rows(host), after.marks, strict=True):
             stage.copy_out(slot, rows, mark)
@@ -62,7 +62,7 @@ class SpreadArena:
         return Marks([stage.copy_in(slot, rows) for stage, rows in self._rows(host)])
 
     def gather(self, pages: torch.Tensor, begin: int, end: int, after: Mark | None = None) -> Tensors:
-        """See StateArena; after: one of this arena's own."""
+        """See StateArena; after: a mark of this arena."""
         assert after is None or isinstance(after, Marks)
         marks = [None] * len(self.stages) if after is None else after.marks
         parts = [stage.gather(pages, begin, end, mark) for stage, mark in zip(self.stages, marks, strict=True)]
@@ -83,13 +83,14 @@ class SpreadArena:
         return self._stacked([stage.shown(slot, pages, position) for stage in self.stages])
 
     def _stacked(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> Tensors:
-        """What each stage has of a role, as one tensor over all layers, on the host."""
+        """Concatenate the stages' parts of each role into one tensor over all layers, on the host."""
         names = [stack.role.name for stack in self.layout.stacks]
         found = {name: [part[name].cpu() for part in parts if name in part] for name in names}
         return {name: torch.cat(pieces) for name, pieces in found.items() if pieces}
 
     def _rows(self, parts: Mapping[str, torch.Tensor]) -> list[tuple[StateArena, Tensors]]:
-        """Each stage, and its layers' rows of parts that are stacked over all layers. Other names are left out."""
+        """Split parts that are stacked over all layers: (stage, the rows of its layers). Names that a stage does not
+        have are left out."""
         begin = {stack.role.name: 0 for stack in self.layout.stacks if stack.role.name in parts}
         found = []
         for stage in self.stages:

@@ -1,0 +1,55 @@
+"""The feed-forward sub-blocks of Jamba: a SwiGLU MLP and a mixture of them.
+
+torch is imported only when one is loaded. Invariant: a token's result does not depend on the other tokens: it is the
+sum over its experts in ascending order of expert, independent of the routing of other tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.sub_blocks import Fused, SubBlockKind
+
+if TYPE_CHECKING:
+    from apcbatch.kernels.layer import Expert, Linear, PreNorm
+    from apcbatch.model.sub_blocks import StateTensors
+    from apcbatch.model.tensor_source import TensorSource
+
+
+def _load_mlp(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """One expert that every token uses."""
+    return Fused(source.backend, source.backend.sub_block(MLP.name, norm, _expert(config, source)))
+
+
+def _load_mixture(config: ModelConfig, source: TensorSource, norm: PreNorm, _: StateTensors) -> Fused:
+    """A mixture in which each token uses its num_experts_per_tok likeliest experts."""
+    router = source.pack(source.take("router.weight", (config.num_experts, config.hidden_size)))
+    experts = [_expert(config, source.below(f"experts.{i}")) for i in range(config.num_experts)]
+    part = source.backend.sub_block(MIXTURE.name, norm, router, experts, config.num_experts_per_tok)
+    return Fused(source.backend, part)
+
+
+def _expert(config: ModelConfig, source: TensorSource) -> Expert[Linear]:
+    import torch
+
+    from apcbatch.kernels.layer import Expert
+
+    h, f = config.hidden_size, config.intermediate_size
+    gate = source.take("gate_proj.weight", (f, h))
+    up = source.take("up_proj.weight", (f, h))
+    down = source.take("down_proj.weight", (h, f))
+    return Expert(source.pack(torch.cat([gate, up])), source.pack(down))  # (2f, h), (h, f)
+
+
+def _mlp_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    h, f = config.hidden_size, config.intermediate_size
+    return {"gate_up_proj": (h, 2 * f), "down_proj": (f, h)}
+
+
+def _mixture_products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    return {**_mlp_products(config), "router": (config.hidden_size, config.num_experts)}
+
+
+MLP = SubBlockKind("mlp", _load_mlp, _mlp_products)
+MIXTURE = SubBlockKind("mixture", _load_mixture, _mixture_products)
