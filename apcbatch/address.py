@@ -1,8 +1,9 @@
-"""Addresses such as `s3://bucket/chats.jsonl`: which of them are paths, what fsspec opens, what of one may be shown.
+"""Addresses such as `s3://bucket/chats.jsonl`: which are local paths, how fsspec opens them, what of one may be
+printed.
 
-Must not know: what is behind an address. Invariants: an address comes from the command line, never from data; one that
-names a file of this machine becomes its path where options are read, so that every check sees the file itself; what is
-shown of one has neither user names, passwords nor the signed part of a query.
+Invariants: an address comes from the command line, never from data; one of a local file becomes its path when options
+are read, so that every check sees the file itself; printed addresses contain no user name, no password and no signed
+part of a query.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _PROTOCOL_OF_LINK = re.compile(rf"^{_PROTOCOL}(?=://|$)", re.IGNORECASE)
 _CACHES = r"(?:(?:simplecache|filecache|blockcache|cached)(?:://)?::)*"
 _LOCAL = re.compile(rf"{_CACHES}(?:file|local|asynclocal):(?://(?:localhost(?=/))?)?(.*)", re.IGNORECASE | re.DOTALL)
 _ARCHIVES = ("zip", "tar", "libarchive")
-_WRAPPERS = ("dask", "dir", "generic", "reference")  # file systems over another one, which no check would see
+_WRAPPERS = ("dask", "dir", "generic", "reference")  # file systems that wrap another one, which would bypass checks
 _READ_ONLY = ("http", "https", *_ARCHIVES)
 # A password may hold any character: after `user:` everything up to the last @ counts as secret.
 _USER = re.compile(r"(?<=://)(?:[^/@]*:.*|[^/]*)@", re.DOTALL)
 _QUERY = re.compile(r"\?.*", re.DOTALL)
 _SECRET_IN_TEXT = re.compile(r"(?<=://)[^/\s]*@|\?\S*")
-_LEAST_SECRET_CHARACTERS = 3  # a shorter one is not looked for in the words of an error
+_LEAST_SECRET_CHARACTERS = 3  # shorter ones are not searched for in error messages
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -84,8 +85,9 @@ def is_read_only(name: str) -> bool:
 
 
 def places(name: str, with_archive: bool = True) -> set[tuple[object, ...]]:
-    """What a path or an address leads to: two names of one file, which need not exist yet, have an element in common.
-    with_archive: a file in a local archive is the archive, too. UsageError if the package of an address is missing."""
+    """The files that a path or an address denotes: two names of one file, which need not exist yet, have an element in
+    common. with_archive: for a file in a local archive, include the archive. UsageError if the package of an address is
+    missing."""
     if not is_address(name):
         try:
             status = os.stat(name)
@@ -107,7 +109,7 @@ def shown_address(name: str) -> str:
 
 
 def last_part(name: str) -> str:
-    """The file name in a path or in an address: `chats.jsonl`; empty if there is none."""
+    """The file name of a path or an address: `chats.jsonl`; empty if there is none."""
     path = name
     if is_address(name):
         path = shown_address(name).partition("://")[2].partition("::")[0]
@@ -133,8 +135,8 @@ def open_filesystem(name: str) -> tuple[Any, str]:
 
 
 def read_head(name: str, max_bytes: int, suffix: str = "") -> bytes | None:
-    """The first bytes of what lies at an address with the suffix; None if nothing does. UsageError if it cannot be
-    asked."""
+    """The first bytes of the object at an address with the suffix; None if there is none. UsageError if the request
+    fails."""
     system, path = open_filesystem(name)
     try:
         system.invalidate_cache()
@@ -142,17 +144,17 @@ def read_head(name: str, max_bytes: int, suffix: str = "") -> bytes | None:
             return None
         with system.open(path + suffix, "rb") as file:
             return bytes(file.read(max_bytes))
-    except Exception as error:  # whatever its package raises
+    except Exception as error:  # a protocol's package may raise anything
         refuse(name, "used", error)
 
 
 def refuse(name: str, done: str, error: BaseException) -> NoReturn:
-    """Raise UsageError: the address cannot be `done`, for this reason."""
+    """Raise UsageError: the address cannot be `done`, because of this error."""
     raise UsageError(f"{shown_address(name)} cannot be {done}: {reason_of(error, name)}") from None
 
 
 def reason_of(error: BaseException, name: str) -> str:
-    """The first line of what a file system says, without what is secret in the address."""
+    """The first line of a file system's error, with the address's secrets removed."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     text = text.replace(name, shown_address(name))
     for secret in sorted(_secrets(name), key=len, reverse=True):
@@ -166,7 +168,7 @@ def _protocol(link: str) -> str:
 
 
 def _secrets(name: str) -> set[str]:
-    """User and password of an address, together and the password alone, as they stand there and decoded."""
+    """The secrets of an address: user with password, and the password alone, as written and percent-decoded."""
     if not is_address(name) or not (match := _USER.search(name)):
         return set()
     user = match[0][:-1]
@@ -175,7 +177,7 @@ def _secrets(name: str) -> set[str]:
 
 
 def _named_package(protocol: str) -> str | None:
-    """The package that fsspec asks for, if its sentence names one."""
+    """The package that fsspec's error says to install, if it names one."""
     from fsspec.registry import known_implementations
 
     known: dict[str, Any] = known_implementations.get(protocol, {})

@@ -1,7 +1,4 @@
-"""Answer: one output record with its parts by name, for programs.
-
-Must not know: how a record is made, files, tensors.
-"""
+"""Answer: one output record with its parts as attributes, for programs."""
 
 from __future__ import annotations
 
@@ -13,17 +10,17 @@ from apcbatch.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request.
+    """The answer to one request, or its error.
 
-    custom_id, line, turn: which request it is; line counts the conversations that were given, from 1. text: the
-    answer without its tool calls and its reasoning. reasoning: what the model thought before. tool_calls: in OpenAI's
-    form, arguments as JSON text. message: the answer as a message, to be appended to the conversation; empty for a
+    custom_id, line, turn: identify the request; line counts the given conversations, from 1. text: the answer without
+    its tool calls and its reasoning. reasoning: the model's reasoning before the answer. tool_calls: in OpenAI's form,
+    arguments as JSON text. message: the answer as a message, to be appended to the conversation; empty for a
     completion. finish_reason: `stop`, `length` or `tool_calls`. token_ids: the new tokens, the stop token included.
-    logprobs: their log-probabilities up to the end of the text, if they were asked for. cached_tokens: prompt tokens
-    whose state was restored; cached_from says from where, miss_reason why not more. warnings: what was honoured only
-    in part. error: set if the request failed; then the fields from text to warnings mean nothing. record: the line that
-    `apcbatch run` would write; its `response.body` is what the `openai` package's types read. With several choices,
-    the fields here are those of the first.
+    logprobs: their log-probabilities up to the end of the text, if requested. cached_tokens: prompt tokens whose state
+    was restored, from the place that cached_from names; miss_reason: why not more. warnings: settings that were only
+    partly honoured. error: set if the request failed; then the fields from text to warnings mean nothing. record: the
+    line that `apcbatch run` would write; its `response.body` parses as the `openai` package's types. With several
+    choices, the fields here are those of the first.
     """
 
     custom_id: str | None

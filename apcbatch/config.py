@@ -1,6 +1,6 @@
-"""Every option of `run`: its type, its range, its default and its help, and what a flag or a variable for it is called.
+"""Every option of `run`: its type, its range, its default, its help, its flag and its environment variable.
 
-Must not know: where the values of one run come from (see resolution.py), click, the engine.
+The values of one run are resolved in resolution.py.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from apcbatch.formats import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TEMPERATURE, REASONING_PARSERS, TOOL_PARSERS
-from apcbatch.types import MOST_TOP_LOGPROBS, POLICIES, Policy
-from apcbatch.values import Kind, Spec, shown
+from apcbatch.formats import FORMAT_CHOICES, REASONING_PARSERS, TOOL_PARSERS, TURNS, Turns
+from apcbatch.option_values import Kind, Spec, shown
+from apcbatch.sampling import LONGEST_STOP_TEXT, MOST_STOP_TEXTS, MOST_TOKENS, SETTINGS
+from apcbatch.types import POLICIES, Policy
 
 ENV_PREFIX = "APCBATCH_"
 ENV_DEBUG = "APCBATCH_DEBUG"
 ENV_CONFIG = "APCBATCH_CONFIG"
 
 DEFAULT_POLICY = "planned"
-MOST_TOKENS = MOST_CONVERSATIONS = 2**31 - 1
+MOST_CONVERSATIONS = 2**31 - 1
 MOST_RUNNING = 1 << 16
 MOST_GPUS = 1 << 6
 MOST_STOP_TOKENS = 1 << 10
@@ -36,10 +37,21 @@ KIND_OF: Mapping[type, Kind] = {bool: "switch", int: "integer", float: "number"}
 
 
 def option(default: Any, group: str, help: str, kind: Kind | None = None, **limits: Any) -> Any:
-    """A field of Config that carries its Spec; its kind is the default's unless it is given."""
+    """A field of Config with its Spec; the kind is that of the default unless given."""
     kind = kind or KIND_OF.get(type(default), "text")
     spec = Spec(kind, group, help, optional=default is None, **limits)
     return field(default=default, repr=not spec.secret, metadata={"spec": spec})
+
+
+def setting(name: str, **limits: Any) -> Any:
+    """An option for a sampling setting, with its row's default and bounds. limits: further Spec fields, for a setting
+    that is not a number."""
+    row = SETTINGS[name]
+    bounds = row.option_bounds or row.bounds
+    if bounds is not None:
+        limits = {"above" if bounds.above else "minimum": bounds.least, "maximum": bounds.most}
+    default = row.default if row.option_default is None else row.option_default
+    return option(default, "Generation", row.help, **limits)
 
 
 def default_pool_size() -> int:
@@ -106,7 +118,7 @@ class Config:
         "auto",
         "Input",
         "What a line is; auto decides line by line.",
-        choices=("auto", "messages", "batch", "sharegpt"),
+        choices=FORMAT_CHOICES,
     )
     messages_column: str | None = option(
         None, "Input", "The column, or key of a line, that holds the messages.", metavar="NAME", maximum=MOST_NAME
@@ -125,12 +137,12 @@ class Config:
     strict_model: bool = option(
         False, "Input", "Refuse a request that names another model than --model; else that is a warning."
     )
-    turns: Literal["each", "last", "rollout"] = option(
+    turns: Turns = option(
         "each",
         "Input",
         "Which turns are requests: each recorded assistant turn, the last one, or, with rollout, each one "
         "with the generated answers fed back.",
-        choices=("each", "last", "rollout"),
+        choices=TURNS,
     )
     limit: int | None = option(
         None, "Input", "Stop after N conversations.", "integer", minimum=0, maximum=MOST_CONVERSATIONS
@@ -152,13 +164,7 @@ class Config:
     )
     order: str = option("auto", "Input", "Order of the work; file keeps the input's.", choices=("auto", "file"))
 
-    max_tokens: int = option(
-        128,
-        "Generation",
-        "New tokens of a request at most; what a line gives itself wins.",
-        minimum=1,
-        maximum=MOST_TOKENS,
-    )
+    max_tokens: int = setting("max_tokens")
     max_request_tokens: int = option(
         1 << 20,
         "Generation",
@@ -167,51 +173,19 @@ class Config:
         minimum=2,
         maximum=MOST_TOKENS,
     )
-    temperature: float = option(
-        0.0, "Generation", "0 is greedy; up to 2 draws, more widely the higher.", minimum=0, maximum=MOST_TEMPERATURE
+    temperature: float = setting("temperature")
+    top_p: float = setting("top_p")
+    top_k: int = setting("top_k")
+    min_p: float = setting("min_p")
+    presence_penalty: float = setting("presence_penalty")
+    frequency_penalty: float = setting("frequency_penalty")
+    repetition_penalty: float = setting("repetition_penalty")
+    min_tokens: int = setting("min_tokens")
+    stop: tuple[str, ...] = setting(
+        "stop", kind="text", metavar="TEXT", maximum=LONGEST_STOP_TEXT, most=MOST_STOP_TEXTS
     )
-    top_p: float = option(
-        1.0, "Generation", "Draw from the fewest tokens that have this probability.", above=0, maximum=1
-    )
-    top_k: int = option(0, "Generation", "Draw from the N likeliest tokens; 0 is all.", minimum=0, maximum=MOST_TOKENS)
-    min_p: float = option(
-        0.0,
-        "Generation",
-        "Draw from tokens that have at least this share of the likeliest one's probability.",
-        minimum=0,
-        maximum=1,
-    )
-    presence_penalty: float = option(
-        0.0, "Generation", "Taken off the logits of tokens that the answer has.", minimum=-2, maximum=2
-    )
-    frequency_penalty: float = option(
-        0.0, "Generation", "Taken off them for each time that the answer has them.", minimum=-2, maximum=2
-    )
-    repetition_penalty: float = option(
-        1.0,
-        "Generation",
-        "Divides the logits of tokens that prompt or answer has; above 1 they come less often.",
-        minimum=0.01,
-        maximum=100,
-    )
-    min_tokens: int = option(0, "Generation", "New tokens of a request at least.", minimum=0, maximum=MOST_TOKENS)
-    stop: tuple[str, ...] = option(
-        (),
-        "Generation",
-        "A text that ends an answer and is cut off it; may be given several times.",
-        "text",
-        metavar="TEXT",
-        maximum=LONGEST_STOP_TEXT,
-        most=MOST_STOP_TEXTS,
-    )
-    stop_token_id: tuple[int, ...] = option(
-        (),
-        "Generation",
-        "A token that ends an answer, besides the model's own; may be given several times.",
-        "integer",
-        minimum=0,
-        maximum=MOST_TOKENS,
-        most=MOST_STOP_TOKENS,
+    stop_token_id: tuple[int, ...] = setting(
+        "stop_token_ids", kind="integer", minimum=0, maximum=MOST_TOKENS, most=MOST_STOP_TOKENS
     )
     generation_config: str = option(
         "none",
@@ -220,22 +194,10 @@ class Config:
         "come from there.",
         choices=("auto", "none"),
     )
-    seed: int = option(
-        0,
-        "Generation",
-        "A line without a seed of its own draws from this one and its id.",
-        minimum=0,
-        maximum=2**63 - 1,
-    )
-    ignore_eos: bool = option(False, "Generation", "Go on to --max-tokens whatever comes.")
-    logprobs: bool = option(False, "Generation", "Write the log-probability of each new token.")
-    top_logprobs: int = option(
-        0,
-        "Generation",
-        "Write those of the N likeliest tokens too; above 0 it means --logprobs as well.",
-        minimum=0,
-        maximum=MOST_TOP_LOGPROBS,
-    )
+    seed: int = setting("seed")
+    ignore_eos: bool = setting("ignore_eos")
+    logprobs: bool = setting("logprobs")
+    top_logprobs: int = setting("top_logprobs")
 
     score: bool = option(
         False,
@@ -402,7 +364,7 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def values(self) -> dict[str, Any]:
-        """Name and value of each option as it may be written, in the order of the help."""
+        """Name -> printable value of each option, without secrets, in the order of the help."""
         return {name: shown(spec, getattr(self, name)) for name, spec in OPTIONS.items()}
 
 
@@ -417,7 +379,7 @@ def flag_name(name: str) -> str:
 
 
 def opposite_flag(name: str) -> str:
-    """The flag that turns a switch off which is on by default: `trace` -> `--no-trace`."""
+    """The flag that turns off a switch whose default is on: `trace` -> `--no-trace`."""
     return OPTIONS[name].opposite or f"--no-{flag_name(name).removeprefix('--')}"
 
 

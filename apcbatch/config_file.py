@@ -1,7 +1,7 @@
 """The YAML file of `--config`: one mapping of option names to plain values.
 
-Must not know: which options there are. Invariants: what is read takes bounded time and memory whatever the file holds;
-nothing in it is dropped: a key that comes twice is refused. Every failure is a UsageError with the file's name.
+Invariants: reading takes bounded time and memory for any file; no entry is dropped silently: a duplicate key is
+refused. Every failure is a UsageError with the file's name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from apcbatch.errors import UsageError
-from apcbatch.values import brief
+from apcbatch.option_values import brief
 
 MAX_FILE_BYTES = 1 << 20
 MAX_NESTING = 16
@@ -40,7 +40,7 @@ def read_config_file(path: str) -> dict[str, Any]:
 
 
 def _by_name(content: dict[Any, Any], path: str) -> dict[str, Any]:
-    """The entries by option name; a key that comes twice, in either spelling, is refused."""
+    """The entries by option name; a duplicate key, in either spelling, is refused."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = key.replace("-", "_") if isinstance(key, str) else brief(key)
@@ -51,12 +51,12 @@ def _by_name(content: dict[Any, Any], path: str) -> dict[str, Any]:
 
 
 def _check(events: Iterator[Any], path: str) -> None:
-    """Refuse what no option needs and what would take a parser for ever, or be dropped by it: aliases, deep nesting, a
-    key of the mapping that comes twice."""
+    """UsageError for YAML that no option needs and that could exhaust the parser or be dropped by it: aliases, deep
+    nesting, a duplicate key."""
     import yaml
 
     depth = 0
-    keys: set[str] | None = None  # of the mapping, where the file is one
+    keys: set[str] | None = None  # of the top-level mapping; None if there is none
     is_key = True
     for event in events:
         if isinstance(event, yaml.AliasEvent):
@@ -64,7 +64,7 @@ def _check(events: Iterator[Any], path: str) -> None:
             raise UsageError(f"configuration file {path}{line}: an alias is not read; write the value out")
         if depth == 0 and isinstance(event, yaml.MappingStartEvent):
             keys = set()
-        elif depth == 1 and keys is not None:  # keys and values take turns
+        elif depth == 1 and keys is not None:  # keys and values alternate
             if is_key and isinstance(event, yaml.ScalarEvent):
                 if event.value in keys:
                     raise _twice(event.value, path)

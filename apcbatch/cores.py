@@ -1,6 +1,6 @@
-"""The processor's cores that this process may use, and what about them slows a run down.
+"""Find the cores that this process may use, and settings of the machine that slow a run down.
 
-Must not know: torch, threads that exist. What the system does not say is taken to be no limit.
+A limit that the system does not report is taken to be none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cores:
-    """logical: processors that the process may run on. physical: the cores that these are, two siblings counting as
-    one. quota: processors' worth of time that its control group gets, None for no limit. nodes: the NUMA nodes that
-    they belong to. huge_pages: the system's setting for memory in large pages, None if it has none."""
+    """logical: processors that the process may run on. physical: their cores, hyper-threads counted once. quota:
+    processors' worth of CPU time that its control group gets, None for no limit. nodes: the NUMA nodes of the
+    processors. huge_pages: the system's setting for transparent huge pages, None if it has none."""
 
     logical: int
     physical: int
@@ -24,11 +24,11 @@ class Cores:
 
     @property
     def threads(self) -> int:
-        """The number of threads that compute fastest: one for each core, no more than the quota pays for."""
+        """The fastest number of threads: one for each core, at most the quota."""
         return self.physical if self.quota is None else max(1, min(self.physical, int(self.quota)))
 
     def advice(self, threads: int) -> str | None:
-        """What is wrong with so many threads, and what to do about it; None for nothing."""
+        """The fault of running this number of threads, and its remedy; None if there is none."""
         fix = f"give --threads {self.threads}"
         if threads > self.logical:
             return f"{threads} threads share {self.logical} processors and wait for one another: {fix}"
@@ -49,7 +49,7 @@ class Cores:
 
 
 def find_cores(root: Path = Path("/")) -> Cores:
-    """Those of this process. root: where /sys and /proc are."""
+    """The cores of this process. root: the folder of /sys and /proc."""
     ours = os.sched_getaffinity(0)
     devices = root / "sys/devices/system"
     siblings = {_read(devices / f"cpu/cpu{one}/topology/thread_siblings_list") or str(one) for one in ours}
@@ -71,7 +71,7 @@ def _read(path: Path) -> str:
 
 
 def _processors(text: str) -> set[int]:
-    """The numbers of a list like 0-3,8."""
+    """The processor numbers of a list such as `0-3,8`."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -88,7 +88,7 @@ def _chosen(text: str) -> str | None:
 
 
 def _quota(root: Path) -> float | None:
-    """The smallest limit of the process's control group and those above it, of either version."""
+    """The smallest CPU limit of the process's control group and its ancestors, for cgroup v1 and v2."""
     limits = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")

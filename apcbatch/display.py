@@ -1,7 +1,6 @@
-"""How text looks on a terminal: control characters made visible, widths in cells, folding, colour.
+"""Prepare text for a terminal: escaped control characters, widths in cells, folding, colour.
 
-Must not know: what is shown, where it goes, the environment. Every function is pure. Nothing here depends on colour
-alone: without it, the same words are there.
+Every function is pure. Colour never carries information that the text lacks.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def visible(text: str, keep: str = "") -> str:
-    """The text with an escape such as `\\x1b` or `\\u200b` for each character that is not printable, but those of
-    keep."""
+    """The text with each unprintable character, except those in `keep`, escaped as `\\x1b` or `\\u200b`."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
 
 
 def json_escaped(text: str) -> str:
-    """JSON that says the same, with `\\u009b` for each character that is not printable; newlines stay."""
+    """Equivalent JSON with each unprintable character escaped as `\\u009b`; newlines stay."""
     if text.isprintable():
         return text
     pieces = (letter if letter.isprintable() or letter == "\n" else json.dumps(letter)[1:-1] for letter in text)
@@ -36,12 +34,13 @@ def quoted(text: str) -> str:
 
 
 def cells(text: str) -> int:
-    """The columns that a printable text takes."""
+    """The terminal columns of a printable text."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))
 
 
 def fold(text: str, width: int) -> list[str]:
-    """The text in pieces of at most `width` columns, at least 2; put together they are the text. One piece at least."""
+    """Cut the text into pieces of at most `width` columns (at least 2); their concatenation is the text. At least one
+    piece."""
     if cells(text) <= width:
         return [text]
     pieces, begin, taken = [], 0, 0
@@ -73,7 +72,7 @@ def wrap(sentence: str, width: int, indent: str = "") -> list[str]:
 
 
 def clip(text: str, width: int) -> str:
-    """The text in at most `width` columns: a longer one ends in `…`."""
+    """The text cut to at most `width` columns, with `…` at the end if it was longer."""
     return text if cells(text) <= width else fold(text, max(2, width - 1))[0] + "…"
 
 

@@ -1,7 +1,4 @@
-"""The closed set of errors: what each one is called, which exit code it ends a command with, whether a retry helps.
-
-Must not know: anything of the package.
-"""
+"""The closed set of errors: the name of each, the exit code of a command that it ends, whether a retry can help."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ EXIT_TERMINATED = 143
 
 
 class ApcbatchError(Exception):
-    """Base of every error that apcbatch raises on purpose; its text is a sentence for the user."""
+    """Base of every deliberate error of apcbatch; its text is a sentence for the user."""
 
     exit_code = EXIT_USAGE
 
@@ -63,7 +60,7 @@ class RequestError(ApcbatchError):
         self.line = line
 
     def __reduce__(self) -> tuple[type[RequestError], tuple[ErrorCode, str, int | None]]:
-        """As copying and pickling take it: an exception's own way would forget the message."""
+        """Support copying and pickling: the default of exceptions would lose the message."""
         return type(self), (self.code, self.message, self.line)
 
     @property

@@ -1,6 +1,6 @@
-"""The model fingerprint: what a snapshot depends on besides its tokens.
+"""The model fingerprint: everything that a snapshot depends on besides its tokens.
 
-Must not know: tensors, files. A pure function of plain values.
+Both functions are pure, over plain values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def model_fingerprint(
     architecture: Mapping[str, Any], weights_digest: bytes, dtype: str, state_layout: str, numerics: str
 ) -> bytes:
     """SHA-256 (32 bytes) over the weights' digest, the architecture, the dtype of weights and activations, the layout
-    of states, and the version of the kernels' arithmetic: any other one of these never shares a snapshot."""
+    of states, and the version of the kernels' arithmetic: models that differ in any of these never share a snapshot."""
     facts = {
         "architecture": dict(architecture),
         "weights": weights_digest.hex(),
@@ -28,9 +28,9 @@ def model_fingerprint(
 
 
 def key_fingerprint(fingerprint: bytes, salt: str | None) -> bytes:
-    """What prefix keys are made from: the fingerprint, or with a salt the HMAC-SHA-256 of the fingerprint under it.
+    """The input of prefix keys: the fingerprint, or with a salt the HMAC-SHA-256 of the fingerprint under it.
 
-    Whoever does not know the salt can neither make the keys that it leads to nor tell which prompts they stand for.
+    Without the salt, nobody can compute the keys or test which prompts they belong to.
     """
     if salt is None:
         return fingerprint

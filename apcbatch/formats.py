@@ -1,6 +1,6 @@
-"""The closed sets of what may come in: input formats, ways of taking turns, roles, urls; the bounds of stop texts.
+"""The closed sets of input: formats, ways of taking turns, roles, URLs.
 
-Must not know: files, templates, tokens. Every function is pure.
+Every function is pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROLE_ALIASES: Mapping[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
-# Who speaks in a sharegpt record. `function_call` is an assistant message whose value is the call as JSON.
+# Speakers of sharegpt records -> roles. `function_call` is an assistant message whose value is the call as JSON.
 SPEAKERS: Mapping[str, Role] = {
     "human": "user",
     "gpt": "assistant",
@@ -39,20 +39,16 @@ SPEAKERS: Mapping[str, Role] = {
     "function_response": "tool",
 }
 
-# The parsers of apcbatch/data/tool_parsers/ and apcbatch/data/reasoning.py, for the options that name them.
+# The parsers of data/output/tool_parsers/ and data/output/reasoning.py, for the options that name them.
 TOOL_PARSERS: tuple[str, ...] = ("granite", "hermes", "jamba", "llama3", "mistral", "nemotron", "qwen-coder")
 REASONING_PARSERS: tuple[str, ...] = ("think", "mistral", "granite")
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
-MOST_TEMPERATURE = 2  # as OpenAI's API has it
-MOST_STOP_TEXTS = 64
-LONGEST_STOP_TEXT = 1024  # characters
-
 
 def detect_format(record: Mapping[str, object]) -> Format | None:
-    """The format that a record's keys tell, or None where they tell none."""
+    """The format of a record, by its keys, or None if they fit none."""
     if "messages" in record:
         return "messages"
     if "body" in record or ("custom_id" in record and "url" in record):

@@ -1,8 +1,8 @@
-"""The layout of a model's state: its parts by layer and role, and every size and name that follows from them.
+"""The layout of a model's state: its parts by layer and role, and every size and name derived from them.
 
-Must not know: torch, families, files. The arena and its bytes, the plan's footprint, the tensors of a stored snapshot,
-the fingerprint and `Engine.snapshot` all derive from here, so a state has its shape in one place. Invariant: all parts
-of one role have the same shape and dtype, so that the layers of a role stack into one tensor.
+The arena and its bytes, the plan's footprint, the tensors of a stored snapshot, the fingerprint and `Engine.snapshot`
+all derive from here, so the shape of a state is defined in one place. Invariant: all parts of one role have the same
+shape and dtype, so that the layers of a role stack into one tensor.
 
 An example, one Mamba layer of d_inner 4, d_state 2 and d_conv 3 in bfloat16: `ssm` (2, 4) float32 has 32 bytes, `conv`
 (2, 4) bfloat16 has 16; a slot has 48, and a token adds none.
@@ -26,7 +26,7 @@ _SHORT_DTYPES = {None: "", "float32": "f32", "uint32": "u32"}
 
 
 class Extent(Enum):
-    """Which of the first p tokens a part depends on, and how it grows with p."""
+    """Which of the first p tokens a part depends on, and how its size grows with p."""
 
     AT = "at"
     """The value of a recurrence after exactly p tokens, always float32."""
@@ -38,11 +38,11 @@ class Extent(Enum):
 
 @dataclass(frozen=True)
 class Role:
-    """What the parts of one name have in common.
+    """The common properties of all parts with one name.
 
-    name: of the tensor in a stored snapshot and in Engine.snapshot. axes: of one part, as it lies in memory; TOKENS has
-    one axis `token`. shown: the same axes in the order of Engine.snapshot, empty where that is the order in memory.
-    dtype: None for the model's. ValueError for what contradicts itself.
+    name: of the tensor in a stored snapshot and in Engine.snapshot. axes: of one part, in memory order; for TOKENS one
+    axis is `token`. shown: the same axes in the order of Engine.snapshot, empty if that is the memory order. dtype:
+    None for the model's. ValueError if these contradict each other.
     """
 
     name: str
@@ -62,23 +62,23 @@ class Role:
             raise ValueError(f"role {self.name} shows {self.shown}; expected an order of {self.axes}")
 
     def part(self, layer: int, shape: tuple[int | None, ...], model_dtype: str) -> StatePart:
-        """The part that a layer has of this role. shape: sizes of the axes, None for tokens."""
+        """A layer's part of this role. shape: sizes of the axes, None for the token axis."""
         return StatePart(layer, self, shape, self.dtype or model_dtype)
 
     @property
     def shown_order(self) -> list[int]:
-        """For each axis that is shown, its number in memory."""
+        """For each axis in `shown` order, its index in memory."""
         return [self.axes.index(axis) for axis in self.shown or self.axes]
 
     @property
     def description(self) -> str:
-        """The role as the fingerprint has it."""
+        """The role's text in the fingerprint."""
         return f"{self.name}(layer,{','.join(self.axes)}){_SHORT_DTYPES[self.dtype]}"
 
 
 def holds_tokens(name: str) -> bool:
-    """Whether a tensor of this name has an entry for each token. A stored one holds the tokens since its parent alone;
-    the name tells, so that a store needs no model to know."""
+    """Whether a tensor of this name has an entry for each token. A stored one holds the tokens since its parent only.
+    Decided by the name, so that a store needs no model."""
     return name == "kv" or name.startswith("kv_")
 
 
@@ -90,8 +90,8 @@ KV = Role("kv", Extent.TOKENS, ("2", TOKEN_AXIS, "kv_head", "head_dim"))
 
 @dataclass(frozen=True)
 class StatePart:
-    """One part of one layer's state. layer: counted over all layers of the model. shape: sizes of the role's axes, None
-    for tokens. dtype: by torch's name. ValueError for a shape or a dtype that no state can have."""
+    """One part of one layer's state. layer: index over all layers of the model. shape: sizes of the role's axes, None
+    for the token axis. dtype: torch's name. ValueError for an unsupported shape or dtype."""
 
     layer: int
     role: Role
@@ -122,8 +122,8 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """One tensor of a model's stored snapshots: its safetensors dtype and its shape, where None is the number of tokens
-    since the parent."""
+    """One tensor of a model's stored snapshots: safetensors dtype and shape, with None for the number of tokens since
+    the parent."""
 
     dtype: str
     shape: tuple[int | None, ...]
@@ -153,16 +153,15 @@ class StateLayout:
 
     @staticmethod
     def of(parts: Iterable[StatePart]) -> StateLayout:
-        """The layout of these parts."""
         return StateLayout(tuple(parts))
 
     def among(self, layers: range) -> StateLayout:
-        """The parts of these layers alone, which keep their numbers."""
+        """The parts of these layers only; layer numbers stay."""
         return StateLayout(tuple(part for part in self.parts if part.layer in layers))
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
-        """One for each role: what lies in a slot first, then what is kept for each token."""
+        """One Stack per role: the roles in slots first, then the per-token ones."""
         by_role: dict[Role, list[StatePart]] = {}
         for part in self.parts:
             by_role.setdefault(part.role, []).append(part)
@@ -173,7 +172,7 @@ class StateLayout:
 
     @cached_property
     def slot_bytes(self) -> int:
-        """Bytes of one state without what is kept for each token."""
+        """Bytes of one slot: a state without its per-token parts."""
         return sum(part.num_bytes for part in self.parts if part.role.extent is not Extent.TOKENS)
 
     @cached_property
@@ -188,7 +187,7 @@ class StateLayout:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether anything is kept for each token, so that a stored snapshot needs its chain of parents."""
+        """Whether the model has per-token state, so that loading a stored snapshot needs its chain of parents."""
         return self.token_bytes > 0
 
     def stored(self) -> dict[str, TensorLayout]:
@@ -200,7 +199,7 @@ class StateLayout:
 
     @property
     def description(self) -> str:
-        """What the fingerprint covers: the axes and dtypes of every role; the sizes are the architecture's. The roles
-        of the first families stand in every description: those of the stores that exist have all three."""
+        """The layout's text in the fingerprint: axes and dtypes of every role; sizes are part of the architecture. SSM,
+        CONV and KV are always included, used or not, as existing stores have all three."""
         roles = {role.name: role for role in (SSM, CONV, KV)} | {stack.role.name: stack.role for stack in self.stacks}
         return " ".join(role.description for role in roles.values())

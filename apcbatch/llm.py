@@ -1,8 +1,7 @@
-"""LLM: `apcbatch run` for programs. Messages go in; text and tool calls come out, beside token ids and what was reused.
+"""LLM: `apcbatch run` for programs. Messages go in; text and tool calls come out, with token ids and cache counts.
 
-Must not know: how prompts are made, checked or answered. Invariant: each conversation becomes the JSON line that it
-would be in INPUT, and each answer is the line that OUT would have. So the checks, the prompts and the tokens are those
-of `apcbatch run`.
+Invariant: each conversation becomes the JSON line that it would be in INPUT, and each answer is parsed from the line
+that OUT would have. So the checks, the prompts and the tokens are those of `apcbatch run`.
 """
 
 from __future__ import annotations
@@ -21,30 +20,28 @@ import xxhash
 
 from apcbatch.answer import Answer, answer_of
 from apcbatch.config import OPTIONS
-from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.checks import one_of, shown
-from apcbatch.data.columns import UnusedColumns
 from apcbatch.data.generation_config import with_model_defaults
-from apcbatch.data.layouts import LineOptions
-from apcbatch.data.records import BadLine, Conversation, parse_line
-from apcbatch.data.render import Renderer
+from apcbatch.data.input.layouts import LineOptions, UnusedColumns
+from apcbatch.data.input.records import BadLine, Conversation, parse_line
 from apcbatch.engine.serving import serve
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, TURNS, Turns
-from apcbatch.job.answers import Answers
-from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
-from apcbatch.job.opening import check_stop_tokens, make_engine
+from apcbatch.job.open import check_stop_tokens, make_engine
 from apcbatch.job.planning import work_source
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import error_line, result_line
-from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import resolve
 from apcbatch.types import Request, Result
 
 Messages = Sequence[Mapping[str, Any]]
 
-# What to do instead of giving an option that means nothing here; of all options of a group, too.
+# Options, or groups of them, that have no effect here -> what to do instead.
 _ELSEWHERE = {
     "turns": "give it to `run`",
     "format": "each conversation says by its keys what it is; leave it out",
@@ -56,11 +53,11 @@ _ELSEWHERE_BY_GROUP = {
     "`apcbatch run` --ray",
 }
 
-_MOST_FAILURES = 64  # before they are handed on
+_MOST_FAILURES = 64  # collected before they are yielded
 
 
 def _warn(sentence: str) -> None:
-    """Tell as Python does."""
+    """Default of `warn`."""
     warnings.warn(sentence, stacklevel=3)
 
 
@@ -103,33 +100,34 @@ class LLM:
     def chat(self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **settings: Any) -> Answer:
         """Answer one conversation: the turn after its last message.
 
-        settings: fields of a chat body, such as max_tokens, temperature, seed, logprobs, tool_choice (docs/formats.md).
-        Equal calls give equal answers; another `seed` draws another one. To go on, append `answer.message` and what
-        comes next to the messages, and ask again: what was computed is reused as far as the new prompt has the same
-        tokens. Raises RequestError for a conversation that cannot be answered.
+        settings: fields of a chat body, such as max_tokens, temperature, seed, logprobs, tool_choice
+        (docs/reference/formats.md). Equal calls give equal answers; another `seed` draws another one. To continue the
+        conversation, append `answer.message` and the next message, and call again: the state of all tokens that both
+        prompts begin with is reused. Raises RequestError for a conversation that cannot be answered.
         """
         body = {**settings, "messages": messages, "tools": tools}
         return self._one(CHAT_URL, body)
 
     def complete(self, prompt: str | Sequence[int], **settings: Any) -> Answer:
-        """Go on with a text or with token ids, without a chat template. settings and errors: as for `chat`."""
+        """Continue a text or token ids, without a chat template. settings and errors: as for `chat`."""
         return self._one(COMPLETIONS_URL, {**settings, "prompt": prompt})
 
     def run(self, conversations: Iterable[Messages | Mapping[str, Any]], *, turns: Turns = "last") -> Iterator[Answer]:
-        """Answer many conversations, and yield each answer as it finishes; `line` and `custom_id` say whose it is.
+        """Answer many conversations, and yield each answer as it finishes; `line` and `custom_id` identify its
+        conversation.
 
-        A conversation is a list of messages, or a mapping as a line of INPUT: its messages with tools, settings and an
-        id beside them, or a request of the OpenAI Batch API. They are pulled as the engine wants more. turns: which
-        turns are requests, as for `apcbatch run`. A conversation that cannot be answered yields an Answer with `error`,
-        and ends nothing. To leave early, leave the loop; what runs is dropped then. Raises UsageError if another run of
-        this LLM is not finished.
+        A conversation is a list of messages, a mapping like a line of INPUT (messages with optional tools, settings and
+        id), or a request of the OpenAI Batch API. The iterable is read lazily, as the engine needs more requests.
+        turns: which turns are requests, as for `apcbatch run`. A conversation that cannot be answered yields an Answer
+        with `error`, and the others continue. Leaving the loop early drops the requests in progress. Raises UsageError
+        if another run of this LLM is not finished.
         """
         if turns not in TURNS:
             raise UsageError(f"turns is {shown(turns)}; expected {one_of(TURNS)}")
         return self._answers(conversations, turns)
 
     def close(self) -> None:
-        """Finish the store's writing and let go of the model. It may be called twice."""
+        """Finish pending writes to the store and release the model. Safe to call twice."""
         if self._engine is not None:
             self._engine.abort()
             self._engine.close()
@@ -151,7 +149,11 @@ class LLM:
             raise UsageError("another run of this LLM is not finished; take all of its answers, or close it, first")
         engine, config = self._engine, replace(self._config, turns=turns)
         feeder = Feeder(
-            config, _records(conversations, self._lines, self._warn), self._renderer, Answers(), keeps_answers=True
+            config,
+            _records(conversations, self._lines, self._warn),
+            self._renderer,
+            PreviousAnswers(),
+            keeps_answers=True,
         )
         source = work_source(config, feeder, engine)
         self._is_running = True
@@ -161,7 +163,7 @@ class LLM:
                 for results in serve(engine, lambda: self._take(source, failures)):
                     yield from self._made(failures)
                     for result in results:
-                        for work in source.follow(result):
+                        for work in source.follow_up(result):
                             self._submit(work, engine, failures)
                         yield self._answer(result)
                 yield from self._made(failures)
@@ -170,8 +172,8 @@ class LLM:
             engine.abort()
 
     def _take(self, source: WorkSource, failures: list[Failure]) -> Request | None:
-        """The next request; None if there is none now, or if failures, to which what cannot be answered goes, are to be
-        handed on first."""
+        """The next request; None if none is ready, or if collected failures should be yielded first. Conversations that
+        cannot be answered are appended to `failures`."""
         may_begin = source.num_open_rollouts < self._config.max_running
         while may_begin and not source.exhausted and len(failures) < _MOST_FAILURES:
             if source.pause():
@@ -190,7 +192,7 @@ class LLM:
             engine.submit(work)
 
     def _made(self, failures: list[Failure]) -> Iterator[Answer]:
-        """The answers of the requests that failed so far."""
+        """Yield the answers of the collected failures."""
         while failures:
             failure = failures.pop(0)
             yield answer_of(orjson.loads(error_line(failure.ticket, failure.error)))
@@ -200,15 +202,15 @@ class LLM:
         if result.error is not None:
             line = error_line(ticket, RequestError(result.error.code, result.error.message, ticket.line))
         else:
-            reading, now = result.tag.reading, int(time.time())
-            line = result_line(ticket, result, self._renderer, self._config.model, now, reading)
+            output_parser, now = result.tag.output_parser, int(time.time())
+            line = result_line(ticket, result, self._renderer, self._config.model, now, output_parser)
         return answer_of(orjson.loads(line))
 
 
 def _records(
     conversations: Iterable[Messages | Mapping[str, Any]], options: LineOptions, warn: Callable[[str], None]
 ) -> Iterator[Conversation | BadLine]:
-    """Each conversation as the line that it would be in INPUT, read as that line is."""
+    """Each conversation as a JSON line of INPUT, parsed like one."""
     unused = UnusedColumns(warn)
     for number, conversation in enumerate(conversations, start=1):
         is_line = isinstance(conversation, Mapping)
@@ -227,7 +229,7 @@ def _records(
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form of itself: mappings, arrays, and models such as the `openai` package's."""
+    """A JSON-compatible value for mappings, arrays, and models such as the `openai` package's."""
     if isinstance(value, Mapping):
         return dict(value)
     for name in ("model_dump", "tolist"):

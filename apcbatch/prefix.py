@@ -1,8 +1,8 @@
-"""Positions and keys of prefixes: the block grid, what two of them share, and the prefix key.
+"""Positions and keys of prefixes: the block grid, the common prefix of two sequences, and the prefix key.
 
-Must not know: tensors, states, files. Every function is pure.
-Invariants: cuts are absolute (they depend on positions counted from token 0, never on where a chunk began); a key is a
-SHA-256 over the fingerprint and the token ids before the position, so it does not depend on the grid either.
+Every function is pure. Invariants: boundaries are absolute (positions counted from token 0, never from the begin of a
+chunk); a key is a SHA-256 over the fingerprint and the token ids before the position, so it does not depend on the grid
+either.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ TokenArray = npt.NDArray[np.int32]
 
 
 def as_token_array(token_ids: Sequence[int] | npt.NDArray[np.integer]) -> TokenArray:
-    """Token ids as a contiguous int32 array; raises OverflowError for ids outside int32, and TypeError for anything
-    but one row of integers: 1.5 is not token 1."""
+    """Token ids as a contiguous int32 array. OverflowError for ids outside int32; TypeError for anything but a
+    one-dimensional sequence of integers (1.5 is refused, not truncated)."""
     array = np.asarray(token_ids)
     if array.ndim != 1 or array.size and array.dtype.kind not in "iu":
         raise TypeError(f"token ids must be one row of integers, got {array.ndim} dimensions of {array.dtype}")
@@ -38,7 +38,7 @@ def boundaries_in(begin: int, end: int, block_size: int) -> range:
 
 
 def common_length(a: TokenArray, b: TokenArray) -> int:
-    """How many leading tokens two arrays share."""
+    """The length of the longest common prefix of two arrays."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     return int(differs.argmax()) if differs.any() else n
@@ -53,7 +53,7 @@ class PrefixHasher:
         self._position = 0
 
     def key_at(self, position: int) -> bytes:
-        """The key of the first `position` tokens; positions must not descend."""
+        """The key of the first `position` tokens; positions must not decrease between calls."""
         if position < self._position or 4 * position > len(self._bytes):
             raise ValueError(
                 f"expected a position from {self._position} to {len(self._bytes) // 4}, got {position}: "

@@ -1,7 +1,7 @@
-"""Regular files of a bounded size, read whole or opened: what lies beside the weights of a checkpoint, a configuration.
+"""Open or read regular files of a bounded size, such as configurations and tokenizers.
 
-Must not know: what a file holds. Invariants: nothing but a regular file is read (a named pipe would wait for ever, a
-device has no end); no more than the bound is held. Every failure is an OSError whose `strerror` ends a sentence.
+Invariants: only regular files are read (a named pipe would block for ever, a device has no end); at most the bound is
+held in memory. Every failure is an OSError whose `strerror` ends a sentence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KINDS = (
 
 
 def kind_of(mode: int) -> str:
-    """What a path leads to, by the mode that `stat` gives: `a folder`, `a named pipe`, .. or `a regular file`."""
+    """The kind of a file, from the mode of `stat`: `a folder`, `a named pipe`, .. or `a regular file`."""
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file")
 
 

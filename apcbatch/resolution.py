@@ -1,8 +1,7 @@
 """The configuration of one run, from its flags, the environment, a file and the defaults.
 
-The only place that reads the environment. Must not know: what an option does, click, any file but the configuration.
-Invariants: flags > APCBATCH_* > --config > defaults, merged by presence (a 0 or `false` that is there wins); a key that
-does not exist, a value out of range or two options that exclude each other are refused here.
+The only module that reads the environment. Invariants: flags > APCBATCH_* > --config > defaults, merged by presence (a
+given 0 or `false` wins); an unknown key, a value out of range or two options that exclude each other are refused here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from apcbatch.config import ENV_CONFIG, ENV_DEBUG, ENV_PREFIX, OPTIONS, Config, env_name, flag_name
 from apcbatch.config_file import read_config_file
 from apcbatch.errors import UsageError
-from apcbatch.values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
+from apcbatch.option_values import SHOWN_CHARACTERS, nearest, parse_path, parse_switch, parse_value
 
 # Read by setup.py and by tools/chromium.py; an environment may keep them.
 ENV_OF_CONTRIBUTORS = ("APCBATCH_CUDA", "APCBATCH_CUDA_ARCHS", "APCBATCH_BROWSER")
@@ -53,7 +52,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[
 
 
 def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tuple[Any, str]]:
-    """(value, origin) of the options that one source gives."""
+    """(value, origin) of each option given by one source."""
     layer = {}
     for name, value in raw.items():
         if name not in OPTIONS and name != "no_store":
@@ -72,14 +71,15 @@ def _layer(raw: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, tup
 
 
 def _gone(name: str) -> str:
-    """A clause that says what to give in place of an option that there was, or nothing."""
+    """A clause that names the replacement of a removed option, or an empty text."""
     return f" any more; {GONE[name]}" if name in GONE else ""
 
 
 def _exclude(
     pair: tuple[str, str], layer: dict[str, tuple[Any, str]], values: dict[str, Any], origins: dict[str, str]
 ) -> None:
-    """Of two options that exclude each other the stronger source's stays; both in one source are refused."""
+    """Of two options that exclude each other, keep the one of the stronger source; UsageError if both are from one
+    source."""
     on = [name for name in pair if name in layer and layer[name][0]]
     if len(on) == 2:
         raise UsageError(f"{layer[pair[0]][1]} and {layer[pair[1]][1]} exclude each other; give one of them")
@@ -91,7 +91,7 @@ def _exclude(
 
 
 def load(flags: Mapping[str, Any], config_file: str | None, environ: Mapping[str, str] | None = None) -> Config:
-    """The configuration from the given flags, this process's environment, and the file that either names."""
+    """The configuration from the given flags, this process's environment, and the file that either of them names."""
     environ = os.environ if environ is None else environ
     path = config_path(config_file, environ)
     return resolve(flags, environ, read_config_file(path) if path else {}, path or "")
@@ -112,6 +112,6 @@ def debug_wanted() -> bool:
 
 
 def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether a terminal may be given colours: not if NO_COLOR is set (no-color.org), or if it is a dumb one."""
+    """Whether colours are allowed on a terminal: not if NO_COLOR is set (no-color.org), or if TERM is `dumb`."""
     environ = os.environ if environ is None else environ
     return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

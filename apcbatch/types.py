@@ -1,6 +1,6 @@
-"""Request and Result: what goes into the engine and what comes out of it.
+"""Request and Result: input and output of the engine.
 
-Must not know: text, files, tensors. Token ids are integers in any sequence (a list, a NumPy array).
+Token ids are integers in any sequence (a list, a NumPy array).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from apcbatch.errors import RequestError
+from apcbatch.sampling import default_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,21 +21,19 @@ FinishReason = Literal["stop", "length"]
 MissReason = Literal["cold", "diverged", "shorter_than_block", "evicted", "stranded", "disabled", "below_grid"]
 Policy = Literal["planned", "all", "last", "none"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
-MOST_ANSWERS = 128  # of one request
-MOST_TOP_LOGPROBS = 20  # as OpenAI's API has it
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """What the prefix plan says about one request under policy `planned`.
+    """The prefix plan's decisions for one request under policy `planned`.
 
-    resume_at: the position whose snapshot it starts from (0: none); the request waits until that snapshot is there or
-    can no longer come. keep: positions of its prompt, ascending, to keep for later requests of this run. reads: for
-    each of them, how many requests will resume from it; after the last one it is released. keep_for_later: positions
-    to keep for future runs. ideal: the longest prefix, at most prompt - 1 tokens, that a request before it in the plan
-    covers; forked: where the prompt leaves all of them, one goes on with another token. live_bytes, keep_bytes: if
-    requests run one by one in the plan's order, what this run's snapshots take when this request begins, and what its
-    own add to that.
+    resume_at: the position whose snapshot it starts from (0: none); the request waits until that snapshot exists or can
+    no longer be made. keep: ascending positions of its prompt to keep for later requests of this run. reads: for each
+    of them, how many requests will resume from it; after the last one it is released. keep_for_later: positions to keep
+    for future runs. ideal: the longest prefix, at most prompt - 1 tokens, that an earlier request in the plan covers.
+    forked: at the end of that prefix, an earlier request continues with a different token. live_bytes, keep_bytes: if
+    requests run one by one in the plan's order, the bytes of this run's snapshots when this request begins, and those
+    that it adds.
     """
 
     resume_at: int = 0
@@ -48,98 +47,98 @@ class RequestPlan:
 
 
 class Ending(Protocol):
-    """Says whether one answer ends with a token, by what its tokens mean. Each answer has its own.
+    """A stop condition of one answer, on the meaning of its tokens. Each answer has its own.
 
-    For example stop texts: the engine knows no text, so whoever makes the request brings this.
+    For example stop texts: the engine knows no text, so the creator of the request supplies this.
     """
 
     def accept(self, token: int, may_end: bool) -> str | None:
-        """Take the answer's next token; what the answer ends with, for Result.stop_reason, or None to go on.
+        """Take the answer's next token. Returns the stop reason, for Result.stop_reason, or None to continue.
 
-        Called once for each token of the answer in order, but not for one that ends it anyway (a stop token). may_end:
-        false for the tokens before min_tokens, with which no answer ends. Raises RequestError to fail the request.
+        Called once for each token of the answer in order, except for one that ends it anyway (a stop token). may_end:
+        false for the tokens before min_tokens, which cannot end the answer. Raises RequestError to fail the request.
         """
 
 
 class Constraint(Protocol):
-    """Says which tokens may come next in one answer, and follows it. Each answer has its own.
+    """A constraint on the next token of one answer, which advances with it. Each answer has its own.
 
     For example a grammar: its mask is what xgrammar and llguidance fill.
     """
 
     def fill(self, mask: npt.NDArray[np.int32]) -> bool:
-        """Write which tokens may come next, and return whether any may not (if false, the mask is not looked at).
+        """Write the mask of allowed next tokens, and return whether any token is forbidden (if not, the mask is
+        ignored).
 
-        mask: (ceil(vocabulary / 32),) int32, C-contiguous, the same array in each call, with what the last one left.
-        Bit i % 32 of word i // 32, from the least one, is token i: set if it may come. Bits beyond the vocabulary mean
-        nothing. Raises RequestError to fail the request.
+        mask: (ceil(vocabulary / 32),) int32, C-contiguous, the same array in each call, with its previous contents. Bit
+        i % 32 of word i // 32, counted from the least significant one, is token i: set if allowed. Bits beyond the
+        vocabulary are ignored. Raises RequestError to fail the request.
         """
 
     def accept(self, token: int) -> bool:
-        """Take the answer's next token, whichever setting chose it; whether the answer is complete, so that it ends
-        with this token as it does with a stop token. Raises RequestError to fail the request."""
+        """Take the answer's next token, chosen by any setting. Returns whether the answer is complete, so that it ends
+        with this token as with a stop token. Raises RequestError to fail the request."""
 
 
 @dataclass(slots=True)
 class Request:
     """One generation to perform.
 
-    token_ids: the prompt, one token or more. max_tokens: the limit of new tokens. ignore_eos: go on to max_tokens.
-    logprobs: return the float32 log-probability of each chosen token, by the model's own logits; top_logprobs: and
-    those of so many likeliest ones (0 to 20). keep_answer: keep snapshots of the answer too, for a next request that
-    is built on it. plan: for policy `planned`. tag: anything; it comes back on the result.
+    token_ids: the prompt, at least one token. max_tokens: maximum number of new tokens. ignore_eos: continue to
+    max_tokens. logprobs: return the float32 log-probability of each sampled token under the model's own logits;
+    top_logprobs: and those of this many likeliest tokens (0 to 20). keep_answer: also keep snapshots of the answer, for
+    a later request that extends it. plan: for policy `planned`. tag: any object; returned with the result.
 
-    temperature: 0 is greedy; above 0, tokens are drawn, and the draw depends only on the seed, the name of the random
-    stream, the answer's index and the position. random_stream: that name; the request's id if it is None, so requests
-    with equal prompts, settings and names have equal answers. Tokens are drawn among the top_k likeliest (0 or -1:
-    all), of these among those with at least min_p times the best one's probability (0: all), and of these among the
-    fewest that have the probability top_p, in (0, 1].
+    temperature: 0 is greedy; above 0, tokens are sampled, and the sample depends only on the seed, the random stream's
+    name, the answer's index and the position. random_stream: that name; None: the request's id. So requests with equal
+    prompts, settings and names have equal answers. Tokens are sampled from the top_k likeliest (0 or -1: all), of these
+    from those with at least min_p times the best one's probability (0: all), and of these from the smallest set with
+    total probability top_p, in (0, 1].
 
-    repetition_penalty: above 0; logits of tokens in prompt or answer are divided by it if positive and multiplied if
-    not (1: none). presence_penalty, frequency_penalty: taken off the logit of each token of the answer, once, and for
-    each time that it is there; negative ones favour it. logit_bias: added to the logits of these tokens; -infinity
-    forbids one. allowed_token_ids: the only ones that may come, or None. min_tokens: the answer does not end before it
-    has so many tokens. stop_token_ids: end the answer, besides the model's own; ignore_eos does not touch them.
-    ending: makes what else ends it. constraint: makes what says which tokens may come next. Both are called once for
-    each answer.
+    repetition_penalty: above 0; positive logits of tokens in prompt or answer are divided by it, negative ones
+    multiplied (1: none). presence_penalty, frequency_penalty: subtracted from the logit of each token of the answer,
+    once, and once per occurrence; negative values favour repetition. logit_bias: added to the logits of these tokens;
+    -infinity forbids one. allowed_token_ids: the only tokens allowed, or None. min_tokens: the answer does not end
+    before it has this many tokens. stop_token_ids: end the answer, in addition to the model's own; not affected by
+    ignore_eos. ending: factory of an Ending. constraint: factory of a Constraint. Both are called once for each answer.
 
-    n: how many answers there are to the one prompt; answer i draws from the stream `<name>\\0<i>`, the first (i = 0) as
-    if it were alone; greedy ones are computed once. score_from: the first position of the prompt, from 1, whose token's
-    log-probability is wanted, and those of all after it; None for none, the prompt's length for no token. score_top:
-    how many of the likeliest tokens come with each. max_tokens may be 0 where score_from is set.
+    n: number of answers to the prompt; answer i samples from the stream `<name>\\0<i>`, the first (i = 0) as it would
+    alone; greedy answers are computed once. score_from: first position of the prompt, from 1, whose token's
+    log-probability is returned, with those of all later tokens; None: none, the prompt's length: no token. score_top:
+    number of likeliest tokens returned with each. max_tokens may be 0 if score_from is set.
     """
 
     id: str
-    token_ids: Sequence[int]
-    max_tokens: int = 16
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    ignore_eos: bool = False
-    logprobs: bool = False
+    token_ids: Sequence[int] | npt.NDArray[np.int32]
+    max_tokens: int = default_of("max_tokens")
+    temperature: float = default_of("temperature")
+    top_p: float = default_of("top_p")
+    seed: int = default_of("seed")
+    ignore_eos: bool = default_of("ignore_eos")
+    logprobs: bool = default_of("logprobs")
     keep_answer: bool = True
     plan: RequestPlan | None = None
     tag: Any = None
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int = default_of("top_k")
+    min_p: float = default_of("min_p")
+    presence_penalty: float = default_of("presence_penalty")
+    frequency_penalty: float = default_of("frequency_penalty")
+    repetition_penalty: float = default_of("repetition_penalty")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    allowed_token_ids: Sequence[int] | None = None
-    min_tokens: int = 0
-    stop_token_ids: Sequence[int] = ()
-    top_logprobs: int = 0
+    allowed_token_ids: Sequence[int] | None = default_of("allowed_token_ids")
+    min_tokens: int = default_of("min_tokens")
+    stop_token_ids: Sequence[int] = default_of("stop_token_ids")
+    top_logprobs: int = default_of("top_logprobs")
     ending: Callable[[], Ending] | None = None
     constraint: Callable[[], Constraint] | None = None
-    n: int = 1
+    n: int = default_of("n")
     score_from: int | None = None
     score_top: int = 0
     random_stream: str | None = None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether some of its settings change or mask the logits that tokens are chosen by."""
+        """Whether any setting changes or masks the logits before sampling."""
         return (
             self.presence_penalty != 0
             or self.frequency_penalty != 0
@@ -152,29 +151,29 @@ class Request:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether its next token, or what is told about it, takes more of the logits than the likeliest token: then
-        they must be read before the next pass begins."""
+        """Whether sampling or the result needs more of the logits than their argmax; then the host must read them
+        before the next pass begins."""
         return self.temperature > 0 or self.top_logprobs > 0 or self.changes_logits
 
     @property
     def is_plain(self) -> bool:
-        """Whether each token is the likeliest one, and only the model's own stop tokens and max_tokens end it."""
+        """Whether decoding is greedy and ends only with the model's own stop tokens or max_tokens."""
         return not (self.needs_logits or len(self.stop_token_ids) or self.ending)
 
     @property
     def resumable(self) -> int:
-        """The longest prefix of the prompt that the request may resume from: what follows is computed."""
+        """The longest prefix of the prompt that may be restored; the rest must be computed."""
         whole = len(self.token_ids) - 1
         return whole if self.score_from is None else min(whole, self.score_from - 1)
 
 
 @dataclass(slots=True)
 class Scores:
-    """What the model says of a prompt's tokens, from the position `begin` on; position 0 is the first token.
+    """Scores of a prompt's tokens from the position `begin` on; position 0 is the first token.
 
-    logprobs: of each token after all before it, float32. ranks: its place among all tokens, the likeliest is 1, the
-    lower id first on ties; so 1 is what greedy generation takes. top: the likeliest tokens and their log-probabilities,
-    best first, as many as were asked for.
+    logprobs: of each token given all before it, float32. ranks: of each token among the vocabulary; the likeliest has
+    rank 1, the lower id first on ties, so rank 1 is the greedy choice. top: the likeliest tokens with their
+    log-probabilities, best first, score_top of them.
     """
 
     begin: int
@@ -187,17 +186,16 @@ class Scores:
 class Result:
     """The outcome of one request. Counts are exact: cached_tokens + computed_tokens == prompt_tokens.
 
-    token_ids: the new tokens, the stop token included, and all tokens of a text that ended the answer. logprobs,
-    top_logprobs: of each of them, if asked for; top_logprobs as (token, log-probability), the likeliest first, the
-    lowest id on ties. stop_reason: what ended the answer if finish_reason is `stop`: an id of stop_token_ids, or what
-    Ending returned; None for the model's own stop tokens and a complete Constraint. cached_tokens: prompt tokens whose
-    state was restored; boundary is the same number, as the position that was resumed from. ideal_cached_tokens: the
-    longest prefix, at most prompt_tokens - 1 tokens, that the store or an earlier prefill of this run covers; None if
-    that is not known.
-    miss_reason: why cached_tokens is less than that, or `cold` if nothing was covered. miss_detail: the same as a
-    clause with numbers. error: set if the request failed; then only id, prompt_tokens and tag mean anything beside it.
-    others: the answers from the second on, each with its own tokens, log-probabilities and end; what they say of the
-    prompt means nothing. decode_ms: of all answers. scores: of the prompt's tokens, if they were asked for.
+    token_ids: the new tokens, including the stop token or all tokens of a stop text. logprobs, top_logprobs: of each
+    new token, if requested; top_logprobs as (token, log-probability), the likeliest first, the lowest id first on ties.
+    stop_reason: what ended the answer if finish_reason is `stop`: an id of stop_token_ids, or the text that Ending
+    returned; None for the model's own stop tokens and a complete Constraint. cached_tokens: prompt tokens whose state
+    was restored; boundary is the same number, as a position. ideal_cached_tokens: the longest prefix, at most
+    prompt_tokens - 1 tokens, that the store or an earlier prefill of this run covers; None if unknown. miss_reason: why
+    cached_tokens is less than that, or `cold` if nothing was covered. miss_detail: the same as a clause with numbers.
+    error: set if the request failed; then only id, prompt_tokens and tag are valid. others: the answers from the second
+    on, each with its own tokens, log-probabilities and end; their fields about the prompt are not valid. decode_ms: of
+    all answers. scores: of the prompt's tokens, if requested.
     """
 
     id: str
@@ -223,5 +221,5 @@ class Result:
 
     @property
     def answers(self) -> list[Result]:
-        """All answers in order, this one first."""
+        """All answers in order, beginning with this one."""
         return [self, *self.others]

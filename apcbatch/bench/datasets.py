@@ -1,8 +1,7 @@
 """`run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
 
-Must not know: the inside of the engine. Each of the first three runs is a process of its own: one under the default
-policy, then two that keep every boundary in one store. Warm from RAM is one engine that answers the same requests
-twice.
+The first three runs are separate processes: one under the default policy, then two that keep every boundary and share a
+store. Warm from RAM is one engine that answers the same requests twice.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from typing import Any
 
 from apcbatch.bench.figures import Figure
 from apcbatch.config import Config
-from apcbatch.data.chat_options import ChatOptions
-from apcbatch.data.layouts import LineOptions
-from apcbatch.data.render import Renderer
-from apcbatch.data.source import open_source
-from apcbatch.job.answers import Answers
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.source import open_source
 from apcbatch.job.feed import Feeder
-from apcbatch.job.opening import make_engine
+from apcbatch.job.open import make_engine
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import requests_of
 from apcbatch.model.locate import locate_model
 from apcbatch.types import Policy, Request
@@ -83,7 +82,7 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
 def requests_in(config: Config, input: str) -> list[Request]:
     """The requests of the first `limit` conversations of INPUT, in its order."""
     renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))
-    return list(requests_of(Feeder(config, open_source(input, LineOptions.of(config)), renderer, Answers())))
+    return list(requests_of(Feeder(config, open_source(input, LineOptions.of(config)), renderer, PreviousAnswers())))
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:

@@ -1,7 +1,7 @@
-"""The document of `apcbatch bench`: every figure of the groups that were asked for.
+"""Measure the requested groups, and make the document of `apcbatch bench`.
 
-Must not know: how anything is printed. The document's keys: version, model, dtype, machine, limits (of the machine, per
-second), figures (in the order of measurement; each has group, name, value, unit and its own details).
+The document's keys: version, model, dtype, machine, limits (of the machine, per second), figures (in the order of
+measurement; each has group, name, value, unit and its own details).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from apcbatch.bench import GROUPS, datasets, kernels, machine, passes, reuse
 from apcbatch.bench.figures import Figure, Sizes
 from apcbatch.config import Config
-from apcbatch.engine.opening import use_processor
+from apcbatch.engine.open import use_processor
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config
 from apcbatch.model.locate import locate_model
@@ -28,9 +28,9 @@ def measure(
     input: str | None = None,
     sizes: Sizes | None = None,
 ) -> dict[str, Any]:
-    """The figures of these groups as one document; `note` gets a line for each as it comes.
+    """The figures of these groups as one document. note: called with a line for each figure as soon as it is measured.
 
-    The group `run` needs an INPUT and is left out without one. UsageError for what cannot be used.
+    The group `run` is left out without an INPUT. UsageError for a model or an INPUT that cannot be used.
     """
     if "run" in groups and set(groups) != set(GROUPS) and input is None:
         raise UsageError("the group run needs conversations; give --input FILE")

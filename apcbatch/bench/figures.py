@@ -1,7 +1,6 @@
-"""A measured figure, the sizes of what is measured, and two ways of timing.
+"""A measured figure, the sizes of the measurements, and two ways of timing.
 
-Must not know: what is measured. Every figure is a median. The two sides of a ratio are measured alternately, and the
-ratio is the median of the ratios.
+Every figure is a median. The two sides of a ratio are measured alternately, and the ratio is the median of the ratios.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured; a test measures less.
+    """The sizes of the measurements; a test takes smaller ones.
 
-    prefill_tokens: lengths of single prompts. decode_running: sequences that decode together. new_tokens: tokens that
-    each of them generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the products.
-    long_tokens: the prompt of the ratios and of the breakdown. suffixes, suffix_tokens, prefix_tokens: many short
-    suffixes behind a restored prefix, packed into one pass. snapshot_every: the grid of the snapshots. restored_tokens:
-    the length of a restore. repeats: of each figure; a figure that takes longer than budget_s in all is repeated less,
-    but at least three times.
+    prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together. new_tokens:
+    tokens that each of them generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
+    products. long_tokens: the prompt of the ratios and of the breakdown. suffixes, suffix_tokens, prefix_tokens: many
+    short suffixes behind a restored prefix, packed into one pass. snapshot_every: tokens between two snapshots.
+    restored_tokens: length of a restored prefix. repeats: measurements of each figure; a figure that takes longer than
+    budget_s in all gets fewer, but at least three.
     """
 
     prefill_tokens: tuple[int, ...] = (128, 512, 2048, 8192)
@@ -44,7 +43,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number. group: the heading that it belongs to. details: what else the document says about it."""
+    """One measured number. group: its heading in the document. details: further keys of the figure in the document."""
 
     group: str
     name: str
@@ -53,7 +52,7 @@ class Figure:
     details: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """The figure as it stands in the document."""
+        """The figure as a JSON object of the document."""
         return {
             "group": self.group,
             "name": self.name,
@@ -71,7 +70,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def median_s(run: Callable[[], object], sizes: Sizes) -> float:
-    """Median seconds of a call. The first call is a warm-up, unless it takes so long that it must count."""
+    """Median seconds of a call. The first call is a warm-up, unless all repeats would exceed the budget."""
     first = timed(run)
     few = first * (sizes.repeats + 1) > sizes.budget_s
     times = [first] if few else []
@@ -82,7 +81,7 @@ def median_s(run: Callable[[], object], sizes: Sizes) -> float:
 
 
 def median_ratio(one: Callable[[], float], other: Callable[[], float], repeats: int) -> float:
-    """Median of one() / other(), each in seconds, measured alternately. Both must have run before."""
+    """Median of one() / other(), each in seconds, measured alternately. Both must have been warmed up."""
     ratios = []
     for number in range(repeats):
         if number % 2:

@@ -1,8 +1,7 @@
-"""Each kernel at a model's own shapes, compared with its limit: the arithmetic and the bytes that it needs at least.
+"""Measure each kernel at a model's own shapes and compare it with its roofline limit.
 
-Must not know: the engine, weights of a checkpoint. `of_limit` is the time at the limit over the time taken, at best 1.
-The limit is the larger of two times: operations over the machine's rate, and bytes over its bandwidth. Data that stays
-in a cache may be faster than the second.
+`of_limit` is the time at the limit over the time taken, at best 1. The limit is the larger of two times: operations
+over the machine's rate, and bytes over its bandwidth. Data that stays in a cache may be faster than the second.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from functools import partial
 import torch
 
 from apcbatch.bench.figures import Figure, Sizes, median_ratio, median_s, timed
-from apcbatch.bench.shapes import product_shapes
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS, paged_attention
-from apcbatch.kernels.cpu.choose import softmax_topk
+from apcbatch.bench.products import product_shapes
+from apcbatch.kernels.cpu.attention import paged_attention
 from apcbatch.kernels.cpu.linear import PackedLinear, linear, pack_linear
+from apcbatch.kernels.cpu.logits import softmax_topk
 from apcbatch.kernels.cpu.norm import add_rms_norm_
 from apcbatch.kernels.cpu.scan import causal_conv, selective_scan
 from apcbatch.kernels.ragged import Ragged
+from apcbatch.kernels.row_arguments import PAGE_TOKENS
 from apcbatch.model.hf_config import ModelConfig
 
 GROUP = "kernels"
@@ -27,7 +27,7 @@ GROUP = "kernels"
 SCAN_STATE_OPS = 13  # dt A split 3, a polynomial 5, its power of two 2, dt x B, h, y
 SCAN_CHANNEL_OPS = 53  # softplus 29, SiLU of z 20, dt x, D x, the gate
 SILU_OPS = 20
-COLD_BYTES = 64 << 20  # weights that a small product goes through in turns, so that no cache keeps them
+COLD_BYTES = 64 << 20  # a small product cycles through this much weight memory, so that no cache holds it
 MOST_COPIES = 24
 
 
@@ -38,7 +38,7 @@ class Kernels:
         self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
 
     def figures(self) -> Iterator[Figure]:
-        """Measure them all, one after the other."""
+        """Measure all kernels, one after the other."""
         if self._config.num_mamba_layers:
             yield from self._scans()
             yield self._convolution()
@@ -72,7 +72,8 @@ class Kernels:
         yield Figure(GROUP, f"scan with a snapshot every {every} over none", ratio, "x", {})
 
     def _scan(self, tokens: int, dtype: torch.dtype, every: int = 0) -> Callable[[], object]:
-        """A call of the scan over one sequence from zeros, which keeps its end, and a snapshot every so many tokens."""
+        """The scan of one sequence from a zero state; it keeps the final state, and a snapshot every `every` tokens if
+        `every` > 0."""
         d, n = self._config.d_inner, self._config.d_state
         x, dt, z = (torch.randn(tokens, d).to(dtype) for _ in range(3))
         b, c = torch.randn(tokens, n).to(dtype), torch.randn(tokens, n).to(dtype)
@@ -170,7 +171,7 @@ class Kernels:
                 yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
 
     def _limit_s(self, flops: float, size: float) -> float:
-        """The least seconds that these operations (an fma is two) on these bytes can take."""
+        """The roofline limit in seconds for this many operations (an fma is two) and bytes."""
         return max(flops / self._limits["float32_flops_per_s"], size / self._limits["read_bytes_per_s"])
 
     def _figure(self, name: str, value: float, unit: str, of_limit: float) -> Figure:
@@ -178,7 +179,7 @@ class Kernels:
 
 
 def _one_sequence(tokens: int, every: int = 0) -> Ragged:
-    """From zeros, its end into slot 0, snapshots into the slots after that."""
+    """One sequence from a zero state; its final state goes to slot 0, its snapshots to the slots from 1 on."""
     positions = torch.arange(every, tokens + 1, every) if every else torch.empty(0, dtype=torch.int64)
     cuts = torch.tensor([0, len(positions)])
     ends, begin, final = torch.tensor([0, tokens]), torch.tensor([-1]), torch.tensor([0])

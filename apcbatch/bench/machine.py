@@ -1,7 +1,7 @@
-"""The machine: what it is, and how fast it multiplies and reads.
+"""Describe the machine, and measure how fast it multiplies and reads.
 
-Must not know: models. The rates are limits, so they are the best of several tries: the fastest float32 and bfloat16
-product of this package on matrices that fit the cache, and reading and copying 256 MiB.
+The rates are limits, so they are the best of several tries: the fastest float32 and bfloat16 product of this package on
+matrices that fit the cache, and reading and copying 256 MiB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from apcbatch.bench.figures import timed
-from apcbatch.job.machine import processor
+from apcbatch.job.tracing.recorder import processor
 from apcbatch.kernels.cpu.linear import linear, pack_linear
 from apcbatch.kernels.isa import isa
 
@@ -22,7 +22,7 @@ BANDWIDTH_FLOATS = 1 << 26
 
 
 def describe() -> dict[str, Any]:
-    """Names and numbers of this machine, without timing anything."""
+    """The machine's names and numbers, without measuring."""
     return {
         "processor": processor(),
         "isa": isa(),

@@ -1,8 +1,7 @@
-"""Where the time of a pass goes: the ops of an engine's backend and the engine's own steps, timed for a measurement.
+"""Time the parts of a pass: the ops of an engine's backend and the engine's own steps.
 
-Must not know: what is run. The engine's own path carries no timers, but those of the parts inside one call. A call's
-time counts for its part alone: time in timed calls below it is theirs. What is in no part (the interpreter, small
-tensors) is `python`.
+The timers are installed for a measurement only. A part's time excludes timed calls nested in it. Untimed work (the
+interpreter, small tensors) is `python`.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.scheduler import Scheduler
 from apcbatch.engine.snapshots import Snapshots
-from apcbatch.kernels.fused_seconds import WAITING, recorded_parts
+from apcbatch.kernels.kernel_seconds import WAITING, recorded_parts
 from apcbatch.kernels.ops import OPS, Backend
 
 PRODUCTS = "matrix products"
 REST = "python"
-# Of every op; None: what takes time in it is told apart by itself, or is the interpreter.
+# Op -> part. None: the op only calls timed ops or the interpreter.
 OP_PARTS = {
     "linear": PRODUCTS,
     "selective_scan": "scan",
@@ -37,10 +36,9 @@ OP_PARTS = {
     "token_logprob": "sampling",
     "token_logprobs": "sampling",
     "residual": None,
-    "run_mixer": None,
-    "run_feed_forward": None,
+    "run_sub_block": None,
 }
-CHOICES = tuple(name for name, part in OP_PARTS.items() if part == "sampling")  # what is outside a whole pass
+CHOICES = tuple(name for name, part in OP_PARTS.items() if part == "sampling")  # ops that run after a fused pass
 METHODS = (
     (Scheduler, "schedule", "scheduling"),
     (Snapshots, "attach", "restore"),
@@ -56,16 +54,16 @@ class Parts:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._below: list[float] = []  # of each timed call that is under way: seconds in timed calls below it
+        self._below: list[float] = []  # stack, an entry per running timed call: seconds in timed calls nested in it
 
     def of(self, total_s: float) -> dict[str, float]:
-        """Seconds by part of a run that took total_s, the largest first; what was not timed is `python`."""
+        """Seconds by part of a run that took total_s, the largest first; the untimed rest is `python`."""
         parts = {**self.seconds, REST: max(0.0, total_s - sum(self.seconds.values()))}
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
     @contextmanager
     def recording(self, backend: Backend) -> Iterator[None]:
-        """Time every op of the backend and the engine's own steps while it lasts."""
+        """Time every op of the backend and the engine's own steps inside the block."""
         with ExitStack() as stack:
             stack.enter_context(backend.observed(self._time_op, CHOICES if backend.runs_whole else OPS))
             for owner, name, part in METHODS:
@@ -73,7 +71,7 @@ class Parts:
             fused = stack.enter_context(recorded_parts())
             yield
         for part, seconds in fused.items():
-            if seconds and part != WAITING:  # which is in the other parts
+            if seconds and part != WAITING:  # waiting is contained in the other parts
                 self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def _time_op(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The matrix products of a pass, done again alone: the share of a pass that they are is its distance from the best.
+"""Repeat the matrix products of a pass alone, to measure their share of the pass's time.
 
-Must not know: models, engines. A product is done again with the same weights, on other numbers of the same shape and
-type; those inside a fused op as the plain ops that define it.
+A product is repeated with the same weights on random numbers of the same shape and dtype; one inside a fused op is
+repeated as a plain op.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from typing import Any
 
 import torch
 
-from apcbatch.kernels.cpu.choose import softmax_topk
-from apcbatch.kernels.cpu.feed_forward import FusedMixture, FusedMlp
 from apcbatch.kernels.cpu.linear import PackedLinear, linear
-from apcbatch.kernels.cpu.mixer import FusedMixer
-from apcbatch.kernels.cpu.residual import normed
-from apcbatch.kernels.layer import Expert, Residual
+from apcbatch.kernels.cpu.sub_block import FusedSubBlock
+from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.ops import Backend
 from apcbatch.kernels.ragged import Ragged
-
-FLOAT32 = torch.float32
+from apcbatch.model.families import family_of
+from apcbatch.model.hf_config import ModelConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +33,14 @@ class Product:
 
 
 class Products:
-    """The matrix products that a CPU backend made while `recording`; `again` makes them once more, in order."""
+    """Record the matrix products of a CPU backend with `recording`, and repeat them in order with `again`."""
 
     def __init__(self) -> None:
         self._products: list[Product] = []
         self._stand_ins: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
         self._notes: dict[str, Callable[..., None]] = {
             "linear": self._note_linear,
-            "run_mixer": self._note_mixer,
-            "run_feed_forward": self._note_feed_forward,
+            "run_sub_block": self._note_sub_block,
         }
 
     def __len__(self) -> int:
@@ -52,7 +48,7 @@ class Products:
 
     @contextmanager
     def recording(self, backend: Backend) -> Iterator[None]:
-        """Note every product of the backend while it lasts."""
+        """Record every product of the backend inside the block."""
 
         def noted(name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if name in self._notes:
@@ -63,7 +59,6 @@ class Products:
             yield
 
     def again(self) -> None:
-        """All products, without what was between them."""
         for product in self._products:
             linear(product.x, product.packed, product.out_dtype, product.bias)
 
@@ -76,32 +71,9 @@ class Products:
     ) -> None:
         self._note(x.shape[0], packed, out_dtype, bias)
 
-    def _note_mixer(self, mixer: FusedMixer, residual: Residual, _: Ragged) -> None:
-        weights, t = mixer.weights, residual.sum.shape[0]
-        self._note(t, weights.in_proj, None, weights.in_bias)
-        self._note(t, weights.x_proj, None)
-        self._note(t, weights.dt_proj, None)
-        self._note(t, weights.out_proj, FLOAT32, weights.out_bias)
-
-    def _note_feed_forward(self, part: FusedMlp | FusedMixture, residual: Residual) -> None:
-        if isinstance(part, FusedMlp):
-            self._note_expert(part.expert, residual.sum.shape[0])
-        else:
-            self._note_mixture(part, residual)
-
-    def _note_mixture(self, mixture: FusedMixture, residual: Residual) -> None:
-        """The router, noted as it runs here, and each expert on as many rows as are routed to it."""
-        router, experts = mixture.router, mixture.experts
-        x = normed(residual.rows(torch.arange(residual.sum.shape[0])), mixture.norm, router.dtype)
-        self._note(x.shape[0], router, FLOAT32)
-        _, chosen = softmax_topk(linear(x, router, FLOAT32), mixture.experts_per_token)
-        for expert, rows in zip(experts, chosen.flatten().bincount(minlength=len(experts)), strict=True):
-            if rows:
-                self._note_expert(expert, int(rows))
-
-    def _note_expert(self, expert: Expert[PackedLinear], rows: int) -> None:
-        self._note(rows, expert.gate_up, None)
-        self._note(rows, expert.down, FLOAT32)
+    def _note_sub_block(self, part: FusedSubBlock, residual: Residual, _: Ragged) -> None:
+        for product in part.products(residual):
+            self._note(*product)
 
     def _note(
         self,
@@ -114,3 +86,11 @@ class Products:
         if key not in self._stand_ins:
             self._stand_ins[key] = torch.randn(rows, packed.in_features).to(packed.dtype)
         self._products.append(Product(self._stand_ins[key], packed, out_dtype, bias))
+
+
+def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(in_features, out_features) of every kind of product of a model, the vocabulary last."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for kind in family_of(config).kinds(config):
+        shapes.update(kind.products(config))
+    return {**shapes, "lm_head": (config.hidden_size, config.vocab_size)}

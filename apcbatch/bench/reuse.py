@@ -1,6 +1,6 @@
-"""What it costs to keep and to restore: snapshots, the store, restores from RAM and from disk, short packed suffixes.
+"""Measure the cost of snapshots, of the store, of restores from RAM and disk, and of short packed suffixes.
 
-Must not know: kernels. The two sides of a ratio are measured alternately.
+The two sides of a ratio are measured alternately.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MANY_READS = 1 << 20
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """Measure them all, one after the other."""
+    """Measure all figures, one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         grid = {"block_size": sizes.snapshot_every, "max_batch_tokens": sizes.long_tokens}
         with (
@@ -50,19 +50,20 @@ def _planned(server: Server, prompts: list[Prompt], plan: RequestPlan) -> float:
 
 
 def _grid_plan(sizes: Sizes) -> RequestPlan:
-    """A plan that keeps every boundary of the long prompt, each to be read once."""
+    """A plan that keeps every boundary of the long prompt, each for one reader."""
     keep = tuple(range(sizes.snapshot_every, sizes.long_tokens, sizes.snapshot_every))
     return RequestPlan(keep=keep, reads=(1,) * len(keep))
 
 
 def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
-    """Bytes for the snapshots of two long prompts. Once it is full, each new one takes the slot of an older one."""
+    """Bytes for the snapshots of two long prompts. In a full pool, each new snapshot evicts an older one."""
     footprint, snapshots = server.engine.footprint, sizes.long_tokens // sizes.snapshot_every
     return 2 * (snapshots * footprint.state_bytes + 2 * sizes.long_tokens * footprint.kv_token_bytes)
 
 
 def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
-    """A plan that keeps every boundary over one that keeps none, on the same engine. where: ends the figure's name."""
+    """Prefill time with a plan that keeps every boundary over that with one that keeps none, on the same engine. where:
+    ends the figure's name."""
     tokens, every = sizes.long_tokens, sizes.snapshot_every
     ratio = median_ratio(
         lambda: _planned(plain, plain.prompts(1, tokens), _grid_plan(sizes)),
@@ -73,7 +74,7 @@ def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
 
 
 def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
-    """The same snapshots on both sides; one side also writes them to disk behind the steps."""
+    """The same snapshots on both sides; one side also writes them to disk in the background."""
 
     def stored() -> float:
         seconds = storing.serve(storing.prompts(1, sizes.long_tokens))["wall"]
@@ -90,7 +91,7 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
 
 
 def _suffixes(plain: Server, sizes: Sizes) -> Figure:
-    """The time per token in many short suffixes behind one restored prefix, over that in one long prompt."""
+    """Time per token of many short suffixes behind one restored prefix, over that of one long prompt."""
     [prefix] = plain.prompts(1, sizes.prefix_tokens)
     _planned(plain, [prefix], RequestPlan(keep=(len(prefix),), reads=(MANY_READS,)))
     resume = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
@@ -108,7 +109,7 @@ def _suffixes(plain: Server, sizes: Sizes) -> Figure:
 
 
 def _restored_first_token(plain: Server, tokens: int, sizes: Sizes) -> Figure:
-    """The first token of a prompt whose other tokens, all but the last, are held in RAM."""
+    """Time to the first token of a prompt whose tokens, except the last one, are restored from RAM."""
     [prompt] = plain.prompts(1, tokens)
     end = tokens - 1
     _planned(plain, [prompt], RequestPlan(keep=(end,), reads=(MANY_READS,)))
@@ -119,7 +120,7 @@ def _restored_first_token(plain: Server, tokens: int, sizes: Sizes) -> Figure:
 
 
 def _from_memory(plain: Server, sizes: Sizes) -> Figure:
-    """A request of one token behind a restored prefix, over a request of one token."""
+    """The time that a restore from RAM adds to a request of one token."""
     tokens = sizes.restored_tokens
     [prompt] = plain.prompts(1, tokens + 1)
     _planned(plain, [prompt], RequestPlan(keep=(tokens,), reads=(MANY_READS,)))
@@ -152,6 +153,6 @@ def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
 
 
 def _restore_figure(name: str, pairs: list[tuple[float, float]]) -> Figure:
-    """The milliseconds that a request with a restore takes beyond the one without that was measured next to it."""
+    """The milliseconds that a restore adds: a request with it minus the one without it that was measured next to it."""
     beyond = statistics.median(restored - plain for restored, plain in pairs)
     return Figure(GROUP, name, 1e3 * beyond, "ms beyond a request of one token", {"pairs": len(pairs)})

@@ -1,6 +1,6 @@
-"""An engine that is driven to be timed: random prompts, requests served to their end.
+"""Run an engine for measurements: random prompts, requests served to their end.
 
-Must not know: what is measured. Every prompt is new, so nothing is found except what was put there.
+Every prompt is new, so that nothing is restored but the snapshots that a measurement keeps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Server:
     def serve(
         self, prompts: Sequence[Prompt], new_tokens: int = 1, plan: RequestPlan | None = None
     ) -> dict[str, float]:
-        """Answer them all. The seconds of prefill, decode and store that the engine counted, and `wall`."""
+        """Answer all prompts and return the engine's seconds of prefill, decode and store, and `wall`, the elapsed
+        time."""
         before = dict(self.engine.counters.seconds)
         requests = [self._request(prompt, new_tokens, plan) for prompt in prompts]
         begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`apcbatch bench`: what this machine does with a model, kernel by kernel and end to end."""
+"""`apcbatch bench`: measure a model on this machine, kernel by kernel and end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`apcbatch doctor`: whether everything is there that a run needs."""
+"""`apcbatch doctor`: check that everything a run needs is there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> int:
 
     failed = False
     for finding in examine(resolved):
-        verdict = "WARN" if finding.doubtful else "ok" if finding.ok else "FAIL"
+        verdict = "WARN" if finding.is_warning else "ok" if finding.ok else "FAIL"
         echo_row(f"{verdict:<5} {finding.name:<10} {finding.text}", 17, verdict)
         failed |= not finding.ok
     return EXIT_STOPPED if failed else EXIT_OK

@@ -1,7 +1,4 @@
-"""An inspection as lines of text: for a terminal of some width, or for a pipe, which gets every line whole.
-
-Must not know: how anything was found, where it goes.
-"""
+"""Lay out an inspection as lines of text: wrapped for a terminal, whole lines for a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _SHORT_RULE = 20
 
 
 def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
-    """Everything. width: the terminal's columns, None for a pipe."""
+    """The lines of a whole inspection. width: the terminal's columns, None for a pipe."""
     yield from _wrapped(_title(found), width, "bold", paint=paint)
     if found.reading is not None:
         yield from _wrapped(f"line {found.line:,} read as a conversation: {visible(found.reading)}", width, paint=paint)
@@ -56,7 +53,7 @@ def _text_lines(text: str, width: int | None) -> Iterator[str]:
 
 
 def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
-    """The tokens, as many in a row as there is room for; in a pipe each has a line of its own."""
+    """The tokens, packed into rows of the terminal's width; in a pipe each has a line of its own."""
     room = 0 if width is None else max(2, width - _POSITION_CELLS)
     marks = {position: _rule(found, position, width) for position in found.boundaries}
     row: list[str] = []
@@ -78,7 +75,7 @@ def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator
 
 
 def _row(begin: int, row: list[str], room: int, paint: Paint) -> Iterator[str]:
-    """One row behind the position of its first token; a single token that is too long takes several lines."""
+    """One row of tokens behind the position of its first one; a single token wider than the row is folded."""
     head = f"{begin:>{_POSITION_CELLS - 2}}  "
     pieces = fold(row[0], room) if room and len(row) == 1 and "\x1b" not in row[0] else ["  ".join(row)]
     for number, piece in enumerate(pieces):

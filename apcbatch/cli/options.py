@@ -1,6 +1,6 @@
 """Flags made from the option table of config.py, and help that shows them in groups.
 
-Must not know: what an option does. Values stay text here; resolution.py reads them.
+Values stay text here; resolution.py parses them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from click.shell_completion import CompletionItem
 
 from apcbatch.config import OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.errors import UsageError
-from apcbatch.values import Spec, format_size, parse_path
+from apcbatch.option_values import Spec, brief, format_size, parse_path
+from apcbatch.sampling import MOST_TOKENS
 
 METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
 
 
 class PathName(click.ParamType):  # type: ignore[type-arg]
-    """A file or a folder: an address of a local one becomes its path. is_anywhere: another address may be given."""
+    """A file or a folder; the address of a local file becomes its path. is_anywhere: addresses on other machines are
+    accepted."""
 
     name = "path"
 
@@ -45,7 +47,7 @@ LOCAL, ANYWHERE = PathName(), PathName(is_anywhere=True)
 
 
 class GroupedOption(click.Option):
-    """An option that is listed under a heading of the help. A shell completes its value by its metavar."""
+    """An option that is listed under a heading of the help. Shell completion goes by its metavar."""
 
     def __init__(self, *args: Any, group: str = "Other", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,7 +62,7 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under headings, and its examples as they are written."""
+    """A command whose help lists its options under headings, and prints its examples verbatim."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -74,8 +76,8 @@ class GroupedCommand(click.Command):
 
 
 def short_help_option(first: Sequence[str], epilog: str) -> Callable[[Any], Any]:
-    """A decorator that adds -h, which shows a command's first paragraph, the options that are named, and an epilog. The
-    command's context_settings leave it --help alone."""
+    """A decorator that adds -h, which shows a command's first paragraph, the options in `first`, and an epilog. The
+    command's context_settings must leave -h out of its help_option_names."""
 
     def show(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
         if not wanted or ctx.resilient_parsing:
@@ -105,7 +107,7 @@ class OrderedGroup(click.Group):
         return list(self.commands)
 
 
-# The options that several commands share beside those of config.py; each is a decorator.
+# Options of several commands that are not in config.py; each is a decorator.
 config_file_option = click.option(
     "--config", "config_file", metavar="FILE", type=LOCAL, cls=GroupedOption, group="Configuration",
     help="Take options from a YAML file; flags and APCBATCH_<OPTION> variables win over it.",
@@ -132,7 +134,7 @@ def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
 
 
 def given_flags(ctx: click.Context) -> dict[str, Any]:
-    """The options that the command line gives, by name."""
+    """The options given on the command line, by name."""
     known = {*OPTIONS, "no_store"}
     return {
         name: value
@@ -168,3 +170,18 @@ def _switch(name: str, group: str, help: str, short: str | None = None) -> Calla
         flag += f"/{opposite_flag(name)}"
     flags = [short, flag] if short else [flag]
     return click.option(*flags, name, is_flag=True, help=help, cls=GroupedOption, group=group)
+
+
+BLOCK_SIZES = (1, 16, 32, 64, 128, 256, 512, 1024, 2048)  # in tokens; the sizes compared by default
+USUAL_SIZES = ",".join(map(str, BLOCK_SIZES))
+
+
+def read_block_sizes(flag: str, text: str, example: str) -> list[int]:
+    """Parse the block sizes of a flag, in tokens; UsageError with the example for anything else."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = [0]
+    if not 1 <= min(sizes) <= max(sizes) <= MOST_TOKENS:
+        raise UsageError(f"{flag} is {brief(text)}; expected integers from 1 with commas between, such as {example}")
+    return sizes

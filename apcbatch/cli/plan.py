@@ -1,4 +1,4 @@
-"""`apcbatch plan`: what a run would reuse, without running it."""
+"""`apcbatch plan`: forecast what a run would reuse, without running it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import click
 from apcbatch import resolution
 from apcbatch.cli.options import (
     ANYWHERE,
+    BLOCK_SIZES,
+    USUAL_SIZES,
     GroupedCommand,
     GroupedOption,
     config_file_option,
     config_options,
     given_flags,
     json_option,
+    read_block_sizes,
 )
-from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
 from apcbatch.cli.terminal import echo, json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.config import COLUMN_OPTIONS
-from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.types import POLICIES
 
 OPTION_NAMES = (
@@ -66,21 +67,21 @@ def plan(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> None
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     given = options["block_sizes"]
     sizes = BLOCK_SIZES if given is None else read_block_sizes("--block-sizes", given, "1,64,544")
-    from apcbatch.data.inputs import find_inputs
-    from apcbatch.job.paths import check_outputs
+    from apcbatch.data.input.inputs import find_inputs
+    from apcbatch.job.output_paths import check_outputs
 
     found = find_inputs(inputs, warn)
     read = {"--config": resolution.config_path(options["config_file"])}
     check_outputs(resolved, found.files, read, {"--json": options["json_path"]})
-    from apcbatch.tuning.export.json import forecast_document
+    from apcbatch.tuning.export.documents import forecast_document
     from apcbatch.tuning.export.text import forecast_lines
-    from apcbatch.tuning.forecasts import forecast_policies
+    from apcbatch.tuning.prediction import forecast_policies
 
     surveyed = survey_with_bar(resolved, found)
-    made = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
+    forecast = forecast_policies(resolved, surveyed, {*sizes, resolved.block_size})
     if options["json_path"] != "-":
-        for line in forecast_lines(made, surveyed, resolved, terminal_width(sys.stdout)):
+        for line in forecast_lines(forecast, surveyed, resolved, terminal_width(sys.stdout)):
             echo(line)
     if options["json_path"] is not None:
-        document = forecast_document(made, options["table"], resolved)
+        document = forecast_document(forecast, options["table"], resolved)
         write_output("--json", options["json_path"], json_document(document))

@@ -12,14 +12,13 @@ import click
 from apcbatch import config, resolution
 from apcbatch.cli.bench import bench
 from apcbatch.cli.doctor import doctor
-from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import OrderedGroup
 from apcbatch.cli.plan import plan
 from apcbatch.cli.report import report
 from apcbatch.cli.run import run
 from apcbatch.cli.show import show
 from apcbatch.cli.store import store
-from apcbatch.cli.streams import check_arguments, flush_output, kept_signals, say, take_standard_descriptors
+from apcbatch.cli.streams import Invocation, check_arguments, flush_output, kept_signals, say, take_standard_descriptors
 from apcbatch.cli.tune import tune_block_size
 from apcbatch.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_STOPPED, EXIT_USAGE, ApcbatchError
 from apcbatch.job.signals import Interrupted

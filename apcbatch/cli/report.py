@@ -69,10 +69,10 @@ def report(
     if len(outs) > MOST_OUTS:
         raise UsageError(f"{len(outs)} OUTs are given; one report shows {MOST_OUTS} at most")
     resolved = resolution.load(given_flags(ctx), None)
-    from apcbatch.data.inputs import find_inputs
-    from apcbatch.job.paths import check_outputs, odd_names, same_file
+    from apcbatch.data.input.inputs import find_inputs
+    from apcbatch.job.output_paths import check_outputs, odd_names, same_file
     from apcbatch.job.runfile import run_file_path
-    from apcbatch.job.trace_file import trace_path
+    from apcbatch.job.tracing.trace_file import trace_path
     from apcbatch.report.curve import read_curve
     from apcbatch.report.document import make_document
     from apcbatch.report.out_file import find_out

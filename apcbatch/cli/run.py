@@ -1,4 +1,4 @@
-"""`apcbatch run`: the job."""
+"""`apcbatch run`: answer the requests of INPUT in OUT."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from apcbatch import config, resolution
-from apcbatch.cli.invocation import Invocation
 from apcbatch.cli.options import (
     ANYWHERE,
     GroupedCommand,
@@ -18,9 +17,10 @@ from apcbatch.cli.options import (
     given_flags,
     short_help_option,
 )
+from apcbatch.cli.streams import Invocation
 from apcbatch.cli.terminal import echo
 from apcbatch.display import json_escaped
-from apcbatch.values import format_size
+from apcbatch.option_values import format_size
 
 EPILOG = """\b
 Examples:
@@ -101,13 +101,13 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
     invocation.last_line = job.last_line
     if resolved.report is None:
         return job.run()
-    from apcbatch.cli.report_of_run import run_with_report
+    from apcbatch.cli.run_report import run_with_report
 
     return run_with_report(job, resolved.report, resolved.origins["report"])
 
 
 def _with_model_defaults(resolved: config.Config) -> config.Config:
-    """The options with what the model's folder gives, if that is wanted."""
+    """The options with the defaults of the model's generation_config.json, unless --generation-config is none."""
     if resolved.generation_config == "none":
         return resolved
     from apcbatch.data.generation_config import with_model_defaults
@@ -125,7 +125,7 @@ def show(resolved: config.Config) -> str:
         if config.OPTIONS[name].kind == "size" and value is not None:
             value = format_size(value)
         if isinstance(value, list):
-            scalar = json_escaped(json.dumps(value, ensure_ascii=False))  # which is YAML on one line
+            scalar = json_escaped(json.dumps(value, ensure_ascii=False))  # JSON is YAML on one line
         else:
             is_printable = not isinstance(value, str) or value.isprintable()
             scalar = yaml.safe_dump(value, width=float("inf"), allow_unicode=is_printable).splitlines()[0]

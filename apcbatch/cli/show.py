@@ -1,4 +1,4 @@
-"""`apcbatch show`: one request as a run would make it, before anything is computed."""
+"""`apcbatch show`: print one request as a run would make it, without computing anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from apcbatch.cli.terminal import echo_json, json_document, terminal_width, warn
 from apcbatch.config import OPTIONS
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
 
-# Those that a request or its reuse depends on.
+# The options that affect a request or its reuse.
 NOT_OF_ONE_REQUEST = {"device", "gpus", "exact", "window", "window_tokens", "score", "cache_salt"}
 OPTION_NAMES = [
     name
@@ -63,7 +63,7 @@ def show(ctx: click.Context, /, inputs: tuple[str, ...], **options: Any) -> int:
     """
     resolved = resolution.load(given_flags(ctx), options["config_file"])
     from apcbatch.cli.inspection_text import inspection_lines
-    from apcbatch.data.inputs import find_inputs
+    from apcbatch.data.input.inputs import find_inputs
     from apcbatch.display import Paint
     from apcbatch.job.inspection import inspect
 

@@ -1,4 +1,4 @@
-"""`apcbatch store`: look into a store folder, check it, and drop snapshots from it."""
+"""`apcbatch store`: inspect, check and prune a store folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from apcbatch.cli.options import LOCAL, OrderedGroup
 from apcbatch.cli.terminal import echo, echo_json, echo_row, warn
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
 from apcbatch.model.locate import name_of
-from apcbatch.values import parse_size, rounded_size
+from apcbatch.option_values import parse_size, rounded_size
 
 if TYPE_CHECKING:
     from apcbatch.store import Store
@@ -129,7 +129,7 @@ def _open(folder: str, **options: Any) -> Store:
 
 
 def _unicode(path: str) -> str:
-    """A path as JSON can hold it: bytes that are not UTF-8 are replaced."""
+    """A path as valid Unicode for JSON: bytes that are not UTF-8 are replaced."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
@@ -139,7 +139,7 @@ def _printable(text: str) -> str:
 
 
 def _parse_age(text: str) -> float:
-    """Seconds of `90m`, `12h`, `30d`."""
+    """Seconds of an age such as `90m`, `12h` or `30d`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
     if match is None:
         raise click.UsageError(f"--older-than is {text!r}; expected an age such as 90m, 12h or 30d")

@@ -1,27 +1,29 @@
-"""What a process is given: its arguments, its standard streams, its signals.
+"""Guard the process's arguments, standard streams and signals.
 
-Must not know: commands. Invariant: a stream that is closed or full loses what would have been printed there. It never
-corrupts another file and never ends in a traceback.
+Invariant: output to a closed or full stream is lost; it never corrupts another file and never ends in a traceback.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from apcbatch.display import visible
 from apcbatch.errors import EXIT_OK, EXIT_STOPPED, UsageError
-from apcbatch.job.silence import silence
+from apcbatch.process import silence
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 def take_standard_descriptors() -> None:
-    """Open /dev/null in place of closed standard streams. Otherwise the next file to be opened would take the stream's
-    number, and what is printed would go into that file."""
+    """Open /dev/null in place of closed standard streams. Otherwise the next opened file would get a stream's
+    descriptor, and printed text would go into that file."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -40,7 +42,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def kept_signals() -> Iterator[None]:
-    """Restore the signal handlers at the end, whatever a command has set."""
+    """Restore the signal handlers at the end."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     try:
         yield
@@ -50,7 +52,7 @@ def kept_signals() -> Iterator[None]:
 
 
 def flush_output(code: int) -> int:
-    """Flush standard output. The exit code, or EXIT_STOPPED in place of EXIT_OK if it could not be written."""
+    """Flush standard output and return the exit code; EXIT_STOPPED in place of EXIT_OK if writing failed."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -63,6 +65,26 @@ def flush_output(code: int) -> int:
 
 
 def say(sentence: str) -> None:
-    """One sentence on standard error, if it can be written."""
+    """Print one sentence on standard error, ignoring write errors."""
     with suppress(OSError):
         print(visible(sentence, "\n"), file=sys.stderr, flush=True)
+
+
+def program_words() -> list[str]:
+    """The words of a shell command that starts this program the same way again."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py" and called.resolve().parent.name == "apcbatch":
+        return [sys.executable, "-m", "apcbatch"]
+    found = shutil.which("apcbatch")
+    if called.name == "apcbatch" and called.exists() and not (found and called.samefile(found)):
+        return [str(called)]
+    return ["apcbatch"]
+
+
+@dataclass
+class Invocation:
+    """program: the shell words that start this program again. last_line(exit code): the command that continues this
+    job, or a sentence that nothing is left to do; None if no job was begun."""
+
+    program: list[str] = field(default_factory=program_words)
+    last_line: Callable[[int], str] | None = None

@@ -1,6 +1,6 @@
-"""What several commands print in the same way: warnings, the bar while INPUT is read, JSON for people, a named file.
+"""Terminal output shared by the commands: warnings, rows, the progress bar of reading INPUT, JSON, output files.
 
-Must not know: options, what a document says. Heavy modules are imported only where they are used.
+Heavy modules are imported only where they are used.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from apcbatch.resolution import colour_wanted
 
 if TYPE_CHECKING:
     from apcbatch.config import Config
-    from apcbatch.data.inputs import Inputs
+    from apcbatch.data.input.inputs import Inputs
     from apcbatch.tuning.survey import Survey
 
 VERDICT_STYLES = {"ok": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 def echo(text: str, err: bool = False) -> None:
-    """A text on standard output, or standard error, without what a terminal would act on."""
+    """Print a text on standard output, or standard error, with control characters escaped."""
     click.echo(visible(text, "\n"), err=err)
 
 
 def echo_json(data: bytes) -> None:
-    """JSON on standard output. Characters that a terminal would act on are written as JSON escapes."""
+    """Print JSON on standard output, with control characters as JSON escapes."""
     click.echo(json_escaped(data.decode()), nl=not data.endswith(b"\n"))
 
 
 def warn(sentence: str) -> None:
-    """One warning on standard error."""
+    """Print one warning on standard error."""
     echo(f"warning: {sentence}", err=True)
 
 
 def terminal_width(stream: TextIO | None) -> int | None:
-    """The columns of the terminal that a stream is; None if it is none."""
+    """The columns of a stream's terminal; None if the stream is no terminal."""
     return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
 def echo_row(text: str, indent: int, verdict: str = "") -> None:
-    """One row on standard output. On a terminal it is folded at its width, further lines are indented, and the verdict
-    that it begins with (`ok`, `WARN`, `FAIL`) has its colour."""
+    """Print one row on standard output. On a terminal it is folded at the width, further lines are indented, and a
+    leading verdict (`ok`, `WARN`, `FAIL`) is coloured."""
     width = terminal_width(sys.stdout)
     text = visible(text, "\n")
     lines = [text] if width is None else wrap(text, width, " " * min(indent, width // 3))
@@ -57,7 +57,7 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
 
 
 def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
-    """The survey of INPUT, with a bar on standard error while its lines are read."""
+    """The survey of INPUT, with a progress bar on standard error."""
     from tqdm import tqdm
 
     from apcbatch.tuning.survey import survey
@@ -78,7 +78,7 @@ def json_document(document: dict[str, Any]) -> bytes:
 
 
 def write_output(flag: str, path: str, data: bytes) -> None:
-    """Write the file that an option names, completely or not at all; `-` is standard output."""
+    """Write the file named by an option, atomically; `-` is standard output."""
     from apcbatch.job.disk import Disk, write_file
 
     if path == "-":

@@ -1,4 +1,4 @@
-"""`apcbatch tune-block-size`: the block size to take, from the plan and a measurement on this machine."""
+"""`apcbatch tune-block-size`: recommend a block size, from the plan and a measurement on this machine."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import click
 from apcbatch import config, resolution
 from apcbatch.cli.options import (
     ANYWHERE,
+    BLOCK_SIZES,
     LOCAL,
+    USUAL_SIZES,
     GroupedCommand,
     GroupedOption,
     config_file_option,
     config_options,
     given_flags,
     json_option,
+    read_block_sizes,
 )
-from apcbatch.cli.sizes import USUAL_SIZES, read_block_sizes
 from apcbatch.cli.terminal import echo, echo_json, json_document, survey_with_bar, terminal_width, warn, write_output
 from apcbatch.errors import UsageError
-from apcbatch.tuning.grids import BLOCK_SIZES
 
 if TYPE_CHECKING:
-    from apcbatch.data.inputs import Inputs
+    from apcbatch.data.input.inputs import Inputs
     from apcbatch.tuning.choice import Tuning
 
 OPTION_NAMES = (
@@ -82,13 +83,12 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     sizes = {*BLOCK_SIZES, *(read_block_sizes("--candidates", given, "96,544") if options["candidates"] else ())}
     if options["verify"] and STDIN in inputs:
         raise UsageError("--verify reads INPUT once more for each run, and - can be read once; give a file")
-    from apcbatch.data.inputs import find_inputs
-    from apcbatch.job.paths import check_outputs
+    from apcbatch.data.input.inputs import find_inputs
+    from apcbatch.job.output_paths import check_outputs
     from apcbatch.tuning.choice import check
-    from apcbatch.tuning.export.json import tuning_document
+    from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
     from apcbatch.tuning.export.plot import check_plot, draw
     from apcbatch.tuning.export.text import tuning_lines
-    from apcbatch.tuning.export.yaml import tuning_yaml
 
     check(resolved)
     plot_format = check_plot(options["plot_path"]) if options["plot_path"] else ""
@@ -100,10 +100,10 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
     check_outputs(resolved, found.files, {"--config": resolution.config_path(options["config_file"])}, paths)
     tuning = _find(resolved, found, sizes, options["verify"])
     document = json_document(tuning_document(tuning, resolved))
-    made = {"--json": lambda: document, "--write": lambda: tuning_yaml(tuning, resolved).encode()}
-    made["--plot"] = lambda: draw(tuning, plot_format)
+    outputs = {"--json": lambda: document, "--write": lambda: tuning_yaml(tuning, resolved).encode()}
+    outputs["--plot"] = lambda: draw(tuning, plot_format)
     for flag, path in paths.items():
-        write_output(flag, path, made[flag]())
+        write_output(flag, path, outputs[flag]())
     if options["json_path"] == STDOUT:
         echo_json(document)
         _say_what_is_next(ctx.obj.program, inputs, options, tuning, resolved)
@@ -116,10 +116,10 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
 def _say_what_is_next(
     program: list[str], inputs: tuple[str, ...], options: dict[str, Any], tuning: Tuning, resolved: config.Config
 ) -> None:
-    """Say on stderr which files were written, and, with --write, the command that runs INPUT with the choice. A run
-    takes one file, so where --config gave options, that one stays and the choice becomes flags."""
+    """Print on stderr which files were written and, with --write, the command that runs INPUT with the choice. A run
+    takes one configuration file, so if --config was given, it is kept and the choice becomes flags."""
     from apcbatch.job.continuation import command_line, command_words
-    from apcbatch.job.paths import default_output
+    from apcbatch.job.output_paths import default_output
 
     written, earlier = options["yaml_path"], resolution.config_path(options["config_file"])
     for path in (options["json_path"], options["plot_path"]):
@@ -134,7 +134,7 @@ def _say_what_is_next(
     }
     _say(f"wrote {written} ({', '.join(f'{name} {value}' for name, value in choice.items())}); to run with the choice:")
     flags = [word for name, value in choice.items() for word in (config.flag_name(name), str(value))] if earlier else []
-    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # of the tuning alone
+    origins = {**resolved.origins, **dict.fromkeys((*choice, "limit"), "default")}  # options of the tuning only
     try:
         output = default_output(inputs)
     except UsageError:
@@ -144,26 +144,25 @@ def _say_what_is_next(
 
 
 def _find(resolved: config.Config, inputs: Inputs, sizes: set[int], num_real_runs: int) -> Tuning:
-    """Survey, forecast, measurement, prediction, real runs, choice. Says on stderr what takes time."""
+    """Survey, forecast, measure, predict, run and choose, with progress on stderr."""
     from apcbatch.tuning.choice import conclude
-    from apcbatch.tuning.forecasts import forecast_run
-    from apcbatch.tuning.prediction import predict
+    from apcbatch.tuning.prediction import forecast_run, predict
 
     surveyed = survey_with_bar(resolved, inputs)
-    made = forecast_run(resolved, surveyed, sizes)
-    if not made.requests:
+    forecast = forecast_run(resolved, surveyed, sizes)
+    if not forecast.requests:
         raise UsageError(f"INPUT {inputs.shown} has no request that can be answered; nothing to tune")
     from apcbatch.tuning.measurement import measure
 
     _say("measuring prefill, snapshots, restores and writes")
     measured = measure(resolved, surveyed.footprint, warn)
-    candidates = predict(resolved, surveyed, made, measured)
+    candidates = predict(resolved, surveyed, forecast, measured)
     if num_real_runs:
         from apcbatch.tuning.verification import verify
 
         _say(f"running the best {min(num_real_runs, len(candidates))} for real")
         candidates = verify(resolved, inputs, candidates, num_real_runs, warn)
-    return conclude(resolved, surveyed, made, measured, candidates)
+    return conclude(resolved, surveyed, forecast, measured, candidates)
 
 
 def _say(sentence: str) -> None:

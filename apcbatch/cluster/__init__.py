@@ -1,4 +1,4 @@
-"""One run on many machines: a driver that hands out the plan in units, and workers that are engines.
+"""One run on several machines: a driver that assigns units of the plan to workers, which are engines.
 
-Must not know: text. Only `ray_seam` knows Ray; only the workers' side knows torch.
+Must not know: text. Only `ray_*.py` know Ray; only `worker.py` knows torch.
 """

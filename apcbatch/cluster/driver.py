@@ -1,7 +1,9 @@
-"""The driver: an engine to the job, which has workers do the plan unit by unit.
+"""ClusterEngine: an engine that hands its requests to workers, in units, and collects the results.
 
-Must not know: where workers run, text, files, tensors. Invariants: every request that was submitted comes back once;
-nothing waits without a bound; while nobody dies, nothing is computed that the plan does not compute.
+`step` cuts submitted requests into groups (tasks.py), gives groups to free workers as units (scheduler.py,
+plan_view.py), waits for their messages, and requeues what a lost worker had (recovery.py). Must not know: where workers
+run, text, files, tensors. Invariants: each submitted request comes back once; each wait has a bound; as long as no
+worker is lost, only what the plan computes is computed.
 """
 
 from __future__ import annotations
@@ -11,19 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apcbatch.cluster.crew import Crew, Errand, Worker
-from apcbatch.cluster.intake import Intake
-from apcbatch.cluster.items import Group, Item, unfinished
-from apcbatch.cluster.loose import LooseItems
-from apcbatch.cluster.packing import Packer
-from apcbatch.cluster.placing import Placing
-from apcbatch.cluster.recovery import judge, worker_lost
-from apcbatch.cluster.seam import Lost, Ready, Said, Seam, WorkerFacts
-from apcbatch.cluster.settings import ClusterCounters, ClusterSettings, Hooks
-from apcbatch.cluster.staffing import Staffing
-from apcbatch.cluster.states import States
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Without
-from apcbatch.cluster.units import Cutter, Quantum, estimate
+from apcbatch.cluster.plan_view import Assignment, pack
+from apcbatch.cluster.recovery import recover, worker_lost
+from apcbatch.cluster.runtime import (
+    ClusterCounters,
+    ClusterSettings,
+    Hooks,
+    Lost,
+    Ready,
+    Received,
+    Runtime,
+    WorkerFacts,
+)
+from apcbatch.cluster.scheduler import GroupScheduler, SubmitBuffer, UnplannedQueue
+from apcbatch.cluster.states import StateTable
+from apcbatch.cluster.tasks import Cutter, Group, Item, Quantum, estimate, unfinished
+from apcbatch.cluster.wire import Answer, Done, Exported, ImportFailed, Key, Message
+from apcbatch.cluster.workers import Autoscaler, Worker, WorkerTable
 from apcbatch.engine.coverage import CoverageTree
 from apcbatch.engine.serving import answered
 from apcbatch.errors import StoppedError
@@ -37,31 +43,30 @@ WATCH_EVERY_S = 1.0
 
 
 class ClusterEngine:
-    """The face of an engine (job/engine.py::JobEngine) over the workers of a seam. Opening it waits for the first
-    worker; StoppedError if none comes."""
+    """A JobEngine (job/work.py) over the workers of a runtime. Opening it waits for the first worker;
+    StoppedError if none comes."""
 
-    def __init__(self, seam: Seam, settings: ClusterSettings, hooks: Hooks) -> None:
-        self._seam, self._settings, self._hooks = seam, settings, hooks
-        self._crew = Crew(seam, settings.workers, settings.most_replaced, hooks.say)
-        self._states = States(settings.most_states)
-        self._placing = Placing()
-        self._loose = LooseItems(hooks.conversation_of)
-        self._staffing = Staffing(self._crew, self._placing, self._loose, settings.idle_s)
+    def __init__(self, runtime: Runtime, settings: ClusterSettings, hooks: Hooks) -> None:
+        self._runtime, self._settings, self._hooks = runtime, settings, hooks
+        self._workers = WorkerTable(runtime, settings.workers, settings.most_replaced, hooks.say)
+        self._states = StateTable(settings.most_states)
+        self._scheduler = GroupScheduler()
+        self._unplanned = UnplannedQueue(hooks.conversation_of)
+        self._autoscaler = Autoscaler(self._workers, self._scheduler, self._unplanned, settings.idle_s)
         self._counters = ClusterCounters()
-        self._coverage = CoverageTree()  # of what all workers have computed
+        self._coverage = CoverageTree()  # the tokens that any worker has computed
         self._observer: Observer | None = None
         self._results: list[Result] = []
         self._num_unfinished = 0
-        self._num_errands = 0  # units at workers
-        self._look_again = 0.0  # when to look for workers that could be given something
+        self._num_units = self._num_assignments = 0
+        self._look_again = 0.0  # when to look for free workers again
         self._watch_again = 0.0
         self._facts = self._first_facts()
         facts = self._facts
         self.fingerprint, self.key_fingerprint = facts.fingerprint, facts.key_fingerprint
         self.footprint, self.dtype, self.device = facts.footprint, facts.dtype, facts.device
         self.context_length, self.vocab_size = facts.context_length, facts.vocab_size
-        self._intake = Intake(facts.key_fingerprint)
-        self._packer = Packer(hooks.to_wire, settings.send_slack_s)
+        self._submitted = SubmitBuffer(facts.key_fingerprint)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
@@ -75,19 +80,17 @@ class ClusterEngine:
     @property
     def wants_more(self) -> bool:
         """Whether more can be read ahead."""
-        intake = self._intake
+        submitted = self._submitted
         return (
-            len(intake.buffered) + len(self._loose) < self._settings.ahead_requests
-            and intake.buffered_tokens < self._settings.ahead_tokens
+            len(submitted.buffered) + len(self._unplanned) < self._settings.ahead_requests
+            and submitted.buffered_tokens < self._settings.ahead_tokens
         )
 
     @property
     def counters(self) -> ClusterCounters:
-        """What the workers and the driver have done so far."""
+        """Sums over all workers so far."""
         counters = self._counters
-        counters.states_dropped, counters.states_lost = self._states.num_dropped, self._states.num_lost
-        counters.workers_lost = self._crew.num_lost
-        counters.workers = [tally.summary() for tally in self._crew.tallies if tally.node or tally.ending]
+        counters.workers = [counts.summary() for counts in self._workers.all_counts if counts.node or counts.ending]
         counters.unique_tokens = self._coverage.unique_tokens
         return counters
 
@@ -96,35 +99,35 @@ class ClusterEngine:
         return self._hooks.can_run(request, self._facts)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """Those of the prefix keys whose snapshot every worker finds in its store."""
+        """The prefix keys whose snapshot is in every worker's store."""
         return self._hooks.held(keys)
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer from now on of each prompt that is answered. Steps and snapshots are the workers' own."""
+        """Tell an observer of each answered prompt from now on, but not of the workers' steps and snapshots."""
         self._observer = observer
 
     def submit(self, request: Request) -> None:
         """Queue a request; those with a plan come in the plan's order."""
-        item = self._intake.add(request)
+        item = self._submitted.add(request)
         if request.plan is None:
-            self._loose.add(item)
+            self._unplanned.add(item)
             self._look_again = 0.0
         self._num_unfinished += 1
 
     def step(self) -> list[Result]:
-        """Hand out what can be handed out, wait a little for what workers say, and return the requests that ended."""
+        """Assign units to free workers, wait shortly for messages, and return the requests that ended."""
         self._cut()
-        self._hand_out()
+        self._assign_units()
         if not self._results and self._num_unfinished:
-            self._listen(max(0.0, min(LONGEST_WAIT_S, self._look_again - self._seam.clock())))
-            self._hand_out()
+            self._poll(max(0.0, min(LONGEST_WAIT_S, self._look_again - self._runtime.clock())))
+            self._assign_units()
         results, self._results = self._results, []
         return results
 
     def drop_waiting(self) -> None:
-        """Drop the requests that are at no worker."""
-        items = self._intake.drop() + self._loose.clear()
-        for group in self._placing.clear():
+        """Drop the requests that are assigned to no worker."""
+        items = self._submitted.drop() + self._unplanned.clear()
+        for group in self._scheduler.clear():
             items += group.items
         for item in items:
             item.is_done = True
@@ -133,231 +136,234 @@ class ClusterEngine:
         self._states.release_all_unwanted()
 
     def abort(self) -> None:
-        """Drop every request that is not finished. The workers that have some are ended."""
+        """Drop every unfinished request, and end all workers."""
         self.drop_waiting()
-        for worker in self._crew:
-            for errand in worker.errands:
-                self._forget_errand(worker, errand)
-        self._crew.kill_all()
+        for worker in self._workers:
+            for assignment in worker.assignments:
+                self._forget_assignment(worker, assignment)
+        self._workers.kill_all()
         self._states.clear()
         self._num_unfinished = 0
         self._results.clear()
 
     def flush(self) -> None:
-        """Nothing to wait for: a worker has its snapshots on disk before it says that a unit is done."""
+        """Do nothing: a worker has its snapshots on disk before it sends Done."""
 
     def close(self) -> None:
         """End the workers."""
-        self._crew.kill_all()
-        self._seam.close()
+        self._workers.kill_all()
+        self._runtime.close()
 
     def _first_facts(self) -> WorkerFacts:
-        while not self._crew.ready:
-            self._listen(LONGEST_WAIT_S)
-        return self._crew.ready[0].known
+        while not self._workers.ready:
+            self._poll(LONGEST_WAIT_S)
+        return self._workers.ready[0].known
 
     def _cut(self) -> None:
-        """Cut what is buffered once little is left to hand out."""
-        placing, crew = self._placing, self._crew
-        if not self._intake.buffered or not crew.ready or len(placing.queue) >= len(crew):
+        """Cut the submitted requests into groups once fewer groups than workers are ready."""
+        scheduler, workers = self._scheduler, self._workers
+        if not self._submitted.buffered or not workers.ready or len(scheduler.queue) >= len(workers):
             return
-        items = self._intake.take()
-        estimate(items, crew.rates)
-        quantum = Quantum(max(len(crew), 1), self._settings.least_unit_s)
-        for group in Cutter(items, quantum, placing.seconds).cut():
-            placing.place(group)
+        items = self._submitted.take()
+        estimate(items, workers.rates)
+        quantum = Quantum(max(len(workers), 1), self._settings.least_unit_s)
+        for group in Cutter(items, quantum, scheduler.seconds).cut():
+            scheduler.add(group)
         self._look_again = 0.0
 
-    def _hand_out(self) -> None:
-        """Give units to the workers that can take one."""
-        now = self._seam.clock()
+    def _assign_units(self) -> None:
+        """Assign units to all free workers, as long as there are any."""
+        now = self._runtime.clock()
         if now < self._look_again:
             return
-        crew, placing = self._crew, self._placing
-        self._force_if_stuck()
-        if not len(placing.queue) and not len(self._loose):
-            self._look_again = float("inf")  # whatever comes says so
+        workers, scheduler = self._workers, self._scheduler
+        self._break_deadlock()
+        if not len(scheduler.queue) and not len(self._unplanned):
+            self._look_again = float("inf")  # until something is submitted or a message comes
             return
-        while (worker := crew.taker()) is not None and self._may_have_more(worker):
-            if not self._give(worker) and not any(self._give(other) for other in crew.takers()):
-                break  # what is ready leaves more states than any node has room for
-        while len(self._loose) and any([self._give_loose(worker) for worker in crew.takers()]):
-            pass  # each gets some before anybody gets more
-        self._look_again = crew.next_free()
+        while (worker := workers.first_free()) is not None and self._may_have_more(worker):
+            if not self._assign(worker) and not any(self._assign(other) for other in workers.free_workers()):
+                break  # no ready group fits the room for states of any node
+        while len(self._unplanned) and any([self._assign_unplanned(worker) for worker in workers.free_workers()]):
+            pass  # a share for each worker per round
+        self._look_again = workers.next_free()
 
     def _may_have_more(self, worker: Worker) -> bool:
-        """Whether a worker has no more than its fair share of all unanswered requests."""
-        return not worker.errands or worker.load * len(self._crew) <= self._num_unfinished
+        """Whether a worker has at most its fair share of all unanswered requests."""
+        return not worker.assignments or worker.load * len(self._workers) <= self._num_unfinished
 
-    def _give(self, worker: Worker) -> bool:
-        """Give a worker a unit; False if there is none for it."""
-        group = self._placing.take(worker.known.node, self._room(worker), is_idle=not worker.errands)
+    def _assign(self, worker: Worker) -> bool:
+        """Assign a planned group to a worker; False if there is none for it."""
+        group = self._scheduler.take(worker.known.node, self._state_room(worker), is_idle=not worker.assignments)
         if group is None:
             return False
-        self._send(worker, group)
+        self._submit(worker, group)
         return True
 
-    def _give_loose(self, worker: Worker) -> bool:
-        """Give a worker requests without a plan; False if there are none for it."""
-        items = self._loose.take(worker.id, len(self._crew.ready))
+    def _assign_unplanned(self, worker: Worker) -> bool:
+        """Assign requests without a plan to a worker; False if there are none for it."""
+        items = self._unplanned.take(worker.id, len(self._workers.ready))
         if not items:
             return False
-        self._send(worker, Group(items))
+        self._submit(worker, Group(items))
         return True
 
-    def _room(self, worker: Worker) -> float:
-        """How many states a group may leave on a worker's node. Where there is little room, a worker rather waits for
-        another one than makes a state that goes before it is read, but not once half of them wait: then a state that
-        is computed twice costs less."""
-        is_waiting_worth_it = 2 * self._num_errands >= len(self._crew)
+    def _state_room(self, worker: Worker) -> float:
+        """How many states a group may add to a worker's node. If a node is nearly full, its workers wait for others
+        rather than make states that are evicted before they are read; but once half of all workers wait, computing a
+        state twice costs less."""
+        is_waiting_worth_it = 2 * self._num_assignments >= len(self._workers)
         facts = worker.known
         return self._states.room(facts.node, facts.state_bytes) if is_waiting_worth_it else float("inf")
 
-    def _force_if_stuck(self) -> None:
-        """If groups wait for each other in a ring, the first one goes on alone."""
-        if not self._num_errands and not len(self._placing.queue) and not len(self._loose) and self._placing.waiting:
-            self._placing.force()
+    def _break_deadlock(self) -> None:
+        """If groups wait for each other in a cycle, the first one starts without its states."""
+        if (
+            not self._num_assignments
+            and not len(self._scheduler.queue)
+            and not len(self._unplanned)
+            and self._scheduler.waiting
+        ):
+            self._scheduler.break_deadlock()
 
-    def _send(self, worker: Worker, group: Group) -> None:
-        """Give a group to a worker."""
+    def _submit(self, worker: Worker, group: Group) -> None:
+        """Send a group to a worker as a unit."""
         facts = worker.known
-        package = self._packer.pack(group, facts, self._crew.rates)
-        unit, items = package.unit, {item.number: item for item in group.items}
-        import_bytes = sum(facts.footprint.pool_bytes(state.position) for state in package.imports.values())
-        errand = Errand(unit.number, group, items, package.exports, package.imports, package.expected_s, import_bytes)
-        self._crew.begin(worker, errand)
-        self._num_errands += 1
-        for state in package.exports.values():
-            self._states.promise(facts.node, facts.footprint.pool_bytes(state.position))
-        self._counters.units += 1
-        self._counters.states_sent += package.num_sent
-        self._seam.submit(worker.id, unit, {key: state.handle for key, state in package.imports.items()})
-        for state in package.imports.values():
+        self._num_units += 1
+        unit, assignment = pack(
+            self._num_units, group, facts, self._workers.rates, self._hooks.to_wire, self._settings.send_slack_s
+        )
+        self._workers.begin(worker, assignment)
+        self._num_assignments += 1
+        for state in assignment.exports.values():
+            self._states.reserve(facts.node, facts.footprint.pool_bytes(state.position))
+        self._runtime.submit(worker.id, unit, {key: state.handle for key, state in assignment.imports.items()})
+        for state in assignment.imports.values():
+            worker.counts.states_received += facts.node not in state.nodes
             state.nodes.add(facts.node)
 
-    def _listen(self, seconds: float) -> None:
-        """Wait for what workers say, and give up those that say nothing."""
-        for event in self._seam.wait(seconds):
-            worker = self._crew.get(event.worker)
-            if worker is None:
-                self._counters.messages_ignored += 1
-            elif isinstance(event, Ready):
-                if self._crew.welcome(worker, event.facts):
+    def _poll(self, seconds: float) -> None:
+        """Handle the events of the next `seconds`, and end workers that have been silent for too long."""
+        for event in self._runtime.wait(seconds):
+            worker = self._workers.get(event.worker)
+            if worker is None:  # one that was ended
+                continue
+            if isinstance(event, Ready):
+                if self._workers.add_ready(worker, event.facts):
                     self._look_again = 0.0
             elif isinstance(event, Lost):
                 if event.with_node and worker.facts is not None:
                     self._states.forget_node(worker.known.node)
-                at_work = () if event.with_node else self._seam.at_work(worker.id)
-                self._lose(worker, event.reason, at_work)
-            elif isinstance(event, Said):
-                worker.heard = self._seam.clock()
-                self._hear(worker, event.message)
-        now, settings = self._seam.clock(), self._settings
+                in_flight = () if event.with_node else self._runtime.in_flight(worker.id)
+                self._lose(worker, event.reason, in_flight)
+            elif isinstance(event, Received):
+                worker.heard = self._runtime.clock()
+                self._on_message(worker, event.message)
+        now, settings = self._runtime.clock(), self._settings
         if now >= self._watch_again:
             self._watch_again = now + WATCH_EVERY_S
-            for worker, reason in self._crew.silent(now, settings.worker_timeout_s, settings.start_timeout_s):
-                at_work = self._seam.at_work(worker.id)
-                self._seam.kill(worker.id)
-                self._lose(worker, reason, at_work)
-            for worker in self._staffing.settle(now) if self._num_unfinished else ():
+            for worker, reason in self._workers.silent(now, settings.worker_timeout_s, settings.start_timeout_s):
+                in_flight = self._runtime.in_flight(worker.id)
+                self._runtime.kill(worker.id)
+                self._lose(worker, reason, in_flight)
+            for worker in self._autoscaler.scale(now) if self._num_unfinished else ():
                 self._forget(worker)
-        if not len(self._crew):
+        if not len(self._workers):
             work = f"{self.num_unfinished} unanswered requests" if self.num_unfinished else "the first request"
             raise StoppedError(
-                f"no worker is left: {self._crew.last_reason}; expected at least one to go on with {work}. "
+                f"no worker is left: {self._workers.last_reason}; expected at least one to go on with {work}. "
                 "See what ended them, and continue with --resume"
             )
 
-    def _hear(self, worker: Worker, message: Message) -> None:
-        errand = next((errand for errand in worker.errands if errand.unit == message.unit), None)
-        if errand is None:
-            self._counters.messages_ignored += 1
-        elif isinstance(message, Answer):
-            item = errand.items.get(message.number)
+    def _on_message(self, worker: Worker, message: Message) -> None:
+        assignment = next((assignment for assignment in worker.assignments if assignment.unit == message.unit), None)
+        if assignment is None:  # the unit is done: the message came twice
+            return
+        if isinstance(message, Answer):
+            item = assignment.items.get(message.number)
             if item is None or item.is_done:
-                self._counters.messages_ignored += 1
                 return
             result = message.result
-            worker.tally.answered(result)
-            if result.error is None and item.most_answer_tokens:
+            worker.counts.add(result)
+            if result.error is None and item.max_answer_tokens:
                 tokens = sum(len(answer.token_ids) for answer in result.answers)
-                self._crew.rates.add_answer(tokens, item.most_answer_tokens)
+                self._workers.rates.add_answer(tokens, item.max_answer_tokens)
             self._end(item, result)
-            if self._crew.answered(worker, errand):
+            if self._workers.answered(worker, assignment):
                 self._look_again = 0.0
-        elif isinstance(message, Made):
-            state = errand.exports.pop(message.key, None)
+        elif isinstance(message, Exported):
+            state = assignment.exports.pop(message.key, None)
             if state is None:
-                self._counters.messages_ignored += 1
                 return
             facts = worker.known
-            self._states.settle(facts.node, facts.footprint.pool_bytes(state.position))
+            self._states.unreserve(facts.node, facts.footprint.pool_bytes(state.position))
             self._states.put(state, message.state, message.num_bytes, facts.node, facts.state_bytes)
             if state.waiting:
-                self._placing.made(state)
+                self._scheduler.made(state)
                 self._look_again = 0.0
-        elif isinstance(message, Without):
-            self._counters.imports_missed += 1
-            if (state := errand.imports.get(message.key)) is not None:
+        elif isinstance(message, ImportFailed):
+            worker.counts.states_missing += 1
+            if (state := assignment.imports.get(message.key)) is not None:
                 self._states.lose(state)
         elif isinstance(message, Done):
-            self._done(worker, errand, message)
+            self._done(worker, assignment, message)
 
-    def _done(self, worker: Worker, errand: Errand, message: Done) -> None:
-        self._forget_errand(worker, errand)
-        self._crew.end(worker, errand)
-        worker.tally.units += 1
-        rates = self._crew.rates
+    def _done(self, worker: Worker, assignment: Assignment, message: Done) -> None:
+        self._forget_assignment(worker, assignment)
+        self._workers.end(worker, assignment)
+        worker.counts.units += 1
+        rates = self._workers.rates
         rates.add_unit(message.seconds, message.prefill_tokens, message.decode_tokens)
         rates.add_transfer(message.counters.get("import_bytes", 0), message.counters.get("import_s", 0))
         self._counters.prefill_tokens += message.prefill_tokens
         self._counters.decode_tokens += message.decode_tokens
         self._counters.add(message.counters)
-        self._again([unfinished(errand.items.values())], None, "the unit ended without it")
+        self._retry([unfinished(assignment.items.values())], None, "the unit ended without it")
         self._look_again = 0.0
 
-    def _forget_errand(self, worker: Worker, errand: Errand) -> None:
-        """A worker is no longer at a unit: what it has not said of it will not come."""
-        self._num_errands -= 1
-        for state in errand.exports.values():
-            self._states.settle(worker.known.node, worker.known.footprint.pool_bytes(state.position))
+    def _forget_assignment(self, worker: Worker, assignment: Assignment) -> None:
+        """Free the room that was reserved for the exports of an assignment."""
+        self._num_assignments -= 1
+        for state in assignment.exports.values():
+            self._states.unreserve(worker.known.node, worker.known.footprint.pool_bytes(state.position))
 
-    def _lose(self, worker: Worker, reason: str, at_work: Collection[int] | None) -> None:
-        """A worker is gone: what it had goes back. at_work: see judge."""
-        self._crew.lose(worker, reason)
+    def _lose(self, worker: Worker, reason: str, in_flight: Collection[int] | None) -> None:
+        """Requeue the unfinished requests of a lost worker. in_flight: see recover."""
+        self._workers.lose(worker, reason)
         self._forget(worker)
-        self._again([unfinished(errand.items.values()) for errand in worker.errands], at_work, reason)
+        units = [unfinished(assignment.items.values()) for assignment in worker.assignments]
+        worker.counts.requests_unfinished += sum(map(len, units))
+        self._retry(units, in_flight, reason)
 
     def _forget(self, worker: Worker) -> None:
-        """What a worker had that is not there any more is nobody's; the states that it made stay."""
-        self._loose.forget_worker(worker.id)
-        for errand in worker.errands:
-            self._forget_errand(worker, errand)
+        """Drop what is noted of a worker that is gone; the states that it made stay."""
+        self._unplanned.forget_worker(worker.id)
+        for assignment in worker.assignments:
+            self._forget_assignment(worker, assignment)
 
-    def _again(self, units: Iterable[list[Item]], at_work: Collection[int] | None, reason: str) -> None:
-        """Requests that came back without a result are done again, or given up. See judge."""
-        verdict = judge(units, at_work)
-        for item in verdict.guilty:
+    def _retry(self, units: Iterable[list[Item]], in_flight: Collection[int] | None, reason: str) -> None:
+        """Requeue requests that came back without a result, or fail them. See recover."""
+        recovery = recover(units, in_flight)
+        for item in recovery.failed:
             self._end(item, worker_lost(item, reason))
-        for group in verdict.groups:
-            self._counters.requests_again += len(group.items)
-            self._placing.place(group)
+        for group in recovery.groups:
+            self._scheduler.add(group)
         self._look_again = 0.0
 
     def _end(self, item: Item, result: Result) -> None:
-        """A request has its result."""
+        """Store the result of a request, and release what it held."""
         item.is_done = True
         result.tag = item.request.tag
         self._results.append(result)
         self._num_unfinished -= 1
-        self._placing.forsaken(self._states.ended(item, has_failed=result.error is not None))
+        self._scheduler.orphaned(self._states.ended(item, has_failed=result.error is not None))
         if item.resume is not None:
             self._states.release_unwanted(item.resume)
         if result.error is None:
-            self._note(item, result)
+            self._record(item, result)
 
-    def _note(self, item: Item, result: Result) -> None:
-        """A request was answered: note what is computed now, as an engine does."""
+    def _record(self, item: Item, result: Result) -> None:
+        """Note the tokens of an answered request as computed, as an engine does."""
         tokens, request = item.tokens, item.request
         if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
             tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))

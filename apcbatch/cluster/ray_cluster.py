@@ -1,7 +1,7 @@
-"""RayCluster: a Ray cluster that was joined, or started here, and what it has.
+"""RayCluster: a Ray cluster, joined or started here, and its machines.
 
-Must not know: workers, units. Invariants: a cluster that was started here ends with it; what handles this process's
-signals is what it was before; a cluster that cannot be had is a UsageError with a sentence.
+Must not know: workers, units. Invariants: a cluster that was started here ends with it; the signal handlers of this
+process stay as they were; a cluster that cannot be joined or started is a UsageError with a sentence.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from apcbatch.cluster.sizing import Machine
 from apcbatch.errors import StoppedError, UsageError
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_S = 10.0
-HEAD_LOOKED_AT_S = 5.0  # the head is looked at so often
-HEAD_GONE_S = 20.0  # and is given up when it was not there for so long; Ray ends this process after 60 s
+HEAD_CHECK_S = 5.0  # between two checks of the head
+HEAD_GONE_S = 20.0  # without the head until the run stops; Ray would end this process after 60 s
 LEAST_OBJECT_BYTES, MOST_OBJECT_BYTES = 128 << 20, 4 << 30
-STATES_SHARE = 2  # of a node's object store, one part is for states that have their home there, one for copies
+STATES_SHARE = 2  # one half of a node's object store is for states made there, the other for copies
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and no settings
 SETTINGS = 4  # the type of the frame with which an HTTP/2 server begins
 QUIET: Mapping[str, Any] = {"configure_logging": False, "log_to_driver": False}
@@ -34,8 +34,16 @@ NO_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with 0 Ray's processes list
 TOKEN_WAYS = "Ray reads ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
 
 
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """cpus: cores for workers, 0 for a head without workers."""
+
+    cpus: int
+    gpus: int = 0
+
+
 def import_ray() -> Any:
-    """The package; UsageError if it is not installed."""
+    """Import the package; UsageError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -46,22 +54,22 @@ def import_ray() -> Any:
 
 
 class Head:
-    """The process that all of a cluster depends on, at HOST:PORT."""
+    """The head process of a cluster, at HOST:PORT."""
 
     def __init__(self, address: str) -> None:
-        self._address, self._place = address, _parsed(address)
-        self._seen = self._looked_at = time.monotonic()
+        self._address, self._host_port = address, _parsed(address)
+        self._seen = self._checked = time.monotonic()
 
     def check(self) -> None:
-        """Wait until the head is there; StoppedError once it was not for too long. To be called now and then, and
-        before whatever asks the head: that would wait for it until Ray ends this process."""
-        while self._place is not None:
+        """Wait for the head to answer; StoppedError after HEAD_GONE_S. To be called regularly, and before any request
+        to the head, which would otherwise block until Ray ends this process."""
+        while self._host_port is not None:
             now = time.monotonic()
-            if self._seen == self._looked_at and now - self._looked_at < HEAD_LOOKED_AT_S:
+            if self._seen == self._checked and now - self._checked < HEAD_CHECK_S:
                 return
-            self._looked_at = now
+            self._checked = now
             try:
-                socket.create_connection(self._place, CONNECT_S).close()
+                socket.create_connection(self._host_port, CONNECT_S).close()
                 self._seen = now
                 return
             except OSError as error:
@@ -70,47 +78,47 @@ class Head:
                         f"the head of the Ray cluster at {self._address} is gone ({error}), and the cluster with it; "
                         "start one again, and continue with --resume, with or without --ray"
                     ) from None
-            time.sleep(HEAD_LOOKED_AT_S / 5)
+            time.sleep(HEAD_CHECK_S / 5)
 
 
 class RayCluster:
     """The cluster at an address. address: `local` starts one here, `auto` joins the one that this machine belongs to,
-    `HOST:PORT` the one whose head that is. cpus: of a local one. A program that has joined a cluster by itself stays in
-    it, and then the address is not looked at."""
+    `HOST:PORT` the one with that head. cpus: of a local one. If this process has joined a cluster already, that one is
+    used, whatever the address, and stays joined after `close`."""
 
     def __init__(self, address: str, cpus: int | None = None) -> None:
         self.ray = import_ray()
-        self._is_ours = not self.ray.is_initialized()
-        if self._is_ours:
+        self._is_own = not self.ray.is_initialized()
+        if self._is_own:
             _silence()
             with _own_signal_handlers():
                 _start(self.ray, cpus) if address == LOCAL else _join(self.ray, address)
         self.head = Head(self.ray.get_runtime_context().gcs_address)
 
     def machines(self) -> list[Machine]:
-        """The machines that are there now."""
+        """The live machines."""
         live = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in live]
 
     def live_nodes(self) -> set[str]:
-        """Ray's ids of the machines that are there."""
+        """Ray's ids of the live machines."""
         self.head.check()
         return {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
 
     def state_bytes(self, node_id: str) -> int:
-        """What states may take on a node so that its object store need not move them to disk."""
+        """Bytes of states that a node's object store can hold without spilling to disk."""
         stores = {node["NodeID"]: node["Resources"].get("object_store_memory") for node in self.ray.nodes()}
         return int(stores.get(node_id) or LEAST_OBJECT_BYTES) // STATES_SHARE
 
     def close(self) -> None:
-        """Leave it; one that was started here ends."""
-        if self._is_ours:
+        """Leave the cluster; one that was started here ends."""
+        if self._is_own:
             self.ray.shutdown()
 
 
 def _silence() -> None:
-    """Keep what Ray says of its processes off the standard output, which is for results, and its advice off the
-    standard error. What matters is told as the reason why a worker is lost. Ray has no option for the first."""
+    """Keep Ray's process logs off the standard output, which is for results, and its advice off the standard error. The
+    reason of a lost worker is reported anyway. Ray has no option for the first."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     names = vars(sys.modules["ray._private.worker"])
     if "print_to_stdstream" in names:
@@ -118,7 +126,7 @@ def _silence() -> None:
 
 
 def _start(ray: Any, cpus: int | None) -> None:
-    """Start a cluster here, which listens on loopback alone."""
+    """Start a cluster here that listens on loopback only."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     object_bytes = min(max(memory // 8, LEAST_OBJECT_BYTES), MOST_OBJECT_BYTES)
     constants = sys.modules["ray._private.ray_constants"]
@@ -138,7 +146,7 @@ def _start(ray: Any, cpus: int | None) -> None:
 
 
 def _join(ray: Any, address: str) -> None:
-    """Join the cluster at an address, with its way of authentication."""
+    """Join the cluster at an address, with its authentication mode."""
     try:
         found = ray._private.services.canonicalize_bootstrap_address(address) if address == AUTO else address
         found = found or ""
@@ -161,14 +169,14 @@ def _cannot_join(address: str, error: Exception) -> UsageError:
 
 
 def _auth_mode(ray: Any, address: str, found: str) -> str | None:
-    """What RAY_AUTH_MODE must be for the cluster that was found; None to leave it. Ray itself looks for a token where
-    the address is `auto` and nowhere else, and then takes the cluster to have one too."""
+    """The RAY_AUTH_MODE of the cluster that was found; None to leave it as it is. Ray itself looks for a token only if
+    the address is `auto`, and then assumes that the cluster uses it."""
     raylet = sys.modules["ray._raylet"]
     if not hasattr(raylet, "AuthenticationTokenLoader"):
         return None  # an earlier Ray
     tokens = raylet.AuthenticationTokenLoader.instance()
     has_token = tokens.has_token(ignore_auth_mode=True)
-    tokens.reset_cache()  # with one in it this process would ask a cluster without a token for it
+    tokens.reset_cache()  # a cached token would be sent to a cluster without authentication
     refused: Exception | None = None
     for mode in ("disabled", "token") if has_token else ("disabled",):
         try:
@@ -186,13 +194,13 @@ def _auth_mode(ray: Any, address: str, found: str) -> str | None:
 
 
 def _parsed(address: str) -> tuple[str, int] | None:
-    """The host and the port; None for what has none."""
+    """Host and port of an address; None if it has none."""
     host, _, port = address.rpartition(":")
     return (host.strip("[]"), int(port)) if "://" not in address and host and port.isdecimal() else None
 
 
 def _check_is_ray(address: str) -> None:
-    """Refuse at once what Ray would try for minutes: nothing that listens there, or something else than gRPC."""
+    """Refuse at once an address where nothing listens, or no gRPC server; Ray would retry for minutes."""
     if (place := _parsed(address)) is None:
         raise UsageError(
             f"--ray {address} is not an address; expected local, auto, or HOST:PORT of the cluster's head, with this "
@@ -221,7 +229,7 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Have a variable of the environment set for a while; None to leave it as it is."""
+    """Set an environment variable within the context; None leaves it as it is."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
@@ -236,7 +244,7 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
 
 @contextmanager
 def _no_stderr() -> Iterator[None]:
-    """Drop what Ray's C++ writes to the standard error of this process for a moment."""
+    """Discard what Ray's C++ code writes to the standard error within the context."""
     kept = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
@@ -249,7 +257,7 @@ def _no_stderr() -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Put back the handlers that Ray replaces, which it does in the main thread alone."""
+    """Restore the signal handlers that Ray replaces; it does so in the main thread only."""
     is_main = threading.current_thread() is threading.main_thread()
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
     try:

@@ -1,16 +1,22 @@
-"""What becomes of the requests of a worker that has ended: who may be to blame, who is given up, who goes on.
+"""Recovery of the requests of a worker that has ended, and the file in which a worker notes its requests in flight.
 
-Must not know: workers, the seam, where groups wait. Invariants: a request that was not at work is not blamed; one that
-was goes on with nothing beside it; only what ends a second worker so is given up. So a request that ends workers ends
-two, and no other is given up with it.
+Must not know: workers, the runtime, where groups wait. Invariants: only a request that was in flight is suspected; a
+suspect runs again alone; a request fails only if it has ended a second worker while it ran alone. So a request that
+ends workers ends two, and no other fails with it.
 """
 
 from __future__ import annotations
 
+import os
+import struct
+import tempfile
+import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from apcbatch.cluster.items import Group, Item
+from apcbatch.cluster.tasks import Group, Item
 from apcbatch.errors import RequestError
 from apcbatch.types import Result
 
@@ -18,37 +24,92 @@ MOST_DEATHS = 2
 
 
 @dataclass
-class Verdict:
-    """guilty: requests that are given up. groups: what is to be done again."""
+class Recovery:
+    """failed: requests that end with an error. groups: requests to run again."""
 
-    guilty: list[Item] = field(default_factory=list)
+    failed: list[Item] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
 
 
-def judge(units: Iterable[list[Item]], at_work: Collection[int] | None) -> Verdict:
-    """What to do with the unfinished requests of a worker that has ended. units: each in the plan's order. at_work: the
-    numbers of those that its engine was at; None if that is not known, and then it may have been any."""
-    verdict, suspects = Verdict(), list[Item]()
+def recover(units: Iterable[list[Item]], in_flight: Collection[int] | None) -> Recovery:
+    """Decide on the unfinished requests of a worker that has ended. units: each in the plan's order. in_flight: numbers
+    of the requests that it computed; None if that is unknown, and then all are suspects."""
+    recovery, suspects = Recovery(), list[Item]()
     for items in units:
-        blamed = [item for item in items if at_work is None or item.number in at_work]
-        suspects += blamed
-        others = [] if at_work is None else [item for item in items if item.number not in at_work]
+        suspected = [item for item in items if in_flight is None or item.number in in_flight]
+        suspects += suspected
+        others = [] if in_flight is None else [item for item in items if item.number not in in_flight]
         if others:
-            verdict.groups.append(Group(others))
+            recovery.groups.append(Group(others))
     for item in suspects:
         item.deaths += 1
         if len(suspects) == 1 and item.deaths >= MOST_DEATHS:
-            verdict.guilty.append(item)
+            recovery.failed.append(item)
         else:
-            verdict.groups.append(Group([item], is_alone=True))
-    return verdict
+            recovery.groups.append(Group([item], is_alone=True))
+    return recovery
 
 
 def worker_lost(item: Item, reason: str) -> Result:
-    """The result of a request that is given up. reason: how the last worker ended."""
+    """The result of a request that failed. reason: how the last worker ended."""
     message = (
         f"{item.deaths} workers ended while they were at this request, the last one with nothing beside it ({reason}); "
         "the other requests go on. Give the workers more memory and --retry-errors, or leave it out"
     )
     request = item.request
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))
+
+
+SLOT = struct.Struct("<q")  # a request's number plus 1; 0 for a free slot
+MOST_BYTES = 1 << 20
+PREFIX = "apcbatch-at-work-"
+OLD_S = 86400.0  # age of a file whose worker and driver were both killed
+
+
+class InFlightFile:
+    """A file with the numbers of the requests in flight. path: it is created there; None for no file."""
+
+    def __init__(self, path: str | None) -> None:
+        self._file = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._slots: dict[int, int] = {}  # by number
+        self._free: list[int] = []
+
+    def begin(self, number: int) -> None:
+        """A request is about to be computed."""
+        if number not in self._slots:
+            slot = self._slots[number] = self._free.pop() if self._free else len(self._slots)
+            self._write(slot, number + 1)
+
+    def end(self, number: int) -> None:
+        """A request is not computed any more."""
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            self._free.append(slot)
+            self._write(slot, 0)
+
+    def _write(self, slot: int, value: int) -> None:
+        if self._file >= 0:
+            with suppress(OSError):  # disk full: the requests in flight will be unknown
+                os.pwrite(self._file, SLOT.pack(value), slot * SLOT.size)
+
+
+def make_file() -> str:
+    """Create a file in the temporary folder; delete those that were left behind there. Returns the path."""
+    for one in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - one.stat().st_mtime > OLD_S:
+                one.unlink()
+    file, path = tempfile.mkstemp(prefix=PREFIX)
+    os.close(file)
+    return path
+
+
+def read_in_flight(path: str) -> frozenset[int] | None:
+    """The numbers in a file; None if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES)
+    except OSError:
+        return None
+    values = [value for (value,) in SLOT.iter_unpack(data[: len(data) // SLOT.size * SLOT.size])]
+    return frozenset(value - 1 for value in values if value > 0)

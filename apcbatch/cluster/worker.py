@@ -1,10 +1,8 @@
-"""Worker: one engine that works on units, and says what comes of them.
+"""Worker: an engine that computes units and returns messages about them.
 
-Must not know: Ray, the driver, where its states come from and go to. Invariants: what a request gets here is what its
-plan says, as in one process; a state that cannot be had costs time and never an answer; the last word about a unit is
-Done, after an Answer for each of its requests.
-
-Units may overlap: what the engine has no work for in one, it finds in the next.
+Must not know: Ray, the driver, where its states come from and go to. Invariants: each request resumes where its plan
+says, as in one process; a missing state costs time and never an answer; the last message of a unit is Done, after an
+Answer for each of its requests. The engine batches the requests of all units that have begun.
 """
 
 from __future__ import annotations
@@ -17,29 +15,61 @@ from typing import Any
 
 import torch
 
-from apcbatch.cluster.at_work import AtWork
-from apcbatch.cluster.open_unit import OpenUnit
-from apcbatch.cluster.seam import WorkerFacts
-from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Piece, Unit, Without
-from apcbatch.cluster.unit_plan import UnitPlan
-from apcbatch.cluster.wire import Assembler
+from apcbatch.cluster.plan_view import without_import
+from apcbatch.cluster.recovery import InFlightFile
+from apcbatch.cluster.runtime import WorkerFacts
+from apcbatch.cluster.wire import (
+    Alive,
+    Answer,
+    Done,
+    Exported,
+    Import,
+    ImportFailed,
+    Key,
+    Message,
+    Piece,
+    RequestDecoder,
+    Unit,
+)
 from apcbatch.config import Config
-from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.model_files import model_files_digest
-from apcbatch.engine.opening import open_engine
+from apcbatch.engine.engine import open_engine
 from apcbatch.model.locate import locate_model
 from apcbatch.store import BadSnapshot, Buffer
 from apcbatch.types import Request, Result
 
-SPEAKS_EVERY_S = 5.0
+ALIVE_EVERY_S = 5.0
+
+
+class RunningUnit:
+    """exports: not sent yet. messages: not taken yet. num_left: requests without an answer. seconds: prefill and decode
+    time of the answered requests; prefill_tokens, decode_tokens: computed for them."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self.exports = dict(unit.exports)
+        self.messages: deque[Message] = deque()
+        self.num_left = len(unit.pieces)
+        self.seconds = 0.0
+        self.prefill_tokens = self.decode_tokens = 0
+
+    def add(self, piece: int, result: Result) -> None:
+        """Count a result and queue its message."""
+        self.num_left -= 1
+        if result.error is None:
+            self.seconds += (result.prefill_ms + result.decode_ms) / 1e3
+            self.prefill_tokens += result.computed_tokens
+            self.decode_tokens += sum(max(0, len(answer.token_ids) - 1) for answer in result.answers)
+        self.messages.append(Answer(self.unit.number, piece, result))
 
 
 class Worker:
     """An engine for units. config: the values of the run's Config by name, without the salt. salt: the secret itself.
 
-    threads: of the CPU's kernels, None to leave them as they are. node: the machine's name. at_work: the file that says
-    which requests are at work, None for none. warn: gets sentences. speak: gets an Alive while a pass takes long.
-    Raises UsageError (ModelError) for what cannot be used.
+    threads: of the CPU's kernels, None to leave them as they are. node: the machine's name. in_flight: the file that
+    says which requests it computes, None for none. warn: gets sentences. report_alive: gets an Alive during a long
+    pass. UsageError (ModelError) if the config or the model cannot be used.
     """
 
     def __init__(
@@ -49,22 +79,22 @@ class Worker:
         salt: str | None = None,
         threads: int | None = None,
         node: str = "",
-        at_work: str | None = None,
+        in_flight: str | None = None,
         warn: Callable[[str], None] = lambda sentence: None,
-        speak: Callable[[Message], None] = lambda message: None,
+        report_alive: Callable[[Message], None] = lambda message: None,
     ) -> None:
         self._config = Config(**{**config, "threads": threads or config.get("threads")})
         self._engine = open_engine(self._config, salt, warn)
-        self._assembler = Assembler.of(self._config.model, ChatOptions.of(self._config))
-        self._node, self._speak, self._spoke = node, speak, time.monotonic()
-        self._at_work = AtWork(at_work)
+        self._assembler = RequestDecoder.of(self._config.model, ChatOptions.of(self._config))
+        self._node, self._report_alive, self._reported = node, report_alive, time.monotonic()
+        self._in_flight = InFlightFile(in_flight)
         self._engine.watch(self)
-        self._units: dict[int, OpenUnit] = {}
+        self._units: dict[int, RunningUnit] = {}
         self._queue: deque[Request] = deque()
         self._counted = self._counters()
 
     def facts(self) -> WorkerFacts:
-        """What the driver needs to know of it."""
+        """Facts about this worker, for the driver."""
         engine = self._engine
         return WorkerFacts(
             fingerprint=engine.fingerprint,
@@ -85,43 +115,43 @@ class Worker:
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """Those of the prefix keys whose snapshot is in memory or in the store."""
+        """The prefix keys whose snapshot is in memory or in the store."""
         return self._engine.held(keys)
 
     def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:
-        """Take a unit on: its states in, its requests into the queue. states: the bytes of its imports."""
-        plan = UnitPlan(unit, self._engine.key_fingerprint)
-        requests = [self._put_together(piece) for piece in unit.pieces]
-        opened = self._units[unit.number] = OpenUnit(unit, plan.makers)
-        for key in unit.imports:
-            if not self._adopt(key, plan, states.get(key)):
-                opened.said.append(Without(unit.number, key))
-                plan.go_without(key)
-        for index, (piece, request) in enumerate(zip(unit.pieces, requests, strict=True)):
-            self._queue.append(replace(request, plan=plan.plans[index], tag=(unit.number, piece.number)))
+        """Import a unit's states and queue its requests. states: the bytes of its imports."""
+        requests = [self._decode(piece) for piece in unit.pieces]
+        plans = [piece.plan for piece in unit.pieces]
+        running = self._units[unit.number] = RunningUnit(unit)
+        for key, imported in unit.imports.items():
+            if not self._adopt(key, imported, states.get(key)):
+                running.messages.append(ImportFailed(unit.number, key))
+                without_import(plans, imported)
+        for piece, request, plan in zip(unit.pieces, requests, plans, strict=True):
+            self._queue.append(replace(request, plan=plan, tag=(unit.number, piece.number)))
 
     def step(self) -> list[Message]:
-        """One pass of the engine, and what came of the units that were begun, each one's in order. Whatever is raised
-        means that the engine is broken: the process should end."""
+        """Run one pass of the engine; return the messages of all units, those of each unit in order. An exception means
+        that the engine is broken: the process should end."""
         self.moves()
         while self._queue and self._engine.wants_more:
             self._submit(self._queue.popleft())
         results = self._engine.step()
-        for opened in self._units.values():
-            self._tell_made(opened)
+        for running in self._units.values():
+            self._send_exports(running)
         for result in results:
-            self._tell_answer(result)
-        said: list[Message] = []
-        for opened in list(self._units.values()):
-            if not opened.num_left:
-                self._end(opened)
-            said += opened.said
-            opened.said.clear()
-        return said
+            self._send_answer(result)
+        messages: list[Message] = []
+        for running in list(self._units.values()):
+            if not running.num_left:
+                self._end(running)
+            messages += running.messages
+            running.messages.clear()
+        return messages
 
     @property
     def is_busy(self) -> bool:
-        """Whether a unit that was begun is not done."""
+        """Whether a unit has begun and is not done."""
         return bool(self._units)
 
     def close(self) -> None:
@@ -130,75 +160,71 @@ class Worker:
 
     def begins(self, request: Request) -> None:
         """The engine is about to run a request."""
-        self._at_work.begin(request.tag[1])
+        self._in_flight.begin(request.tag[1])
 
     def moves(self) -> None:
-        """The engine goes on: that is said if nothing was said for some seconds. What hangs does not come by here."""
+        """The engine makes progress: send Alive if the last message was ALIVE_EVERY_S ago. An engine that hangs does
+        not call this."""
         now = time.monotonic()
-        if self._units and now - self._spoke >= SPEAKS_EVERY_S:
-            self._spoke = now
-            self._speak(Alive(next(iter(self._units))))
+        if self._units and now - self._reported >= ALIVE_EVERY_S:
+            self._reported = now
+            self._report_alive(Alive(next(iter(self._units))))
 
-    def _put_together(self, piece: Piece) -> Request:
-        self._at_work.begin(piece.number)
-        request = self._assembler.put_together(piece.request, piece.plan)
-        self._at_work.end(piece.number)
+    def _decode(self, piece: Piece) -> Request:
+        self._in_flight.begin(piece.number)
+        request = self._assembler.decode(piece.request, piece.plan)
+        self._in_flight.end(piece.number)
         return request
 
     def _submit(self, request: Request) -> None:
-        """Queue a request at the engine, which has not begun with it then."""
+        """Submit a request to the engine, marked as in flight while the engine checks it."""
         number = request.tag[1]
-        self._at_work.begin(number)
+        self._in_flight.begin(number)
         self._engine.submit(request)
-        self._at_work.end(number)
+        self._in_flight.end(number)
 
-    def _adopt(self, key: Key, plan: UnitPlan, data: Buffer | None) -> bool:
-        """Take the state of an import in for those that resume from it; False if they must do without."""
-        reads = len(plan.readers(key))
-        if not reads:
-            return True
-        if data is None:
-            return False
+    def _adopt(self, key: Key, imported: Import, data: Buffer | None) -> bool:
+        """Import a state; False if it is missing or damaged."""
         try:
-            return self._engine.adopt_snapshot(key, plan.position(key), data, reads)
+            return data is not None and self._engine.adopt_snapshot(key, imported.position, data, len(imported.readers))
         except BadSnapshot:
             return False
 
-    def _tell_made(self, opened: OpenUnit) -> None:
-        """Send the exports that the last pass has published, and let go of them."""
-        for key in [key for key in opened.exports if self._engine.holds(key)]:
-            opened.exports.remove(key)
+    def _send_exports(self, running: RunningUnit) -> None:
+        """Send the exports that the last pass has published, and release them."""
+        for key in [key for key in running.exports if self._engine.holds(key)]:
+            export = running.exports.pop(key)
             buffers = self._engine.export_snapshot(key)
             assert buffers is not None, "it is held, and nothing runs in between"
             state = b"".join(buffers)
-            opened.said.append(Made(opened.unit.number, key, opened.makers[key].position, len(state), state))
+            running.messages.append(Exported(running.unit.number, key, export.position, len(state), state))
             self._engine.release_snapshot(key)
 
-    def _tell_answer(self, result: Result) -> None:
-        """Hand on a request's result; a unit whose last one this is has ended."""
+    def _send_answer(self, result: Result) -> None:
+        """Queue the message of a result."""
         if self._engine.device == "cuda" and result.error is not None and result.error.code == "internal":
-            torch.cuda.synchronize()  # raises where an error has left nothing that can be used
+            torch.cuda.synchronize()  # raises if the error has left the device unusable
         number, piece = result.tag
         for answer in result.answers:
             answer.tag = None
-        opened = self._units[number]
-        self._at_work.end(piece)
-        opened.count(result)
-        opened.said.append(Answer(number, piece, result))
+        self._in_flight.end(piece)
+        self._units[number].add(piece, result)
 
-    def _end(self, opened: OpenUnit) -> None:
-        """The last word about a unit: what it kept for later is in the store, and what a failed request did not make
-        for others is not awaited any more. What the engine did since the last unit's end is counted with it."""
-        for key in opened.exports:
+    def _end(self, running: RunningUnit) -> None:
+        """End a unit: release the exports that failed requests did not make, and flush the store. Done has what the
+        engine has counted since the last Done."""
+        for key in running.exports:
             self._engine.release_snapshot(key)
         self._engine.flush()
-        del self._units[opened.unit.number]
+        del self._units[running.unit.number]
         now = self._counters()
         added = {
             name: value if name.startswith("peak_") else value - self._counted[name] for name, value in now.items()
         }
         self._counted = now
-        opened.said.append(Done(opened.unit.number, opened.seconds, opened.prefill_tokens, opened.decode_tokens, added))
+        running.messages.append(
+            Done(running.unit.number, running.seconds, running.prefill_tokens, running.decode_tokens, added)
+        )
 
     def _counters(self) -> dict[str, float]:
         """The engine's counters as plain numbers."""

@@ -1,12 +1,13 @@
-"""The words and the small checks that all record checks share: values shown in sentences, keys of one type.
+"""Checks of single values of a parsed line, and the sentences of their errors.
 
-Must not know: formats, files, tokens. A check returns the value with its type, or raises RequestError invalid_request.
-The sentence says where, what came and what was expected.
+A check returns the value with its type, or raises RequestError invalid_request that says where, what came and what was
+expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -14,11 +15,17 @@ import orjson
 from apcbatch.errors import RequestError
 
 _SHOWN_CHARACTERS = 40
+_SHOWN_KEYS = 8
 
 
 def invalid(message: str) -> RequestError:
     """An invalid_request error; the caller adds the line."""
     return RequestError("invalid_request", message)
+
+
+def at_line(error: RequestError, line: int) -> RequestError:
+    """The same error with its input line."""
+    return RequestError(error.code, error.message, line)
 
 
 def shown(value: object) -> str:
@@ -37,6 +44,17 @@ def shown(value: object) -> str:
     if isinstance(value, Sequence):
         return "a list"
     return f"a {type(value).__name__}"
+
+
+def shown_keys(keys: Iterable[object]) -> str:
+    """The first keys of an object as a sentence shows them, or `none`."""
+    return ", ".join(shown(str(key)) for key in islice(keys, _SHOWN_KEYS)) or "none"
+
+
+def first_line(error: BaseException | str) -> str:
+    """The first line of an error's text, at most 300 characters, as a clause; its type's name if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:300] if lines else type(error).__name__
 
 
 def one_of(choices: Sequence[str]) -> str:
@@ -66,11 +84,16 @@ def need_object(value: object, where: str, expected: str = "an object") -> dict[
     return value
 
 
-def need_string(record: Mapping[str, Any], key: str, where: str, expected: str = "a string") -> str:
-    """record[key] as a string that must be there."""
+def required(record: Mapping[str, Any], key: str, where: str, expected: str) -> Any:
+    """record[key], whatever it is; an error if it is absent."""
     if key not in record:
         raise missing(where, expected)
-    value = record[key]
+    return record[key]
+
+
+def need_string(record: Mapping[str, Any], key: str, where: str, expected: str = "a string") -> str:
+    """record[key] as a string; an error if it is absent."""
+    value = required(record, key, where, expected)
     if not isinstance(value, str):
         raise wrong(where, value, expected)
     return value
@@ -90,16 +113,6 @@ def optional_flag(record: Mapping[str, Any], key: str, where: str) -> bool | Non
     if value is not None and not isinstance(value, bool):
         raise wrong(where, value, "true or false")
     return value
-
-
-def optional_integer(record: Mapping[str, Any], key: str, where: str, least: int | None = None) -> int | None:
-    """record[key] as an integer (at least `least`); None if it is absent or null."""
-    value = record.get(key)
-    if value is None:
-        return None
-    if not is_integer(value) or (least is not None and value < least):
-        raise wrong(where, value, "an integer" if least is None else f"an integer of at least {least}")
-    return int(value)
 
 
 def optional_number(record: Mapping[str, Any], key: str, where: str, low: float, high: float) -> float | None:

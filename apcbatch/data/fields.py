@@ -1,8 +1,8 @@
-"""Every field of a request, in one table: what is honoured, what is refused, what is harmless.
+"""The table of all fields of a request: which are honoured, refused or harmless.
 
-Must not know: files, templates, tokens. docs/formats.md is made from this table (tools/make_formats_docs.py).
-Invariant: no field is ignored in silence. It is honoured, or refused with a sentence, or harmless, or a column that the
-reader of the input names once in a warning. A null sets nothing, whatever its name.
+docs/reference/formats.md is made from this table (tools/make_formats_docs.py). Invariant: no field is ignored
+silently. It is honoured, refused with a sentence, harmless, or an unused column that a warning names once. A null sets
+nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal, get_args
 
 from apcbatch.data.checks import invalid, one_of, shown
 from apcbatch.errors import RequestError
-from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, MOST_STOP_TEXTS, Format
-from apcbatch.types import MOST_ANSWERS
+from apcbatch.formats import CHAT_URL, COMPLETIONS_URL, Format
+from apcbatch.sampling import MOST_TOP_LOGPROBS, SETTINGS
 
 Kind = Literal["content", "honoured", "refused", "harmless"]
 Shape = Literal["chat", "completions", "messages", "sharegpt", "batch", "message", "part", "call", "function", "spoken"]
@@ -36,13 +36,13 @@ _NEAR_IN_BODY = 0.5  # where every name is a field
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One name in the objects of some shapes: bodies (chat, completions), lines (messages, sharegpt, batch), messages
-    (message, spoken: of a sharegpt line) and what they hold (part of a content, call of a tool, its function).
+    """One key of objects of the given shapes: bodies (chat, completions), lines (messages, sharegpt, batch), messages
+    (message, or spoken in sharegpt lines) and the objects in them (a part of the content, a tool call, its function).
 
-    content: what is asked. honoured: a setting that wins over the run's option. refused: it would change the answer.
-    harmless: it changes no answer. accepted: the only values that are taken, or None if the reader of the field
-    decides; for a refused field they mean the same as leaving it out. note: what it is, for the page. hint: what to do
-    instead, for the error and the page.
+    kind: content, the conversation itself; honoured, a setting that wins over the run's option; refused, since it would
+    change the answer; harmless, since it changes no answer. accepted: the only values that are allowed, or None if the
+    reader of the field decides; for a refused field they mean the same as leaving it out. note: what it is, for the
+    page. hint: what to do instead, for the error and the page.
     """
 
     name: str
@@ -61,6 +61,12 @@ def _refused(name: str, note: str, *accepted: Any, hint: str = "", shapes: tuple
     return Field(name, "refused", note, accepted, hint, shapes)
 
 
+_SHAPES: Mapping[str, tuple[Shape, ...]] = {"all": REQUESTS, "chats": CHATS, "completions": ("completions",)}
+_SETTINGS = [
+    Field(setting.line or setting.name, "honoured", setting.note, shapes=_SHAPES[setting.shapes])
+    for setting in SETTINGS.values()
+    if setting.note
+]
 FIELDS: tuple[Field, ...] = (
     _content("id", "the conversation's name, a string or an integer; `line-<n>` without one", "messages", "sharegpt"),
     _content("messages", "the messages, at least one", "messages", "chat"),
@@ -74,7 +80,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "tools",
         "honoured",
-        "functions, of the shapes in [Tool calls](tool-calls.md#tools); on sharegpt lines also as JSON text",
+        "functions, of the shapes in [Tool calls](../tool-calls.md#tools); on sharegpt lines also as JSON text",
         shapes=CHATS,
     ),
     Field("tool_choice", "honoured", "`auto`, `none` (hides the tools), `required` or a named function", shapes=CHATS),
@@ -97,34 +103,15 @@ FIELDS: tuple[Field, ...] = (
         shapes=CHATS,
     ),
     Field("model", "honoured", "compared with the loaded model: another name is a warning, or refused"),
-    Field("max_tokens", "honoured", "new tokens at most, from 1; from 0 with `echo` or `prompt_logprobs`"),
+    *_SETTINGS,
     Field("max_completion_tokens", "honoured", "the newer name of `max_tokens`; it wins over the older one"),
-    Field("temperature", "honoured", "from 0 (greedy) to 2"),
-    Field("top_p", "honoured", "above 0, up to 1"),
-    Field("seed", "honoured", "an integer; equal ones draw alike, whatever the ids are ([seeds](sampling.md#seeds))"),
-    Field("logprobs", "honoured", "true or false", shapes=CHATS),
-    Field("top_logprobs", "honoured", "0 to 20 likeliest tokens for each one, with `logprobs`", shapes=CHATS),
-    Field("logprobs", "honoured", "0 to 20 likeliest tokens beside the chosen one", shapes=("completions",)),
-    Field("ignore_eos", "honoured", "true or false: go on to `max_tokens` whatever comes"),
-    Field("n", "honoured", f"1 to {MOST_ANSWERS} answers, drawn from one prefill of the prompt"),
-    Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
-    Field("echo", "honoured", "true puts the prompt before the answer, in `logprobs` too", shapes=("completions",)),
     Field(
-        "prompt_logprobs",
+        "logprobs",
         "honoured",
-        "0 to 20 likeliest tokens beside each one of the prompt, in `apcbatch.prompt_logprobs`",
+        f"0 to {MOST_TOP_LOGPROBS} likeliest tokens beside the chosen one",
+        shapes=("completions",),
     ),
-    Field("stop", "honoured", f"a text, or up to {MOST_STOP_TEXTS}, that ends the answer and is cut off it"),
-    Field("stop_token_ids", "honoured", "tokens that end the answer, besides the model's own"),
-    Field("include_stop_str_in_output", "honoured", "true keeps what `stop` or `stop_token_ids` found"),
-    Field("min_tokens", "honoured", "new tokens at least, before anything but `max_tokens` ends the answer"),
-    Field("top_k", "honoured", "draw from so many likeliest tokens; 0 or -1 is all"),
-    Field("min_p", "honoured", "draw from tokens of at least this share of the best one's probability, 0 to 1"),
-    Field("presence_penalty", "honoured", "-2 to 2: off the logit of each token that the answer has"),
-    Field("frequency_penalty", "honoured", "-2 to 2: the same for each time that it has it"),
-    Field("repetition_penalty", "honoured", "0.01 to 100: divides logits of tokens of prompt and answer; 1 is none"),
-    Field("logit_bias", "honoured", "an object of token ids, each with -100 to 100 for its logit"),
-    Field("allowed_token_ids", "honoured", "the only tokens of the answer, a list that is not empty"),
+    Field("best_of", "honoured", "as many as `n`: no answer is chosen, all are given"),
     Field("response_format", "honoured", "`text`, `json_object` or `json_schema`"),
     Field("structured_outputs", "honoured", "one of `json`, `json_object`, `regex`, `choice` and `grammar`"),
     Field("guided_json", "honoured", "a JSON schema, or its text"),
@@ -235,12 +222,12 @@ BY_SHAPE: Mapping[Shape, Mapping[str, Field]] = {
 
 
 def letters(name: str) -> str:
-    """A name without what slips often change: case, hyphens, underscores."""
+    """A name without what typing errors often change: case, hyphens, underscores."""
     return "".join(character for character in name.lower() if character.isalnum())
 
 
 # The settings that a line may have, by their letters.
-SETTINGS: Mapping[str, str] = {
+_BY_LETTERS: Mapping[str, str] = {
     letters(field.name): field.name
     for field in BY_SHAPE["messages"].values()
     if field.kind in ("honoured", "refused") and field.name != "system"
@@ -248,7 +235,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 def check_body(body: Mapping[str, Any], shape: Shape) -> None:
-    """Refuse each field of a batch line's body that is unknown, of another url, or has a value that is not taken."""
+    """Refuse fields of a batch line's body that are unknown, of the other url, or have a value that is not allowed."""
     known = BY_SHAPE[shape]
     for name, value in body.items():
         if value is None:
@@ -260,8 +247,8 @@ def check_body(body: Mapping[str, Any], shape: Shape) -> None:
 
 
 def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, ...]:
-    """The columns of a line: the names of what is neither content nor a setting. Refuses a setting whose value is not
-    taken, and a name that is nearly a setting's: it is rather a slip than a column."""
+    """The names of a line's unused columns: neither content nor settings. Refuses a setting whose value is not allowed,
+    and an unknown name that is nearly a setting's, since it is rather a typing error than a column."""
     known = BY_SHAPE[source_format]
     columns: list[str] = []
     for name, value in record.items():
@@ -287,29 +274,29 @@ def check_line(record: Mapping[str, Any], source_format: Format) -> tuple[str, .
 
 
 def unread_keys(record: Mapping[str, Any], shape: Shape) -> list[str]:
-    """The keys of a message, or of what it holds, that are neither read nor known to be harmless."""
+    """The keys of a message, or of an object in it, that are neither read nor known to be harmless."""
     known = BY_SHAPE[shape]
-    return [str(name) for name, value in record.items() if name not in known and not _says_nothing(value)]
+    return [str(name) for name, value in record.items() if name not in known and not _is_empty(value)]
 
 
-def _says_nothing(value: object) -> bool:
+def _is_empty(value: object) -> bool:
     return value is None or value == "" or value == [] or value == {}
 
 
 @lru_cache(maxsize=1024)
 def near_setting(name: str) -> str | None:
-    """The setting that a name nearly is: the same but for case and punctuation, or, from five letters on, alike."""
+    """The setting that a name may mean: equal but for case and punctuation, or, from five letters on, similar."""
     if len(name) > _LONGEST_NEAR:
         return None
     own = letters(name)
-    if own in SETTINGS or len(own) < _SHORTEST_NEAR:
-        return SETTINGS.get(own)
-    close = difflib.get_close_matches(own, SETTINGS, n=1, cutoff=_NEAR)
-    return SETTINGS[close[0]] if close else None
+    if own in _BY_LETTERS or len(own) < _SHORTEST_NEAR:
+        return _BY_LETTERS.get(own)
+    close = difflib.get_close_matches(own, _BY_LETTERS, n=1, cutoff=_NEAR)
+    return _BY_LETTERS[close[0]] if close else None
 
 
 def json_text(value: object) -> str:
-    """A value of the table as JSON, as errors and the page show it."""
+    """Serialize an accepted value of a field as JSON, for error sentences and the formats page."""
     return json.dumps(value)
 
 

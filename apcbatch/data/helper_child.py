@@ -1,7 +1,7 @@
-"""The child's side of data/helper.py: frames, bounds and the loop of a helper process, and the letters of its answers.
+"""The child's side of data/helper.py: its limits, its loop, and the framing and kinds of its answers.
 
-Must not know: what is asked. A request is a length and `marshal` data from the parent, which is trusted. An answer is a
-letter, a length and bytes: the worst that they can be is wrong.
+A request is a length and `marshal` data from the parent, which is trusted. An answer is a kind, a length and bytes: the
+worst that they can be is wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO
 
 CPU_SECONDS = 2  # of one answer
@@ -22,40 +23,61 @@ REASON_CHARACTERS = 500
 ANSWER_HEAD = struct.Struct("<cI")
 _REQUEST_HEAD = struct.Struct("<Qd")
 
-# What a letter says of its bytes: what was asked for; why there is none; nothing, where memory ran out; how many
-# characters a text beyond MAX_CHARACTERS has; why a template is not valid.
+# Kinds of answers. DONE: the bytes are what was asked for. REFUSED: why there is none. NO_MEMORY: no bytes. TOO_LONG:
+# the number of characters of a text beyond MAX_CHARACTERS. INVALID: why the start request failed.
 DONE, REFUSED, NO_MEMORY, TOO_LONG, INVALID = b"d", b"r", b"m", b"l", b"i"
 
-Answer = tuple[bytes, str | bytes]
+Reply = tuple[bytes, str | bytes]
 
 
-def framed(seconds: float, *values: Any) -> bytes:
-    """A request, each answer to which may take so much processor time. ValueError for values that are not JSON, or
-    nested too deeply."""
+def pack_request(seconds: float, *values: Any) -> bytes:
+    """A request with the processor time for each of its answers. ValueError for values that are not JSON, or nested too
+    deeply."""
     data = marshal.dumps(values)
     return _REQUEST_HEAD.pack(len(data), seconds) + data
 
 
-def serve(begin: Callable[..., Callable[..., Iterable[Answer]]]) -> None:
-    """Bound this process, then answer requests from standard input until it ends.
+def serve(start: Callable[..., Callable[..., Reply]]) -> None:
+    """Limit this process, then answer requests from standard input until it ends.
 
-    begin: makes, of the first request, what gives the answers to each later one. The system ends this process if one
-    answer takes more than its processor time or stack; memory beyond the bound is a MemoryError.
+    start: makes, from the values of the first request, the function that answers one item of each later one. An
+    exception of either becomes the answer. The system ends this process if one answer takes more than its processor
+    time or stack; more memory than the limit is a MemoryError.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     for kind, most in (("AS", MEMORY_BYTES), ("STACK", STACK_BYTES), ("CORE", 0), ("FSIZE", 0)):
         resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    answers_of = None
+    answer: Callable[..., Reply] | None = None
     while (request := _read_request(requests)) is not None:
         seconds, values = request
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        if answers_of is None:
-            answers_of = begin(*values)
+        if answer is None:
+            try:
+                answer = start(*values)
+            except BaseException as error:
+                answer = partial(_always, _failure(error, INVALID))
             continue
-        for letter, text in answers_of(*values):
-            _write_answer(answers, letter, text)
+        items, *common = values
+        for item in items:
+            try:
+                reply = answer(item, *common)
+            except BaseException as error:  # the panics of a library written in Rust are no Exceptions
+                reply = _failure(error, REFUSED)
+            _write_answer(answers, *reply)
             signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _always(reply: Reply, *values: Any) -> Reply:
+    return reply
+
+
+def _failure(error: BaseException, kind: bytes) -> Reply:
+    if isinstance(error, MemoryError):
+        return NO_MEMORY, ""
+    if isinstance(error, RecursionError):
+        return kind, "it is nested too deeply"
+    return kind, str(error).strip() or type(error).__name__
 
 
 def _read_request(requests: BinaryIO) -> tuple[float, tuple[Any, ...]] | None:
@@ -66,9 +88,9 @@ def _read_request(requests: BinaryIO) -> tuple[float, tuple[Any, ...]] | None:
     return seconds, marshal.loads(requests.read(num_bytes))
 
 
-def _write_answer(answers: BinaryIO, letter: bytes, text: str | bytes) -> None:
-    """Send one answer at once, so that it is not lost with the process; what is not DONE is cut."""
+def _write_answer(answers: BinaryIO, kind: bytes, text: str | bytes) -> None:
+    """Send one answer at once, so that it is not lost with the process. A reason is cut to REASON_CHARACTERS."""
     if isinstance(text, str):
-        text = (text if letter == DONE else text[:REASON_CHARACTERS]).encode(errors="replace")
-    answers.write(ANSWER_HEAD.pack(letter, len(text)) + text)
+        text = (text if kind == DONE else text[:REASON_CHARACTERS]).encode(errors="replace")
+    answers.write(ANSWER_HEAD.pack(kind, len(text)) + text)
     answers.flush()

@@ -1,56 +1,65 @@
-"""What an engine has done so far, as numbers.
-
-Must not know: requests, when it is asked.
-"""
+"""What an engine has done so far, as numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import torch
-
-from apcbatch.engine.counts import Counts
 from apcbatch.engine.observer import StepFacts
-from apcbatch.engine.pool import SnapshotPool
-from apcbatch.engine.snapshots import Snapshots
-from apcbatch.store import Store
+
+if TYPE_CHECKING:
+    from apcbatch.engine.sequence import Chunk
 
 
 @dataclass
-class Counters(Counts):
-    """What one engine has done so far."""
+class Counters:
+    """snapshots_read counts distinct ones that were resumed from. store_skipped: snapshots that the store
+    did not take or could not write.
+    prefill_tokens, decode_tokens: computed in passes, of requests that failed later too; chunks: of sequences in them.
+    seconds: by phase."""
 
-    def add_pass(self, chunks: int, prefill_tokens: int, decode_tokens: int, seconds_per_token: float) -> None:
-        """Count a pass; its time is shared by its tokens."""
-        self.chunks += chunks
+    snapshots_written: int = 0
+    snapshots_read: int = 0
+    snapshots_for_later: int = 0
+    snapshots_evicted: int = 0
+    peak_live_snapshots: int = 0
+    unique_tokens: int = 0
+    store_bytes_written: int = 0
+    store_bytes_read: int = 0
+    store_skipped: int = 0
+    peak_device_bytes: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    chunks: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"prefill": 0.0, "decode": 0.0, "store": 0.0})
+
+    def copy(self) -> Counters:
+        """A copy that later passes do not change."""
+        return replace(self, seconds=dict(self.seconds))
+
+    def add_pass(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """Count a pass over these chunks, at least one, that took so many seconds, shared by its tokens; also in the
+        sequences, which are where they were before it."""
+        num_tokens = sum([chunk.count for chunk in chunks])
+        per_token, prefill_tokens = seconds / num_tokens, 0
+        for chunk in chunks:
+            if chunk.sequence.in_prefill:
+                chunk.sequence.prefill_s += per_token * chunk.count
+                prefill_tokens += chunk.count
+            else:
+                chunk.sequence.decode_s += per_token * chunk.count
+        self.chunks += len(chunks)
         self.prefill_tokens += prefill_tokens
-        self.decode_tokens += decode_tokens
-        self.seconds["prefill"] += seconds_per_token * prefill_tokens
-        self.seconds["decode"] += seconds_per_token * decode_tokens
-
-    def update(
-        self, snapshots: Snapshots, pool: SnapshotPool, store: Store | None, devices: Sequence[torch.device]
-    ) -> None:
-        """Read off everything but what the passes add up. After the store is closed its numbers stay as they were."""
-        self.snapshots_written = snapshots.num_written
-        self.snapshots_read = snapshots.num_read
-        self.snapshots_for_later = snapshots.num_for_later
-        self.snapshots_evicted = pool.evicted
-        self.peak_live_snapshots = pool.peak_held
-        self.unique_tokens = snapshots.coverage.unique_tokens
-        if devices[0].type == "cuda":
-            self.peak_device_bytes = sum(torch.cuda.max_memory_allocated(device) for device in devices)
-        if store:
-            self.store_bytes_written = store.counters.bytes_written
-            self.store_bytes_read = store.counters.bytes_read
-            self.store_skipped = store.counters.skipped
+        self.decode_tokens += num_tokens - prefill_tokens
+        self.seconds["prefill"] += per_token * prefill_tokens
+        self.seconds["decode"] += per_token * (num_tokens - prefill_tokens)
 
 
 def facts_between(
     before: Counters, now: Counters, seconds: float, waiting: int, pool_bytes: int, store_bytes: int
 ) -> StepFacts:
-    """What a step did that took so many seconds. before: the counters when it began. The rest: as StepFacts has it."""
+    """What a step did. before: the counters when it began; the other arguments: as StepFacts has them."""
     return StepFacts(
         seconds,
         now.seconds["prefill"] - before.seconds["prefill"],

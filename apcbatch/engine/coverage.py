@@ -3,7 +3,7 @@
 It answers one question: what is the longest prefix of this prompt that an earlier prefill has covered (the ideal), and
 did it end because the histories fork there?
 
-Must not know: snapshots, states. Invariant: an answer is exact or says that it is not. A branch may be dropped to stay
+Invariant: an answer is exact or says that it is not. A branch may be dropped to stay
 within bounds. A match that ends at such a cut, or on what has grown there since, is inexact if the dropped branch might
 have matched further.
 """
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from apcbatch.prefix import TokenArray, common_length
+from apcbatch.prefix import TokenArray, common_length, last_boundary
+from apcbatch.types import MissReason
 
 MAX_TOKENS = 8_000_000
 MAX_NODES = 16_384
@@ -159,3 +160,43 @@ class CoverageTree:
         """Note a leaf among those that may be dropped."""
         self._num_entered += 1
         heapq.heappush(self._leaves, (leaf.last_use, self._num_entered, leaf))
+
+
+def explain_miss(
+    cached: int,
+    ideal: int,
+    match: Match,
+    block_size: int,
+    *,
+    resumable: int,
+    disabled: bool,
+    stranded: bool,
+    evicted: bool,
+) -> tuple[MissReason, str] | tuple[None, None]:
+    """(reason, clause) if the cached tokens fall short of the ideal or nothing was there; (None, None) otherwise.
+
+    resumable: the longest prefix that it may resume from: the rest is scored, and computed for that. stranded: the
+    store has a longer snapshot, but not all of its KV. evicted: the snapshot at the last boundary up to the ideal was
+    kept and has been dropped since.
+    """
+    if disabled:
+        return "disabled", "disabled (the policy keeps nothing)"
+    if ideal == 0:
+        return "cold", "cold"
+    if cached >= ideal:
+        return None, None
+    if resumable < ideal and cached >= last_boundary(resumable, block_size):
+        return "disabled", f"disabled (from token {resumable + 1} on the prompt is scored, and computed for that)"
+    target = last_boundary(ideal, block_size)
+    fork = f"diverged at token {ideal}"
+    if target == 0:
+        if match.forked:
+            return "diverged", f"{fork} (first boundary {block_size})"
+        return "shorter_than_block", f"shorter_than_block (minimum {block_size})"
+    if cached >= target:
+        return "below_grid", f"below_grid (ideal {ideal}, boundary {target})"
+    if stranded:
+        return "stranded", f"stranded (the KV up to {target} is incomplete)"
+    if evicted:
+        return "evicted", f"evicted (the snapshot at {target} was dropped)"
+    return "diverged", f"{fork} (no snapshot is kept at {target})"

@@ -1,182 +1,91 @@
 """The engine: requests in, results out, one pass over a ragged batch at a time.
 
-Must not know: text, files other than the store's folder and the model's, the command line.
+A step: begin passes of what the scheduler chooses, wait for the oldest one, append its tokens to the answers, publish
+its snapshots, and end the sequences that have their last token.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from apcbatch.engine.accounting import account
-from apcbatch.engine.answers import extend_answers
-from apcbatch.engine.arguments import DTYPES, check_arguments
+from apcbatch.config import Config
 from apcbatch.engine.counters import Counters, facts_between
-from apcbatch.engine.exits import Exits, requests_of
-from apcbatch.engine.failures import failed_pass, no_room
-from apcbatch.engine.gate import COST_ON_DEVICE
-from apcbatch.engine.launcher import Launcher
+from apcbatch.engine.finish import Completion, failed_choice, failed_pass, no_room, not_finite, requests_of
 from apcbatch.engine.observer import Observer, Watcher
-from apcbatch.engine.page_tables import PageTables
-from apcbatch.engine.pages import PagePool
-from apcbatch.engine.persistence import Persistence, open_store
-from apcbatch.engine.policy import keeps_snapshots
-from apcbatch.engine.pool import SnapshotPool
-from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.engine.scheduler import Scheduler, num_live_slots
-from apcbatch.engine.sequence import Sequence, failed, make_sequence
+from apcbatch.engine.open import EngineOptions, open_parts, use_processor
+from apcbatch.engine.pipeline import PassPipeline
+from apcbatch.engine.sampler import NOT_FINITE, Sampler, top_logprobs
+from apcbatch.engine.sequence import Chunk, Sequence, failed_result, fork_answers, make_sequence
 from apcbatch.engine.serving import LOOK_AHEAD, answered
-from apcbatch.engine.settings import check_request
-from apcbatch.engine.snapshots import Snapshots
-from apcbatch.engine.travel import Travel
-from apcbatch.engine.warm_up import warm_up
+from apcbatch.engine.step import Pass
+from apcbatch.engine.transfer import SnapshotTransfer
+from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError
-from apcbatch.fingerprint import key_fingerprint
+from apcbatch.kernels.cpu.logits import token_logprob
 from apcbatch.kernels.ops import Backend
-from apcbatch.model.causal_lm import CausalLM, check_sizes
-from apcbatch.model.families import load_model_config, state_layout
-from apcbatch.model.locate import locate_model, name_of
-from apcbatch.model.place import choose_devices, load_model, make_arena
-from apcbatch.model.spread import stage_layers
+from apcbatch.model.causal_lm import CausalLM
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import as_token_array
 from apcbatch.store import Buffer
-from apcbatch.types import Policy, Request, Result
-
-DEFAULT_POOL_BYTES = 4 << 30
-DEFAULT_STORE_BYTES = 20 << 30
-MAX_SNAPSHOT_SLOTS = 1 << 20
+from apcbatch.types import Request, Result
 
 
 class Engine:
     """Runs requests on one model.
 
-    model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. device: `cpu`, `cuda`, or `auto` for CUDA
-    if it is there. gpus: over so many CUDA devices the layers are spread, with the answers that one gives; as many
-    groups of max_running sequences run side by side. exact: on CUDA, products of one order of sums, so that a cached
-    answer equals a cold one bit for bit, as it does on the CPU; False: the libraries' products.
-    block_size: the grid of positions that may be kept, in tokens.
-    policy: `all` keeps every boundary, `last` the last one of each prompt and answer, `planned` what each request's
-    plan says (without a plan: like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store:
-    a folder that outlives the process, or None. cache_salt: a secret text; engines with another one, or none, find
-    nothing of this one's in a store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the
-    CUDA devices together. max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt
-    and its answer; a longer request fails. Raises UsageError (ModelError) for what cannot be used; a request's own
-    failure is a Result with `error`.
+    model: a bundled one (`demo`, `demo-jamba`), a folder or a cached hub id. options: an EngineOptions; named: its
+    fields by name, in place of those of `options`: `Engine("demo", block_size=64)`. warn: gets each warning as a
+    sentence. Raises UsageError (ModelError) for what cannot be used; a request's own failure is a Result with `error`.
     """
 
     def __init__(
         self,
         model: str | Path,
+        options: EngineOptions | None = None,
         *,
-        dtype: str = "float32",
-        device: str = "cpu",
-        gpus: int = 1,
-        exact: bool = True,
-        block_size: int = 64,
-        policy: Policy = "all",
-        store: str | Path | None = None,
-        store_size_bytes: int = DEFAULT_STORE_BYTES,
-        cache_salt: str | None = None,
-        pool_size_bytes: int = DEFAULT_POOL_BYTES,
-        max_batch_tokens: int = 2048,
-        max_running: int = 32,
-        max_request_tokens: int = MAX_REQUEST_TOKENS,
         warn: Callable[[str], None] = lambda sentence: None,
+        **named: Any,
     ) -> None:
-        check_arguments(
-            dtype=dtype,
-            policy=policy,
-            block_size=block_size,
-            max_batch_tokens=max_batch_tokens,
-            max_running=max_running,
-            max_request_tokens=max_request_tokens,
-            pool_size_bytes=pool_size_bytes,
-            store_size_bytes=store_size_bytes,
-            gpus=gpus,
+        options = replace(options, **named) if options else EngineOptions(**named)
+        parts = open_parts(model, options, warn)
+        self.dtype, self.block_size, self.policy = options.dtype, options.block_size, options.policy
+        self.device, num_devices = parts.devices[0].type, len(parts.devices)
+        self.gpus = num_devices if self.device == "cuda" else 0
+        self.model_name, self.key_fingerprint = parts.name, parts.key_fingerprint
+        self.fingerprint, self.weights_digest = parts.model.fingerprint.hex(), parts.model.weights_digest.hex()
+        self.numerics = parts.model.numerics
+        self.footprint = Footprint.of(parts.arena.layout)
+        self.context_length, self.vocab_size = parts.config.context_length, parts.config.vocab_size
+        self.eos_token_ids = frozenset(parts.config.eos_token_ids)
+        self._look_ahead = LOOK_AHEAD * num_devices * options.max_running
+        self._max_request_tokens = options.max_request_tokens
+        self._devices, self._model, self._arena = parts.devices, parts.model, parts.arena
+        self._store, self._persistence = parts.store, parts.persistence
+        self._pool, self._snapshots, self._scheduler = parts.pool, parts.snapshots, parts.scheduler
+        self._transfer = SnapshotTransfer(
+            parts.arena, parts.pool, parts.pages, parts.page_tables, parts.model.fingerprint
         )
-        places = choose_devices(device, gpus)
-        if device == "auto" and places[0].type == "cpu" and torch.cuda.is_available():
-            warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
-        self.dtype, self.device, self.block_size, self.policy = dtype, places[0].type, block_size, policy
-        self.gpus = len(places) if self.device == "cuda" else 0
-        folder = locate_model(str(model))
-        self.model_name = name_of(str(model))
-        config = load_model_config(folder)
-        check_sizes(folder, config)
-        layout = state_layout(config, dtype)
-        per_slot, per_page = layout.slot_bytes, layout.page_bytes
-        num_snapshots = min(pool_size_bytes // per_slot, MAX_SNAPSHOT_SLOTS) if keeps_snapshots(policy) else 0
-        # Live sequences and snapshots may each fill the pool's size with KV.
-        num_pages = 2 * pool_size_bytes // per_page if per_page else 0
-        num_live = num_live_slots(len(places) * max_running)
-        layers = stage_layers(folder, config, len(places))
-        arena = make_arena(layout, num_live + num_snapshots, num_pages, places, layers)
-        # One that is read, one for each device, and one that it takes next, so that none waits for the host.
-        self._model = load_model(folder, config, DTYPES[dtype], arena, layers, exact=exact, passes=len(places) + 2)
-        pages = PagePool(num_pages)
-        slots = range(num_live, num_live + num_snapshots)
-        self._store = None
-        if store is not None and keeps_snapshots(policy):
-            self._store = open_store(Path(store), store_size_bytes, pool_size_bytes, arena.on_host, warn)
-        fingerprint = self._model.fingerprint
-        self.fingerprint, self.key_fingerprint = fingerprint.hex(), key_fingerprint(fingerprint, cache_salt)
-        self.numerics, self.weights_digest = self._model.numerics, self._model.weights_digest.hex()
-        self._persistence = None
-        if self._store is not None:
-            self._persistence = Persistence(self._store, arena, fingerprint, self.model_name)
-        finish_writes = self._persistence.wait if self._persistence else lambda: False
-        self._pool = SnapshotPool(slots, pages, per_slot, per_page, pool_size_bytes, finish_writes)
-        self._arena = arena
-        page_tables = PageTables(pages, self._pool, arena, layout.has_tokens)
-        self._travel = Travel(arena, self._pool, pages, page_tables, fingerprint)
-        self._snapshots = Snapshots(
-            policy=policy,
-            block_size=block_size,
-            fingerprint=self.key_fingerprint,
-            pool=self._pool,
-            pages=pages,
-            page_tables=page_tables,
-            persistence=self._persistence,
-        )
-        runs_ahead = self.device != "cpu" or len(places) > 1
-        self._places = places
-        self._scheduler = Scheduler(
-            self._snapshots,
-            page_tables,
-            max_batch_tokens=max_batch_tokens,
-            max_running=max_running,
-            capacity_bytes=pool_size_bytes,
-            prompt_cost=COST_ON_DEVICE if runs_ahead else 0,
-            groups=len(places),
-        )
-        if self.device != "cpu":
-            warm_up(self._model, arena, max_batch_tokens, num_pages if layout.has_tokens else None)
-        self._look_ahead = LOOK_AHEAD * len(places) * max_running
-        self._max_request_tokens = max_request_tokens
-        self._failed: deque[Result] = deque()
         self._counters = Counters()
-        self._launcher = Launcher(
-            self._model,
-            arena,
-            self._scheduler,
-            self._pool,
+        self._pipeline = PassPipeline(
+            parts.model,
+            parts.arena,
+            parts.scheduler,
+            parts.pool,
             self._counters,
-            num_devices=len(places),
-            runs_ahead=runs_ahead,
+            num_devices=num_devices,
+            runs_ahead=parts.runs_ahead,
         )
-        self._flight = self._launcher.flight
-        self._exits = Exits(self._scheduler, self._snapshots, self._flight)
+        self._completion = Completion(parts.scheduler, parts.snapshots, self._pipeline)
+        self._failed: deque[Result] = deque()
         self._observer: Observer | None = None
-        self.footprint = Footprint.of(layout)
-        self.context_length = config.context_length
-        self.vocab_size = config.vocab_size
-        self.eos_token_ids = frozenset(config.eos_token_ids)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Pull requests lazily and yield results as they finish, failures included."""
@@ -210,31 +119,31 @@ class Engine:
         try:
             sequence = make_sequence(request, self.vocab_size, self.context_length, self._max_request_tokens)
         except RequestError as error:
-            self._failed.append(failed(request, error))
+            self._failed.append(failed_result(request, error))
             if request.plan is not None:
-                self._refuse(request)
+                self._hand_over(request)
             return
         self._snapshots.prepare(sequence)
         self._scheduler.submit(sequence)
         num_waiting = len(self._scheduler.waiting)
-        if not num_waiting & (num_waiting - 1):  # now and then: each time all of them are looked at
-            self._snapshots.expect(self._scheduler.waiting)
+        if not num_waiting & (num_waiting - 1):  # at powers of two, since it walks all of them
+            self._snapshots.prefetch(self._scheduler.waiting)
 
-    def _refuse(self, request: Request) -> None:
-        """Leave what a planned request that cannot run was to publish to those that come after it."""
+    def _hand_over(self, request: Request) -> None:
+        """Hand what a planned request that cannot run was to publish over to its readers."""
         try:
             tokens = as_token_array(request.token_ids)
         except (OverflowError, ValueError, TypeError):
             return  # no plan was made of these
         sequence = Sequence(request, tokens, len(tokens), len(tokens), len(tokens))
         self._snapshots.prepare(sequence)
-        self._scheduler.refuse(sequence)
+        self._scheduler.hand_over(sequence)
 
     def observe(self, observer: Observer) -> None:
         """Tell an observer (apcbatch/engine/observer.py) from now on of each step, each prompt that is answered, and
-        each snapshot that is kept or let go; one at a time. Without one, nothing of it is worked out."""
-        self._observer = self._snapshots.observer = self._exits.observer = observer
-        self._pool.on_drop = observer.let_go
+        each snapshot that is kept or dropped; one at a time. Without one, nothing of it is computed."""
+        self._observer = self._snapshots.observer = self._completion.observer = observer
+        self._pool.on_drop = observer.dropped
 
     def watch(self, watcher: Watcher) -> None:
         """Tell a watcher (apcbatch/engine/observer.py) from now on what is about to run."""
@@ -246,7 +155,7 @@ class Engine:
         """Run one pass and return the requests that ended with it."""
         if self._observer is None:
             return self._step()
-        begin, before = time.perf_counter(), replace(self._counters, seconds=dict(self._counters.seconds))
+        begin, before = time.perf_counter(), self._counters.copy()
         results = self._step()
         written = self._store.counters.bytes_written if self._store else 0
         queues = len(self._scheduler.waiting), self._pool.held_bytes, written
@@ -260,34 +169,33 @@ class Engine:
         results = list(self._failed)
         self._failed.clear()
         self._counters.seconds["store"] += time.perf_counter() - begin
-        never, launching_s = self._launcher.begin_passes()
-        results += [sequence.failure(no_room(sequence)) for sequence in never]
-        if not self._flight:
+        never, launching_s = self._pipeline.begin_passes()
+        results += [failed_result(sequence.request, no_room(sequence)) for sequence in never]
+        if not self._pipeline:
             return results
         begin = time.perf_counter()
-        current = self._flight.next()
-        self._launcher.begin_next(current)
+        current = self._pipeline.next()
         try:
             broken = extend_answers(current, self.eos_token_ids)
         except Exception as error:
-            return results + self._exits.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
+            return results + self._completion.fail(current, dict.fromkeys(current.chunks, failed_pass(error)))
         chunks = current.chunks
         if broken:
-            results += self._exits.fail(current, broken, was_read=True)
-            failed = requests_of(broken)
-            chunks = [chunk for chunk in chunks if chunk.sequence not in failed]
+            results += self._completion.fail(current, broken, was_read=True)
+            ended = requests_of(broken)
+            chunks = [chunk for chunk in chunks if chunk.sequence not in ended]
         if not chunks:
             return results
         for chunk in chunks:
             if chunk.keep:
                 self._snapshots.publish(chunk)
-        account(chunks, launching_s + time.perf_counter() - begin, self._counters)
+        self._counters.add_pass(chunks, launching_s + time.perf_counter() - begin)
         for chunk in chunks:
             self._scheduler.advance(chunk)
         for sequence in [chunk.sequence for chunk in chunks]:
             if sequence.finish_reason or sequence.forks is not None:
                 self._snapshots.cover(sequence)
-                results += self._exits.finish(sequence)
+                results += self._completion.finish(sequence)
         return results
 
     def drop_waiting(self) -> None:
@@ -298,8 +206,8 @@ class Engine:
         """Drop everything that is not finished."""
         self.drop_waiting()
         self._failed.clear()
-        self._exits.drop_all()
-        self._scheduler.heirs.clear()
+        self._completion.drop_all()
+        self._scheduler.handover.clear()
 
     def boundaries(self, token_ids: Iterable[int]) -> list[int]:
         """Positions whose snapshot is held (memory or store) for this prefix, ascending."""
@@ -322,16 +230,16 @@ class Engine:
 
     def export_snapshot(self, key: bytes) -> list[Buffer] | None:
         """The bytes of a snapshot in memory, for `adopt_snapshot` of an engine with the same fingerprint; see
-        Travel."""
-        return self._travel.export(key)
+        SnapshotTransfer."""
+        return self._transfer.export(key)
 
     def adopt_snapshot(self, key: bytes, position: int, data: Buffer, reads: int) -> bool:
-        """Take in a snapshot that so many requests will resume from by their plans; see Travel."""
-        return self._travel.adopt(key, position, data, reads, self._scheduler.owed_pages)
+        """Take in a snapshot that so many requests will resume from by their plans; see SnapshotTransfer."""
+        return self._transfer.adopt(key, position, data, reads, self._scheduler.owed_pages)
 
     def release_snapshot(self, key: bytes) -> None:
-        """A request that a snapshot was held for, or is to be published for, will not come."""
-        self._scheduler.heirs.release(key)
+        """Drop one pending reader of a snapshot, held or still to be published."""
+        self._scheduler.handover.drop_reader(key)
 
     @property
     def backend(self) -> Backend:
@@ -340,9 +248,18 @@ class Engine:
 
     @property
     def counters(self) -> Counters:
-        """A current view of what was done."""
-        self._counters.update(self._snapshots, self._pool, self._store, self._places)
-        return self._counters
+        """What was done so far. The store's numbers stay as they are once it is closed."""
+        counters, snapshots, pool = self._counters, self._snapshots, self._pool
+        counters.snapshots_written, counters.snapshots_read = snapshots.num_written, snapshots.num_read
+        counters.snapshots_for_later, counters.unique_tokens = snapshots.num_for_later, snapshots.coverage.unique_tokens
+        counters.snapshots_evicted, counters.peak_live_snapshots = pool.evicted, pool.peak_held
+        if self.device == "cuda":
+            counters.peak_device_bytes = sum(torch.cuda.max_memory_allocated(device) for device in self._devices)
+        if self._store:
+            stored = self._store.counters
+            counters.store_bytes_written, counters.store_bytes_read = stored.bytes_written, stored.bytes_read
+            counters.store_skipped = stored.skipped
+        return counters
 
     def flush(self) -> None:
         """Wait until everything that was kept is on disk."""
@@ -357,3 +274,91 @@ class Engine:
             self._persistence.close()
             self._store.close()
             self._store = None
+
+
+def open_engine(config: Config, cache_salt: str | None, warn: Callable[[str], None]) -> Engine:
+    """An engine with the options of a run, on the threads and the instruction set of the configuration. cache_salt: the
+    secret itself."""
+    use_processor(config)
+    return Engine(config.model, EngineOptions.of(config, cache_salt), warn=warn)
+
+
+def extend_answers(current: Pass, eos_token_ids: Collection[int]) -> dict[Chunk, RequestError]:
+    """Append the next token to each answer that is due one, and the scores to each scored sequence; returns the chunks
+    that fail, with the error.
+
+    A chunk fails if its logits are not finite, or if its settings leave no token. One whose logits are finite, or that
+    has none, still fails if a state that it keeps is not finite. Raises what the pass raised.
+    """
+    failed: dict[Chunk, RequestError] = {}
+    due = current.read()
+    for chunk, row, token, logprob in due:
+        if token == NOT_FINITE:
+            failed[chunk] = not_finite()
+            continue
+        try:
+            for sequence in fork_answers(chunk.sequence) if chunk.sequence.will_fork else (chunk.sequence,):
+                _extend(sequence, current.logits, row, token, logprob, eos_token_ids)
+        except Exception as error:  # an Ending or a Constraint is the request's own
+            failed[chunk] = failed_choice(error)
+    if current.scores() or len(due) < len(current.chunks):
+        failed |= dict.fromkeys(_score(current), not_finite())
+    for chunk in current.not_finite():
+        if chunk in current.chunks:
+            failed.setdefault(chunk, not_finite())
+    return failed
+
+
+def _score(current: Pass) -> list[Chunk]:
+    """Append the scores of a pass to the sequences; a prompt without an answer ends with its last token."""
+    broken = []
+    for chunk, scores in current.scores():
+        if scores is None:
+            broken.append(chunk)
+            continue
+        noted = chunk.sequence.scores
+        assert noted is not None
+        noted.logprobs += scores.logprobs
+        noted.ranks += scores.ranks
+        noted.top += scores.top
+    for chunk in current.chunks:
+        if chunk.end == chunk.sequence.num_prompt == chunk.sequence.limit:
+            chunk.sequence.finish_reason = "length"
+    return broken
+
+
+def _extend(
+    sequence: Sequence, logits: torch.Tensor, row: int, token: int, logprob: float, eos_token_ids: Collection[int]
+) -> None:
+    """Append a sequence's next token. logits: (rows, vocabulary) float32; row: the sequence's; token, logprob: the
+    likeliest of that row and its log-probability."""
+    if sequence.is_plain:
+        sequence.append(token, logprob)
+        ends, reason = token in eos_token_ids and not sequence.request.ignore_eos, None
+    else:
+        ends, reason = _sample(sequence, logits[row], token, logprob, eos_token_ids)
+    if ends:
+        sequence.finish_reason, sequence.stop_reason = "stop", reason
+    elif sequence.num_tokens == sequence.limit:
+        sequence.finish_reason = "length"
+
+
+def _sample(
+    sequence: Sequence, row: torch.Tensor, likeliest: int, logprob: float, eos_token_ids: Collection[int]
+) -> tuple[bool, int | str | None]:
+    """Append the token that the request's settings give; whether the answer ends with it, and its stop_reason."""
+    request, step = sequence.request, sequence.num_tokens - sequence.num_prompt
+    if sequence.sampler is None:
+        prompt = sequence.tokens[: sequence.num_prompt]
+        sequence.sampler = Sampler(request, prompt, row.numel(), eos_token_ids, sequence.sampler_key)
+    token = likeliest
+    if sequence.needs_logits:
+        row = row.cpu()
+        token = sequence.sampler.sample(row.numpy(), step)
+        if token != likeliest:
+            logprob = float(token_logprob(row, token)) if request.logprobs else math.nan
+        if request.top_logprobs:
+            likely = top_logprobs(row.numpy(), request.top_logprobs)
+            sequence.top_logprobs.append([(one, logprob if one == token else value) for one, value in likely])
+    sequence.append(token, logprob)
+    return sequence.sampler.ends_with(token, step)

@@ -1,7 +1,6 @@
-"""Observer and Watcher: whom an engine tells what it does, while it does it. Without one it spends nothing on that.
+"""Observer and Watcher: callbacks of an engine about what it does and is about to do. Without one they cost nothing.
 
-Must not know: who listens, tensors, text, files. Invariants: what is told changes no answer; tokens that are handed
-over are views that the engine goes on using, so an observer copies what it keeps.
+Invariants: they change no answer; tokens are views that the engine goes on using, so an observer copies what it keeps.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ class KeptSnapshot:
 
 
 class Observer(Protocol):
-    """What an engine tells. Nothing may be raised."""
+    """Callbacks of an engine about what it has done. They must not raise."""
 
     def stepped(self, facts: StepFacts) -> None:
-        """A step has ended; what it led to was told before."""
+        """A step has ended; its other callbacks came before."""
 
     def answered(self, tokens: TokenArray, cached_tokens: int, source: CachedFrom) -> None:
         """A request succeeded. tokens: its prompt, (tokens,) int32, of which the first cached_tokens were restored from
@@ -58,16 +57,16 @@ class Observer(Protocol):
         """A pass has kept snapshots of these tokens, (tokens,) int32, which go as far as the last position; ascending,
         at least one."""
 
-    def let_go(self, key: bytes, evicted: bool) -> None:
-        """A snapshot has left the memory: evicted for lack of room, or because nobody waits for it any more."""
+    def dropped(self, key: bytes, evicted: bool) -> None:
+        """A snapshot has left the memory: evicted for lack of room, or after its last reader."""
 
 
 class Watcher(Protocol):
-    """What an engine tells before it does it, for whoever must know what it was at if it never comes back. Nothing may
-    be raised."""
+    """Callbacks of an engine about what it is about to do, to name the culprit if it never returns. They must not
+    raise."""
 
     def begins(self, request: Request) -> None:
         """A request is about to run; it has ended when its result is there."""
 
     def moves(self) -> None:
-        """A layer of a pass is about to run. Told on the CPU, where a layer may take seconds."""
+        """A layer of a pass is about to run. Called on the CPU only, where a layer may take seconds."""

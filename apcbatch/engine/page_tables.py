@@ -1,6 +1,6 @@
 """The KV pages of live sequences, from their start to their end.
 
-Must not know: keys, policies. Invariant: only its own sequence writes to a page that is filled in part, so a
+Invariant: only its own sequence writes to a page that is filled in part, so a
 snapshot's full pages are shared and its last one is copied.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from apcbatch.engine.pages import NO_PAGES, PageArray, PagePool
-from apcbatch.engine.pool import Snapshot, SnapshotPool
+from apcbatch.engine.pool import NO_PAGES, PageArray, PagePool, Snapshot, SnapshotPool
 from apcbatch.engine.sequence import Sequence
 from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model.spread_arena import Arena
+from apcbatch.model.pipeline_arena import Arena
 
 
 class PageTables:
@@ -24,7 +23,7 @@ class PageTables:
     def needed_to_end(self, sequence: Sequence) -> int:
         """Pages that a sequence needs until its last token; one whose prompt will have several answers, until the last
         token of one of them, which has a copy of the prompt's last page."""
-        copied = sequence.is_trunk and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
+        copied = sequence.will_fork and self.needed(sequence.num_prompt) > sequence.num_prompt // PAGE_TOKENS
         return self.needed(sequence.limit) + copied
 
     def needed_by_fork(self, sequence: Sequence) -> int:
@@ -32,7 +31,7 @@ class PageTables:
         return self.needed(sequence.limit) - self.needed(sequence.num_prompt // PAGE_TOKENS * PAGE_TOKENS)
 
     def needed_to_start(self, sequence: Sequence) -> int:
-        """Pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last one."""
+        """Pages that must be free to admit a sequence: those until its end, and a copy of a snapshot's last page."""
         return self.needed_to_end(sequence) + self._has_kv
 
     def free(self, needed: int, awaited: bool) -> bool:
@@ -76,5 +75,5 @@ class PageTables:
         holder.pages = NO_PAGES
 
     def needed(self, tokens: int) -> int:
-        """Pages for so many tokens."""
+        """Pages for a number of tokens."""
         return -(-tokens // PAGE_TOKENS) if self._has_kv else 0

@@ -1,9 +1,9 @@
-"""Between slots and the store: what of a snapshot is written, and when it is there again.
+"""Writing snapshots from their slots to the store, and loading them back.
 
-Must not know: sequences, the order of requests. For models with attention a stored snapshot holds the KV of the tokens
-since its parent, so that a chain of parents gives the whole KV; a chain with a gap is stranded. Slots on the host are
-written and read where they lie. Those of a device go through staging memory: the store's threads fetch what they write,
-and others read ahead what will be asked for; the engine waits for neither, and passes wait for a copy on the device.
+For models with attention a stored snapshot holds the KV of the tokens since its parent, so that a chain of parents
+gives the whole KV; a chain with a gap is stranded. Slots on the host are written and read in place. Those of a device
+go through staging memory: the store's threads fetch what they write, and others prefetch what will be loaded; the
+engine waits for neither, and passes wait for a copy on the device.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from apcbatch.engine.assembly import as_arrays, assemble, parts_of
-from apcbatch.engine.pages import NO_PAGES, PagePool
-from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.engine.read_ahead import Read, ReadAhead
-from apcbatch.engine.staging import Staging
+from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
+from apcbatch.engine.snapshot_arrays import Staging, as_arrays, assemble, parts_of
+from apcbatch.engine.store_prefetch import Read, StorePrefetcher
 from apcbatch.model.arena import Mark, Tensors
-from apcbatch.model.spread_arena import Arena
+from apcbatch.model.pipeline_arena import Arena
 from apcbatch.store import Store
 
 WRITE_THREADS = 4  # of the store's, for a device; each has one pinned buffer
 DEVICE_QUEUE_BYTES = 1 << 30  # of snapshots that wait to be written
 MOST_READ_THREADS = 8
-STAGING_BYTES = 256 << 20  # pinned, for what is read ahead
-MOST_READ_AHEAD = 64  # snapshots
+STAGING_BYTES = 256 << 20  # pinned, for prefetched snapshots
+MOST_PREFETCHED = 64  # snapshots
 
 
 def open_store(
     folder: Path, size_bytes: int, pool_size_bytes: int, on_host: bool, warn: Callable[[str], None]
 ) -> Store:
-    """The store of an engine; UsageError. Where the host computes, one thread writes. A host that drives a device has
-    cores to write several files at a time, and what waits for it lies in the device's pool, of which it gets a part."""
+    """The store of an engine; UsageError. On the CPU one thread writes. With a device, WRITE_THREADS do, and the
+    snapshots that wait lie in the device's pool, of which the queue gets a part."""
     if on_host:
         store = Store.open(folder, size_limit_bytes=size_bytes, warn=warn)
     else:
@@ -68,7 +66,7 @@ class Stranded:
 
 @dataclass(slots=True)
 class _Write:
-    """A snapshot on its way to the store. is_pinned: its slot is still to be read."""
+    """A snapshot that is being written. is_pinned: its slot is still to be read."""
 
     snapshot: Snapshot
     is_pinned: bool = True
@@ -90,22 +88,22 @@ class Persistence:
         store.register(fingerprint, model_name, arena.layout.stored())
         slots = STAGING_BYTES // max(1, arena.layout.slot_bytes)
         self._outgoing = Staging(arena.layout, WRITE_THREADS)
-        self._incoming = Staging(arena.layout, min(max(2, slots), MOST_READ_AHEAD))
-        self._own = Staging(arena.layout, 1)  # of the engine's thread, for what nobody has begun to read
-        self._ahead: ReadAhead | None = None
+        self._incoming = Staging(arena.layout, min(max(2, slots), MOST_PREFETCHED))
+        self._own = Staging(arena.layout, 1)  # of the engine's thread, for what was not prefetched
+        self._prefetcher: StorePrefetcher | None = None
         if not (arena.on_host or self._has_kv):
             threads = min(MOST_READ_THREADS, max(1, (os.cpu_count() or 1) // 2), self._incoming.num_buffers)
-            self._ahead = ReadAhead(self._read, self._incoming, threads)
+            self._prefetcher = StorePrefetcher(self._read, self._incoming, threads)
 
     @property
-    def reads_ahead(self) -> bool:
-        """Whether `expect` is of any use."""
-        return self._ahead is not None
+    def prefetches(self) -> bool:
+        """Whether `prefetch` does anything."""
+        return self._prefetcher is not None
 
-    def expect(self, keys: Sequence[bytes]) -> None:
-        """Read ahead what will be loaded, the soonest first; what was expected before and is not among it is let go."""
-        if self._ahead is not None:
-            self._ahead.want(keys)
+    def prefetch(self, keys: Sequence[bytes]) -> None:
+        """Prefetch what will be loaded, the soonest first, in place of what was asked for before."""
+        if self._prefetcher is not None:
+            self._prefetcher.prefetch(keys)
 
     def positions(self, keys: dict[int, bytes]) -> list[int]:
         """Which of the positions the store holds."""
@@ -113,11 +111,11 @@ class Persistence:
         return [position for position, key in keys.items() if key in present]
 
     def save(self, snapshot: Snapshot, parent: tuple[bytes, int] | None) -> bool:
-        """Queue a snapshot for writing; it stays pinned until that is done, or until a device's slot is copied. False
-        where it was not taken."""
+        """Queue a snapshot for writing; it stays pinned until it is written, or until a device's slot is copied. False
+        if the store does not take it."""
         write = self._writing.get(snapshot.key)
         if write is not None:
-            if not write.is_pinned:  # the snapshot that it was made from may have been dropped, and computed again
+            if not write.is_pinned:  # the first copy may have been dropped, and computed again
                 write.snapshot = snapshot
             snapshot.stored = True
             return True
@@ -180,17 +178,19 @@ class Persistence:
         return snapshot
 
     def close(self) -> None:
-        """Stop reading ahead. The store is closed by whoever opened it."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        """Stop prefetching. The store stays open."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
 
     def _load_state(self, key: bytes, pool: SnapshotPool, awaited: bool) -> Snapshot | None:
-        """A snapshot without KV, in a slot that stays hidden until every byte of it is verified."""
+        """Load a snapshot without KV; its slot is published once every byte is verified."""
         slot = pool.reserve(key, awaited)
         if slot is None:
             return None
-        position = self._read(key, self._arena.host_slot(slot)) if self._arena.on_host else self._bring(key, slot)
+        position = (
+            self._read(key, self._arena.host_slot(slot)) if self._arena.on_host else self._read_to_device(key, slot)
+        )
         if position is None:
             pool.cancel(key, slot)
             return None
@@ -204,9 +204,9 @@ class Persistence:
         stored = self._store.get(key, self._fingerprint, into=as_arrays(into))
         return None if stored is None else stored.position
 
-    def _bring(self, key: bytes, slot: int) -> int | None:
-        """Begin to fill a device's slot with a snapshot that was read ahead, or is read now; its position."""
-        read, staging = None if self._ahead is None else self._ahead.take(key), self._incoming
+    def _read_to_device(self, key: bytes, slot: int) -> int | None:
+        """Begin to fill a device's slot with a prefetched snapshot, or one that is read now; its position."""
+        read, staging = None if self._prefetcher is None else self._prefetcher.take(key), self._incoming
         if read is None:
             staging, buffer = self._own, self._own.take()
             read = Read(self._read(key, buffer), buffer)
@@ -218,8 +218,8 @@ class Persistence:
     def _fetched(
         self, write: _Write, snapshot: Snapshot, begin: int, after: Mark
     ) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-        """For a thread of the store's: the arrays of a snapshot in a device's slot, and of what is kept for the tokens
-        from `begin` on. The slot may go as soon as they are here."""
+        """For a thread of the store: the arrays of a snapshot in a device's slot, with the KV of the tokens from
+        `begin` on. The slot is unpinned as soon as they are copied."""
         buffer = self._outgoing.take()
         try:
             parts = dict(buffer)

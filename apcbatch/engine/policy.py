@@ -1,4 +1,4 @@
-"""What a request keeps, what it may resume from, and whom it waits for: one `Retention` for each request.
+"""What a request keeps, what it may resume from, and which publisher it waits for: one `Retention` per request.
 
 The engine's policy and the request choose it at submission, so that requests with a plan and without one run side by
 side. Block size 64, a prompt of 300 tokens that leaves another one's path after 200, and an answer of 100 tokens:
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from apcbatch.engine.coverage import Match
-from apcbatch.engine.promises import Promises
+from apcbatch.engine.pending import PendingSnapshots
 from apcbatch.prefix import boundaries_in, last_boundary
 from apcbatch.types import Policy, Request, RequestPlan
 
@@ -28,7 +28,7 @@ NO_PLAN = RequestPlan()
 
 
 class Retention(ABC):
-    """The questions that the engine asks about one request, answered as without a plan.
+    """The retention of one request, here as without a plan.
 
     Positions count tokens of the prompt and the answer. plan: what the request's plan says, an empty one for none.
     """
@@ -39,7 +39,7 @@ class Retention(ABC):
         self._resumable = request.resumable
         self._last_kept = sys.maxsize if request.keep_answer else num_prompt
         self._fork = 0
-        self.awaited: bytes | None = None  # the key of a boundary that somebody else will publish
+        self.awaited: bytes | None = None  # the key of a boundary that another sequence will publish
         self.leader = -1  # the number of the sequence that a plan has publish it
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Retention(ABC):
         return self.kept(begin, end)
 
     def kept_if_room(self, begin: int, end: int) -> Sequence[int]:
-        """The others: they get the room that is left when all of the pass have theirs."""
+        """The others of `kept`: they get the slots that the pass leaves."""
         return ()
 
     def key_positions(self) -> Sequence[int]:
@@ -93,23 +93,23 @@ class Retention(ABC):
         """Note that the prompt was seen to leave another one's path. position: the last boundary before that."""
         self._fork = position
 
-    def promised_at_submission(self) -> Sequence[int]:
+    def pending_at_submission(self) -> Sequence[int]:
         """Positions of the prompt that others may wait for from submission on."""
         return ()
 
-    def promised_at_begin(self, computed: int) -> Sequence[int]:
+    def pending_at_begin(self, computed: int) -> Sequence[int]:
         """Positions of the prompt that others may wait for once it runs. computed: the position it resumes at."""
         return self.kept(computed, self._num_prompt)
 
-    def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
-        """Note at submission whom to wait for. keys: prefix keys by position, ascending."""
+    def follow(self, keys: dict[int, bytes], pending: PendingSnapshots) -> None:
+        """Note at submission which publisher to wait for. keys: prefix keys by position, ascending."""
         self.awaited = keys.get(self.plan.resume_at)
 
-    def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
-        """Whether somebody will publish a longer prefix of the prompt than is available now."""
-        if promises.makers(self.awaited):
+    def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
+        """Whether a longer prefix of the prompt is pending than is available now."""
+        if pending.publishers(self.awaited):
             return True
-        self.awaited = promises.longest(keys, available(), self._resumable + 1) if promises else None
+        self.awaited = pending.longest(keys, available(), self._resumable + 1) if pending else None
         return self.awaited is not None
 
 
@@ -156,9 +156,9 @@ class Nothing(Retention):
 class ByPlan(Retention):
     """Keeps what the plan says, for as long as it says, and waits for the snapshot that the plan has it resume from.
 
-    It waits for its leader, the last one before it that promised this snapshot, or for who does it in place of one that
-    failed. Where memory is short, several requests publish the same prefix, each of them for some: 3 and 7 keep
-    position 128, two read the one of 3, and 8, which comes after both, the one of 7.
+    It waits for its leader, the last one before it that is to publish this snapshot, or for the one that does so in
+    place of a failed one. Where memory is short, several requests publish the same prefix, each of them for some: 3 and
+    7 keep position 128, two read the one of 3, and 8, which comes after both, the one of 7.
     """
 
     def __init__(self, request: Request, num_prompt: int, block_size: int) -> None:
@@ -194,26 +194,26 @@ class ByPlan(Retention):
     def counts_on(self, position: int) -> bool:
         return position <= self.plan.resume_at
 
-    def expect_less(self, position: int) -> None:
-        """One of those that will resume from a position will not come."""
+    def drop_reader(self, position: int) -> None:
+        """Drop one of the requests that are to resume from a position."""
         self._reads[position] = max(0, self.reads(position) - 1)
         if not self._reads[position] and not self.is_for_later(position):
             del self._reads[position]
 
-    def promised_at_submission(self) -> Sequence[int]:
+    def pending_at_submission(self) -> Sequence[int]:
         return self.kept(0, self._num_prompt)
 
-    def promised_at_begin(self, computed: int) -> Sequence[int]:
+    def pending_at_begin(self, computed: int) -> Sequence[int]:
         return ()
 
-    def follow(self, keys: dict[int, bytes], promises: Promises) -> None:
-        super().follow(keys, promises)
-        self.leader = next(reversed(promises.makers(self.awaited)), self.leader)
+    def follow(self, keys: dict[int, bytes], pending: PendingSnapshots) -> None:
+        super().follow(keys, pending)
+        self.leader = next(reversed(pending.publishers(self.awaited)), self.leader)
 
-    def waits(self, keys: dict[int, bytes], promises: Promises, available: Callable[[], int]) -> bool:
-        return promises.come_from(self.leader, self.awaited)
+    def waits(self, keys: dict[int, bytes], pending: PendingSnapshots, available: Callable[[], int]) -> bool:
+        return pending.is_pending_from(self.leader, self.awaited)
 
-    def inherit(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
+    def take_over(self, reads: Mapping[int, int], later: Iterable[int], ideal: int, leader: int) -> None:
         """Keep besides what a failed request was to keep: the readers of each position, and those for future runs.
         ideal: what others than the failed one cover of the prompt. leader: the one that it would have waited for."""
         self.leader = leader

@@ -1,4 +1,4 @@
-"""Snapshots in RAM: which keys are held, in which slot and pages, and which go when room is needed.
+"""Snapshots in RAM and their KV pages: which keys are held, in which slot and pages, and what is evicted for room.
 
 An example with room for three: A was read last, B before it, C before that; a plan waits for C, and B is being written.
     D comes, and no plan waits for it: A goes, the only one that is neither pinned nor awaited.
@@ -7,7 +7,7 @@ An example with room for three: A was read last, B before it, C before that; a p
     G comes, and no plan waits for it: the write of B is waited for, then B goes.
     H comes, a plan waits for it: G goes. The next awaited one takes the place of C, the one read longest ago.
 
-Must not know: token ids, the store, tensors. Invariants: a pinned snapshot (being restored or written) is never
+Invariants: a pinned snapshot (being restored or written) is never
 dropped; one that a plan waits for goes only when there is no other, for another one that it waits for; the bytes held
 never exceed the capacity; a dropped key is remembered for a while, so that a later miss can say `evicted`.
 """
@@ -18,9 +18,50 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from apcbatch.engine.pages import PageArray, PagePool
+import numpy as np
+import numpy.typing as npt
 
+PageArray = npt.NDArray[np.int64]
+NO_PAGES: PageArray = np.empty(0, np.int64)
 FORGOTTEN_KEYS = 65_536
+
+
+class PagePool:
+    """Reference counts of `num_pages` KV pages, shared by sequences and snapshots. A page that was never used costs no
+    memory."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._refs = np.zeros(num_pages, np.int32)
+        self._freed: list[int] = []
+        self._num_used = 0  # pages from here on were never allocated
+
+    @property
+    def num_free(self) -> int:
+        """Pages without a reference."""
+        return len(self._freed) + self.num_pages - self._num_used
+
+    def allocate(self) -> int:
+        """A free page with one reference; IndexError if there is none (callers make sure that there is)."""
+        if self._freed:
+            page = self._freed.pop()
+        elif self._num_used < self.num_pages:
+            page, self._num_used = self._num_used, self._num_used + 1
+        else:
+            raise IndexError("no page is free")
+        self._refs[page] = 1
+        return page
+
+    def share(self, pages: PageArray) -> None:
+        """Add one reference to each page."""
+        self._refs[pages] += 1
+
+    def release(self, pages: PageArray) -> int:
+        """Drop one reference to each page; returns how many became free."""
+        self._refs[pages] -= 1
+        freed = pages[self._refs[pages] == 0]
+        self._freed.extend(freed.tolist())
+        return len(freed)
 
 
 @dataclass(slots=True, eq=False)
@@ -64,12 +105,12 @@ class SnapshotPool:
         self._finish_writes = finish_writes
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
         self.num_reserved = 0
-        self._idle_slots: dict[int, bytes] = {}  # reserved for what no plan waits for, and its keys
-        self._under_way: set[int] = set()  # those of them that a pass writes which has begun
-        self._taken: set[tuple[bytes, int]] = set()  # reservations that were given to somebody else
+        self._idle_slots: dict[int, bytes] = {}  # reserved for snapshots that no plan waits for: slot -> key
+        self._being_written: set[int] = set()  # those of them that a pass in flight writes
+        self._taken: set[tuple[bytes, int]] = set()  # reservations that were given to another snapshot
         self.peak_held = 0
         self.evicted = 0
-        self.on_drop: Callable[[bytes, bool], None] | None = None  # told each key, and whether it goes for lack of room
+        self.on_drop: Callable[[bytes, bool], None] | None = None  # called with each key, and whether it is evicted
 
     def __len__(self) -> int:
         return len(self._held)
@@ -101,7 +142,7 @@ class SnapshotPool:
         return key in self._forgotten
 
     def count_read(self, key: bytes) -> None:
-        """One of those whom a plan keeps a snapshot for has read it, or will not. The last one releases it."""
+        """Drop one pending reader of a snapshot; with the last one the snapshot goes."""
         snapshot = self._held.get(key)
         if snapshot is not None and snapshot.reads_left:
             snapshot.reads_left -= 1
@@ -112,12 +153,12 @@ class SnapshotPool:
         """A slot for a snapshot that is about to be written, or None if nothing may go for it.
 
         awaited: a request of this run will read it, so that it may take the place of another awaited one, and before
-        that the slot of one that a pass under way writes and nobody waits for: its own pass writes there later.
+        that the slot of an unawaited one that a pass in flight writes: its own pass writes there later.
         """
         while not self._free_slots or self.held_bytes + self._slot_bytes > self.capacity_bytes:
             if self.drop_one(awaited=False):
                 continue
-            if awaited and self._under_way:
+            if awaited and self._being_written:
                 return self._take_over()
             if not self.drop_one(awaited):
                 self._forget(key)
@@ -129,12 +170,12 @@ class SnapshotPool:
         return slot
 
     def passes_begun(self) -> None:
-        """All that was reserved is written by passes that have begun: what is written by a later one comes later."""
-        self._under_way = set(self._idle_slots)
+        """Note that the passes that write all reserved slots are in flight."""
+        self._being_written = set(self._idle_slots)
 
     def _take_over(self) -> int:
-        """A reserved slot whose snapshot is not to be published any more."""
-        slot = self._under_way.pop()
+        """Take a reserved slot; its snapshot will not be published."""
+        slot = self._being_written.pop()
         key = self._idle_slots.pop(slot)
         self._taken.add((key, slot))
         self._forget(key)
@@ -144,7 +185,7 @@ class SnapshotPool:
         self, key: bytes, position: int, slot: int, pages: PageArray, reads: int = 0, awaited: bool = False
     ) -> Snapshot | None:
         """Publish what was written into a reserved slot; None if there is no room for its pages, or if the slot was
-        given to somebody else.
+        given to another snapshot.
 
         reads: how many requests of the plan will resume from it. awaited: as in `reserve`. A key that is already
         held keeps its first copy.
@@ -153,7 +194,7 @@ class SnapshotPool:
             self._taken.discard((key, slot))
             return None
         self._give_back(slot)
-        # An awaited one does not give way to what is yet to be published and may go.
+        # Slots reserved for unawaited snapshots do not count against an awaited one.
         capacity = self.capacity_bytes + awaited * len(self._idle_slots) * self._slot_bytes
         held = self._held.get(key)
         if held is not None:
@@ -185,10 +226,10 @@ class SnapshotPool:
         self._free_slots.append(slot)
 
     def _give_back(self, slot: int) -> None:
-        """A slot is not reserved any more."""
+        """End the reservation of a slot."""
         self.num_reserved -= 1
         self._idle_slots.pop(slot, None)
-        self._under_way.discard(slot)
+        self._being_written.discard(slot)
 
     def drop_one(self, awaited: bool) -> bool:
         """Drop the least recently consumed snapshot that no plan waits for and that is not pinned. If there is none,
@@ -209,7 +250,7 @@ class SnapshotPool:
         return self._slot_bytes + pages * self._page_bytes
 
     def drop(self, snapshot: Snapshot, evicted: bool = False) -> None:
-        """Let go of one snapshot. evicted: for lack of room."""
+        """Drop one snapshot. evicted: for lack of room."""
         if self.on_drop is not None:
             self.on_drop(snapshot.key, evicted)
         del self._held[snapshot.key]
@@ -221,7 +262,7 @@ class SnapshotPool:
         self._pages.release(snapshot.pages)
 
     def _idle(self) -> Snapshot | None:
-        """The first one to go."""
+        """The least recently consumed snapshot that is neither pinned nor awaited."""
         return next((one for one in self._held.values() if not one.pins and not one.reads_left), None)
 
     def _evict(self, snapshot: Snapshot) -> None:

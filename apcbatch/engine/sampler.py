@@ -1,6 +1,6 @@
 """The next token of each row of logits.
 
-Must not know: sequences. Invariants: a row's token and log-probability depend on that row alone and, if the temperature
+Invariants: a row's token and log-probability depend on that row alone and, if the temperature
 is above 0, on (seed, random stream, answer, step): never on batch mates or on the order of steps.
 """
 
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from apcbatch.errors import RequestError
 from apcbatch.kernels.ops import Backend
-from apcbatch.model.fetch import Fetch
+from apcbatch.model.host_copies import Fetch
+from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import Request
 
 NOT_FINITE = -1  # in place of a token, from the ops
@@ -31,8 +34,8 @@ def request_key(request: Request, answer: int = 0) -> int:
     return int.from_bytes(digest[:16], "little")
 
 
-class Choice:
-    """What was chosen from rows of logits. tokens: (r,) int64, where the logits are; logprobs: (r,) float32 or None.
+class GreedyTokens:
+    """The likeliest tokens of rows of logits. tokens: (r,) int64, where the logits are; logprobs: (r,) float32 or None.
     On a device they may still be on their way, and the host's copies with them."""
 
     def __init__(self, tokens: torch.Tensor, logprobs: torch.Tensor | None) -> None:
@@ -46,18 +49,18 @@ class Choice:
         return tokens, logprobs
 
 
-def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> Choice:
+def greedy(ops: Backend, logits: torch.Tensor, with_logprobs: bool) -> GreedyTokens:
     """The likeliest token (the lowest id on ties) of each row of logits (r, vocabulary) float32, and its float32
     log-probability. The token is NOT_FINITE if a logit of the row is NaN or infinite. Log-probabilities take a second
-    look at every logit."""
+    pass over the logits."""
     tokens, logprobs = ops.greedy(logits) if with_logprobs else (ops.argmax(logits), None)
-    return Choice(tokens, logprobs)
+    return GreedyTokens(tokens, logprobs)
 
 
 def draw(
     row: npt.NDArray[np.float32], temperature: float, top_k: int, min_p: float, top_p: float, key: int, step: int
 ) -> int:
-    """One token drawn from a row of logits (vocabulary,) float32; one of -infinity never comes.
+    """One token drawn from a row of logits (vocabulary,) float32; one of -infinity is never drawn.
 
     The draw is the inverse of the cumulative distribution over descending probability at one Philox number keyed by
     the request and the step. The distribution is that of the top_k largest logits, the lowest ids on ties (0 or -1:
@@ -99,3 +102,142 @@ def top_logprobs(row: npt.NDArray[np.float32], count: int) -> list[tuple[int, fl
     shifted = row.astype(np.float64) - float(row[ids[0]])
     logprobs = (shifted[ids] - math.log(np.exp(shifted).sum())).astype(np.float32)
     return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+
+Logits = npt.NDArray[np.float32]
+_LARGEST = np.finfo(np.float32).max
+
+
+class TokenCounts:
+    """Distinct tokens and their counts: ids (n,) int64 and counts (n,) float32, in order of first occurrence. Adding
+    one is amortised O(1)."""
+
+    def __init__(self, token_ids: TokenArray | None = None) -> None:
+        first = np.empty(0, np.int64) if token_ids is None else np.unique(token_ids).astype(np.int64)
+        self._ids, self._counts = first, np.ones(len(first), np.float32)
+        self._places = {int(token): place for place, token in enumerate(first)}
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """The distinct tokens."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> npt.NDArray[np.float32]:
+        """How often each of `ids` was counted."""
+        return self._counts[: len(self._places)]
+
+    def add(self, token: int) -> None:
+        """Count a token once more."""
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):
+            room = max(64, len(self._ids))
+            self._ids = np.concatenate((self._ids, np.empty(room, np.int64)))
+            self._counts = np.concatenate((self._counts, np.zeros(room, np.float32)))
+        self._ids[place] = token
+        self._counts[place] += 1
+
+
+class LogitsProcessors:
+    """The settings of one answer that change or mask logits, with the tokens that they have seen.
+
+    ending_ids: the tokens that end an answer; those outside the vocabulary do nothing.
+    """
+
+    def __init__(self, request: Request, prompt: TokenArray, vocab_size: int, ending_ids: Collection[int]) -> None:
+        self._request = request
+        self._bias_ids = np.array(list(request.logit_bias), np.int64)
+        with np.errstate(over="ignore"):  # below float32 is -infinity, which forbids a token
+            self._bias = np.array(list(request.logit_bias.values()), np.float64).astype(np.float32)
+        self._seen = TokenCounts(prompt) if request.repetition_penalty != 1 else None
+        self._answer = TokenCounts() if request.presence_penalty or request.frequency_penalty else None
+        self._ending_ids = np.array([one for one in ending_ids if 0 <= one < vocab_size], np.int64)
+        self._allowed = None
+        if request.allowed_token_ids is not None:
+            self._allowed = as_token_array(request.allowed_token_ids).astype(np.int64)
+        self._constraint = request.constraint() if request.constraint else None
+        self._mask = np.zeros(-(-vocab_size // 32) if self._constraint else 0, np.int32)
+
+    def apply(self, row: Logits, step: int) -> None:
+        """Change a row of finite logits (vocabulary,) float32 in place; step: the number of tokens that the answer has.
+
+        Raises RequestError if no token is left.
+        """
+        row[self._bias_ids] += self._bias
+        if self._seen is not None:
+            self._penalise_repetition(row, self._seen.ids)
+        if self._answer is not None:
+            ids, counts = self._answer.ids, self._answer.counts
+            row[ids] -= np.float32(self._request.frequency_penalty) * counts
+            row[ids] -= np.float32(self._request.presence_penalty)
+        if step < self._request.min_tokens:
+            row[self._ending_ids] = -np.inf
+        if self._allowed is not None:
+            _mask_others(row, self._allowed)
+        if self._constraint is not None and self._constraint.fill(self._mask):
+            forbidden = np.unpackbits((~self._mask).view(np.uint8), count=len(row), bitorder="little")
+            np.copyto(row, -np.inf, where=forbidden.view(np.bool_))
+        if row.max() == -np.inf:
+            raise RequestError(
+                "invalid_request",
+                f"no token may come after {step} tokens of the answer: the request's settings forbid all of them "
+                "together (logit_bias, allowed_token_ids, min_tokens, the form of the answer)",
+            )
+
+    def accept(self, token: int) -> bool:
+        """Take the sampled token; whether the Constraint is complete with it. Raises RequestError."""
+        if self._seen is not None:
+            self._seen.add(token)
+        if self._answer is not None:
+            self._answer.add(token)
+        return self._constraint is not None and self._constraint.accept(token)
+
+    def _penalise_repetition(self, row: Logits, ids: npt.NDArray[np.int64]) -> None:
+        penalty = np.float32(self._request.repetition_penalty)
+        logits = row[ids]
+        with np.errstate(over="ignore"):
+            logits = np.where(logits < 0, logits * penalty, logits / penalty)
+        row[ids] = np.minimum(logits, _LARGEST)
+
+
+def _mask_others(row: Logits, ids: npt.NDArray[np.int64]) -> None:
+    """Mask every token of a row but these."""
+    kept = row[ids]
+    row.fill(-np.inf)
+    row[ids] = kept
+
+
+class Sampler:
+    """Samples the tokens of one answer. key: of its random stream. eos_token_ids: the model's own stop tokens."""
+
+    def __init__(
+        self, request: Request, prompt: TokenArray, vocab_size: int, eos_token_ids: Collection[int], key: int
+    ) -> None:
+        self._request, self._key = request, key
+        self._stop_ids = frozenset(int(token) for token in request.stop_token_ids)
+        self._eos_ids = frozenset() if request.ignore_eos else frozenset(eos_token_ids)
+        self._ending = request.ending() if request.ending else None
+        ending_ids = self._stop_ids | self._eos_ids
+        self._processors = LogitsProcessors(request, prompt, vocab_size, ending_ids) if request.changes_logits else None
+
+    def sample(self, row: Logits, step: int) -> int:
+        """The answer's next token, after `step` tokens, from a row of logits (vocabulary,) float32, which is not
+        changed. Greedy: the largest logit, the lowest id on ties. Raises RequestError if no token is allowed."""
+        request = self._request
+        if self._processors is not None:
+            row = row.copy()
+            self._processors.apply(row, step)
+        if request.temperature == 0:
+            return int(np.argmax(row))
+        return draw(row, request.temperature, request.top_k, request.min_p, request.top_p, self._key, step)
+
+    def ends_with(self, token: int, step: int) -> tuple[bool, int | str | None]:
+        """Take the token after `step` tokens: whether the answer ends with it, and its stop_reason. Raises
+        RequestError."""
+        complete = self._processors is not None and self._processors.accept(token)
+        if token in self._eos_ids:
+            return True, None
+        if token in self._stop_ids:
+            return True, token
+        reason = self._ending.accept(token, step >= self._request.min_tokens) if self._ending is not None else None
+        return complete or reason is not None, reason

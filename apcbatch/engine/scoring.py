@@ -1,6 +1,6 @@
-"""What the model says of tokens that are there already: log-probabilities, ranks, what it would rather take.
+"""Scores of given tokens: log-probabilities, ranks, and the likeliest tokens in their places.
 
-Must not know: sequences, slots. Invariants: a token's numbers depend on its own row alone, so neither on where a prompt
+Invariants: a token's numbers depend on its own row alone, so neither on where a prompt
 is cut nor on batch mates; a log-probability has the bits that it has where the token is generated. Memory: logits of
 SLICE_BYTES at a time, of one row at least, however many tokens are scored, and a fourth of that beside them.
 """
@@ -8,30 +8,20 @@ SLICE_BYTES at a time, of one row at least, however many tokens are scored, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from apcbatch.engine.sampler import top_logprobs
-from apcbatch.kernels.ops import Backend
-from apcbatch.model.finite import finite_rows
+from apcbatch.model.host_copies import finite_rows
+from apcbatch.model.pipeline import Model
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Scores
 
 SLICE_BYTES = 64 << 20
 
 
-class Head(Protocol):
-    """The last part of a model; see CausalLM."""
-
-    @property
-    def backend(self) -> Backend: ...
-
-    def head(self, normed: torch.Tensor) -> torch.Tensor: ...
-
-
-def score_rows(model: Head, hidden: torch.Tensor, targets: TokenArray, begin: int, num_top: int) -> Scores | None:
+def score_rows(model: Model, hidden: torch.Tensor, targets: TokenArray, begin: int, num_top: int) -> Scores | None:
     """The scores of the tokens `targets` (s,), each of which comes after a row of hidden (s, h); None if a logit is NaN
     or infinite.
 

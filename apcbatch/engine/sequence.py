@@ -1,28 +1,22 @@
 """One request on its way through the engine: its tokens, how far its state has come, what it holds.
 
-Must not know: tensors, kernels, the batch it runs in.
+A chunk is the tokens that one pass computes of it; forks are several answers to one prompt.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from apcbatch.engine.chooser import Chooser
-from apcbatch.engine.pages import NO_PAGES, PageArray
-from apcbatch.engine.policy import Retention
-from apcbatch.engine.pool import Snapshot
-from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.engine.sampler import request_key
-from apcbatch.engine.settings import check_request
+from apcbatch.engine.policy import Nothing, Retention
+from apcbatch.engine.pool import NO_PAGES, PageArray, Snapshot
+from apcbatch.engine.sampler import Sampler, request_key
+from apcbatch.engine.validation import MAX_REQUEST_TOKENS, check_request
 from apcbatch.errors import RequestError
 from apcbatch.prefix import TokenArray
 from apcbatch.types import CachedFrom, FinishReason, MissReason, Request, Result, Scores
-
-if TYPE_CHECKING:
-    from apcbatch.engine.forks import Forks
 
 
 @dataclass(slots=True, eq=False)
@@ -33,12 +27,12 @@ class Sequence:
     number: its place in the order of submission. retention: what it keeps and may resume from, set by
     Snapshots.prepare. start: the snapshot that the next pass reads its state from, pinned until then. rolling: the
     snapshot of the answer's latest boundary, if that takes the place of the one before it. source: the key of the
-    plan's snapshot whose reader it counts as, empty for none, and once that was counted. store_parent: the last
+    plan's snapshot whose reader it counts as, empty for none, and once that read is counted. store_parent: the last
     snapshot on this sequence's path that the store has, as (key, position). stored_positions: usable boundaries that
-    the store held at the first look, longest first. expected: the key of the stored snapshot that it will probably
-    start from, empty for none, None before anybody looked. is_plain, needs_logits: as its request says. chooser:
-    chooses and ends the tokens of its answer, once that takes one. forks: the answers of its request, where there are
-    several, from the end of the prompt on; this sequence is one of them.
+    the store held at the first look, longest first. prefetch_key: of the stored snapshot that it will probably start
+    from, empty for none, None before the first look. is_plain, needs_logits: as its request says. sampler:
+    samples its tokens if the request is not plain; made with the first one. forks: the answers of its request, where
+    there are several, from the end of the prompt on; this sequence is one of them.
     """
 
     request: Request
@@ -57,11 +51,11 @@ class Sequence:
     source: bytes = b""
     store_parent: tuple[bytes, int] | None = None
     stored_positions: list[int] | None = None
-    expected: bytes | None = None
+    prefetch_key: bytes | None = None
     sampler_key: int = 0
     is_plain: bool = field(init=False)
     needs_logits: bool = field(init=False)
-    chooser: Chooser | None = None
+    sampler: Sampler | None = None
     forks: Forks | None = None
     scores: Scores | None = None
     logprobs: list[float] = field(default_factory=list)
@@ -90,8 +84,8 @@ class Sequence:
         return self.request.n if self.request.temperature > 0 and self.request.max_tokens else 1
 
     @property
-    def is_trunk(self) -> bool:
-        """Whether it computes a prompt from whose end several answers will start."""
+    def will_fork(self) -> bool:
+        """Whether it computes a prompt that several answers start from."""
         return self.in_prefill and self.num_answers > 1
 
     @property
@@ -106,13 +100,8 @@ class Sequence:
 
     @property
     def keeps_answer(self) -> bool:
-        """Whether its answer is kept: of several the first one alone may be."""
+        """Whether snapshots of its answer are kept: of several answers only those of the first."""
         return self.request.keep_answer and (self.forks is None or self.forks.sequences[0] is self)
-
-    @property
-    def resumable(self) -> int:
-        """The longest prefix that it may resume from."""
-        return self.request.resumable
 
     @property
     def score_begin(self) -> int:
@@ -127,7 +116,7 @@ class Sequence:
     def append(self, token: int, logprob: float) -> None:
         """Take a sampled token."""
         if self.num_tokens == len(self.tokens):
-            # Twice the room, so that a token costs the same however many come.
+            # Twice the capacity, so that appending is amortised O(1).
             room = min(len(self.tokens), self.limit - len(self.tokens))
             self.tokens = np.concatenate([self.tokens, np.empty(room, np.int32)])
         self.tokens[self.num_tokens] = token
@@ -165,12 +154,8 @@ class Sequence:
             scores=self.scores,
         )
 
-    def failure(self, error: RequestError) -> Result:
-        """The record of a request that could not be answered."""
-        return failed(self.request, error)
 
-
-def failed(request: Request, error: RequestError) -> Result:
+def failed_result(request: Request, error: RequestError) -> Result:
     """The result of a request that ended in an error."""
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=error, tag=request.tag)
 
@@ -189,3 +174,84 @@ def make_sequence(
     if request.score_from is not None:
         sequence.scores = Scores(request.score_from)
     return sequence
+
+
+@dataclass(slots=True)
+class Keep:
+    """A snapshot to be written by the pass: after `position` tokens of the sequence, into a reserved slot."""
+
+    position: int
+    key: bytes
+    slot: int
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """`count` tokens of one sequence from position `begin` on, and the snapshots to take among them (ascending)."""
+
+    sequence: Sequence
+    begin: int
+    count: int
+    keep: list[Keep] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The position that the sequence has reached after the pass."""
+        return self.begin + self.count
+
+    @property
+    def samples(self) -> bool:
+        """Whether the pass yields the sequence's next token."""
+        return self.end >= self.sequence.num_tokens and self.sequence.limit > self.sequence.num_prompt
+
+    @property
+    def scored(self) -> range:
+        """The positions of the chunk after which a token of the prompt comes that is scored."""
+        sequence = self.sequence
+        if sequence.scores is None:
+            return range(0)
+        return range(max(self.begin, sequence.score_begin), min(self.end, sequence.num_prompt - 1))
+
+
+@dataclass(slots=True, eq=False)
+class Forks:
+    """Several answers to one prompt. sequences: the answers, the first of which has computed the prompt. held: the
+    state at the prompt's end, as a snapshot that no pool has; None before, and once the last answer has begun. waiting:
+    answers that have their first token and no slot. num_running: answers that have a slot. delivered: the result was
+    handed back."""
+
+    sequences: list[Sequence]
+    held: Snapshot | None = None
+    waiting: deque[Sequence] = field(default_factory=deque)
+    num_running: int = 0
+    delivered: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer has ended."""
+        return all(sequence.finish_reason for sequence in self.sequences)
+
+    def result(self) -> Result:
+        """All answers as one result."""
+        first, *others = [sequence.own_result() for sequence in self.sequences]
+        return replace(first, others=others, decode_ms=sum(one.decode_ms for one in (first, *others)))
+
+
+def fork_answers(sequence: Sequence) -> list[Sequence]:
+    """Make the sequences of all answers to a prompt whose end a sequence has reached; itself is the first."""
+    forks = Forks([sequence])
+    forks.sequences += [_fork(sequence, answer) for answer in range(1, sequence.num_answers)]
+    for one in forks.sequences:
+        one.forks = forks
+    return forks.sequences
+
+
+def _fork(first: Sequence, answer: int) -> Sequence:
+    """A further answer to a computed prompt; no snapshots of it are kept."""
+    request = first.request
+    prompt = first.tokens[: first.num_prompt].copy()
+    fork = Sequence(request, prompt, first.num_prompt, first.num_prompt, first.limit, number=first.number)
+    fork.scores = first.scores
+    fork.retention = Nothing(request, first.num_prompt, block_size=1)
+    fork.sampler_key = request_key(request, answer)
+    return fork

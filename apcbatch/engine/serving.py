@@ -1,7 +1,6 @@
 """The loop around an engine: submit requests while it wants more, step, hand the results on.
 
-`Engine.run`, `apcbatch run` and `tune-block-size --verify` share it. Must not know: where requests come from, what
-becomes of a result, tensors.
+`Engine.run`, `apcbatch run` and `tune-block-size --verify` share it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Protocol
 
 from apcbatch.types import Request, Result
 
-LOOK_AHEAD = 4  # times max_running: the requests that wait inside an engine, so that the scheduler can choose
+LOOK_AHEAD = 4  # times max_running: waiting requests that the scheduler chooses from
 
 
 class Steppable(Protocol):

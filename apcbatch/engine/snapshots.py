@@ -1,24 +1,20 @@
 """What a sequence gets from the kept snapshots and gives to them: the pool comes first, then the store.
 
-Must not know: the batch, the order of requests, which positions are kept (see policy.py). Invariants: a position is
-used only if all of its state is there; at least one prompt token is always computed; what the store cannot give is a
-miss, never an error.
+Which positions are kept, policy.py says. Invariants: a position is used only if all of its state is there; at least one
+prompt token is always computed; what the store cannot give is a miss, never an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from apcbatch.engine.coverage import CoverageTree, Match
-from apcbatch.engine.miss import explain_miss
+from apcbatch.engine.coverage import CoverageTree, Match, explain_miss
 from apcbatch.engine.observer import KeptSnapshot, Observer
 from apcbatch.engine.page_tables import PageTables
-from apcbatch.engine.pages import PagePool
 from apcbatch.engine.persistence import Persistence
 from apcbatch.engine.policy import keeps_snapshots, retention_of
-from apcbatch.engine.pool import Snapshot, SnapshotPool
-from apcbatch.engine.runner import Chunk
-from apcbatch.engine.sequence import Sequence
+from apcbatch.engine.pool import PagePool, Snapshot, SnapshotPool
+from apcbatch.engine.sequence import Chunk, Sequence
 from apcbatch.prefix import PrefixHasher, TokenArray, boundaries_in, last_boundary, prefix_key
 from apcbatch.types import CachedFrom, Policy
 
@@ -48,25 +44,25 @@ class Snapshots:
         self._persistence = persistence
 
     def prepare(self, sequence: Sequence) -> None:
-        """Choose what a sequence keeps, and compute the prefix keys of the positions that matter, once."""
+        """Set a sequence's retention, and compute the prefix keys of the positions that it needs, once."""
         sequence.retention = retention_of(self._policy, sequence.request, sequence.num_prompt, self._block_size)
         hasher = PrefixHasher(self._fingerprint, sequence.tokens[: sequence.num_prompt])
         sequence.keys = dict(hasher.keys_at(sequence.retention.key_positions()))
         sequence.source = sequence.keys.get(sequence.retention.plan.resume_at, b"")
 
-    def expect(self, coming: Iterable[Sequence]) -> None:
-        """Have the stored snapshots read ahead that sequences will start from. coming: those that wait, in order."""
-        if self._persistence is None or not self._persistence.reads_ahead:
+    def prefetch(self, waiting: Iterable[Sequence]) -> None:
+        """Prefetch the stored snapshots that waiting sequences will start from, in their order."""
+        if self._persistence is None or not self._persistence.prefetches:
             return
         keys = []
-        for sequence in coming:
-            if sequence.expected is None:
-                sequence.expected = self._expected(sequence, self._persistence)
-            if sequence.expected and sequence.expected not in self._pool:
-                keys.append(sequence.expected)
-        self._persistence.expect(keys)
+        for sequence in waiting:
+            if sequence.prefetch_key is None:
+                sequence.prefetch_key = self._prefetch_key(sequence, self._persistence)
+            if sequence.prefetch_key and sequence.prefetch_key not in self._pool:
+                keys.append(sequence.prefetch_key)
+        self._persistence.prefetch(keys)
 
-    def _expected(self, sequence: Sequence, persistence: Persistence) -> bytes:
+    def _prefetch_key(self, sequence: Sequence, persistence: Persistence) -> bytes:
         """The key of the longest stored snapshot that a sequence may start from, unless its plan has a longer one
         computed; empty for none. What it does start from is found when it begins."""
         stored = persistence.positions({p: sequence.keys[p] for p in self._usable(sequence)})
@@ -74,12 +70,12 @@ class Snapshots:
         return sequence.keys[position] if position and position >= sequence.retention.plan.resume_at else b""
 
     def available_position(self, sequence: Sequence) -> int:
-        """The longest usable position that seems to be held, in the pool or the store; 0 for none."""
+        """The longest usable position in the pool or, as of the first look, in the store; 0 for none."""
         held = next((p for p in self._usable(sequence) if self._held(sequence, p) is not None), 0)
         return max(held, next(iter(self._stored_positions(sequence)), 0))
 
     def holds(self, key: bytes) -> bool:
-        """Whether a snapshot is in the pool: nobody will publish it again."""
+        """Whether a snapshot is in the pool."""
         return key in self._pool
 
     def attach(self, sequence: Sequence) -> None:
@@ -104,25 +100,21 @@ class Snapshots:
         self._note_miss(sequence, match, stranded)
 
     def detach(self, sequence: Sequence) -> None:
-        """Let go of the snapshot that a sequence started from; the state that forks share is not in the pool."""
+        """Unpin the snapshot that a sequence started from; the state that forks share is not in the pool."""
         snapshot, sequence.start = sequence.start, None
         if snapshot is not None:
             snapshot.pins -= 1
-            self.count_read(sequence)
-
-    def count_read(self, sequence: Sequence) -> None:
-        """A sequence does not need the plan's snapshot any more, wherever it started. The last reader releases it."""
-        source, sequence.source = sequence.source, b""
-        self._pool.count_read(source)
+            source, sequence.source = sequence.source, b""  # the plan's snapshot, wherever it started
+            self._pool.count_read(source)
 
     def add_reads(self, key: bytes, reads: int) -> None:
-        """More requests of the plan will resume from a snapshot that is held."""
+        """Add pending readers to a snapshot that is held."""
         snapshot = self._pool.peek(key)
         assert snapshot is not None, "it is held"
         snapshot.reads_left += reads
 
-    def release(self, key: bytes) -> None:
-        """A request that a snapshot was held for will not come."""
+    def drop_reader(self, key: bytes) -> None:
+        """Drop one pending reader of a snapshot."""
         self._pool.count_read(key)
 
     def reserve(self, sequence: Sequence, position: int) -> tuple[int, bytes] | None:
@@ -162,21 +154,21 @@ class Snapshots:
             self.observer.kept(sequence.tokens[: told[-1].position], told)
 
     def cover(self, sequence: Sequence) -> None:
-        """Note the tokens of a kept answer once it has ended; those of a prompt are noted when it begins."""
+        """Mark the tokens of a kept answer as covered once it has ended; those of a prompt are when it begins."""
         if sequence.finish_reason and sequence.keeps_answer:
             self.coverage.insert(sequence.tokens[: sequence.computed])
 
     def count_unique(self, sequence: Sequence) -> None:
-        """A request has its result: count its tokens among the unique ones. Failed requests are not counted."""
+        """Count the tokens of a request that was answered among the unique ones."""
         self.coverage.count(sequence.tokens[: sequence.computed if sequence.keeps_answer else sequence.num_prompt])
 
     def cancel(self, chunk: Chunk) -> None:
-        """Give back the slots of a pass that failed."""
+        """Free the slots that a failed pass was to write."""
         for keep in chunk.keep:
             self._pool.cancel(keep.key, keep.slot)
 
     def complete(self, sequence: Sequence) -> None:
-        """The sequence has ended: what was kept back until the end of its answer goes to the store."""
+        """Store the latest boundary of an answer that has ended."""
         if sequence.rolling is not None:
             self._persist(sequence, sequence.rolling)
 
@@ -200,10 +192,10 @@ class Snapshots:
 
     def _usable(self, sequence: Sequence) -> list[int]:
         """Boundaries that leave one prompt token to compute, and all those that are scored, longest first."""
-        return [p for p in reversed(sequence.keys) if p <= sequence.resumable]
+        return [p for p in reversed(sequence.keys) if p <= sequence.request.resumable]
 
     def _held(self, sequence: Sequence, position: int) -> Snapshot | None:
-        """What the pool has for a sequence at a position, unless others wait for it and this one does not."""
+        """What the pool has for a sequence at a position, unless it is held for others."""
         snapshot = self._pool.peek(sequence.keys[position])
         if snapshot is None or snapshot.reads_left and not sequence.retention.counts_on(position):
             return None
@@ -235,7 +227,8 @@ class Snapshots:
         return held, "none" if held is None else "memory", stranded
 
     def _load_first(self, sequence: Sequence, positions: list[int]) -> tuple[Snapshot | None, bool]:
-        """Load the first position that the store can give in full; what it cannot give at all is forgotten."""
+        """Load the first position that the store can give in full; what it cannot give at all is removed from
+        `stored_positions`. Returns also whether a longer one was stranded."""
         assert self._persistence is not None and sequence.stored_positions is not None
         stranded = None
         for position in positions:
@@ -252,7 +245,7 @@ class Snapshots:
         return None, stranded is not None
 
     def _note_miss(self, sequence: Sequence, match: Match, stranded: bool) -> None:
-        """The ideal of a sequence that starts now, and why it got less."""
+        """Set the ideal of a sequence that starts now, and its miss reason."""
         covered = sequence.retention.ideal(match)
         ideal = max(covered.length, next(iter(self._stored_positions(sequence)), 0), sequence.cached_tokens)
         sequence.ideal = ideal if covered.exact else None
@@ -264,7 +257,7 @@ class Snapshots:
             ideal,
             covered,
             self._block_size,
-            resumable=sequence.resumable,
+            resumable=sequence.request.resumable,
             disabled=not keeps_snapshots(self._policy),
             stranded=stranded,
             evicted=self._pool.was_dropped(sequence.keys.get(target, b"")),

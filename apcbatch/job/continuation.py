@@ -1,7 +1,6 @@
-"""The last line on stderr: the command that continues a run, or that nothing is left to do.
+"""Make the last line on stderr: the command that continues a run, or that nothing is left to do.
 
-Must not know: what happened. Invariant: run from the same folder, the command makes the same configuration, plus
---resume.
+Invariant: run from the same folder, the command makes the same configuration, plus --resume.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from apcbatch.address import shown_address
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name, opposite_flag
-from apcbatch.values import FILE_MARK, format_size, shown
+from apcbatch.option_values import FILE_MARK, format_size, shown
 
 ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
 REPLACED = ("resume", "overwrite", "retry_errors")
@@ -31,8 +30,8 @@ def command_words(
     config: Config,
     added: Sequence[str],
 ) -> list[str]:
-    """The command's words, as they are before the shell quotes them: every option that a flag or a variable gave, and
-    the `added` flags at the end. What is secret in an address is left out of it, for the user to put back."""
+    """The command's words before quoting: every option that a flag or a variable gave, then the `added` flags. Secrets
+    in an address are left out, for the user to put back."""
     sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
     words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:

@@ -1,8 +1,7 @@
-"""The calls through which a run changes OUT and the files beside it, and how a file is replaced as a whole.
+"""Write OUT and the files beside it: the file calls, the replacement of a whole file, a call in a background thread.
 
-Must not know: what is in the files. Tests replace Disk with one that drops everything that was not synced. Invariants:
-a temporary name is always a new file; a name holds either its old content or all of its new content, even after a power
-cut.
+Tests replace Disk with one that drops everything that was not synced. Invariants: a temporary name is always a new
+file; a name holds either its old content or all of its new content, even after a power cut.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Thread
 
 STREAMS = ("/dev/", "/proc/")
 
@@ -95,3 +95,43 @@ def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.Pa
     with replacing(os.path.realpath(path), disk, like) as fd:
         for chunk in chunks:
             disk.write(fd, chunk)
+
+
+SHORT_CALL_S = 0.02  # a call that is done by then raises where it began
+
+
+class BackgroundCall:
+    """Runs one call at a time in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, call: Callable[[], None]) -> None:
+        """Wait for the previous call, begin this one and wait a moment for it; raises what either raised."""
+        self.finish()
+        self._thread = Thread(target=self._run, args=(call,), name="apcbatch-disk", daemon=True)
+        self._thread.start()
+        self._thread.join(SHORT_CALL_S)
+        if not self.is_busy:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the call under way, if there is one; raises what it raised, once."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:  # finish() raises it
+            self._error = error

@@ -1,7 +1,4 @@
-"""The checks of `apcbatch doctor`: one line each; a line that fails ends with what to do about it.
-
-Must not know: how lines are printed. Each check returns what it found, or raises Broken with the fix.
-"""
+"""The checks of `apcbatch doctor`. Each returns what it found, or raises CheckFailed with what to do about it."""
 
 from __future__ import annotations
 
@@ -24,25 +21,25 @@ REINSTALL = "install apcbatch again: its wheel, or pip install --force-reinstall
 SCAN_TOLERANCE = 1e-5
 
 
-class Broken(Exception):
-    """A check that failed: what is wrong, and the fix."""
+class CheckFailed(Exception):
+    """A check failed: what is wrong, and the fix."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; fix: {fix}")
 
 
-class Doubtful(Exception):
-    """A check that passed, with something that spoils most runs: what, and what to do about it."""
+class CheckWarning(Exception):
+    """A check passed, but something makes most runs slower or worse: what, and what to do about it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. doubtful: it is ok, and yet somebody should read it."""
+    """One line of the report. is_warning: ok is true, with advice."""
 
     name: str
     ok: bool
     text: str
-    doubtful: bool = False
+    is_warning: bool = False
 
 
 def examine(config: Config) -> Iterator[Finding]:
@@ -61,9 +58,9 @@ def examine(config: Config) -> Iterator[Finding]:
     for name, check in checks:
         try:
             yield Finding(name, True, check())
-        except Doubtful as doubt:
-            yield Finding(name, True, str(doubt), doubtful=True)
-        except (Broken, ApcbatchError) as error:
+        except CheckWarning as doubt:
+            yield Finding(name, True, str(doubt), is_warning=True)
+        except (CheckFailed, ApcbatchError) as error:
             yield Finding(name, False, str(error))
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             yield Finding(name, False, f"{error}; fix: {REINSTALL}")
@@ -71,7 +68,7 @@ def examine(config: Config) -> Iterator[Finding]:
 
 def _python() -> str:
     if sys.version_info < OLDEST_PYTHON:
-        raise Broken(f"Python {platform.python_version()} is too old", "use Python 3.10 or newer")
+        raise CheckFailed(f"Python {platform.python_version()} is too old", "use Python 3.10 or newer")
     return f"{platform.python_version()}, {sys.executable}"
 
 
@@ -80,16 +77,16 @@ def _torch() -> str:
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST_TORCH:
-        raise Broken(f"torch {torch.__version__} is too old", "pip install 'torch>=2.11'")
+        raise CheckFailed(f"torch {torch.__version__} is too old", "pip install 'torch>=2.11'")
     return str(torch.__version__)
 
 
 def _extension(config: Config) -> str:
     try:
-        from apcbatch.engine.opening import use_processor
+        from apcbatch.engine.open import use_processor
         from apcbatch.kernels.isa import isa
     except ImportError as error:
-        raise Broken(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
+        raise CheckFailed(f"the compiled extension cannot be loaded ({error})", REINSTALL) from None
     use_processor(config)
     return f"instruction set {isa()}"
 
@@ -105,7 +102,7 @@ def _threads() -> str:
     pages = "" if cores.huge_pages is None else f", huge pages: {cores.huge_pages}"
     advice = cores.advice(count)
     if advice is not None:
-        raise Doubtful(f"{found}{pages}; {advice}")
+        raise CheckWarning(f"{found}{pages}; {advice}")
     return found + pages
 
 
@@ -130,7 +127,7 @@ def _kernels() -> str:
         outputs.append(torch.cat([y.flatten(), state.flatten()]))
     difference = float((outputs[0] - outputs[1]).abs().max())
     if not difference <= SCAN_TOLERANCE * float(outputs[1].abs().max()):
-        raise Broken(f"the compiled scan differs from the reference by {difference:.2g}", REINSTALL)
+        raise CheckFailed(f"the compiled scan differs from the reference by {difference:.2g}", REINSTALL)
     return f"the scan of {tokens} tokens equals the reference to {difference:.1g}"
 
 
@@ -158,17 +155,17 @@ def _cuda(device: str, gpus: int) -> str:
 
     if not torch.cuda.is_available():
         if device == "cuda" or gpus > 1:
-            raise Broken("torch finds no CUDA device", "give --device cpu, or see what nvidia-smi says")
+            raise CheckFailed("torch finds no CUDA device", "give --device cpu, or see what nvidia-smi says")
         return "no device; the CPU is used"
     try:
         cuda.extension()
     except RuntimeError as error:
         if device == "cuda" or gpus > 1:
-            raise Broken(f"{error}", "build them, or give --device cpu") from None
+            raise CheckFailed(f"{error}", "build them, or give --device cpu") from None
         return f"{torch.cuda.get_device_name()}, without kernels in this build (`make demo CUDA=1`); the CPU is used"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if gpus > len(names):
-        raise Broken(
+        raise CheckFailed(
             f"--gpus {gpus}: {len(names)} GPUs are visible to this process",
             "give as many at most, or see what nvidia-smi and CUDA_VISIBLE_DEVICES say",
         )
@@ -191,7 +188,7 @@ def _model(config: Config) -> str:
     try:
         result = next(iter(engine.run([Request("doctor", [0], max_tokens=1)])))
         if result.error is not None:
-            raise Broken(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
+            raise CheckFailed(f"model {config.model} does not answer: {result.error}", "check the checkpoint's files")
     finally:
         engine.close()
     found = f"{config.model} is complete, {config.dtype}, fingerprint {engine.fingerprint[:12]}"
@@ -200,10 +197,10 @@ def _model(config: Config) -> str:
 
 def _template(config: Config) -> str:
     """Render a short conversation with a tool call, and check that each prompt begins with the one before."""
-    from apcbatch.data.chat_options import ChatOptions
-    from apcbatch.data.records import Conversation
-    from apcbatch.data.render import Renderer
-    from apcbatch.data.template import NO_TEMPLATE
+    from apcbatch.data.chat.render import Renderer
+    from apcbatch.data.chat.template import NO_TEMPLATE
+    from apcbatch.data.chat.template_options import ChatOptions
+    from apcbatch.data.input.records import Conversation
 
     call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "tide"}}}
     messages: list[dict[str, Any]] = [
@@ -217,7 +214,7 @@ def _template(config: Config) -> str:
     warnings: list[str] = []
     renderer = Renderer.load(locate_model(config.model), warn=warnings.append, options=ChatOptions.of(config))
     if renderer.template.is_fallback:
-        raise Doubtful(NO_TEMPLATE)
+        raise CheckWarning(NO_TEMPLATE)
     rendered = renderer.render(Conversation("doctor", 1, messages, None, "messages"))
     if rendered.failures:
         return f"usable; it refuses tool calls ({rendered.failures[0].error.message})"
@@ -237,7 +234,7 @@ def _store(folder: str | None) -> str:
         try:
             if store.is_read_only:
                 reason = warnings[-1] if warnings else "it is read-only"
-                raise Broken(f"store {path}: {reason}", "give --store a folder that this user can write")
+                raise CheckFailed(f"store {path}: {reason}", "give --store a folder that this user can write")
         finally:
             store.close()
     where = f"{folder} can be written" + (" (made)" if is_new else "") if folder else "can be written; none given"

@@ -1,7 +1,7 @@
-"""The input as work: each line's requests in order, without those that are answered already.
+"""Turn the input into requests, in order, without those that OUT answers already.
 
-Must not know: the engine's state, how answers are written. Invariants: a request's number is its place among all
-requests of the input, whatever was answered before; every request comes out once, as a Request or a Failure.
+Invariants: a request's number is its place among all requests of the input, whatever was answered before; every request
+comes out once, as a Request or a Failure.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from itertools import islice
 from typing import TypeVar
 
 from apcbatch.config import Config
+from apcbatch.data.chat.recorded_answers import answered_turns, render_answers
+from apcbatch.data.chat.render import Prompt, Rendered, Renderer
+from apcbatch.data.chat.rollout import Rollout
 from apcbatch.data.checks import shown
-from apcbatch.data.recorded import answered_turns, render_answers
-from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.render import Prompt, Rendered, Renderer
-from apcbatch.data.rollout import Rollout
-from apcbatch.data.stop_texts import cut_answer
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.output.stop_texts import cut_answer
 from apcbatch.errors import RequestError
-from apcbatch.job.answers import Answers
-from apcbatch.job.ids import EqualLines, UsedIds
+from apcbatch.job.keys import EqualLines, UsedIds
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket, is_stopped
 from apcbatch.job.request import make_request
 from apcbatch.job.work import Failure, OpenRollout, Work
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 class Feeder:
-    """Hands out work piece by piece (see WorkSource), reading the input only as far as it is asked to.
+    """A WorkSource that reads the input only as far as needed for the next request.
 
-    keeps_answers: later requests, which are not known yet, may build on any answer. num_requests: the numbers given so
-    far. num_skipped: how many of these requests were answered before. last_line: the last line that was read.
+    keeps_answers: keep snapshots of all answers, since later requests may build on them. num_requests: requests
+    numbered so far; num_skipped: those of them that OUT answers already. last_line: the last line that was read.
     """
 
     plan_s = 0.0
@@ -45,7 +45,7 @@ class Feeder:
         config: Config,
         records: Iterable[Conversation | BadLine],
         renderer: Renderer,
-        answers: Answers,
+        answers: PreviousAnswers,
         keeps_answers: bool = False,
     ) -> None:
         self.num_requests = self.num_skipped = self.num_open_rollouts = 0
@@ -62,7 +62,7 @@ class Feeder:
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def pause(self) -> bool:
-        """Never: a line is read in no time."""
+        """Never: reading a line is quick."""
         return False
 
     def next(self) -> Work | None:
@@ -73,28 +73,28 @@ class Feeder:
             self.exhausted = True
             return None
 
-    def follow(self, result: Result) -> list[Work]:
-        """The work that a result makes possible: the next turn of a rollout, or the failures of all later ones."""
+    def follow_up(self, result: Result) -> list[Work]:
+        """The work that follows a result: the next turn of a rollout, or the failures of all later ones."""
         rollout: OpenRollout | None = result.tag.rollout
         if rollout is None:
             return []
         ticket, stopped = result.tag.ticket, result.finish_reason == "stop"
         error = result.error or self._feed_back(rollout, ticket, result.token_ids, stopped, result.stop_reason)
-        work = self._next_turn(rollout) if error is None else self._give_up(rollout, ticket, error)
+        work = self._next_turn(rollout) if error is None else self._fail_later_turns(rollout, ticket, error)
         return [one for one in work if one is not None]
 
     def _all_work(self, records: Iterable[Conversation | BadLine]) -> Iterator[Work | None]:
         for record in records:
             self.last_line = record.line
             if isinstance(record, BadLine):
-                yield self._whole_line(record, record.custom_id, None, record.error)
+                yield self._line_failure(record, record.custom_id, None, record.error)
             else:
                 yield from self._conversation(record)
 
     def _conversation(self, conversation: Conversation) -> Iterator[Work | None]:
-        self._renderer.fit(conversation)
+        self._renderer.complete_without_template(conversation)
         first_id = conversation.request_id(1)
-        error = self._used_ids.enter(first_id, conversation.line)
+        error = self._used_ids.add(first_id, conversation.line)
         turns: list[int] = []
         try:
             if error is None:
@@ -103,28 +103,28 @@ class Feeder:
         except RequestError as refused:
             error = refused
         if error is not None:
-            yield self._whole_line(conversation, first_id, conversation.id, error)
+            yield self._line_failure(conversation, first_id, conversation.id, error)
             return
         self._answers.check_shape(conversation.line, turns[0])
-        draws = self._draws_of(conversation)
-        tickets = [self._ticket(conversation, turn, draws) for turn in turns]
-        doubled = self._doubled(conversation, tickets)
+        draw_key = self._draw_key(conversation)
+        tickets = [self._ticket(conversation, turn, draw_key) for turn in turns]
+        duplicates = self._duplicate_ids(conversation, tickets)
         is_rollout = self._config.turns == "rollout"
         if not (is_rollout and not self._answers.confirmed) and self._answers.confirm_lines(tickets):
             self.num_skipped += len(tickets)
             yield None
         elif is_rollout:
-            yield from self._begin_rollout(conversation, tickets, doubled)
+            yield from self._begin_rollout(conversation, tickets, duplicates)
         else:
-            yield from self._recorded_turns(conversation, tickets, doubled)
+            yield from self._recorded_turns(conversation, tickets, duplicates)
 
-    def _doubled(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """The error of each turn whose id another line has used. The first turn's id was entered before."""
+    def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
+        """The error of each turn whose id another line has used. The first turn's id was added before."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:
             if ticket.custom_id is not None and ticket.custom_id != first_id:
-                error = self._used_ids.enter(ticket.custom_id, conversation.line)
+                error = self._used_ids.add(ticket.custom_id, conversation.line)
                 if error is not None:
                     found[ticket.turn] = error
         return found
@@ -184,13 +184,13 @@ class Feeder:
         """The work, or None if OUT has its answer."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
-            return _compiled(work)
+            return _with_constraint(work)
         self._answers.confirm(ticket)
         self.num_skipped += 1
         return None
 
     def _begin_rollout(
-        self, conversation: Conversation, tickets: list[Ticket], doubled: dict[int | None, RequestError]
+        self, conversation: Conversation, tickets: list[Ticket], duplicates: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
         """The first turn of a rollout. The rollout ends before the first turn whose id was refused."""
         try:
@@ -198,11 +198,11 @@ class Feeder:
         except RequestError as error:
             yield from self._fail(tickets, error)
             return
-        end = next((at for at, ticket in enumerate(tickets) if ticket.turn in doubled), len(tickets))
+        end = next((at for at, ticket in enumerate(tickets) if ticket.turn in duplicates), len(tickets))
         self.num_open_rollouts += 1
         yield from self._next_turn(OpenRollout(conversation, rollout, deque(tickets[:end])))
         if end < len(tickets):
-            refused, reason = tickets[end], doubled[tickets[end].turn]
+            refused, reason = tickets[end], duplicates[tickets[end].turn]
             yield from self._fail([refused], reason)
             yield from self._fail(tickets[end + 1 :], _no_history(refused, reason))
 
@@ -212,10 +212,10 @@ class Feeder:
             ticket = rollout.remaining.popleft()
             request = self._request(ticket, rollout.conversation, rollout.rollout.prompt, rollout)
             if ticket not in self._answers:
-                work = _compiled(request)
+                work = _with_constraint(request)
                 yield work
                 if isinstance(work, Failure):
-                    yield from self._give_up(rollout, ticket, work.error)
+                    yield from self._fail_later_turns(rollout, ticket, work.error)
                 return
             ticket = request.ticket if isinstance(request, Failure) else request.tag.ticket
             record = self._answers.confirm(ticket, by_prompt=True)
@@ -230,7 +230,7 @@ class Feeder:
                     rollout, ticket, origin["completion_token_ids"], is_stopped(record), stop_reason
                 )
             if error is not None:
-                yield from self._give_up(rollout, ticket, error)
+                yield from self._fail_later_turns(rollout, ticket, error)
                 return
         self.num_open_rollouts -= 1
 
@@ -255,8 +255,8 @@ class Feeder:
                 return error
         return None
 
-    def _give_up(self, rollout: OpenRollout, ticket: Ticket, error: RequestError) -> Iterator[Work | None]:
-        """Fail all turns after one that has no answer, for the same reason."""
+    def _fail_later_turns(self, rollout: OpenRollout, ticket: Ticket, error: RequestError) -> Iterator[Work | None]:
+        """Fail all turns after one without an answer, for the same reason."""
         self.num_open_rollouts -= 1
         yield from self._fail(rollout.remaining, _no_history(ticket, error))
 
@@ -273,10 +273,11 @@ class Feeder:
         except RequestError as error:
             return Failure(ticket, RequestError(error.code, error.message, ticket.line))
 
-    def _draws_of(self, conversation: Conversation) -> list[str | int] | None:
-        """What a line's draws depend on besides the turn and the seed: nothing for a seed of its own, otherwise its id,
-        or its content and how many equal lines came before. None if nothing is drawn. Where the line stands is no part
-        of it."""
+    def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
+        """What a line's draws depend on besides turn and seed; None for a greedy answer.
+
+        Nothing if the line sets a seed, else its id, or without one its content and the number of equal lines before
+        it. The position of the line does not count."""
         temperature = conversation.params.get("temperature", self._config.temperature)
         if temperature == 0 or self._config.score:
             return None
@@ -285,7 +286,7 @@ class Feeder:
         if conversation.unnamed is None:
             return [conversation.id]
         try:
-            digest, count = self._equal_lines.enter(conversation.unnamed)
+            digest, count = self._equal_lines.add(conversation.unnamed)
         except RecursionError:  # nested more deeply than Python writes
             return [conversation.digest, 0]
         if count:
@@ -296,7 +297,7 @@ class Feeder:
             )
         return [digest, count]
 
-    def _ticket(self, conversation: Conversation, turn: int, draws: list[str | int] | None) -> Ticket:
+    def _ticket(self, conversation: Conversation, turn: int, draw_key: list[str | int] | None) -> Ticket:
         self.num_requests += 1
         return Ticket(
             self.num_requests - 1,
@@ -307,10 +308,10 @@ class Feeder:
             conversation.prompt is not None,
             conversation.digest,
             file_line=conversation.file_line,
-            random_stream=None if draws is None else json.dumps([turn, *draws]),
+            random_stream=None if draw_key is None else json.dumps([turn, *draw_key]),
         )
 
-    def _whole_line(
+    def _line_failure(
         self,
         record: Conversation | BadLine,
         custom_id: str | None,
@@ -326,8 +327,8 @@ class Feeder:
         return self._unless_answered(Failure(ticket, RequestError(error.code, error.message, record.line)))
 
 
-def _compiled(work: Work) -> Work:
-    """The work; the failure of a request whose form of the answer cannot be used, found before its prompt is run."""
+def _with_constraint(work: Work) -> Work:
+    """The work; a Failure if the request's grammar cannot be compiled, which is found before its prompt is run."""
     if isinstance(work, Failure) or work.constraint is None:
         return work
     ticket = work.tag.ticket
@@ -350,7 +351,7 @@ def _no_history(ticket: Ticket, error: RequestError) -> RequestError:
 
 
 def _guarded(make: Callable[[], T]) -> T:
-    """The value, or a RequestError whatever went wrong: one conversation must never end the job."""
+    """Call `make`; anything that it raises becomes a RequestError, so that one conversation never ends the job."""
     try:
         return make()
     except RequestError:

@@ -1,6 +1,6 @@
-"""One request of an input as a run would make it, before anything is computed: prompt, tokens, reuse, settings.
+"""Inspect one request of an input without computing it: prompt, tokens, reuse, settings.
 
-Must not know: weights, torch, how anything is printed. Invariants: the prompt and the settings are those of `run` with
+Must not know: weights, torch. Invariants: the prompt and the settings are those of `run` with
 the same options; the input is read up to the end of the line that is asked for and no further.
 """
 
@@ -11,38 +11,38 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from apcbatch.config import Config
-from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.chat.prompt_tokens import PromptToken, prompt_tokens
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.chat.turns import choose_turns
 from apcbatch.data.generation_config import with_model_defaults
-from apcbatch.data.inputs import Inputs
-from apcbatch.data.layouts import LineOptions
-from apcbatch.data.prompt_tokens import PromptToken, prompt_tokens
-from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.refusals import refusals
-from apcbatch.data.render import Renderer
-from apcbatch.data.source import open_source
-from apcbatch.data.structure import Structure
-from apcbatch.data.turns import choose_turns
-from apcbatch.engine.room import room_for_answer
+from apcbatch.data.grammar.structured_output import StructuredOutput
+from apcbatch.data.input.inputs import Inputs
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.source import open_source
+from apcbatch.data.line_errors import find_errors
+from apcbatch.engine.validation import room_for_answer
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Format
-from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import planner_for
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.record import Ticket
-from apcbatch.job.request import OPTION_OF, settings_of
+from apcbatch.job.request import settings_of
 from apcbatch.job.work import Failure, Work
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.plan.sharers import first_sharers
+from apcbatch.plan.prefix_tree import PrefixTree, common_prefixes
 from apcbatch.prefix import as_token_array, boundaries_in, last_boundary
+from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The first request of the input whose prompt begins with the same so many tokens."""
+    """The first request of the input whose prompt begins with the same `tokens` tokens."""
 
     tokens: int
     line: int
@@ -115,8 +115,8 @@ def inspect(
     config = replace(with_model_defaults(config, folder), score=False)
     model = load_model_config(folder)
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
-    read = _Read(config, model.context_length)
-    feeder = Feeder(config, records, renderer, Answers())
+    read = _RequestsRead(config, model.context_length)
+    feeder = Feeder(config, records, renderer, PreviousAnswers())
     while not feeder.exhausted:
         work = feeder.next()
         if work is not None:
@@ -163,7 +163,7 @@ class _Records:
         return f"it is blank, or the input ends before it{limited}; the line before it is {self.last.line}"
 
 
-class _Read:
+class _RequestsRead:
     """The requests that were read: a tree of those that would run, and those of the latest line, by turn."""
 
     def __init__(self, config: Config, context_length: int | None) -> None:
@@ -195,7 +195,7 @@ class _Read:
         return None
 
 
-def _choose_turn(read: _Read, wanted: int | None) -> tuple[int | None, list[int]]:
+def _choose_turn(read: _RequestsRead, wanted: int | None) -> tuple[int | None, list[int]]:
     """The turn to look at, and all that there are; None and no turn if the line fails as a whole."""
     turns = sorted(turn for turn in read.latest if turn is not None)
     if not turns:
@@ -210,15 +210,15 @@ def _refused(error: RequestError, record: Conversation | BadLine) -> list[str]:
     """The run's own sentence, and those for everything else that is wrong with the line."""
     sentences = [error.message]
     if isinstance(record, BadLine) and record.source_format is not None:
-        sentences += refusals(record.record, record.line, LineOptions(record.source_format))
+        sentences += find_errors(record.record, record.line, LineOptions(record.source_format))
     return list(dict.fromkeys(sentences))
 
 
 def _add_settings(found: Inspection, conversation: Conversation, config: Config) -> None:
     given = conversation.params
     for name, value in settings_of(config, given).items():
-        origin = "line" if name in given else config.origins[OPTION_OF.get(name, name)]
-        shown = asdict(value) if isinstance(value, Structure) else value
+        origin = "line" if name in given else config.origins[SETTINGS[name].option_name]
+        shown = asdict(value) if isinstance(value, StructuredOutput) else value
         found.settings.append(Setting(name, shown, origin))
 
 
@@ -240,10 +240,10 @@ def _add_prompt(
     found.boundaries = list(boundaries_in(0, len(ids), config.block_size))
 
 
-def _add_reuse(found: Inspection, read: _Read, config: Config, footprint: Footprint) -> None:
+def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint: Footprint) -> None:
     """What earlier requests share, and what the policy keeps if the input ends with this line."""
     index, length = read.index[found.turn], len(found.tokens)
-    for tokens, other in first_sharers(read.tree, index):
+    for tokens, other in common_prefixes(read.tree, index):
         ticket = read.tickets[other]
         found.shared.append(Shared(tokens, ticket.line, ticket.turn, ticket.custom_id))
     if config.policy == "all":

@@ -1,16 +1,20 @@
-"""A compact table of 96-bit keys, for the ids that were seen and the requests that were answered.
+"""A compact hash table of 96-bit keys, for the ids that were used and the requests that were answered.
 
-Must not know: files, requests. Open addressing in flat arrays takes 25 to 32 bytes per key; a Python dict takes over
+Open addressing in flat arrays takes 25 to 32 bytes per key; a Python dict takes over
 150. Among a billion keys, the probability that any two collide is about 1e-11.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 from array import array
 from collections.abc import Iterator
+from typing import Any
 
 import xxhash
+
+from apcbatch.errors import RequestError
 
 FIRST_SLOTS = 1024
 LOW_BITS = 64
@@ -102,3 +106,33 @@ class KeyTable:
             if high[slot] or low[slot]:
                 key = high[slot] << LOW_BITS | low[slot]
                 self._put(self._slot_of(key), key, values[slot])
+
+
+class UsedIds:
+    """Every custom_id seen so far, with the first line that used it."""
+
+    def __init__(self) -> None:
+        self._lines = KeyTable()
+
+    def add(self, custom_id: str, line: int) -> RequestError | None:
+        """Note the id of a request; the error `duplicate_id` if it is there already."""
+        key = id_key(custom_id)
+        if self._lines.add(key, line):
+            return None
+        first = self._lines.get(key)
+        return RequestError("duplicate_id", f"id {custom_id!r} was used by line {first}; expected each id once")
+
+
+class EqualLines:
+    """How often each content was seen so far, whatever the order of its keys."""
+
+    def __init__(self) -> None:
+        self._counts = KeyTable()
+
+    def add(self, record: dict[str, Any]) -> tuple[str, int]:
+        """Note a parsed line: the digest of its content, and how many lines before it have the same."""
+        key = id_key(json.dumps(record, sort_keys=True, default=ascii))
+        count = self._counts.get(key) or 0
+        if not self._counts.add(key, 1):
+            self._counts.set(key, count + 1)
+        return f"{key:024x}", count

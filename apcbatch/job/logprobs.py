@@ -1,16 +1,87 @@
-"""Log-probabilities in the shapes of OpenAI's bodies.
+"""Log-probabilities in a record: of answers as OpenAI has them; `prompt_logprobs`, as vLLM; `score`, our own.
 
-Must not know: how they were computed, where records go. Entries are of the answer's first tokens, up to the end of its
-text; the model's own stop token is one of them.
+Entries of an answer are of its first tokens, up to the end of its text; the model's own stop token is one of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
-from apcbatch.data.render import Renderer
-from apcbatch.job.shown_prompt import ShownPrompt
-from apcbatch.types import Result
+from apcbatch.data.chat.render import Renderer
+from apcbatch.prefix import TokenArray
+from apcbatch.types import Result, Scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptFields:
+    """What a record says of its prompt's tokens.
+
+    text: the prompt as it was given, None if it came as token ids. echo: it stands before the answer; with
+    log-probabilities each of its tokens has the num_top likeliest. prompt_logprobs: number of likeliest tokens listed
+    for each prompt token, None for no list. answer_begin: position of the recorded answer to score, or None."""
+
+    token_ids: TokenArray
+    text: str | None = None
+    echo: bool = False
+    num_top: int = 0
+    prompt_logprobs: int | None = None
+    answer_begin: int | None = None
+
+    def shown_text(self, renderer: Renderer) -> str:
+        """The prompt's text; of token ids, special ones by their names."""
+        return self.text if self.text is not None else renderer.tokenizer.decode_all(self.token_ids.tolist())
+
+    def recorded_answer(self, result: Result, eos_token_ids: Collection[int]) -> Result:
+        """The recorded answer with its log-probabilities, as a result of its own."""
+        assert result.scores is not None
+        token_ids = self.token_ids[self.answer_begin :].tolist()
+        ended = token_ids[-1] in eos_token_ids
+        return replace(
+            result,
+            token_ids=token_ids,
+            logprobs=result.scores.logprobs,
+            finish_reason="stop" if ended else "length",
+        )
+
+    def record_fields(self, result: Result, renderer: Renderer) -> dict[str, Any]:
+        """`prompt_logprobs` and `score` of the record, as far as they were asked for."""
+        scores, found = result.scores, dict[str, Any]()
+        if scores is not None and self.prompt_logprobs is not None:
+            found["prompt_logprobs"] = self._prompt_logprobs(scores, self.prompt_logprobs, renderer)
+        if scores is not None and self.answer_begin is not None:
+            found["score"] = self._score(scores)
+        return found
+
+    def _prompt_logprobs(self, scores: Scores, count: int, renderer: Renderer) -> list[dict[str, Any] | None]:
+        """For each token an object by token id: itself and the `count` likeliest; None for the first token."""
+        entries: list[dict[str, Any] | None] = [None]
+        tops = scores.top or [[]] * len(scores.logprobs)
+        for token, logprob, rank, top in zip(
+            self.token_ids[1:].tolist(), scores.logprobs, scores.ranks, tops, strict=True
+        ):
+            places = {token: (logprob, rank)}
+            places |= {one: (value, place) for place, (one, value) in enumerate(top[:count], start=1)}
+            entries.append(
+                {
+                    str(one): {"logprob": value, "rank": place, "decoded_token": _text(one, renderer)}
+                    for one, (value, place) in places.items()
+                }
+            )
+        return entries
+
+    def _score(self, scores: Scores) -> dict[str, Any]:
+        matches = sum(rank == 1 for rank in scores.ranks)
+        return {
+            "tokens": len(scores.logprobs),
+            "logprob_sum": sum(scores.logprobs),
+            "greedy_matches": matches,
+            "exact_match": matches == len(scores.ranks),
+            "token_ids": self.token_ids[self.answer_begin :].tolist(),
+            "token_logprobs": scores.logprobs,
+            "token_ranks": scores.ranks,
+        }
 
 
 def chat_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[str, Any] | None:
@@ -26,7 +97,7 @@ def chat_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[s
 
 
 def completion_logprobs(
-    result: Result, num_tokens: int, renderer: Renderer, echoed: ShownPrompt | None = None
+    result: Result, num_tokens: int, renderer: Renderer, echoed: PromptFields | None = None
 ) -> dict[str, Any] | None:
     """Those of the first num_tokens tokens of a completion; None if they were not asked for. echoed: the prompt whose
     tokens come before them, the first one without any, as nothing comes before it.

@@ -1,6 +1,6 @@
 """OUT as it is named, and the file of plain lines that it is made from.
 
-Must not know: requests, what a line says. A run writes plain lines into a local file, which is OUT itself in most
+A run writes plain lines into a local file, which is OUT itself in most
 cases. An OUT that ends in `.gz` or `.zst` is packed from `OUT.part` when the run ends, and one with an address is
 uploaded then. So a kill, a power cut or a refused upload leaves what it leaves of a plain file, and --resume goes on.
 Invariants: the plain lines go only after the packed file is safe; the local file of an uploaded OUT stays; a file that
@@ -20,8 +20,8 @@ import zstandard
 
 from apcbatch.address import is_address, last_part, open_filesystem, read_head, reason_of, shown_address
 from apcbatch.config import Config
-from apcbatch.data.files import BROKEN, Stream, open_stream, reason
-from apcbatch.data.inputs import RUN_FILE_SUFFIX
+from apcbatch.data.input.files import BROKEN, Stream, open_stream, reason
+from apcbatch.data.input.inputs import RUN_FILE_SUFFIX
 from apcbatch.errors import StoppedError, UsageError
 from apcbatch.job.disk import STREAMS, identity, replacing
 from apcbatch.job.runfile import MAX_BYTES, is_run_file
@@ -62,7 +62,7 @@ class Output:
         return is_address(self.name)
 
     @property
-    def is_made_at_the_end(self) -> bool:
+    def is_built_at_the_end(self) -> bool:
         """Whether OUT is another file than the one that lines go to."""
         return self.lines != self.name
 

@@ -1,6 +1,6 @@
-"""The input as planned work: read a window ahead, plan it, hand it out in the plan's order.
+"""Plan the input: read a window of conversations ahead, plan it, hand its requests out in the plan's order.
 
-Must not know: how a plan is made, how requests run. Invariants: the window bounds what is read ahead; every piece of
+Invariants: the window bounds what is read ahead; every piece of
 work that the feeder gives comes out once; failures come out first.
 """
 
@@ -11,15 +11,13 @@ from collections import deque
 from dataclasses import replace
 
 from apcbatch.config import Config
-from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
-from apcbatch.job.window import Window
-from apcbatch.job.work import Work, WorkSource
+from apcbatch.job.work import JobEngine, Work, WorkSource
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import Order
-from apcbatch.prefix import as_token_array
+from apcbatch.prefix import TokenArray, as_token_array
 from apcbatch.types import Request, Result
 
 
@@ -61,8 +59,8 @@ class PlannedFeeder:
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
         self._ready: deque[Work] = deque()
-        self._next: Request | None = None  # the first of the next window
-        self._has_begun = True  # whether the engine may have begun with the last window
+        self._next: Request | None = None  # the first request of the next window
+        self._has_begun = True  # whether `pause` was given for the last window
         self.plan_s = 0.0
 
     @property
@@ -95,9 +93,9 @@ class PlannedFeeder:
             self._has_begun = False
         return self._ready.popleft() if self._ready else None
 
-    def follow(self, result: Result) -> list[Work]:
-        """The work that a result makes possible: none, all requests are known from the start."""
-        return self._feeder.follow(result)
+    def follow_up(self, result: Result) -> list[Work]:
+        """The work that follows a result."""
+        return self._feeder.follow_up(result)
 
     def _plan_window(self) -> None:
         """Read a window, and queue its requests as planned."""
@@ -135,3 +133,43 @@ class PlannedFeeder:
         largest = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
         plan = planner_for(config, engine.footprint, reserved_bytes=largest).plan(tree, held)
         return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]
+
+
+REQUEST_TOKENS = 256  # what a request counts for beside its tokens: it takes about 1 KiB, a token 4 bytes
+
+
+class Window:
+    """Takes requests until they come from --window conversations or hold --window-tokens tokens. Turns that share one
+    array of tokens count it once."""
+
+    def __init__(self, config: Config) -> None:
+        self._max_lines, self._max_tokens = config.window, config.window_tokens
+        self._num_lines = self._num_tokens = 0
+        self._line = 0
+        self._latest: TokenArray | None = None
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request belongs to this window; if so, count it."""
+        line = request.tag.ticket.line
+        if line != self._line:
+            if self._num_lines >= self._max_lines or self._num_tokens >= self._max_tokens:
+                return False
+            self._line, self._num_lines = line, self._num_lines + 1
+        tokens = as_token_array(request.token_ids)
+        whole = tokens if tokens.base is None else tokens.base
+        if whole is not self._latest:
+            self._latest = whole
+            self._num_tokens += len(whole)
+        self._num_tokens += REQUEST_TOKENS
+        return True
+
+
+def windows_note(num_windows: int, config: Config) -> str | None:
+    """The sentence that tells the reader of a forecast about windows, if there is more than one: a forecast plans the
+    whole input at once."""
+    if num_windows < 2:
+        return None
+    return (
+        f"`run` plans this input in {num_windows} windows, each of at most --window {config.window:,} conversations "
+        f"and --window-tokens {config.window_tokens:,}; it finds what is predicted here with larger ones"
+    )

@@ -3,8 +3,8 @@
 A pipe gets stable columns and a summary in JSON; a terminal gets the same in colours, folded at its width, and a
 summary for people.
 
-Must not know: how anything is computed. Results never pass through here. With `-o -`, standard output belongs to the
-results, and everything else goes to stderr. If a reader goes away, the printing ends, never the job.
+With `-o -`, standard output belongs to the results, and everything else goes to stderr. If a reader goes away, the
+printing ends, never the job.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tqdm import tqdm
 from apcbatch.config import Config
 from apcbatch.display import Paint, cells, clip, json_escaped, visible
 from apcbatch.errors import RequestError
-from apcbatch.job.silence import silence
 from apcbatch.job.terminal_lines import error_lines, result_lines, summary_lines
 from apcbatch.job.totals import Totals
+from apcbatch.process import silence
 from apcbatch.resolution import colour_wanted
 from apcbatch.types import Result
 
@@ -58,7 +58,7 @@ class Printer:
         self.end_progress()
 
     def stage(self, what: str) -> None:
-        """What is done before the first request, where the bar will be. A pipe hears nothing of it."""
+        """Show what is done before the first request, in the bar's place; nothing in a pipe."""
         if self._mode == "bar":
             self._show_bar(f"{what} ...", "{desc}")
 
@@ -139,7 +139,7 @@ class Printer:
         self._say(sentence)
 
     def hint(self, sentence: str) -> None:
-        """Something for a person who is looking on: --quiet hides it."""
+        """Something for a person at the terminal: --quiet hides it."""
         if not self._quiet:
             self._say(sentence)
 

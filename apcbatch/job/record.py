@@ -1,6 +1,6 @@
 """The output record of one request as a JSON line: OpenAI's response body, and what was reused.
 
-Must not know: where lines go, what time it is. Invariants: `error` is null if and only if the request succeeded; a body
+Invariants: `error` is null if and only if the request succeeded; a body
 is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs but `reasoning_content`, where
 there is reasoning; a record that `read_record` accepts has every field that a resumed run uses, with the right type.
 """
@@ -14,17 +14,16 @@ from typing import Any
 import orjson
 import xxhash
 
-from apcbatch.data.reading import Reading
-from apcbatch.data.render import Renderer
-from apcbatch.data.stop_texts import cut_answer
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.output.parser import OutputParser
+from apcbatch.data.output.stop_texts import cut_answer
 from apcbatch.errors import RequestError
-from apcbatch.job.logprobs import chat_logprobs, completion_logprobs
-from apcbatch.job.shown_prompt import ShownPrompt
+from apcbatch.job.logprobs import PromptFields, chat_logprobs, completion_logprobs
 from apcbatch.prefix import TokenArray
 from apcbatch.types import Result
 
-PLAIN = Reading()
-KEYS = {"id", "custom_id", "line", "turn", "response", "error", "apcbatch"}
+PLAIN = OutputParser()
+KEYS = ("id", "custom_id", "line", "turn", "response", "error", "apcbatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Ticket:
     line_digest: str = ""
     request_digest: str | None = None
     keeps_stop: bool = False
-    prompt: ShownPrompt | None = None
+    prompt: PromptFields | None = None
     file_line: tuple[str, int] | None = None
     random_stream: str | None = None
 
@@ -80,26 +79,26 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
         "line": ticket.line if error.line is None else error.line,
         "retryable": error.retryable,
     }
-    return _line(ticket, None, described, _origin(ticket))
+    return _line(ticket, None, described, _source_fields(ticket))
 
 
 def result_line(
-    ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, reading: Reading = PLAIN
+    ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, output_parser: OutputParser = PLAIN
 ) -> bytes:
     """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC).
-    reading: how the text of a chat's answer is read. Of a recorded answer that was scored the body has that answer,
-    though nothing was generated."""
+    The body of a scored request has the recorded answer, though nothing was generated."""
     prompt = ticket.prompt
     answers = result.answers
     if prompt is not None and prompt.answer_begin is not None:
         answers = [prompt.recorded_answer(result, renderer.tokenizer.eos_token_ids)]
     num_tokens = sum(len(answer.token_ids) for answer in result.answers)
-    warnings = list(reading.warnings)
+    warnings = list(output_parser.warnings)
     choices = [
-        {"index": index} | _choice(ticket, one, renderer, reading, warnings, index) for index, one in enumerate(answers)
+        {"index": index} | _choice(ticket, one, renderer, output_parser, warnings, index)
+        for index, one in enumerate(answers)
     ]
     reuse = {
-        **_origin(ticket),
+        **_source_fields(ticket),
         "cached_from": result.cached_from,
         "cached_tokens": result.cached_tokens,
         "computed_tokens": result.computed_tokens,
@@ -114,9 +113,9 @@ def result_line(
         "completion_token_ids": result.token_ids,
     }
     if len(answers) > 1:
-        reuse["choices"] = [_own(answer) for answer in answers]
+        reuse["choices"] = [_choice_fields(answer) for answer in answers]
     if prompt is not None:
-        reuse |= prompt.told(result, renderer)
+        reuse |= prompt.record_fields(result, renderer)
     body = {
         "id": ticket.request_id,
         "object": "text_completion" if ticket.completion else "chat.completion",
@@ -134,8 +133,8 @@ def result_line(
     return _line(ticket, response, None, reuse)
 
 
-def _own(answer: Result) -> dict[str, Any]:
-    """What a choice has beside the body's keys."""
+def _choice_fields(answer: Result) -> dict[str, Any]:
+    """The keys of a choice beside those of the body."""
     return {
         "completion_token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
@@ -143,7 +142,7 @@ def _own(answer: Result) -> dict[str, Any]:
     }
 
 
-def _origin(ticket: Ticket) -> dict[str, Any]:
+def _source_fields(ticket: Ticket) -> dict[str, Any]:
     """Where the request stands in one of several files, and the fields by which a resumed run recognises it."""
     place = dict(zip(("file", "file_line"), ticket.file_line, strict=True)) if ticket.file_line else {}
     return place | {
@@ -159,7 +158,7 @@ def read_record(line: bytes) -> dict[str, Any] | None:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(record, dict) or not record.keys() >= KEYS or not isinstance(record["apcbatch"], dict):
+    if not isinstance(record, dict) or not record.keys() >= set(KEYS) or not isinstance(record["apcbatch"], dict):
         return None
     named = isinstance(record["id"], str) and isinstance(record["custom_id"], str | None)
     placed = _is_count(record["line"]) and (record["turn"] is None or _is_count(record["turn"]))
@@ -201,7 +200,7 @@ def _is_answer(record: dict[str, Any]) -> bool:
 
 
 def _choice(
-    ticket: Ticket, result: Result, renderer: Renderer, reading: Reading, warnings: list[str], index: int
+    ticket: Ticket, result: Result, renderer: Renderer, output_parser: OutputParser, warnings: list[str], index: int
 ) -> dict[str, Any]:
     """The answer as a choice; what it says of itself is added to the warnings."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
@@ -210,7 +209,7 @@ def _choice(
         logprobs = completion_logprobs(result, cut.num_tokens, renderer, echoed)
         text = cut.text if echoed is None else echoed.shown_text(renderer) + cut.text
         return {"finish_reason": result.finish_reason, "text": text, "logprobs": logprobs}
-    answer = reading.read(cut.text, index)
+    answer = output_parser.parse(cut.text, index)
     warnings += answer.warnings
     reason = "tool_calls" if answer.calls else result.finish_reason
     message = answer.as_output()
@@ -219,13 +218,6 @@ def _choice(
 
 
 def _line(ticket: Ticket, response: Any, error: Any, reuse: Any) -> bytes:
-    record = {
-        "id": ticket.request_id,
-        "custom_id": ticket.custom_id,
-        "line": ticket.line,
-        "turn": ticket.turn,
-        "response": response,
-        "error": error,
-        "apcbatch": reuse,
-    }
+    values = (ticket.request_id, ticket.custom_id, ticket.line, ticket.turn, response, error, reuse)
+    record = dict(zip(KEYS, values, strict=True))
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)

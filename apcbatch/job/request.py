@@ -1,6 +1,6 @@
-"""The engine's request for one prompt: the run's options, and over them what the line sets.
+"""Make the engine's request for one prompt: the run's options, overridden by what the line sets.
 
-Must not know: which prompts there are, how requests run. Invariant: the digest covers every setting that can change the
+Invariant: the digest covers every setting that can change the
 answer; a setting that has its default is left out of it if it is newer than the digest, so that answers of earlier
 versions stay answers to the same request.
 """
@@ -12,37 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 from apcbatch.config import Config
-from apcbatch.data.records import Conversation
-from apcbatch.data.render import Prompt, Renderer
-from apcbatch.data.stop_texts import StopRule
-from apcbatch.errors import RequestError
+from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.input.records import Conversation
+from apcbatch.data.output.stop_texts import StopTextsFactory
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.job.logprobs import PromptFields
 from apcbatch.job.record import Ticket, request_digest
-from apcbatch.job.shown_prompt import ShownPrompt
 from apcbatch.job.work import OpenRollout, Tag
+from apcbatch.option_values import FILE_MARK
+from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
 
 # The settings that the digest has always covered, and the later ones with their defaults.
-FIRST = ("max_tokens", "temperature", "top_p", "seed", "ignore_eos", "logprobs")
-LATER: Mapping[str, Any] = {
-    "top_logprobs": 0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "logit_bias": {},
-    "allowed_token_ids": None,
-    "min_tokens": 0,
-    "stop": (),
-    "stop_token_ids": (),
-    "keeps_stop": False,
-    "structure": None,
-    "n": 1,
-    "echo": False,
-    "prompt_logprobs": None,
-}
+FIRST = [name for name, setting in SETTINGS.items() if setting.in_every_digest]
+LATER = {name: setting.default for name, setting in SETTINGS.items() if not setting.in_every_digest}
 MOST_PROMPT_LOGPROBS = 262_144  # of one request: about 700 bytes of memory and 75 of its record for each
-OPTION_OF = {"stop_token_ids": "stop_token_id"}  # the others are called the same
 
 
 def make_request(
@@ -69,20 +53,19 @@ def make_request(
     if echo or prompt_logprobs is not None:
         text = conversation.prompt if isinstance(conversation.prompt, str) else None
         ticket = replace(
-            ticket, prompt=ShownPrompt(prompt.token_ids, text, echo, settings.get("top_logprobs", 0), prompt_logprobs)
+            ticket, prompt=PromptFields(prompt.token_ids, text, echo, settings.get("top_logprobs", 0), prompt_logprobs)
         )
         settings |= _scored_prompt(len(prompt.token_ids), echo, prompt_logprobs, settings)
     stop, structure = settings.pop("stop", ()), settings.pop("structure", None)
-    reading = renderer.reading(conversation, prompt)
-    token_ids: Any = prompt.token_ids  # an array serves as the sequence
+    output_parser = renderer.output_parser(conversation, prompt)
     return Request(
         ticket.request_id,
-        token_ids,
+        prompt.token_ids,
         **settings,
-        ending=StopRule(renderer.tokenizer, tuple(stop)) if stop else None,
-        constraint=renderer.form(structure, reading) if structure else None,
+        ending=StopTextsFactory(renderer.tokenizer, tuple(stop)) if stop else None,
+        constraint=renderer.constraint_factory(structure, output_parser) if structure else None,
         keep_answer=keep_answer,
-        tag=Tag(ticket, rollout, reading),
+        tag=Tag(ticket, rollout, output_parser),
         random_stream=ticket.random_stream,
     )
 
@@ -92,17 +75,16 @@ def _scoring(
 ) -> Request:
     """The request for the scores of a recorded answer; nothing is generated, whatever the settings are."""
     digest = request_digest(ticket, prompt.token_ids, {"answer_begin": answer_begin})
-    shown = ShownPrompt(prompt.token_ids, answer_begin=answer_begin)
+    shown = PromptFields(prompt.token_ids, answer_begin=answer_begin)
     ticket = replace(ticket, request_digest=digest, prompt=shown)
-    token_ids: Any = prompt.token_ids
     history = replace(prompt, token_ids=prompt.token_ids[:answer_begin])
     return Request(
         ticket.request_id,
-        token_ids,
+        prompt.token_ids,
         max_tokens=0,
         score_from=answer_begin,
         keep_answer=False,
-        tag=Tag(ticket, None, renderer.reading(conversation, history)),
+        tag=Tag(ticket, None, renderer.output_parser(conversation, history)),
     )
 
 
@@ -132,8 +114,7 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
     Log-probabilities of the likeliest tokens that the run asks for are only for requests with log-probabilities, and
     ask for them where the line does not say.
     """
-    options = {name: OPTION_OF.get(name, name) for name in (*FIRST, *LATER)}
-    run = {name: getattr(config, option) for name, option in options.items() if hasattr(config, option)}
+    run = {name: getattr(config, setting.option_name) for name, setting in SETTINGS.items() if setting.option_name}
     run["logprobs"] = config.logprobs or config.top_logprobs > 0
     settings = {**LATER, **run, **params}
     if not settings["logprobs"] and "top_logprobs" not in params:
@@ -143,5 +124,25 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _further_settings(conversation: Conversation) -> dict[str, Any]:
     """What a line says besides the engine's settings, if it says anything: an answer is not taken for another's."""
-    given = conversation.switches.given()
+    given = conversation.template_options.given()
     return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})
+
+
+MAX_BYTES = 4096
+
+
+def read_salt(config: Config) -> str | None:
+    """The salt of a run, without the line end of its file; None for none. UsageError if the file holds no salt."""
+    given = config.cache_salt
+    if given is None or not given.startswith(FILE_MARK):
+        return given
+    path = given.removeprefix(FILE_MARK)
+    where = f"{config.origins['cache_salt']}: the file {path}"
+    try:
+        with open(path, "rb") as file:
+            salt = file.read(MAX_BYTES + 1).rstrip(b"\r\n").decode()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where} cannot be read as UTF-8 text ({error}); give @ and the file with the salt") from None
+    if not 1 <= len(salt.encode()) <= MAX_BYTES:
+        raise UsageError(f"{where} holds no salt of 1 to {MAX_BYTES} bytes; put one line of random text into it")
+    return salt

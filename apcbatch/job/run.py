@@ -1,6 +1,6 @@
-"""The job: conversations in, one line per request out.
+"""The loop of a run: conversations in, one line per request out.
 
-Must not know: how prompts are made, how tokens are computed, how lines are stored. Invariants: a line is written when
+Invariants: a line is written when
 its request finishes; the input is read only as fast as the engine asks for it, so memory does not grow with it.
 """
 
@@ -15,24 +15,23 @@ import orjson
 
 from apcbatch.address import is_address, open_filesystem, reason_of, shown_address
 from apcbatch.config import Config, flag_name
-from apcbatch.data.inputs import Inputs, find_inputs
+from apcbatch.data.input.inputs import Inputs, find_inputs
 from apcbatch.engine.serving import serve
 from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS, EXIT_STOPPED, RequestError, StoppedError
 from apcbatch.job.continuation import REPLACED, command_line, command_words, nothing_left
 from apcbatch.job.disk import Disk, write_file
-from apcbatch.job.engine import JobEngine
 from apcbatch.job.feed import Feeder
-from apcbatch.job.opening import OpenRun, check_paths, open_run
+from apcbatch.job.open import OpenRun, check_paths, open_run
 from apcbatch.job.output import output_for
-from apcbatch.job.paths import STDOUT, check_summary, default_output, odd_names
+from apcbatch.job.output_paths import STDOUT, check_summary, default_output, odd_names
 from apcbatch.job.planning import work_source
 from apcbatch.job.printer import Printer
 from apcbatch.job.record import Ticket, error_line, result_line
 from apcbatch.job.signals import Signals
 from apcbatch.job.sink import FileSink, Sink, open_sink
 from apcbatch.job.totals import Totals
-from apcbatch.job.trace import RunTrace, Setting
-from apcbatch.job.work import Failure, Work, WorkSource
+from apcbatch.job.tracing.recorder import RunTrace
+from apcbatch.job.work import Failure, JobEngine, Work, WorkSource
 from apcbatch.model.locate import note_of
 from apcbatch.types import Request, Result
 
@@ -71,7 +70,7 @@ class Job:
         for sentence in odd_names(output.name, config.origins["report"], config.report):
             self._printer.warn(sentence)
         with self._signals, self._printer, closing(open_sink(output.lines, self._config.ordered)) as sink:
-            if output.is_made_at_the_end:
+            if output.is_built_at_the_end:
                 self._printer.note(f"results go to {output.lines} here, and to {output.shown} when the run ends")
             elif not self._is_named:
                 self._printer.note(f"results go to {output.shown}")
@@ -81,7 +80,7 @@ class Job:
             opened = open_run(self._config, inputs, output, sink, printer.warn, printer.note, printer.stage)
             self._config = opened.config
             self._out_is_ours = isinstance(sink, FileSink)
-            self._trace = self._observe(opened, inputs)
+            self._trace = self._begin_trace(opened, inputs)
             with _closing(opened.engine, self._trace):
                 return self._answer(opened, sink)
 
@@ -110,17 +109,24 @@ class Job:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
 
-    def _observe(self, opened: OpenRun, inputs: Inputs) -> RunTrace | None:
+    def _begin_trace(self, opened: OpenRun, inputs: Inputs) -> RunTrace | None:
         """Begin the trace of this run, if there is to be one."""
         if opened.trace is None:
             return None
         config = self._config
         added = [flag_name(name) for name in REPLACED if config.origins[name] == flag_name(name)]
         words = self._command_words(added)
-        decode = opened.renderer.tokenizer.decode_all
-        clock, warn = self._totals.elapsed_s, self._printer.warn
-        setting = Setting(words, inputs.shown, config, self.continue_command())
-        trace = RunTrace(opened.trace, setting, opened.engine, decode, clock, warn)
+        trace = RunTrace(
+            opened.trace,
+            opened.engine,
+            config,
+            words,
+            inputs.shown,
+            self.continue_command(),
+            decode=opened.renderer.tokenizer.decode_all,
+            elapsed_s=self._totals.elapsed_s,
+            warn=self._printer.warn,
+        )
         opened.engine.observe(trace)
         return trace
 
@@ -130,22 +136,22 @@ class Job:
         feeder = Feeder(self._config, opened.records, opened.renderer, answers)
         source = work_source(self._config, feeder, engine)
         self._begin(opened)
-        for results in serve(engine, lambda: self._take(engine, source, sink), lambda: self._strict_stop):
+        for results in serve(engine, lambda: self._next_request(engine, source, sink), lambda: self._strict_stop):
             for result in results:
                 self._finish_request(result, opened, sink)
-                if not self._stopping(engine):
-                    for work in source.follow(result):
+                if not self._should_stop(engine):
+                    for work in source.follow_up(result):
                         self._submit(work, engine, sink)
             self._printer.tick(source.total)
-            sink.keep_safe()
+            sink.sync_if_due()
             if self._trace is not None:
-                self._trace.keep_safe()
+                self._trace.write_if_due()
         is_complete = source.exhausted and source.total == self._totals.requests
         exit_code = self._exit_code(answers.num_errors, is_complete)
         self._totals.plan_s = source.plan_s
         exit_code = self._end(engine, sink, exit_code)
         if feeder.exhausted and not answers.confirmed:
-            answers.check_all_shown(feeder.last_line, whole=self._config.limit is None)
+            answers.check_all_seen(feeder.last_line, whole=self._config.limit is None)
         return exit_code
 
     def _begin(self, opened: OpenRun) -> None:
@@ -162,10 +168,10 @@ class Job:
         self._signals.drain_on_first()
         self._printer.begin_progress()
 
-    def _take(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
+    def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
         """The next request for the engine; None if there is none now or the job is to end. Failures that come first
         are written."""
-        while not self._stopping(engine) and not source.exhausted:
+        while not self._should_stop(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
             if source.pause():
@@ -188,9 +194,9 @@ class Job:
         if result.error is not None:
             self._write_error(ticket, result.error, sink)
             return
-        reading, now = result.tag.reading, int(time.time())
+        output_parser, now = result.tag.output_parser, int(time.time())
         try:
-            line = result_line(ticket, result, opened.renderer, self._config.model, now, reading)
+            line = result_line(ticket, result, opened.renderer, self._config.model, now, output_parser)
         except RequestError as error:  # the tokenizer cannot make its text
             self._write_error(ticket, error, sink)
             return
@@ -206,14 +212,14 @@ class Job:
         sink.append(error_line(ticket, located))
         self._totals.add_error(located.code)
         if self._trace is not None:
-            self._trace.failed()
+            self._trace.add_failure()
         self._retryable_errors += error.retryable
         self._strict_stop |= self._config.strict
         self._printer.error(ticket.shown, located)
 
-    def _stopping(self, engine: JobEngine) -> bool:
+    def _should_stop(self, engine: JobEngine) -> bool:
         """Whether no further request may begin. The first signal drops those that wait."""
-        if self._signals.take_news():
+        if self._signals.take_first():
             engine.drop_waiting()
             self._printer.note(
                 f"stopping: {engine.num_unfinished} running requests are finished first; once more stops at once"
@@ -235,7 +241,7 @@ class Job:
         engine.flush()
         summary = self._totals.summary(self._config, engine)
         place = self._output.shown
-        if isinstance(sink, FileSink) and self._output.is_made_at_the_end:
+        if isinstance(sink, FileSink) and self._output.is_built_at_the_end:
             place, exit_code = self._make_output(sink, exit_code)
         if self._trace is not None:
             is_done = exit_code == EXIT_OK or (exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors)

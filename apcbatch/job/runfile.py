@@ -1,6 +1,6 @@
 """OUT.run.json: what the lines of OUT were made with, so that no different run ever adds to them.
 
-Must not know: how requests run. Invariant: everything that can change an answer is compared. Order, batch sizes, block
+Invariant: everything that can change an answer is compared. Order, batch sizes, block
 size, policy and store cannot: answers are the same bit for bit. They may change when a run is resumed.
 """
 
@@ -16,10 +16,11 @@ import xxhash
 
 from apcbatch.address import shown_address
 from apcbatch.config import OPTIONS, Config
-from apcbatch.data.inputs import RUN_FILE_SUFFIX, Inputs
+from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
-from apcbatch.values import shown
+from apcbatch.option_values import shown
+from apcbatch.sampling import SETTINGS
 from apcbatch.version import VERSION
 
 CHANGES_ANSWERS = (
@@ -32,25 +33,11 @@ CHANGES_ANSWERS = (
     "strict_model",
     "turns",
     "score",
-    "max_tokens",
     "max_request_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "ignore_eos",
-    "logprobs",
+    *(setting.option_name for setting in SETTINGS.values() if setting.option_name),
     "template_kwargs",
     "tool_parser",
     "reasoning_parser",
-    "top_logprobs",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "min_tokens",
-    "stop",
-    "stop_token_id",
 )
 # By what draws are keyed: the line's own seed, or --seed and the line's id or content. Absent: the request's number.
 DRAWS = "seed, id or content"
@@ -120,7 +107,7 @@ class RunFile:
         self._facts["model_fingerprint"] = fingerprint
 
     @property
-    def draws_alike(self) -> bool:
+    def same_draw_rule(self) -> bool:
         """Whether the run that `check` has let pass draws by the same rule."""
         return self._earlier.get("draws") == DRAWS
 

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM: the first drains, the second stops now.
+"""Handle Ctrl-C and SIGTERM: the first one finishes running requests, the second stops at once.
 
-Must not know: what runs. Invariant: a stop at any moment damages nothing that clean-up code would have to mend, so the
+Invariant: a stop at any moment damages nothing that clean-up code would have to mend, so the
 second signal may end the process where it stands.
 """
 
@@ -28,12 +28,12 @@ class Signals:
     """Handles both signals inside a `with`, and ignores them after it, when nothing is left to stop.
 
     Until `drain_on_first` is called, the first signal raises Interrupted. exit_code: that of the first signal, None
-    before it. last_words: makes what the second signal prints on stderr.
+    before it. final_line: makes what the second signal prints on stderr.
     """
 
-    def __init__(self, last_words: Callable[[], str]) -> None:
+    def __init__(self, final_line: Callable[[], str]) -> None:
         self.exit_code: int | None = None
-        self._last_words = last_words
+        self._final_line = final_line
         self._draining = self._is_news = False
 
     def __enter__(self) -> Signals:
@@ -49,14 +49,14 @@ class Signals:
         """From here on the first signal only sets exit_code."""
         self._draining = True
 
-    def take_news(self) -> bool:
+    def take_first(self) -> bool:
         """True once, after the first signal."""
         news, self._is_news = self._is_news, False
         return news
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.exit_code is not None:
-            os.write(2, f"\n{self._last_words()}\n".encode())
+            os.write(2, f"\n{self._final_line()}\n".encode())
             os._exit(self.exit_code)
         self.exit_code = EXIT_CODES[number]
         self._is_news = True

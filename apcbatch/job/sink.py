@@ -1,9 +1,9 @@
 """OUT: the JSON lines of a run, one per request, each given to the operating system as soon as it is written.
 
-Must not know: what a line says, besides the number in its id. Invariants: a line is written completely, or it is the
-torn last one; only one process writes an OUT; a file is replaced only by a complete one; lines are synced every few
-seconds, beside the run, and each time OUT must still be where it was opened. --ordered sorts at the end, by the numbers
-and offsets of the lines (16 bytes each): no line is held back in memory, and a run that is killed has lost none.
+Invariants: a line is written completely, or it is the torn last one; only one process writes an OUT; a file is replaced
+only by a complete one; lines are synced every few seconds in a background thread, and each time OUT must still be where
+it was opened. --ordered sorts at the end, by the numbers and offsets of the lines (16 bytes each): no line is held back
+in memory, and a run that is killed has lost none.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ import numpy.typing as npt
 
 from apcbatch.display import json_escaped
 from apcbatch.errors import StoppedError, UsageError
-from apcbatch.job.beside import Beside
-from apcbatch.job.disk import Disk, replacing
-from apcbatch.job.paths import STDOUT
-from apcbatch.job.silence import silence
+from apcbatch.job.disk import BackgroundCall, Disk, replacing
+from apcbatch.job.output_paths import STDOUT
+from apcbatch.process import silence
 
 SYNC_EVERY_S = 2.0
 WINDOW_BYTES = 1 << 16
@@ -42,7 +41,7 @@ class Sink(Protocol):
     def append(self, line: bytes) -> None:
         """Hand one line, with its newline, to the system; StoppedError if the system refuses it."""
 
-    def keep_safe(self) -> None:
+    def sync_if_due(self) -> None:
         """Make the lines durable if that was last done a while ago; StoppedError if it cannot be done."""
 
     def finish(self, ordered: bool) -> None:
@@ -60,17 +59,17 @@ class StreamSink:
         self._spool: IO[bytes] | None = tempfile.TemporaryFile() if ordered else None  # noqa: SIM115
 
     def append(self, line: bytes) -> None:
-        with self._stopping():
+        with self._stop_on_error():
             if self._spool is None:
                 self._emit(line)
             else:
                 self._spool.write(line)
 
-    def keep_safe(self) -> None:
+    def sync_if_due(self) -> None:
         pass
 
     def finish(self, ordered: bool) -> None:
-        with self._stopping():
+        with self._stop_on_error():
             if self._spool is not None:
                 self._spool.flush()
                 for line in _sorted_lines(self._spool, _numbers_and_offsets(self._spool)):
@@ -88,8 +87,8 @@ class StreamSink:
         self._stream.flush()
 
     @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """Turn a refusal of the system into the end of the run: a stream cannot be resumed."""
+    def _stop_on_error(self) -> Iterator[None]:
+        """Raise StoppedError if the system refuses: a stream cannot be resumed."""
         try:
             yield
         except BrokenPipeError:
@@ -112,7 +111,7 @@ class FileSink:
         self.remove_if_unused = not os.path.exists(self.path)
         self._size = 0  # that the file has if nobody else writes to it
         self._is_filled = False
-        self._beside = Beside()
+        self._background = BackgroundCall()
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
         try:
             self._fd = self.disk.open(str(self.path), 0)
@@ -131,8 +130,8 @@ class FileSink:
 
     def close(self) -> None:
         """Close the file, and remove one that was made for nothing (see remove_if_unused)."""
-        with suppress(StoppedError):  # of a sync that nobody asks for any more
-            self._beside.finish()
+        with suppress(StoppedError):  # of the last sync
+            self._background.finish()
         is_unused = self._is_filled or self.is_empty
         if self.remove_if_unused and is_unused and self._is_in_place():
             self.disk.unlink(str(self.path))
@@ -140,7 +139,7 @@ class FileSink:
 
     def truncate(self) -> None:
         """Empty the file for a fresh run, so that no power cut brings its lines back."""
-        with self._stopping("emptied"):
+        with self._stop_on_error("emptied"):
             self.disk.truncate(self._fd, 0)
             self._size = 0
             self.disk.sync(self._fd)
@@ -163,7 +162,7 @@ class FileSink:
                 break
             end = begin
         if end < size:
-            with self._stopping("shortened"):
+            with self._stop_on_error("shortened"):
                 self.disk.truncate(self._fd, end)
                 self._size = end
         return size - end
@@ -195,22 +194,22 @@ class FileSink:
 
     def append(self, line: bytes) -> None:
         self._is_synced = False
-        with self._stopping("written"):
+        with self._stop_on_error("written"):
             self._check_size()
             self.disk.write(self._fd, line)
         self._size += len(line)
 
-    def keep_safe(self) -> None:
+    def sync_if_due(self) -> None:
         now = time.monotonic()
-        if now >= self._next_sync and not self._beside.is_busy:
+        if now >= self._next_sync and not self._background.is_busy:
             self._next_sync = now + SYNC_EVERY_S
             self._check_place()
             if not self._is_synced:
                 self._is_synced = True  # a line that comes meanwhile is for the next time
-                self._beside.begin(self._sync)
+                self._background.begin(self._sync)
 
     def finish(self, ordered: bool) -> None:
-        self._beside.finish()
+        self._background.finish()
         self._check_place()
         if not self._is_synced:
             self._sync()
@@ -241,7 +240,7 @@ class FileSink:
 
     def _sync(self) -> None:
         """Make the lines safe from a power cut."""
-        with self._stopping("synced"):
+        with self._stop_on_error("synced"):
             self.disk.sync(self._fd)
 
     def _is_in_place(self) -> bool:
@@ -251,7 +250,7 @@ class FileSink:
             return False
 
     def _replace(self, lines: Iterator[bytes]) -> None:
-        with self._stopping("rewritten"), replacing(str(self.path), self.disk) as new:
+        with self._stop_on_error("rewritten"), replacing(str(self.path), self.disk) as new:
             for line in lines:
                 self.disk.write(new, line)
             self._lock(new)
@@ -260,8 +259,8 @@ class FileSink:
         self._fd, self._size = fd, os.fstat(fd).st_size
 
     @contextmanager
-    def _stopping(self, done: str) -> Iterator[None]:
-        """Turn a refusal of the system into the end of the run."""
+    def _stop_on_error(self, done: str) -> Iterator[None]:
+        """Raise StoppedError if the system refuses."""
         try:
             yield
         except OSError as error:

@@ -1,6 +1,6 @@
 """The lines of a run for a person at a terminal: a request, an error record, the summary, folded at its width.
 
-Must not know: streams, what a pipe gets (see report.py; those columns are for scripts and do not change).
+A pipe gets other lines (see printer.py), whose columns are for scripts and do not change.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
         rows += [("prompt", _prompt(summary)), ("computed", _rate(summary, "computed", "prefill"))]
         rows.append(("answers", _rate(summary, "completion", "decode")))
     rows.append(("seconds", ", ".join(f"{name} {seconds[name]:.1f}" for name in seconds if name != "total")))
+    if summary["store_skipped"]:
+        rows.append(("store", f"{summary['store_skipped']:,} snapshots not stored; later runs compute them again"))
     if summary["workers"]:
         rows.append(("workers", _workers(summary["workers"])))
     rows.append(("results", output))

@@ -1,7 +1,6 @@
 """The sums of a run: the numbers of the progress line and of the summary.
 
-Must not know: who prints them. They count what this process did; requests answered before a --resume are in
-`already_done`.
+They count what this process did; requests answered before a --resume are in `already_done`.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from collections import Counter
 from typing import Any
 
 from apcbatch.config import Config
-from apcbatch.job.engine import JobEngine
+from apcbatch.job.work import JobEngine
 from apcbatch.types import Result, Scores
 from apcbatch.version import VERSION
 
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 MOST_WARNINGS = 100
-COUNTED_BY_THE_ENGINE = (
+ENGINE_COUNTS = (
     "store_bytes_written",
     "store_bytes_read",
+    "store_skipped",
     "snapshots_written",
     "snapshots_read",
     "snapshots_for_later",
@@ -161,7 +161,7 @@ class Totals:
             "ideal_hit_rate": None if ideal is None else ideal / self.prompt_tokens if self.prompt_tokens else 0.0,
             "cached_by_source": dict(self.cached_by_source),
             "miss_reasons": dict(self.miss_reasons),
-            **{name: getattr(counters, name) for name in COUNTED_BY_THE_ENGINE},
+            **{name: getattr(counters, name) for name in ENGINE_COUNTS},
             "workers": getattr(counters, "workers", None),  # only a cluster has them
             "score": self.scores.summary() if config.score else None,
             "seconds": {

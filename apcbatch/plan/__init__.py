@@ -1,4 +1,4 @@
-"""The prefix plan: what a dataset shares, in which order to work, what to keep and until when.
+"""The prefix plan: common prefixes, the order of the requests, and which snapshots are kept for how long.
 
-Must not know: torch, text, states. It reads token ids and bytes.
+Must not know: torch, text, states.
 """

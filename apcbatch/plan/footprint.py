@@ -1,11 +1,11 @@
-"""What live snapshots weigh: states, and the KV pages that snapshots of one path share.
+"""Bytes of live snapshots: states, and the KV pages that snapshots of one path share.
 
 An example with pages of 64 tokens: a request keeps 100 and 200, which weigh 2 states and 4 pages, for the first two
-pages are in both. Another one resumes from 100 and keeps 180: it shares the one full page and fills 2 more, so that
+pages are in both. Another request resumes from 100 and keeps 180: it shares the one full page and fills 2 more, so that
 together they weigh 3 states and 6 pages.
 
-Must not know: the tree, why a snapshot is kept. Invariant: a page is counted once, however many snapshots refer to it,
-as in the pool: a request shares the full pages of the snapshot that it resumed from and has its own from there on.
+Invariant: a page is counted once, however many snapshots refer to it, as in the pool. A request shares the full pages
+of the snapshot that it resumed from and fills its own pages after them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class Footprint:
 
     @classmethod
     def of(cls, layout: StateLayout) -> Footprint:
-        """What the snapshots of a model with this layout weigh."""
         return cls(layout.slot_bytes, layout.token_bytes)
 
     def snapshot_bytes(self, tokens: int) -> int:
-        """A snapshot that has the KV of so many tokens: those after its nearest kept ancestor."""
+        """Bytes of a snapshot with the KV of `tokens` tokens, those since its nearest kept ancestor."""
         return self.state_bytes + self.kv_token_bytes * tokens
 
     def pool_bytes(self, position: int) -> int:
-        """A snapshot at a position that shares no page with another one."""
+        """Bytes of a snapshot at a position that shares no page with another one."""
         return self.state_bytes + -(-position // self.page_tokens) * self.page_bytes
 
     @property
@@ -48,21 +47,21 @@ class Footprint:
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
-    """The pages that one request fills: those from number `first` on; the ones before are its parent's.
+class PageRun:
+    """The KV pages that one request fills: from number `first` on; the pages before it belong to `parent`.
 
-    held: how often the pages up to a number are referred to. top: the highest of these numbers, `first` for
-    none.
+    held: references by their end, a page number: each refers to the pages from `first` to there. top: the highest
+    end that is referred to, `first` for none.
     """
 
-    parent: Segment | None
+    parent: PageRun | None
     first: int
     top: int
     held: Counter[int] = field(default_factory=Counter)
 
 
-class Ledger:
-    """Counts the snapshots that are held now: num_live, live_bytes."""
+class PageLedger:
+    """Counts live snapshots and their pages."""
 
     def __init__(self, footprint: Footprint) -> None:
         self._footprint = footprint
@@ -73,44 +72,43 @@ class Ledger:
     def live_bytes(self) -> int:
         return self.num_live * self._footprint.state_bytes + self._num_pages * self._footprint.page_bytes
 
-    def begin(self, parent: Segment | None, resume_at: int) -> Segment:
-        """The pages of a request that resumes at a position. parent: those of the request which kept that
-        snapshot; None if the new request has all its pages for itself (it resumes from nothing, or from the
-        store)."""
+    def begin(self, parent: PageRun | None, resume_at: int) -> PageRun:
+        """The pages of a request that resumes at a position. parent: the pages of the request that kept this
+        snapshot; None if the new request shares no page (it resumes from nothing, or from the store)."""
         first = resume_at // self._footprint.page_tokens if parent is not None else 0
-        return Segment(parent, first, first)
+        return PageRun(parent, first, first)
 
-    def hold(self, segment: Segment, position: int) -> None:
-        """A snapshot at a position that the segment's request computed is live from now on."""
+    def hold(self, run: PageRun, position: int) -> None:
+        """Count a snapshot at a position; the request of these pages computed it."""
         self.num_live += 1
         if self._footprint.kv_token_bytes:
-            self._refer(segment, -(-position // self._footprint.page_tokens))
+            self._add_reference(run, -(-position // self._footprint.page_tokens))
 
-    def release(self, segment: Segment, position: int) -> None:
-        """Take back what `hold` did."""
+    def release(self, run: PageRun, position: int) -> None:
+        """Undo `hold`."""
         self.num_live -= 1
         if self._footprint.kv_token_bytes:
-            self._let_go(segment, -(-position // self._footprint.page_tokens))
+            self._remove_reference(run, -(-position // self._footprint.page_tokens))
 
-    def _refer(self, segment: Segment, pages: int) -> None:
-        """A segment that anything refers to refers to its parent's pages once."""
+    def _add_reference(self, run: PageRun, pages: int) -> None:
+        """Count one more reference; the first one to a run of pages also refers to its parent's pages."""
         while True:
-            idle = not segment.held
-            segment.held[pages] += 1
-            self._num_pages += max(0, pages - segment.top)
-            segment.top = max(segment.top, pages)
-            if not idle or segment.parent is None or not segment.first:
+            idle = not run.held
+            run.held[pages] += 1
+            self._num_pages += max(0, pages - run.top)
+            run.top = max(run.top, pages)
+            if not idle or run.parent is None or not run.first:
                 return
-            segment, pages = segment.parent, segment.first
+            run, pages = run.parent, run.first
 
-    def _let_go(self, segment: Segment, pages: int) -> None:
+    def _remove_reference(self, run: PageRun, pages: int) -> None:
         while True:
-            segment.held[pages] -= 1
-            if not segment.held[pages]:
-                del segment.held[pages]
-                top = max(segment.held, default=segment.first)
-                self._num_pages -= segment.top - top
-                segment.top = top
-            if segment.held or segment.parent is None or not segment.first:
+            run.held[pages] -= 1
+            if not run.held[pages]:
+                del run.held[pages]
+                top = max(run.held, default=run.first)
+                self._num_pages -= run.top - top
+                run.top = top
+            if run.held or run.parent is None or not run.first:
                 return
-            segment, pages = segment.parent, segment.first
+            run, pages = run.parent, run.first

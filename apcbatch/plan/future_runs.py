@@ -1,12 +1,12 @@
-"""Which snapshots to keep for future runs: where each conversation would go on, and the stems that they share.
+"""Choose the snapshots to keep for future runs: the ends of conversations, and the prefixes that they share.
 
 An example without KV, with block size 4: three conversations share 20 tokens, then they have 60, 62 and 80. Candidates
-are 20, which gains 20 tokens for each of the three, and 56, 60 and 76, which serve one each and gain 36, 40 and 56
+are 20, which saves 20 tokens for each of the three, and 56, 60 and 76, which serve one each and save 36, 40 and 56
 over it. A budget for three snapshots drops 56, which saves the fewest tokens for its bytes; a budget for one keeps 20,
 which saves 60 tokens, and drops 76, which saves 56.
 
-Must not know: this run's order and what it keeps for itself. Invariants: each saves at least the minimum gain over its
-nearest kept ancestor; all together fit the byte budget, and what saves the fewest tokens per byte goes first.
+Invariants: each snapshot saves at least the minimum gain over its nearest kept ancestor; together they fit the byte
+budget, and those that save the fewest tokens per byte are dropped first.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from heapq import heapify, heappop, heappush
 
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.prefix_tree import ROOT
-from apcbatch.plan.reuse import Held, Owners, Point, held_points
+from apcbatch.plan.reuse_simulation import Held, Owners, TreePoint, held_points
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.prefix import last_boundary
 
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """serves: conversations that go through it. chosen: still among those to keep. written: it is not held already."""
+    """above: its nearest candidate ancestor. serves: number of conversations that pass it. chosen: not dropped yet.
+    written: not held already, so keeping it costs bytes."""
 
-    point: Point
+    point: TreePoint
     serves: int
     above: _Candidate | None = None
     below: dict[_Candidate, None] = field(default_factory=dict)
@@ -35,7 +36,7 @@ class _Candidate:
 
     @property
     def gain(self) -> int:
-        """Tokens that it saves over the nearest one above it."""
+        """Tokens that it saves over its nearest candidate ancestor."""
         return self.point[1] - (self.above.point[1] if self.above is not None else 0)
 
     def value(self, footprint: Footprint) -> float:
@@ -45,25 +46,25 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class KeptForLater:
-    """points: what to keep, each after those above it. num_bytes: what it takes on disk."""
+    """points: of the snapshots to keep, ancestors first. num_bytes: their bytes on disk."""
 
-    points: list[Point]
+    points: list[TreePoint]
     num_bytes: int
 
     def by_owner(self, owners: Owners) -> dict[int, list[int]]:
-        """The positions by the request that computes them first, ascending."""
+        """By the request that computes them first: positions, ascending."""
         positions: dict[int, list[int]] = {}
         for point in self.points:
             owner = owners.owner(point)
-            assert owner is not None, "only what is computed is kept"
+            assert owner is not None, "only points that this run computes are kept"
             positions.setdefault(owner, []).append(point[1])
         return positions
 
 
 @dataclass(frozen=True)
 class FutureRuns:
-    """What future runs get: snapshots that each save at least min_gain_tokens over the nearest kept ancestor, and
-    together take no more than budget_bytes on disk (None: no limit)."""
+    """Limits of the snapshots kept for future runs. min_gain_tokens: what each saves at least over its nearest kept
+    ancestor. budget_bytes: what they take on disk together (None: no limit)."""
 
     block_size: int
     min_gain_tokens: int
@@ -71,9 +72,10 @@ class FutureRuns:
     footprint: Footprint
 
     def choose(self, shape: TreeShape, owners: Owners, held: Held) -> KeptForLater:
-        """The points to keep. owners: who computes what in this run; held: what is there already, at no cost.
+        """The points to keep. owners: which request computes each point in this run. held: points whose snapshots are
+        in the store already, at no cost.
 
-        A conversation is kept at the last boundary from which both its last prompt and one that goes on from it can
+        A conversation is kept at the last boundary from which both its last prompt and a continuation of it can
         resume.
         """
         if self.budget_bytes == 0:
@@ -85,8 +87,8 @@ class FutureRuns:
             total = _drop_least(candidates, self.footprint, total, self.budget_bytes)
         return KeptForLater([one.point for one in candidates if one.chosen and one.written], total)
 
-    def _candidates(self, shape: TreeShape) -> set[Point]:
-        """Where each conversation would go on, and where conversations part."""
+    def _candidates(self, shape: TreeShape) -> set[TreePoint]:
+        """The last boundary of each conversation, and the last one before each branch between conversations."""
         found = set()
         for index in shape.last_prompts:
             boundary = last_boundary(shape.resumable[index], self.block_size)
@@ -98,8 +100,8 @@ class FutureRuns:
         return {point for point in found if point[1]}
 
 
-def _with_gain(shape: TreeShape, points: Iterable[Point], held: Held, min_gain_tokens: int) -> list[_Candidate]:
-    """Those that save enough over the nearest one above them, and the held ones, each linked to that one."""
+def _with_gain(shape: TreeShape, points: Iterable[TreePoint], held: Held, min_gain_tokens: int) -> list[_Candidate]:
+    """The candidates that save enough over their nearest candidate ancestor, and the held ones, linked to it."""
     already = set(held_points(held))
     by_node: dict[int, list[_Candidate]] = {}
     taken = []
@@ -118,7 +120,7 @@ def _with_gain(shape: TreeShape, points: Iterable[Point], held: Held, min_gain_t
 
 
 def _drop_least(candidates: list[_Candidate], footprint: Footprint, total: int, budget_bytes: int) -> int:
-    """Take out what saves the fewest tokens per byte until the rest fits; returns its bytes."""
+    """Drop the candidates that save the fewest tokens per byte until the rest fits; returns the bytes of the rest."""
     entries = [(one.value(footprint), number) for number, one in enumerate(candidates) if one.written]
     number_of = {one: number for number, one in enumerate(candidates)}
     heapify(entries)

@@ -1,7 +1,7 @@
-"""The plan: in which order to work, where each request resumes, what each one keeps, for whom, and for how long.
+"""Make the plan: the order of the requests, where each resumes, and which snapshots it keeps for which readers.
 
-Must not know: text, files, states. Invariants: requests one after the other in the plan's order resume exactly where
-the plan says, and what it keeps is read; without a limit on memory each resumes where it would if everything were kept.
+Invariants: requests that run one after the other in the plan's order resume exactly where the plan says, and every
+snapshot kept for this run is read; without a memory limit each resumes where it would if every boundary were kept.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from apcbatch.plan.eviction import EvictionSimulation
 from apcbatch.plan.footprint import Footprint
-from apcbatch.plan.future_runs import FutureRuns, KeptForLater
+from apcbatch.plan.future_runs import FutureRuns
 from apcbatch.plan.prefix_tree import PrefixTree
-from apcbatch.plan.rationing import Rationing
-from apcbatch.plan.reuse import (
+from apcbatch.plan.reuse_simulation import (
     Held,
     Ideals,
-    Keeping,
-    Live,
-    Point,
+    MemoryUse,
+    SnapshotPlan,
+    TreePoint,
     find_ideals,
     held_by_node,
-    keep_all_read,
-    measure_live,
-    reach_all,
+    measure_memory,
+    plan_without_limit,
+    simulate_all,
 )
 from apcbatch.plan.tree_shape import ORDERS, Order, TreeShape
 from apcbatch.types import RequestPlan
@@ -31,12 +31,13 @@ from apcbatch.types import RequestPlan
 
 @dataclass(frozen=True)
 class Plan:
-    """order: request indexes. requests: by index. leaders: by index, the request that computes the snapshot
-    it resumes from; None if it resumes from nothing, or from what was held before.
+    """The plan of one window.
 
-    snapshots_written: kept for this run, each of them read at least once; snapshots_read: these, and the held
-    ones that are read; snapshots_for_later: kept for future runs alone. later_bytes: everything that is kept
-    for future runs. peak_live_*: the most that is live at a time, one request after the other.
+    order: request indexes. requests: by index. leaders: by index, the request that computes the snapshot it resumes
+    from; None if it resumes from nothing, or from a snapshot held before. snapshots_written: kept for this run, each
+    read at least once. snapshots_read: these, and the held ones that are read. snapshots_for_later: kept for future
+    runs alone. later_bytes: of all snapshots kept for future runs. peak_live_*: the most that is live at a time if
+    requests run one after the other.
     """
 
     order: list[int]
@@ -55,17 +56,16 @@ class Plan:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that are computed."""
         return self.prompt_tokens - self.cached_tokens
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans for one grid.
+    """Plans for one block size.
 
-    capacity_bytes: room for live snapshots of this run, None for no limit; held ones are not part of it. For
-    future runs: min_gain_tokens, what a snapshot must save over its nearest kept ancestor, and
-    later_budget_bytes, what they may take on disk (None: no limit, 0: none are kept).
+    capacity_bytes: budget for this run's live snapshots, without those held before; None for no limit. For future
+    runs: min_gain_tokens, what a snapshot must save over its nearest kept ancestor; later_budget_bytes, what they may
+    take on disk (None: no limit, 0: none are kept).
     """
 
     block_size: int
@@ -83,68 +83,55 @@ class Planner:
         if self.order not in ORDERS:
             raise ValueError(f"order is {self.order!r}; expected one of {', '.join(ORDERS)}")
 
-    def plan(self, tree: PrefixTree, held: Iterable[Point] = ()) -> Plan:
+    def plan(self, tree: PrefixTree, held: Iterable[TreePoint] = ()) -> Plan:
         """The plan for all requests of a tree.
 
-        held: (node, position) of the boundaries that are there before the run and stay; see PrefixTree.keys.
+        held: (node, position) of the boundaries whose snapshots exist before the run and stay; see PrefixTree.keys.
         """
-        shape, there = TreeShape(tree), held_by_node(held)
+        shape, held_at = TreeShape(tree), held_by_node(held)
         order = shape.order(self.order)
-        keeping, live = self.keep(shape, order, there)
-        owners = keeping.owners(shape, order)
-        later = self.later.choose(shape, owners, there)
-        ideals = find_ideals(shape, order, there)
-        return _assemble(shape, order, ideals, keeping, later, later.by_owner(owners), live)
+        snapshots, memory = self.plan_snapshots(shape, order, held_at)
+        owners = snapshots.owners(shape, order)
+        later = self.later.choose(shape, owners, held_at)
+        ideals = find_ideals(shape, order, held_at)
+        this_run = {snapshot.point for snapshot in snapshots.kept}
+        return Plan(
+            order=order,
+            requests=list(_request_plans(ideals, snapshots, later.by_owner(owners), memory)),
+            leaders=[None if snapshot is None else snapshot.owner for snapshot in snapshots.from_kept],
+            prompt_tokens=shape.prompt_tokens,
+            unique_tokens=shape.unique_tokens,
+            cached_tokens=sum(resume_at for _, resume_at in snapshots.source),
+            ideal_tokens=sum(ideals.tokens),
+            snapshots_written=len(snapshots.kept),
+            snapshots_read=len(snapshots.kept) + snapshots.num_held_read,
+            snapshots_for_later=sum(point not in this_run for point in later.points),
+            later_bytes=later.num_bytes,
+            peak_live_snapshots=memory.peak_snapshots,
+            peak_live_bytes=memory.peak_bytes,
+        )
 
     @property
     def later(self) -> FutureRuns:
-        """What is kept for future runs."""
         return FutureRuns(self.block_size, self.min_gain_tokens, self.later_budget_bytes, self.footprint)
 
-    def keep(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[Keeping, Live]:
-        """What is kept for this run, and what it weighs."""
-        reach, owners = reach_all(shape, order, self.block_size, held)
-        keeping = keep_all_read(reach, owners, order, held)
-        live = measure_live(keeping, order, self.footprint)
-        if self.capacity_bytes is not None and live.peak_bytes > self.capacity_bytes:
-            rationing = Rationing(shape, order, held, self.footprint, self.capacity_bytes)
-            keeping = rationing.run(reach.source)
-            live = measure_live(keeping, order, self.footprint)
-        return keeping, live
-
-
-def _assemble(
-    shape: TreeShape,
-    order: list[int],
-    ideals: Ideals,
-    keeping: Keeping,
-    later: KeptForLater,
-    later_by: Mapping[int, Sequence[int]],
-    live: Live,
-) -> Plan:
-    this_run = {snapshot.point for snapshot in keeping.kept}
-    return Plan(
-        order=order,
-        requests=list(_request_plans(ideals, keeping, later_by, live)),
-        leaders=[None if snapshot is None else snapshot.owner for snapshot in keeping.from_kept],
-        prompt_tokens=shape.prompt_tokens,
-        unique_tokens=shape.unique_tokens,
-        cached_tokens=sum(resume_at for _, resume_at in keeping.source),
-        ideal_tokens=sum(ideals.tokens),
-        snapshots_written=len(keeping.kept),
-        snapshots_read=len(keeping.kept) + keeping.num_held_read,
-        snapshots_for_later=sum(point not in this_run for point in later.points),
-        later_bytes=later.num_bytes,
-        peak_live_snapshots=live.peak_snapshots,
-        peak_live_bytes=live.peak_bytes,
-    )
+    def plan_snapshots(self, shape: TreeShape, order: Sequence[int], held: Held) -> tuple[SnapshotPlan, MemoryUse]:
+        """The snapshots kept for this run, and the memory that they use."""
+        reuse, owners = simulate_all(shape, order, self.block_size, held)
+        snapshots = plan_without_limit(reuse, owners, order, held)
+        memory = measure_memory(snapshots, order, self.footprint)
+        if self.capacity_bytes is not None and memory.peak_bytes > self.capacity_bytes:
+            eviction = EvictionSimulation(shape, order, held, self.footprint, self.capacity_bytes)
+            snapshots = eviction.run(reuse.source)
+            memory = measure_memory(snapshots, order, self.footprint)
+        return snapshots, memory
 
 
 def _request_plans(
-    ideals: Ideals, keeping: Keeping, later_by: Mapping[int, Sequence[int]], live: Live
+    ideals: Ideals, snapshots: SnapshotPlan, later_by: Mapping[int, Sequence[int]], memory: MemoryUse
 ) -> Iterator[RequestPlan]:
-    kept_by = keeping.kept_by()
-    for index, (_, resume_at) in enumerate(keeping.source):
+    kept_by = snapshots.kept_by()
+    for index, (_, resume_at) in enumerate(snapshots.source):
         own = kept_by.get(index, ())
         yield RequestPlan(
             resume_at=resume_at,
@@ -152,7 +139,7 @@ def _request_plans(
             reads=tuple(len(snapshot.readers) for snapshot in own),
             keep_for_later=tuple(later_by.get(index, ())),
             ideal=ideals.tokens[index],
-            live_bytes=live.live_bytes[index],
-            keep_bytes=live.keep_bytes[index],
+            live_bytes=memory.live_bytes[index],
+            keep_bytes=memory.keep_bytes[index],
             forked=ideals.forked[index],
         )

@@ -1,8 +1,7 @@
 """The prefix tree: a radix tree over the token ids of all known requests, built while they stream in.
 
-Must not know: text, positions that are kept, the order of work. Invariants: a request ends at a node's end, so a node's
-edge is on a request's path as a whole or not at all; every distinct token (a token and all before it) is held once, in
-one buffer; no request's array is held but the latest one.
+Invariants: a request ends at a node's end, so a node's edge is on a request's path as a whole or not at all; every
+distinct token (a token and all before it) is held once, in one buffer; only the latest request's array is held.
 """
 
 from __future__ import annotations
@@ -38,12 +37,11 @@ class PrefixTree:
 
     @property
     def num_requests(self) -> int:
-        """Requests that were added."""
         return len(self.end_node)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, the root included."""
+        """The root included."""
         return len(self.parent)
 
     def begin(self, node: int) -> int:
@@ -52,8 +50,8 @@ class PrefixTree:
 
     def add(self, tokens: TokenArray, conversation: int, resumable: int | None = None) -> int:
         """Enter a request's prompt, (tokens,) int32, at least one; returns its index. conversation: any
-        number that the requests of one conversation have in common. resumable: the longest prefix that it may resume
-        from; None for all but its last token."""
+        number, the same for all requests of one conversation. resumable: the longest prefix that it may resume from;
+        None for all but its last token."""
         if not len(tokens):
             raise ValueError("a request without tokens cannot be planned; expected at least one")
         node, position = self._descend(tokens, *self._common_with_latest(tokens))
@@ -85,7 +83,7 @@ class PrefixTree:
                     yield node, position, key
 
     def _common_with_latest(self, tokens: TokenArray) -> tuple[int, int]:
-        """The node and position up to which the path of the latest request serves this one too."""
+        """The last node and position that this request's path has in common with the latest request's."""
         position = common_length(self._latest, tokens)
         node = self._latest_node
         while node != ROOT and self.begin(node) >= position:
@@ -93,7 +91,7 @@ class PrefixTree:
         return node, position
 
     def _descend(self, tokens: TokenArray, node: int, position: int) -> tuple[int, int]:
-        """Follow the tokens down from a place on their path; the last node and position that they share."""
+        """Follow the tokens down from a position on their path; the last node and position in the tree."""
         while position == self.end[node] and position < len(tokens):
             child = self._children.get(_child_key(node, tokens[position]))
             if child is None:
@@ -113,7 +111,6 @@ class PrefixTree:
         return upper
 
     def _append(self, parent: int, edge: TokenArray) -> int:
-        """A new leaf."""
         first, last = self.unique_tokens, self.unique_tokens + len(edge)
         if last > len(self._tokens):
             grown = np.empty(max(last, 2 * len(self._tokens)), np.int32)
@@ -138,3 +135,21 @@ class PrefixTree:
 
 def _child_key(node: int, token: int | np.integer) -> int:
     return (node << 32) + int(token)
+
+
+def common_prefixes(tree: PrefixTree, index: int) -> list[tuple[int, int]]:
+    """The prefixes that a request's prompt shares with earlier ones, the shortest first: (tokens, the first request
+    whose prompt begins with them)."""
+    first: dict[int, int] = {}  # by node
+    for other in range(index):
+        node = tree.end_node[other]
+        while node != ROOT and node not in first:
+            first[node] = other
+            node = tree.parent[node]
+    tokens: dict[int, int] = {}  # by request, the most
+    node = tree.end_node[index]
+    while node != ROOT:
+        if node in first:
+            tokens.setdefault(first[node], tree.end[node])
+        node = tree.parent[node]
+    return sorted((count, request) for request, count in tokens.items())

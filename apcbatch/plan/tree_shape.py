@@ -1,8 +1,4 @@
-"""What a finished prefix tree looks like from above: who is below a node, and in which order to walk it.
-
-Must not know: tokens, the grid, what is kept. Pure functions of the tree, worked out once for all block
-sizes.
-"""
+"""A finished prefix tree with children, subtree counts and the order of the work; the same for all block sizes."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ ORDERS: tuple[Order, ...] = ("auto", "file")
 
 
 class TreeShape:
-    """parent, begin, end: by node. end_node, length, conversation, resumable: by request. upward: all nodes but the
-    root, each after the nodes below it. requests_below: requests that end at a node or below it; first_below:
-    the first of them."""
+    """parent, begin, end: by node. end_node, length, conversation, resumable: by request. upward: all nodes except the
+    root, descendants first. requests_below: number of requests that end at a node or below it; first_below: the first
+    of them."""
 
     def __init__(self, tree: PrefixTree) -> None:
         self.parent = tree.parent.tolist()
@@ -47,7 +43,7 @@ class TreeShape:
 
         Depth first: the requests that end at a node, then its subtrees, the one with the most requests last
         and ties by file order. So a branch's snapshot is released as soon as its largest subtree begins, and
-        a path of the tree has at most log2(requests) snapshots that wait for other subtrees.
+        at most log2(requests) snapshots of a path wait for other subtrees.
         """
         if order == "file":
             return list(range(self.num_requests))
@@ -73,7 +69,7 @@ class TreeShape:
 
     @cached_property
     def conversations_below(self) -> list[int]:
-        """How many distinct conversations have a prompt that ends at a node or below it."""
+        """By node: number of distinct conversations with a prompt that ends at it or below it."""
         count = [0] * self.num_nodes
         seen_by: list[int | None] = [None] * self.num_nodes
         for index in sorted(range(self.num_requests), key=self.conversation.__getitem__):

@@ -1,1 +1,1 @@
-"""One or more runs as a page for the browser. Must not know: torch, click, how tokens are computed."""
+"""One or more runs as an HTML page. Importing it does not load torch."""

@@ -1,6 +1,6 @@
-"""The block-size curve out of a document that `tune-block-size --json` or `plan --json` wrote.
+"""Read the block-size curve from a document of `tune-block-size --json` or `plan --json`.
 
-Must not know: how the numbers were found. A file that is no such document is a UsageError.
+Any other file is a UsageError.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from apcbatch.data.files import reason
+from apcbatch.data.input.files import reason
 from apcbatch.errors import UsageError
 from apcbatch.regular_files import read_regular_file
 
@@ -20,7 +20,7 @@ TEXTS = ("policy", "model")
 
 
 def read_curve(path: str) -> dict[str, Any]:
-    """The curve as a document has it; `source` is the command that wrote the file."""
+    """The block-size curve as an object of the document; `source` is the command that wrote the file."""
     try:
         data = orjson.loads(read_regular_file(path, MAX_BYTES))
     except (OSError, orjson.JSONDecodeError) as error:

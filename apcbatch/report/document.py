@@ -1,7 +1,4 @@
-"""The document of a report: runs, their comparison, the block-size curve. The page shows it and nothing else.
-
-Must not know: the page, the command line. Its form is on docs/report.md.
-"""
+"""Make the document of a report: runs, their comparisons, the block-size curve. Its form is in docs/report.md."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ Prompts = Callable[[Run], list[Prompt | None]]
 def make_document(
     outs: Sequence[OutFile], curve: dict[str, Any] | None = None, prompts: Prompts | None = None
 ) -> dict[str, Any]:
-    """Read the OUTs and put the document together, with texts so short that it fits a page. curve: of
-    `curve.read_curve`. prompts: gives each row of a run its prompt. UsageError for an OUT that cannot be used."""
+    """Read the OUTs and make the document, shortened so that it fits a page. curve: the result of `curve.read_curve`.
+    prompts: returns a prompt for each row of a run. UsageError for an OUT that cannot be used."""
     runs = [read_run(out) for out in outs]
     documents = [run.as_document() for run in runs]
     if prompts is not None:

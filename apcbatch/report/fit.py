@@ -1,8 +1,8 @@
-"""A document that fits its page: what weighs most and tells least is shortened until the page is small enough.
+"""Shorten a document until its page has at most PAGE_BYTES.
 
-First texts are cut, all to one length; if the page is too large without any text, times are rounded to two digits and
-long ids are cut as far as they stay different. Must not know: what is shown where. Invariants: no row and no count is
-left out or changed; a page says what was shortened (`answer_characters`, and a note).
+First texts are cut, all to one length. If the page is too large without any text, times are rounded to two digits and
+long ids are cut as far as they stay different. Invariants: no row and no count is left out or changed; the page says
+what was shortened (`answer_characters`, and a note).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from apcbatch.report.texts import ELLIPSIS, MOST_CHARACTERS, cut_columns
 
 PAGE_BYTES = 2_000_000
-REQUESTS_OF_A_PAGE = 50_000  # more of them may take more room
+REQUESTS_OF_A_PAGE = 50_000  # a page of more requests may be larger
 FRAME_BYTES = 110_000  # of the page without a document
 LENGTHS = (0, 4, 8, 16, 24, 40, 60, 100, 160, 250, 400, 600, 1_000, 2_000, 4_000, 8_000, MOST_CHARACTERS)
 ID_LENGTHS = (24, 16, 12)
@@ -24,8 +24,8 @@ TEXTS = ("answer", "calls", "errors", "prompt_text")
 
 
 def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any]:
-    """The document, shortened so that its page has at most page_bytes, for each 50,000 requests; more only if ids alone
-    are more."""
+    """The document, shortened so that its page has at most page_bytes per 50,000 requests; larger only if the ids alone
+    exceed it."""
     requests = sum(len(run["requests"]["id"]) for run in document["runs"])
     pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
     room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # in base64, 3 bytes are 4
@@ -52,7 +52,7 @@ def _texts_fit(document: dict[str, Any], room: int) -> bool:
 
 
 def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
-    """No texts, rounded times, and then ids as long as there is room for."""
+    """Drop all texts, round times, and cut ids to the greatest length that fits."""
     short = _cut(document, 0)
     tables = [run["requests"] | _rounded_times(run["requests"]) for run in short["runs"]]
     short = _noted(_with_tables(short, tables), "times of requests are rounded to two digits, for the page to be small")
@@ -70,8 +70,8 @@ def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
 
 
 def _packed_bytes(parts: Iterable[Any], room: int) -> int | None:
-    """The bytes of the parts' JSON, compressed as in the page; None as soon as they are more than there is room for."""
-    packer = zlib.compressobj(9)
+    """Size of the parts' JSON, compressed as in the page; None as soon as it exceeds `room`."""
+    packer = zlib.compressobj(zlib.Z_BEST_COMPRESSION)
     size: int = 0
     for part in parts:
         data = json.dumps(part, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
-"""An OUT that a run has left, finished or not: where its lines are, and what lies beside it.
+"""Find and read the lines of an OUT, finished or not. Nothing is written.
 
-Must not know: what a record says. Nothing is written here. Invariant: memory does not grow with the file.
+Invariant: memory does not grow with the file.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from apcbatch.address import is_address, last_part, shown_address
-from apcbatch.data.files import BROKEN, STDIN, Stream, reason
-from apcbatch.data.lines import DEFAULT_MAX_LINE_BYTES, split_lines
+from apcbatch.data.input.files import BROKEN, STDIN, Stream, reason
+from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, split_lines
 from apcbatch.errors import UsageError
 from apcbatch.job.output import output_for
 from apcbatch.regular_files import open_regular_file
@@ -19,8 +19,8 @@ from apcbatch.regular_files import open_regular_file
 
 @dataclass(frozen=True)
 class OutFile:
-    """name: as it was given. target: the path of OUT itself, beside which its run file and its trace lie. lines: the
-    file that is read; `OUT.part` where a packed OUT is not made yet."""
+    """name: as the user gave it. target: the path of OUT, next to which run file and trace lie. lines: the file to
+    read; `OUT.part` while a compressed OUT is not finished."""
 
     name: str
     target: str
@@ -28,12 +28,12 @@ class OutFile:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the lines wait for a run that makes OUT of them."""
+        """Whether OUT is not compressed yet: its lines are in `OUT.part`."""
         return self.lines != self.target
 
     def read(self) -> Iterator[tuple[int, bytes | None]]:
-        """(number, line) of each line that is not blank, unpacked; None for one that is too long to be a record.
-        UsageError where the file cannot be read further."""
+        """(number, line) of each line that is not blank, decompressed; None for a line too long to be a record.
+        UsageError if the file is damaged from some point on."""
         number = 0
         try:
             with open_regular_file(self.lines) as raw:
@@ -46,7 +46,7 @@ class OutFile:
 
 
 def find_out(name: str) -> OutFile:
-    """The OUT of that name; UsageError if it is not here, or not a file."""
+    """The OUT of that name; UsageError if it does not exist or is not a file."""
     if name == STDIN:
         raise UsageError("a report is made of an OUT that is a file, and - is a stream; give the file's name")
     if is_address(name):

@@ -1,9 +1,7 @@
-"""One HTML file out of a document: the template, the style, the scripts and the data, and a policy that lets nothing
-else in.
+"""Make one HTML file of a document: template, style, scripts, data, and a Content-Security-Policy.
 
-Must not know: what the document says (apcbatch/report/document.py makes it, the scripts read it), and where the file
-goes. The user's texts are in the data alone, compressed and in base64, so that no text can be taken for markup; the
-title is the exception, and it is escaped.
+User texts are in the data only, compressed and in base64, so that no text can be parsed as markup; only the title is
+outside, escaped.
 
 The policy (https://www.w3.org/TR/CSP3/) allows the one script and the one style by their SHA-256, and no address at
 all: the page can neither load nor send anything.
@@ -21,28 +19,21 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-SCRIPTS = (
+from apcbatch.report.run import PANELS, Panel
+
+HELPERS = (
     "elements.js",
     "numbers.js",
     "place.js",
     "document.js",
     "cursor.js",
-    "verdict.js",
-    "tokens.js",
-    "tree.js",
-    "icicle.js",
-    "stem.js",
-    "timeline.js",
-    "turns.js",
-    "curve.js",
+    "tree_numbers.js",
+    "edge.js",
     "filter.js",
     "columns.js",
-    "table.js",
     "request.js",
-    "comparison.js",
-    "ran.js",
-    "report.js",
 )
+SCRIPTS = (*HELPERS, *(f"{panel.name}.js" for panel in PANELS), "report.js")
 """In the order of the page: a file uses those before it when it is read, and all the others when it is called."""
 
 
@@ -52,17 +43,30 @@ def page(document: dict[str, Any], title: str) -> bytes:
     parts = {
         "title": html.escape(title),
         "policy": _policy(style, script),
+        "panels": "\n".join(map(_section, PANELS)),
         "style": style,
         "script": script,
         "data": _packed(document),
     }
-    # One pass: what a part says is not searched for names of parts.
+    # One pass: placeholders inside inserted parts are not replaced.
     whole = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
     return whole.encode(errors="replace")
 
 
+def _section(panel: Panel) -> str:
+    """The element of a panel. All but the first are hidden until they are drawn; the first is the target of a link on
+    the page."""
+    short = f' data-short="{panel.short}"' if panel.short else ""
+    hidden = "" if panel is PANELS[0] else " hidden"
+    title = f"{panel.name}-title"
+    return (
+        f'  <section id="{panel.name}"{short} aria-labelledby="{title}"{hidden}>'
+        f'<h2 id="{title}">{panel.heading}</h2></section>'
+    )
+
+
 def _policy(style: str, script: str) -> str:
-    """The Content-Security-Policy, in which the script and the style are named by what they are."""
+    """The Content-Security-Policy, with the hashes of the script and the style."""
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -74,21 +78,21 @@ def _digest(text: str) -> str:
 
 
 def _packed(document: dict[str, Any]) -> str:
-    """The document as JSON, gzip and base64. The same document gives the same text: the gzip header has no time."""
+    """The document as JSON, gzip and base64. Deterministic: the gzip header has no time."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 @cache
 def _assets() -> tuple[str, str, str]:
-    """(template, style, script), as they are in the package."""
+    """(template, style, script) from the package."""
     folder = files(__package__) / "assets"
-    # A scope of their own, so that no name of theirs is the window's.
+    # A scope of their own, so that they define no globals.
     template, style, *scripts = ((folder / name).read_text("utf-8") for name in ("page.html", "style.css", *SCRIPTS))
     script = "\n".join(['"use strict";', "{", *map(_code, scripts), "}", ""])
     return template, style, script
 
 
 def _code(script: str) -> str:
-    """The script without comments that stand alone and without indentation, which every report would carry."""
+    """The script without whole-line comments and indentation, to save space in every report."""
     return re.sub(r"^(?:/\*\*.*?\*/\n|\s*//[^\n]*\n|\s+)", "", script, flags=re.MULTILINE | re.DOTALL)

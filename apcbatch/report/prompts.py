@@ -1,8 +1,8 @@
-"""The prompts of a run's requests: INPUT is read again, as the run read it, and rendered with the same tokenizer. The
-prompt of a chat is shown as the messages that it was made of, that of a completion as its text.
+"""Find the prompts of a run's requests: read INPUT again as the run did, and render it with the same tokenizer.
 
-Must not know: the page, weights. Invariants: no file is opened because data names it; a prompt is shown only beside the
-record of the very request that it makes (its digest says so); nothing but the ends of a long prompt is decoded.
+The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: no file is opened because
+data names it; a prompt is shown only with the record whose digest it has; of a long prompt only the beginning and the
+end are decoded.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import orjson
 
 from apcbatch.config import OPTIONS, Config
-from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.chat.recorded_answers import answered_turns
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
-from apcbatch.data.inputs import Inputs
-from apcbatch.data.layouts import LineOptions
-from apcbatch.data.messages import Message
+from apcbatch.data.input.inputs import Inputs
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.messages import Message
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.source import open_source
 from apcbatch.data.model_files import model_files_digest
-from apcbatch.data.recorded import answered_turns
-from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.render import Renderer
-from apcbatch.data.source import open_source
 from apcbatch.errors import UsageError
-from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.runfile import input_identity, run_file_path
 from apcbatch.model.locate import locate_model
 from apcbatch.report.requests import DIGEST_BYTES
@@ -35,7 +35,7 @@ from apcbatch.resolution import resolve
 from apcbatch.types import Request
 
 MOST_PROMPT_CHARACTERS = 8_000
-GROUPS = ("Input", "Generation", "Chat")  # of the options on which prompts and digests depend
+GROUPS = ("Input", "Generation", "Chat")  # groups of the options that affect prompts and digests
 
 
 class PromptReader:
@@ -46,19 +46,20 @@ class PromptReader:
         self._inputs, self._model, self._warn = inputs, model, warn
 
     def __call__(self, run: Run) -> list[Prompt | None]:
-        """A prompt for each row, shortened in the middle; None where there is none: the request was refused.
+        """A prompt for each row, shortened in the middle; None for a request that was refused.
 
-        UsageError if INPUT, tokenizer or template are not the run's, or if the prompts were built on its answers."""
+        UsageError if INPUT, tokenizer or template are not the run's, or if prompts contain the run's own answers.
+        """
         config = self._config(run)
         renderer = Renderer.load(locate_model(self._model), warn=self._warn, options=ChatOptions.of(config))
-        rows: dict[str, list[int]] = {}  # of one id several, where an OUT was put together of others
+        rows: dict[str, list[int]] = {}  # id -> rows; several if OUT was concatenated from others
         for row, name in enumerate(run.requests.record_ids):
             rows.setdefault(name, []).append(row)
         limit = min(MOST_PROMPT_CHARACTERS, max(1, MOST_HELD // max(1, len(run.requests))))
         texts: list[Prompt | None] = [None] * len(run.requests)
         others = 0
         source = _Source(open_source(self._inputs, LineOptions.of(config)))
-        feeder = Feeder(config, source, renderer, Answers())
+        feeder = Feeder(config, source, renderer, PreviousAnswers())
         while not feeder.exhausted:
             work = feeder.next()
             if not isinstance(work, Request):
@@ -74,7 +75,7 @@ class PromptReader:
         return texts
 
     def _config(self, run: Run) -> Config:
-        """The run's options, once INPUT and the model's files are known to be the run's."""
+        """The run's options, after checking that INPUT and the model's files are those of the run."""
         facts, name = run.run_file, run.out.name
         if facts is None:
             raise UsageError(
@@ -119,8 +120,8 @@ def _size(identity: dict[str, Any]) -> str:
 
 
 def _text(request: Request, renderer: Renderer) -> str:
-    """The beginning and the end of a prompt. A token has a character at least, so no more tokens are decoded than there
-    may be characters."""
+    """The beginning and the end of a prompt. As a token has at least one character, at most as many tokens are decoded
+    as characters are shown."""
     ids = [int(number) for number in request.token_ids]
     if not renderer.tokenizer.reads_text:
         return " ".join(map(str, ids))
@@ -130,8 +131,7 @@ def _text(request: Request, renderer: Renderer) -> str:
 
 
 class _Source:
-    """The records of an input as they are asked for, of which the latest is kept: its requests come before the next
-    record is read."""
+    """Iterates over the records of an input and keeps the current one."""
 
     def __init__(self, records: Iterator[Conversation | BadLine]) -> None:
         self._records = records
@@ -143,10 +143,9 @@ class _Source:
             yield record
 
     def history(self, turn: int | None, config: Config) -> list[list[str]]:
-        """The messages before a turn of the latest record, each as its role and what it says; of a completion none."""
+        """The messages of the current record before a turn, each as [role, text]; none for a completion."""
         one = self._latest
-        if not isinstance(one, Conversation) or one.prompt is not None:
-            return []
+        assert isinstance(one, Conversation), "a line that cannot be read makes no request"
         turns = answered_turns(one, config.turns) if config.score else one.requests(config.turns)
         ends = {each.number: each.num_messages for each in turns}
         end = turns[-1].num_messages if turn is None else ends.get(turn, 0)
@@ -155,7 +154,7 @@ class _Source:
 
 
 def _said(message: Message) -> list[str]:
-    """A message as its role and a text; a tool call is a line with its arguments."""
+    """A message as [role, text]; a tool call becomes a line with its arguments."""
     parts = [message.get("reasoning_content") or "", message["content"] or ""]
     for call in message.get("tool_calls") or ():
         function = call["function"]

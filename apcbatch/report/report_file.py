@@ -1,7 +1,7 @@
-"""The file of a report: its name, what it may replace, its writing.
+"""Name, check and write the file of a report.
 
-Must not know: what a report shows. Invariant: no file is replaced that is not a report of this program, unless that is
-asked for; a report is written as a whole or not at all.
+Invariant: a file that is not a report of this program is replaced only with --overwrite; a report is written
+atomically.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from apcbatch.errors import UsageError
 from apcbatch.job.disk import Disk, write_file
-from apcbatch.job.paths import STDOUT, without_suffixes
+from apcbatch.job.output_paths import STDOUT, without_suffixes
 from apcbatch.regular_files import kind_of, open_regular_file
 from apcbatch.report.page import page
 
@@ -21,13 +21,14 @@ SUFFIX = ".report.html"
 
 
 def default_report(outs: Sequence[str]) -> str:
-    """The report's name where none is given, in the current folder: `chats.answers.report.html` for
-    `data/chats.answers.jsonl.gz`; the first OUT names it."""
+    """The default name of the report, in the current folder, after the first OUT: `chats.answers.report.html` for
+    `data/chats.answers.jsonl.gz`."""
     return without_suffixes(os.path.basename(outs[0])) + SUFFIX
 
 
 def check_report(flag: str, path: str, overwrite: bool = False) -> None:
-    """Refuse a path to which no report is written: a stream, a pipe, a file that is no report of ours."""
+    """UsageError for a path that no report may be written to: a stream, a pipe, or an existing file that is not a
+    report."""
     if path == STDOUT:
         raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
     if not os.path.exists(path) or os.path.isdir(path):
@@ -40,7 +41,7 @@ def check_report(flag: str, path: str, overwrite: bool = False) -> None:
 
 
 def write_report(path: str, document: dict[str, Any]) -> int:
-    """Write the page of a document; its bytes. UsageError if the file cannot be written."""
+    """Write the page of a document and return its size in bytes. UsageError if the file cannot be written."""
     names = [os.path.basename(run["name"]) for run in document["runs"]]
     data = page(document, f"{', '.join(names)} - apcbatch report")
     try:
@@ -51,12 +52,12 @@ def write_report(path: str, document: dict[str, Any]) -> int:
 
 
 def shown_bytes(size: int) -> str:
-    """`482 kB`, `1.9 MB`."""
+    """A size in decimal units: `482 kB`, `1.9 MB`."""
     return f"{size / 1e6:.1f} MB" if size >= 1_000_000 else f"{max(1, round(size / 1e3))} kB"
 
 
 def _is_replaceable(path: str) -> bool:
-    """Whether a file is empty or begins as a report does."""
+    """Whether a file is empty or begins like a report."""
     try:
         with open_regular_file(path) as file:
             head = file.read(len(FIRST_BYTES))

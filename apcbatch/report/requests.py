@@ -1,7 +1,7 @@
-"""The records of OUT as columns, one row a request: what the report's table shows and every sum is made of.
+"""Read the records of OUT into columns, one row per request, for the report's table and sums.
 
-Must not know: files, the page. Invariants: rows are in OUT's order; a line that is no record of this program is counted
-and left out, never guessed at; memory is a few hundred bytes a request beside its bounded texts.
+Invariants: rows are in OUT's order; a line that is no record of this program is counted and left out; a request takes a
+few hundred bytes of memory besides its bounded texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from apcbatch.report.texts import Calls, Texts
 
 SOURCES = ("none", "memory", "disk")
 UNKNOWN = -1
-MOST_MS = 1 << 52  # of 0.1 ms; JSON's readers keep such a number exact
+MOST_MS = 1 << 52  # in units of 0.1 ms; exact as a JSON number, which many parsers read as float64
 MOST_ID_CHARACTERS = 512
 NUMBERS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
            "finish", "error")  # fmt: skip
@@ -30,11 +30,11 @@ DIGEST_BYTES = 16
 class Requests:
     """The requests of one OUT.
 
-    Columns of integers by name: counts are tokens, times 0.1 ms; `turn` is 0 where a line is answered as a whole,
-    `ideal` is -1 where it is not known, `from` is an index into SOURCES, `reason`, `finish` and `error` are indices
-    into reasons, finishes and texts.errors, 0 for none. ids: as they are shown; record_ids: as the records have them.
-    answers, prompts: digests, a row each, of what was answered and of what was asked (all zeros where the record does
-    not say). codes: error records by their code. num_foreign, num_torn: lines that are no records.
+    Columns of integers by name: counts are tokens, times 0.1 ms; `turn` is 0 for a line answered as a whole, `ideal` is
+    -1 if unknown, `from` is an index into SOURCES, `reason`, `finish` and `error` are indices into reasons, finishes
+    and texts.errors, 0 for none. ids: shortened for display; record_ids: as in the records. answers, prompts: a digest
+    per row of the answers and of prompt with settings (all zeros if the record has none). codes: number of error
+    records by code. num_foreign, num_torn: lines that are not records, and torn lines.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Requests:
         return len(self.ids)
 
     def add(self, record: dict[str, Any]) -> bool:
-        """Enter a record that `read_record` accepted; False if its numbers are not those of a record."""
+        """Append a record that `read_record` accepted; False if one of its numbers is missing or out of range."""
         row = _failed(record) if record["error"] is not None else _answered(record)
         if row is None:
             return False
@@ -91,7 +91,7 @@ class Requests:
         }
 
     def notes(self, path: str) -> Iterator[str]:
-        """A sentence for each kind of line that is left out."""
+        """A sentence for each kind of line that was left out."""
         if self.num_torn:
             yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
         if self.num_foreign:
@@ -101,11 +101,11 @@ class Requests:
             )
 
     def answer_digest(self, row: int) -> bytes:
-        """What tells two answers apart, of one row."""
+        """The digest of a row's answers."""
         return bytes(self.answers[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
 
     def prompt_digest(self, row: int) -> bytes:
-        """What tells two requests apart, of one row."""
+        """The digest of a row's prompt and settings."""
         return bytes(self.prompts[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
 
     def _index(self, column: str, name: str) -> int:
@@ -117,7 +117,7 @@ class Requests:
 
 
 def read_requests(out: OutFile) -> Requests:
-    """All requests of an OUT; UsageError where the file cannot be read further, or holds other things alone."""
+    """All requests of an OUT; UsageError if the file is damaged or holds no record."""
     requests = Requests()
     number, torn = 0, False
     for number, line in out.read():
@@ -155,8 +155,8 @@ def answer_of(record: dict[str, Any]) -> tuple[str, Calls | None]:
 
 
 def token_lists(record: dict[str, Any]) -> list[list[Any]]:
-    """What makes up an answer, bit for bit: the token ids of each choice; of one that was scored, the
-    log-probabilities."""
+    """The token ids of each choice, or the log-probabilities of a scored one: what two equal answers share bit for
+    bit."""
     own = record["apcbatch"]
     choices = own.get("choices")
     several = isinstance(choices, list) and all(isinstance(one, dict) for one in choices)
@@ -193,12 +193,12 @@ def _calls(calls: Any) -> Iterator[dict[str, str]]:
 
 
 def _failed(record: dict[str, Any]) -> tuple[dict[str, int], str, str]:
-    """Of an error record nothing is known but where it stands."""
+    """The numbers of an error record: all 0, the ideal unknown."""
     return {**dict.fromkeys(NUMBERS, 0), "ideal": UNKNOWN}, "", "error"
 
 
 def _answered(record: dict[str, Any]) -> tuple[dict[str, int], str, str] | None:
-    """(numbers, miss reason, finish reason) of a record that succeeded; None if one of them is not what it must be."""
+    """(numbers, miss reason, finish reason) of a record that succeeded; None if one of them is missing or invalid."""
     own, body = record["apcbatch"], record["response"]["body"]
     usage, ideal, reason = body.get("usage"), own.get("ideal_cached_tokens"), own.get("miss_reason")
     usage = usage if isinstance(usage, dict) else {}

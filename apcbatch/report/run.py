@@ -1,23 +1,19 @@
-"""One run as a part of the document: its OUT, the trace and the run file beside it.
-
-Must not know: other runs, the page.
-"""
+"""Read one run (OUT, trace, run file) into its part of the document, and list the panels that show it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from apcbatch.job.runfile import read_run_file, run_file_path
-from apcbatch.job.segment import Segment
-from apcbatch.job.trace_file import TraceError, read_trace, trace_path
+from apcbatch.job.tracing.segment import Segment
+from apcbatch.job.tracing.trace_file import TraceError, read_trace, trace_path
 from apcbatch.report.out_file import OutFile
 from apcbatch.report.requests import Requests, read_requests
-from apcbatch.report.tokens import token_sums
-from apcbatch.report.tree import merge_stems
-from apcbatch.report.turns import turn_sums
+from apcbatch.report.tokens import token_sums, turn_sums
+from apcbatch.report.tree import merge_edges
 from apcbatch.report.verdict import verdict
 
 OF_A_SEGMENT = (
@@ -28,8 +24,8 @@ OF_A_RUN_FILE = ("version", "input", "model_fingerprint", "model_files", "config
 
 @dataclass
 class Run:
-    """out: the file. requests: its records. segments: of its trace, oldest first. run_file: what it was made with, or
-    None. notes: sentences on what this report lacks."""
+    """out: the file. requests: its records. segments: of its trace, oldest first. run_file: the configuration that it
+    was made with, or None. notes: sentences on data that this report lacks."""
 
     out: OutFile
     requests: Requests
@@ -39,37 +35,28 @@ class Run:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the latest process that is known, by name."""
+        """The options of the latest known process, by name."""
         if self.segments:
             return {name: value for name, value, _ in self.segments[-1].options}
         return dict(self.run_file["config"]) if self.run_file is not None else {}
 
     @property
     def knows_end(self) -> bool:
-        """Whether the trace has the last process that ran: one with --no-trace leaves the trace of those before it."""
+        """Whether the trace includes the last process; a resume with --no-trace leaves the earlier trace in place."""
         kept_none = self.run_file is not None and self.run_file["config"].get("trace") is False
         return bool(self.segments) and not kept_none
 
     def as_document(self) -> dict[str, Any]:
-        """The run as the page shows it."""
+        """The run as a JSON object of the document."""
         return {
             "name": self.out.name,
             "notes": self.notes,
-            "verdict": verdict(self.requests, self.segments, self.knows_end),
-            "tokens": token_sums(self.requests, self.options.get("policy")),
-            "tree": merge_stems(self.segments),
-            "timelines": [_timeline(segment) for segment in self.segments],
-            "turns": turn_sums(self.requests),
-            "requests": self.requests.rows(),
-            "ran": {
-                "segments": [{name: getattr(one, name) for name in OF_A_SEGMENT} for one in self.segments],
-                "run_file": self.run_file,
-            },
+            **{panel.key or panel.name: panel.data(self) for panel in PANELS if panel.data is not None},
         }
 
 
 def read_run(out: OutFile) -> Run:
-    """Read an OUT and what lies beside it; UsageError for a file that holds no record of this program."""
+    """Read an OUT with its run file and trace; UsageError for a file that holds no record of this program."""
     requests = read_requests(out)
     run_file, reason = read_run_file(run_file_path(out.target))
     notes = list(requests.notes(out.lines))
@@ -95,13 +82,51 @@ def read_run(out: OutFile) -> Run:
 
 
 def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a run file says, without what it does not say in this version."""
+    """The entries of a run file that this version knows."""
     return None if run_file is None else {name: run_file[name] for name in OF_A_RUN_FILE if name in run_file}
 
 
+def _ran(run: Run) -> dict[str, Any]:
+    """What ran: the processes by the trace, and the run file."""
+    segments = [{name: getattr(one, name) for name in OF_A_SEGMENT} for one in run.segments]
+    return {"segments": segments, "run_file": run.run_file}
+
+
 def _timeline(segment: Segment) -> dict[str, Any]:
-    """What one process did over time. A killed one lasted at least to the end of its last pass that is known."""
+    """One process over time. A killed one ends with its last recorded pass."""
     passes = dataclasses.asdict(segment.passes)
     last_s = passes["begin_s"][-1] + passes["seconds"][-1] if passes["begin_s"] else 0.0
     seconds = last_s if segment.end is None else max(last_s, segment.end.seconds)
     return {"worker": segment.worker, "begin": segment.begin, "seconds": seconds, "passes": passes}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One section of the page, drawn by assets/NAME.js. heading: its heading on the page. short: a shorter heading for
+    the list of sections. data: returns the panel's data for a run; None for a panel about all runs. key: of the data in
+    the document, if not the name."""
+
+    name: str
+    heading: str
+    short: str = ""
+    data: Callable[[Run], Any] | None = None
+    key: str = ""
+
+
+PANELS = (
+    Panel("verdict", "Verdict", data=lambda run: verdict(run.requests, run.segments, run.knows_end)),
+    Panel(
+        "tokens",
+        "Where the prompt tokens went",
+        "Tokens",
+        lambda run: token_sums(run.requests, run.options.get("policy")),
+    ),
+    Panel("tree", "Prefix tree", "Tree", lambda run: merge_edges(run.segments)),
+    Panel("timeline", "Timeline", "", lambda run: [_timeline(segment) for segment in run.segments], "timelines"),
+    Panel("turns", "Prompt tokens by turn", "Turns", lambda run: turn_sums(run.requests)),
+    Panel("curve", "Block sizes"),
+    Panel("requests", "Requests", data=lambda run: run.requests.rows()),
+    Panel("comparison", "Comparison"),
+    Panel("ran", "What ran", data=_ran),
+)
+"""In the order of the page."""

@@ -1,6 +1,6 @@
-"""Texts of many requests, shortened so that all of them together stay within a bound.
+"""Shorten the texts of many requests so that their sum stays within a bound.
 
-Must not know: what the texts say. Invariant: every text is cut to the same length, and the cut ones show it.
+Invariant: every text is cut to the same length, and a cut text has an ellipsis at its end or in the middle.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from typing import Any
 ELLIPSIS = "\u2026"
 MOST_CHARACTERS = 20_000  # of one text
 MOST_HELD = 48 << 20  # characters of all texts
-CALL_CHARACTERS = 16  # that the frame of a call counts beside its texts
+CALL_CHARACTERS = 16  # counted for the frame of a tool call, in addition to its texts
 
 Calls = list[dict[str, str]]
 Prompt = str | list[list[str]]  # a text, or messages of a role and a text each
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text, or its beginning with an ellipsis if it has more characters than the limit."""
+    """The text, cut to `limit` characters with an ellipsis at the end."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + ELLIPSIS * (limit > 0)
 
 
 def shortened_middle(text: str, limit: int) -> str:
-    """The text, or its first quarter and its end with an ellipsis between: in a prompt, what was said last tells more
-    than what every prompt begins with."""
+    """The text, cut to its first quarter and its end with an ellipsis between. Prompts differ at their end; their
+    beginning is often the same."""
     if len(text) <= limit:
         return text
     head = limit // 4
@@ -32,8 +32,8 @@ def shortened_middle(text: str, limit: int) -> str:
 
 
 def shortened_prompt(prompt: Prompt, limit: int) -> Prompt:
-    """A prompt whose texts together have about so many characters. Of messages the first keeps what is left by the
-    last ones; those between that find no room are one ellipsis."""
+    """A prompt with about `limit` characters of text. Of messages, the last ones are kept first, then as much of the
+    first as fits; the messages between that do not fit become one ellipsis."""
     if isinstance(prompt, str):
         return shortened_middle(prompt, limit)
     (role, first), *rest = prompt
@@ -49,7 +49,7 @@ def shortened_prompt(prompt: Prompt, limit: int) -> Prompt:
 
 
 def shortened_calls(calls: Calls | None, limit: int) -> Calls | None:
-    """Tool calls whose names and arguments together have about so many characters; later ones are left out."""
+    """Cut tool calls to about `limit` characters of names and arguments; later calls are left out."""
     if calls is None:
         return None
     kept, left = Calls(), limit
@@ -62,7 +62,7 @@ def shortened_calls(calls: Calls | None, limit: int) -> Calls | None:
 
 
 class Texts:
-    """The answers of one run as they come. characters: the length to which they are cut, None while none was."""
+    """Collects and cuts the answers of one run."""
 
     def __init__(self, most_held: int = MOST_HELD) -> None:
         self.answers: list[str] = []
@@ -74,18 +74,18 @@ class Texts:
 
     @property
     def characters(self) -> int | None:
-        """The length to which texts were cut; None if all of them are whole."""
+        """The length that texts were cut to; None if all are whole."""
         return self._limit if self._was_cut else None
 
     def add(self, answer: str, calls: Calls | None) -> None:
-        """The next request's answer."""
+        """Append the next request's answer."""
         self.answers.append(self._cut(answer))
         self.calls.append(self._cut_calls(calls))
         self._held += len(self.answers[-1]) + _length(self.calls[-1])
         self._make_room()
 
     def error(self, sentence: str) -> int:
-        """The number of an error's sentence; each sentence is held once."""
+        """The number of an error's sentence; equal sentences are stored once."""
         sentence = self._cut(sentence)
         number = self._numbers.setdefault(sentence, len(self.errors))
         if number == len(self.errors):
@@ -95,7 +95,7 @@ class Texts:
         return number
 
     def _make_room(self) -> None:
-        """Halve the length while all texts together are too long."""
+        """Halve the length until all texts together are within the bound."""
         while self._held > self._most_held and self._limit > 1:
             self._limit //= 2
             self.answers = [self._cut(text) for text in self.answers]
@@ -118,7 +118,7 @@ def _length(calls: Calls | None) -> int:
 
 
 def cut_columns(requests: dict[str, Any], limit: int) -> dict[str, Any]:
-    """The columns of a document's requests with every text cut to a length; the other columns are the same objects."""
+    """The columns of a document's requests, with every text cut to a length; other columns are not copied."""
     prompts = requests["prompt_text"]
     if prompts is not None:
         prompts = [None if one is None else shortened_prompt(one, limit) for one in prompts]

@@ -1,19 +1,19 @@
-"""Where the prompt tokens went: computed, restored from memory, restored from disk, lost; and why they were lost.
+"""Sums of prompt tokens: computed, restored from memory or disk, and lost, with the reason of each miss and its remedy.
 
-Must not know: traces, the page. Lost tokens are those that an earlier request covered and that were computed again.
+Lost tokens were covered by an earlier request and computed again.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from apcbatch.report.remedies import remedy
 from apcbatch.report.requests import SOURCES, Requests
+from apcbatch.types import MissReason
 
 
 def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
-    """The parts of the bar in tokens, with the misses, those that lost most first. lost, ideal: None if the records do
-    not all say what the ideal is."""
+    """The parts of the bar in tokens, and the misses in descending order of lost tokens. lost, ideal: None if a record
+    lacks its ideal."""
     ideal = ideal_tokens(requests)
     numbers = requests.numbers
     sources = dict.fromkeys(SOURCES, 0)
@@ -44,7 +44,7 @@ def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
 
 
 def ideal_tokens(requests: Requests) -> int | None:
-    """The sum of the ideals in tokens; None if a request that was answered does not say it."""
+    """The sum of the ideals in tokens; None if an answered request lacks it."""
     total = 0
     for ideal, error in zip(requests.numbers["ideal"], requests.numbers["error"], strict=True):
         if not error:
@@ -52,3 +52,68 @@ def ideal_tokens(requests: Requests) -> int | None:
                 return None
             total += ideal
     return total
+
+
+MOST_TURNS = 100
+
+
+def turn_sums(requests: Requests) -> dict[str, list[int]]:
+    """Columns with a row per answered turn: requests, cached and computed tokens. Turns from the hundredth on share one
+    row; requests without a turn are left out."""
+    sums: dict[int, list[int]] = {}
+    columns = (requests.numbers[name] for name in ("turn", "cached", "computed", "error"))
+    for turn, cached, computed, error in zip(*columns, strict=True):
+        if turn and not error:
+            row = sums.setdefault(min(turn, MOST_TURNS), [0, 0, 0])
+            row[0] += 1
+            row[1] += cached
+            row[2] += computed
+    turns = sorted(sums)
+    named = {name: [sums[turn][n] for turn in turns] for n, name in enumerate(("requests", "cached", "computed"))}
+    return {"turn": turns, **named}
+
+
+REMEDIES: dict[MissReason, str] = {
+    "cold": (
+        "Nothing before these requests begins as they do, so nothing helps in this run; with --store the next run "
+        "finds what this one kept."
+    ),
+    "below_grid": (
+        "Everything was restored but the tokens after the last boundary; a smaller --block-size leaves fewer of them, "
+        "and tune-block-size says whether it pays."
+    ),
+    "diverged": (
+        "These requests leave the path of the others at a place without a snapshot; give --policy planned, or a "
+        "smaller --block-size."
+    ),
+    "shorter_than_block": "The common part is shorter than one block; give a smaller --block-size.",
+    "evicted": "The snapshot was there and had to go; give a larger --pool-size, or a --store.",
+    "stranded": ("A stored snapshot is there, but the keys and values before it are gone; give a larger --store-size."),
+    "disabled": (
+        "The policy is none, which keeps nothing, so give another --policy; or the prompt is scored, for which all of "
+        "it is computed."
+    ),
+}
+# Remedies for a diverged request by policy; the one above is for a run with an unknown policy.
+DIVERGED: dict[str, str] = {
+    "planned": (
+        "The plan keeps no snapshot where these requests leave the path of the others; give a larger --pool-size or a "
+        "larger --window, or a smaller --block-size where the path is left before the first boundary."
+    ),
+    "all": (
+        "These requests leave the path of the others before the first boundary, or beside one that is not there yet; "
+        "give a smaller --block-size, or --policy planned, which computes a shared prefix first."
+    ),
+    "last": (
+        "The policy last keeps the ends of prompts, and these requests leave the path of the others before one; give "
+        "--policy planned."
+    ),
+}
+UNKNOWN = "This version does not know the reason; see the page of the version that ran."
+
+
+def remedy(reason: str, policy: object) -> str:
+    """The remedy for a miss in a run with this policy."""
+    if reason == "diverged" and isinstance(policy, str) and policy in DIVERGED:
+        return DIVERGED[policy]
+    return REMEDIES.get(reason, UNKNOWN)  # type: ignore[call-overload, no-any-return]

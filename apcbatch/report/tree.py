@@ -1,8 +1,8 @@
-"""The prefix tree of all processes that ran on one OUT: their stems, put together.
+"""Merge the prefix trees of all processes that ran on one OUT.
 
-Must not know: requests, the page. Invariants: parents come before children, and row 0 is the empty prefix; every sum
-over the rows is the sum over the segments. Stems are the same if they have the same parent, positions and first words:
-then what two processes did there is added up. A stem that a later process cut at another place stays beside it.
+Invariants: parents come before children, and row 0 is the empty prefix; every sum over the rows is the sum over the
+segments. Edges are equal if they have equal parents, positions and first words; counts of equal edges are added. An
+edge that a later process split at another position stays a separate row.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from apcbatch.job.segment import MOST_STEMS, Segment
+from apcbatch.job.tracing.segment import MAX_EDGE_ROWS, Segment
 
 ADDED = ("requests", "restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes", "dropped", "hidden")
 COLUMNS = ("parent", "begin", "end", *ADDED, "dropped_s", "text")
 
 
-def merge_stems(segments: Sequence[Segment]) -> dict[str, Any] | None:
-    """The stems of all segments as columns, with a `note`; None without a segment. dropped_s: since the begin of the
-    first segment."""
+def merge_edges(segments: Sequence[Segment]) -> dict[str, Any] | None:
+    """The edges of all segments as columns, with a `note`; None without a segment. dropped_s: seconds since the begin
+    of the first segment."""
     if not segments:
         return None
     rows: list[dict[str, Any]] = []
@@ -29,21 +29,21 @@ def merge_stems(segments: Sequence[Segment]) -> dict[str, Any] | None:
     num_hidden = _fold(rows)
     note = None
     if num_hidden:
-        note = f"{num_hidden:,} stems that save least are counted in the stems above them"
+        note = f"{num_hidden:,} edges that save least are counted in the edges above them"
     return {**{name: [row[name] for row in rows] for name in COLUMNS}, "note": note}
 
 
 def _add(
     rows: list[dict[str, Any]], places: dict[tuple[Any, ...], int], segment: Segment, number: int, later_s: float
 ) -> None:
-    """Enter the stems of a segment, which began so many seconds later than the first one."""
+    """Add the edges of a segment. later_s: seconds from the first segment's begin to this one's."""
     new_of: list[int] = []
-    columns = [getattr(segment.stems, name) for name in COLUMNS]
+    columns = [getattr(segment.edges, name) for name in COLUMNS]
     for old, values in enumerate(zip(*columns, strict=True)):
         given = dict(zip(COLUMNS, values, strict=True))
         parent = -1 if old == 0 else new_of[given["parent"]]
         dropped_s = None if given["dropped_s"] is None else given["dropped_s"] + later_s
-        # Stems without words cannot be told apart: those of one segment stay by themselves.
+        # Edges without words cannot be compared, so they are never merged.
         own = () if given["text"] or old == 0 else (number, old)
         key = (parent, given["begin"], given["end"], given["text"], *own)
         place = places.get(key)
@@ -60,9 +60,9 @@ def _add(
 
 
 def _fold(rows: list[dict[str, Any]]) -> int:
-    """Fold leaves into their parents until at most MOST_STEMS are left, those that save least first, and number the
-    rest anew; how many are gone."""
-    if len(rows) <= MOST_STEMS:
+    """Fold the leaves that save least into their parents until at most MAX_EDGE_ROWS are left, renumber the rows, and
+    return the number of leaves folded."""
+    if len(rows) <= MAX_EDGE_ROWS:
         return 0
     num_children = [0] * len(rows)
     for row in rows[1:]:
@@ -71,7 +71,7 @@ def _fold(rows: list[dict[str, Any]]) -> int:
     gone: set[int] = set()
     leaves = [(saved[n], n) for n in range(1, len(rows)) if not num_children[n]]
     heapq.heapify(leaves)
-    while len(rows) - len(gone) > MOST_STEMS:
+    while len(rows) - len(gone) > MAX_EDGE_ROWS:
         _, leaf = heapq.heappop(leaves)
         gone.add(leaf)
         row = rows[leaf]

@@ -1,6 +1,6 @@
-"""How a run went: the sums of OUT's records, and the times that its trace has.
+"""Sum up a run: counts from OUT's records, times and bytes from its trace.
 
-Must not know: the page, files. Invariant: of a run that was not resumed every number is the one of its summary.
+Invariant: for a run that was never resumed, every number equals that of its summary.
 """
 
 from __future__ import annotations
@@ -8,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apcbatch.job.segment import Segment
+from apcbatch.job.tracing.segment import Segment
 from apcbatch.report.requests import Requests
 from apcbatch.report.tokens import ideal_tokens
 
-MOST = 1 << 53  # of what a summary says; a larger number is no measure
+MOST = 1 << 53  # of a summary's number; a larger one is taken for damage
 PERCENTS = (50, 95, 99)
 STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
 def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) -> dict[str, Any]:
-    """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace. knows_end: whether
-    the last process that ran is among them.
+    """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace. knows_end: whether the
+    last process is among them.
 
-    What the records do not say is None without a trace: seconds, rates, bytes, exit code. Seconds are sums over the
-    processes that ran to their end, rates are tokens over these seconds, bytes are the most of any process.
+    Without a trace, values that the records lack are None: seconds, rates, bytes, exit code. Seconds are sums over the
+    processes that ran to their end, rates are tokens over these seconds, bytes are the maximum of any process.
     """
     numbers = requests.numbers
     errors = requests.codes.total()
@@ -51,6 +51,7 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
         "seconds": _seconds(summaries),
         "peak_rss_bytes": _most(summaries, "peak_rss_bytes"),
         "peak_device_bytes": _most(summaries, "peak_device_bytes"),
+        "store_skipped": _sum(summaries, "store_skipped"),
         "warnings": _warnings(summaries),
         "segments": len(segments),
         "percentiles": _percentiles(requests),
@@ -58,8 +59,7 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
 
 
 def _percentiles(requests: Requests) -> list[dict[str, Any]] | None:
-    """p50, p95 and p99 of what one answered request took, by nearest rank: the least value that so many of a hundred
-    requests do not exceed. None without one."""
+    """p50, p95 and p99 of seconds and tokens per answered request, by nearest rank; None if none was answered."""
     numbers = requests.numbers
     answered = [row for row, error in enumerate(numbers["error"]) if not error]
     if not answered:
@@ -95,13 +95,19 @@ def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
 
 
 def _most(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
-    """The most bytes of any process; None where no process says it."""
+    """The largest number of bytes of any process; None if no process has it."""
     values = [one.get(name) for one in summaries]
     return max((value for value in values if type(value) is int and value > 0), default=None)
 
 
+def _sum(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
+    """A count over all processes; None if no process has it."""
+    values = [one[name] for one in summaries if type(one.get(name)) is int and 0 <= one[name] <= MOST]
+    return sum(values) if values else None
+
+
 def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:
-    """Every warning once."""
+    """All distinct warnings."""
     lists = [one.get("warnings") for one in summaries]
     return list(dict.fromkeys(str(one) for given in lists if isinstance(given, list) for one in given))
 

@@ -1,13 +1,13 @@
-"""The store: snapshots on disk, shared by runs and processes. Deals in keys and NumPy arrays, never in
-torch."""
+"""The store: snapshots on disk, shared by runs and processes. Keys and NumPy arrays, never torch."""
 
-from apcbatch.store.counters import StoreCounters
-from apcbatch.store.files import Buffer
-from apcbatch.store.header import BadSnapshot
+from apcbatch.store.check import CheckReport
+from apcbatch.store.environment import Buffer
+from apcbatch.store.eviction import PruneReport
+from apcbatch.store.format import BadSnapshot
 from apcbatch.store.index import ModelStats
-from apcbatch.store.maintenance import CheckReport, PruneReport
+from apcbatch.store.reader import Chain
 from apcbatch.store.snapshot_file import StoredSnapshot
-from apcbatch.store.snapshot_reader import Chain
+from apcbatch.store.status import StoreCounters
 from apcbatch.store.store import Store, StoreStats
 
 __all__ = [

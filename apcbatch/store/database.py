@@ -1,8 +1,7 @@
-"""Database: one connection to an SQLite file of which no byte is trusted.
+"""Database: a connection to an SQLite file of which no byte is trusted, the schema, and the row type.
 
-Must not know: what the tables mean. This is the one place that calls sqlite3: whatever it raises, and
-whatever it returns that is not of the type asked for, becomes an IndexFault. So a damaged file is one kind of
-error, wherever the damage is, and its callers need no other.
+All calls of sqlite3 go through here: every error that it raises, and every value of another type than expected, becomes
+an IndexFault. So callers handle a damaged file as one kind of error, wherever the damage is.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from apcbatch.store.format import KEY_BYTES
+from apcbatch.store.format import FORMAT_VERSION, KEY_BYTES, MAX_FILE_BYTES
 
 BUSY_TIMEOUT_S = 10.0
 
 Column = Callable[[Any], bool]
-"""Whether a value is what a column holds."""
+"""Checks a value of a column."""
 
 Values = Sequence[Any] | Mapping[str, Any]
 
@@ -38,11 +38,11 @@ _REFUSALS = (
     "interrupted",
     "Cannot operate on a closed database",
 )
-"""What SQLite says where the file may be sound and the system refuses. (Python before 3.11 has no codes.)"""
+"""SQLite's errors of the system, not of the file. (Python before 3.11 has no codes.)"""
 
 
 class IndexFault(Exception):
-    """Something about the index file; the text is a clause that says what."""
+    """A fault of the index file; the text is a clause."""
 
 
 class IndexUnavailable(IndexFault):
@@ -54,8 +54,8 @@ class IndexDamaged(IndexFault):
 
 
 class _Boundary:
-    """Turns every error of sqlite3 into an IndexFault; its texts may hold any bytes of the file, so they can
-    be UnicodeDecodeErrors as well."""
+    """Turns every error of sqlite3 into an IndexFault. Error texts may hold any bytes of the file, so
+    UnicodeDecodeErrors occur too."""
 
     def __enter__(self) -> None:
         pass
@@ -108,7 +108,7 @@ class Database:
     """One connection; its methods may be called from any thread. Raises IndexFault and nothing else."""
 
     def __init__(self, path: str, mode: str) -> None:
-        """mode: rwc (create), ro (read only) or immutable (read only, on a medium where nobody can write)."""
+        """mode: rwc (create), ro (read only) or immutable (read only, on a medium where no process can write)."""
         query = "mode=ro&immutable=1" if mode == "immutable" else f"mode={mode}"
         self.lock = threading.RLock()
         with _BOUNDARY:
@@ -133,16 +133,15 @@ class Database:
             return self._connection.execute(statement, values).rowcount
 
     def rows(self, statement: str, values: Values, *columns: Column) -> list[tuple[Any, ...]]:
-        """All rows, of which each value passed its column's test."""
+        """All rows; raises IndexDamaged for a value that fails its column's check."""
         with self.lock, _BOUNDARY:
             rows = self._connection.execute(statement, values).fetchall()
         for row in rows:
             _check(row, columns)
         return rows
 
-    def untested(self, statement: str, values: Values) -> set[Any]:
-        """What is in the first column, of whatever type: for a caller that compares thousands of keys with
-        those that it knows."""
+    def unchecked(self, statement: str, values: Values) -> set[Any]:
+        """The values of the first column, of any type: fast, for a caller that compares thousands of keys."""
         with self.lock, _BOUNDARY:
             return {row[0] for row in self._connection.execute(statement, values)}
 
@@ -154,7 +153,7 @@ class Database:
         return rows[0]
 
     def each(self, statement: str, values: Values, *columns: Column) -> Iterator[tuple[Any, ...]]:
-        """The rows one by one, for a caller that stops early and holds the lock."""
+        """The rows one by one, for a caller that may stop early; the caller holds the lock."""
         with _BOUNDARY:
             cursor = self._connection.execute(statement, values)
         while True:
@@ -199,5 +198,73 @@ def _decode(raw: bytes) -> str:
 
 
 def _printable(words: str) -> str:
-    """Without what a terminal would obey or a line would end at."""
+    """Without control characters, in 200 characters at most."""
     return "".join(letter if letter.isprintable() else "?" for letter in words)[:200]
+
+
+ENTRY = "id, key, position, parent, parent_position, bytes, uses, last_used, priority"
+ENTRY_COLUMNS = (
+    is_integer,
+    is_key,
+    is_count,
+    is_integer_or_none,
+    is_count,
+    is_count,
+    is_count,
+    is_real,
+    is_real,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row. parent_id is the row id of the parent; times in seconds since 1970."""
+
+    key: bytes
+    position: int
+    parent_id: int | None
+    parent_position: int
+    num_bytes: int
+    uses: int
+    last_used: float
+    priority: float
+
+
+def row_id(key: bytes) -> int:
+    """The id of a key's row: its first 8 bytes."""
+    return int.from_bytes(key[:8], "little", signed=True)
+
+
+def entry_of(row: tuple[Any, ...]) -> Entry:
+    """A row of ENTRY; raises IndexDamaged for one that the store never writes."""
+    entry = Entry(*row[1:])
+    if row[0] != row_id(entry.key):
+        raise IndexDamaged("a row has the id of another key")
+    if not (entry.parent_position < entry.position and 1 <= entry.num_bytes <= MAX_FILE_BYTES):
+        raise IndexDamaged("a row holds a value that the store never writes")
+    return entry
+
+
+# children counts the rows whose parent is this one; only a row without children may be evicted, and `leaves`
+# finds the least valuable one. parent is a row id, whether or not that row exists.
+SCHEMA = (
+    "CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL UNIQUE, name TEXT NOT NULL)",
+    "CREATE TABLE totals (entries INTEGER NOT NULL, bytes INTEGER NOT NULL, clock REAL NOT NULL)",
+    "CREATE TABLE in_flight (session TEXT NOT NULL, keys BLOB NOT NULL, bytes INTEGER NOT NULL)",
+    """CREATE TABLE snapshots (
+        id INTEGER PRIMARY KEY, key BLOB NOT NULL, model INTEGER NOT NULL, position INTEGER NOT NULL,
+        parent INTEGER, parent_position INTEGER NOT NULL, chained INTEGER NOT NULL, bytes INTEGER NOT NULL,
+        children INTEGER NOT NULL, created REAL NOT NULL, last_used REAL NOT NULL, uses INTEGER NOT NULL,
+        priority REAL NOT NULL)""",
+    "CREATE INDEX leaves ON snapshots (priority, last_used) WHERE children = 0",
+    "CREATE INDEX by_parent ON snapshots (parent) WHERE parent IS NOT NULL",
+    """CREATE TRIGGER added AFTER INSERT ON snapshots BEGIN
+        UPDATE totals SET entries = entries + 1, bytes = bytes + NEW.bytes;
+        UPDATE snapshots SET children = children + 1 WHERE id = NEW.parent; END""",
+    """CREATE TRIGGER removed AFTER DELETE ON snapshots BEGIN
+        UPDATE totals SET entries = entries - 1, bytes = bytes - OLD.bytes;
+        UPDATE snapshots SET children = children - 1 WHERE id = OLD.parent; END""",
+    "INSERT INTO totals VALUES (0, 0, 0.0)",
+    f"INSERT INTO meta VALUES ('format_version', {FORMAT_VERSION})",
+)

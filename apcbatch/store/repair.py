@@ -1,33 +1,187 @@
-"""Repair: opens the index of a store that may be written; a damaged one is put aside and made anew.
+"""Repair: check the index when a store is opened; put a damaged one aside and rebuild it from the snapshot files.
 
-Must not know: whether the folder is a store, sessions' files. The store's lock must be held. Nothing is lost
-with an index but the uses of the snapshots and the names of the models: the rest is in the headers of their
-files.
+Every opening checks what no later call would notice: the tables, triggers and indexes are exactly those of this
+version; SQLite finds the file intact; each row's id belongs to its key; the totals are those of the rows; the
+reservations have whole keys. That takes about 0.1 s for a hundred thousand rows. Other values are checked when they are
+used. A thorough check, three times as long, also checks every value, and SQLite's indexes against the rows. `store
+check` verifies the rest (whole keys, the files).
+
+The store's lock must be held. A rebuilt index loses only the uses of the snapshots and the names of the models: the
+rest is in the headers of their files.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from dataclasses import dataclass
+from functools import cache
 
-from apcbatch.store.database import IndexDamaged
-from apcbatch.store.entry import row_id
-from apcbatch.store.files import Files, not_plain
-from apcbatch.store.format import ASIDE_SUFFIX, INDEX_COMPANIONS, INDEX_NAME, SUSPECT_NAME
-from apcbatch.store.header import BadSnapshot
+from apcbatch.errors import UsageError
+from apcbatch.store.database import (
+    SCHEMA,
+    Database,
+    IndexDamaged,
+    is_blob,
+    is_count,
+    is_integer,
+    is_real,
+    is_text,
+    row_id,
+)
+from apcbatch.store.environment import Files, not_plain
+from apcbatch.store.format import (
+    ASIDE_SUFFIX,
+    FORMAT_VERSION,
+    INDEX_COMPANIONS,
+    INDEX_NAME,
+    KEY_BYTES,
+    MAX_FILE_BYTES,
+    MAX_FINGERPRINT_BYTES,
+    MAX_POSITION,
+    MAX_PRIORITY,
+    MAX_USES,
+    SUSPECT_NAME,
+    BadSnapshot,
+)
 from apcbatch.store.index import Index
-from apcbatch.store.marker import refuse_newer
-from apcbatch.store.notices import Notices
-from apcbatch.store.objects import Objects
+from apcbatch.store.snapshot_file import SnapshotFolder
+from apcbatch.store.status import Status
+
+_OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+
+_IS_SOUND_ROW = f"""
+    typeof(key) = 'blob' AND length(key) = {KEY_BYTES}
+    AND typeof(model) = 'integer' AND model IN (SELECT id FROM models)
+    AND typeof(position) = 'integer' AND position <= {MAX_POSITION}
+    AND typeof(parent_position) = 'integer' AND 0 <= parent_position AND parent_position < position
+    AND typeof(parent) IN ('integer', 'null') AND typeof(chained) = 'integer' AND chained IN (0, 1)
+    AND typeof(bytes) = 'integer' AND bytes BETWEEN 1 AND {MAX_FILE_BYTES}
+    AND typeof(children) = 'integer' AND children >= 0
+    AND typeof(created) = 'real' AND abs(created) < 1e308
+    AND typeof(last_used) = 'real' AND abs(last_used) < 1e308
+    AND typeof(uses) = 'integer' AND uses BETWEEN 0 AND {MAX_USES}
+    AND typeof(priority) = 'real' AND priority BETWEEN 0 AND {MAX_PRIORITY}"""
+
+
+def refuse_newer(path: str, version: int) -> None:
+    """Raise UsageError for a format that this version does not know."""
+    if version > FORMAT_VERSION:
+        raise UsageError(
+            f"{path} has the store format {version}, this version of apcbatch knows {FORMAT_VERSION}; use a "
+            "newer apcbatch, or another --store folder"
+        )
+
+
+def require_version(database: Database, path: str) -> None:
+    """Raise UsageError for an index of a newer version, and IndexDamaged for one of an impossible version."""
+    (version,) = database.row("SELECT value FROM meta WHERE name = 'format_version'", (), is_integer)
+    if not FORMAT_VERSION <= version < 1 << 16:
+        raise IndexDamaged(f"it claims the format {version}")
+    refuse_newer(path, version)
+
+
+def require_schema(database: Database) -> None:
+    """Raise IndexDamaged unless the tables, triggers and indexes are exactly those of this version."""
+    found = {
+        (kind, name, table, statement or "")
+        for kind, name, table, statement in database.rows(_OBJECTS, (), is_text, is_text, is_text, _is_text_or_none)
+    }
+    if found != _expected_objects():
+        raise IndexDamaged("its tables are not those of a snapshot store")
+
+
+def faults(database: Database, pragma: str = "integrity_check") -> list[str]:
+    """The faults that SQLite finds in the file; an empty list for an intact one."""
+    lines = [line for (line,) in database.rows(f"PRAGMA {pragma}(20)", (), is_text)]
+    return [] if lines == ["ok"] else lines
+
+
+def require_sound(database: Database, thorough: bool) -> None:
+    """Raise IndexDamaged unless the file is as the store writes it; see above for what is checked."""
+    with database.transaction("BEGIN"):  # all checks see one state of the file, whatever is written meanwhile
+        require_schema(database)
+        if lines := faults(database, "integrity_check" if thorough else "quick_check"):
+            raise IndexDamaged(lines[0].splitlines()[-1][:200])
+        database.add_function("row_id", _row_id_or_none)
+        _require_sound_totals(database)
+        _require_sound_side_tables(database)
+        if thorough:
+            _require_sound_rows(database)
+
+
+def _require_sound_totals(database: Database) -> None:
+    """Check the ids, the totals, and that there are no more children than rows with a parent."""
+    entries, num_bytes, children, with_parent, num_keyed = database.row(
+        "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(children), 0), count(parent), "
+        "coalesce(sum(row_id(key) = id), 0) FROM snapshots",
+        (),
+        *(is_count, is_count, is_count, is_count, is_count),
+    )
+    if num_keyed != entries:
+        raise IndexDamaged(f"{entries - num_keyed} of its rows have the id of another key")
+    totals = database.row("SELECT entries, bytes, clock FROM totals", (), is_count, is_count, is_real)
+    if totals[:2] != (entries, num_bytes) or not 0 <= totals[2] <= MAX_PRIORITY or children > with_parent:
+        raise IndexDamaged("its totals are not those of its rows")
+
+
+def _require_sound_rows(database: Database) -> None:
+    """Check every value of every row, and the numbers of children."""
+    (num_unsound,) = database.row(f"SELECT coalesce(sum(NOT ({_IS_SOUND_ROW})), 0) FROM snapshots", (), is_count)
+    (num_miscounted,) = database.row(
+        "SELECT count(*) FROM snapshots AS s "
+        "WHERE children != (SELECT count(*) FROM snapshots AS c WHERE c.parent = s.id)",
+        (),
+        is_count,
+    )
+    if num_unsound or num_miscounted:
+        raise IndexDamaged(
+            f"{num_unsound} of its rows hold values that the store never writes, "
+            f"{num_miscounted} count other children than they have"
+        )
+
+
+def _require_sound_side_tables(database: Database) -> None:
+    for _, fingerprint, _ in database.rows(
+        "SELECT id, fingerprint, name FROM models", (), is_integer, is_blob, is_text
+    ):
+        if not 1 <= len(fingerprint) <= MAX_FINGERPRINT_BYTES:
+            raise IndexDamaged("a model has no fingerprint")
+    for _, keys, num_bytes in database.rows(
+        "SELECT session, keys, bytes FROM in_flight", (), is_text, is_blob, is_count
+    ):
+        if len(keys) % KEY_BYTES or num_bytes > len(keys) // KEY_BYTES * MAX_FILE_BYTES:
+            raise IndexDamaged("what is being written has no whole keys")
+
+
+@cache
+def _expected_objects() -> frozenset[tuple[str, str, str, str]]:
+    """The schema as SQLite stores it."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        for statement in SCHEMA:
+            connection.execute(statement)
+        return frozenset((kind, name, table, sql or "") for kind, name, table, sql in connection.execute(_OBJECTS))
+    finally:
+        connection.close()
+
+
+def _row_id_or_none(key: object) -> int | None:
+    return row_id(key) if type(key) is bytes else None
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or is_text(value)
+
 
 _WRITE_VERSION_AT = 18
 _LOG_VERSION = 2
 
 
 def index_path(files: Files, folder: str) -> str:
-    """The path of the index; raises OSError where a link, a pipe or a folder stands in its place, or in that
-    of a file that SQLite keeps beside it."""
+    """The path of the index; raises OSError if it, or a file that SQLite keeps beside it, is a link, a pipe or a
+    folder."""
     path = os.path.join(folder, INDEX_NAME)
     for suffix in ("", *INDEX_COMPANIONS):
         if files.kind(path + suffix) not in (None, "file"):
@@ -37,17 +191,16 @@ def index_path(files: Files, folder: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IndexOpener:
-    """What opening the index of one store needs. living: the sessions that have it open. thorough: look at
-    every value."""
+    """Opens the index of one store. living: the sessions that have it open. thorough: check every value."""
 
     files: Files
     folder: str
     living: set[str]
     thorough: bool
-    notices: Notices
+    status: Status
 
     def open(self) -> Index:
-        """The index, looked at as a whole; raises IndexDamaged where it cannot be made anew because other
+        """The index, checked and if needed rebuilt; raises IndexDamaged if it cannot be rebuilt because other
         processes have it open."""
         suspect = os.path.join(self.folder, SUSPECT_NAME)
         try:
@@ -64,20 +217,20 @@ class IndexOpener:
         return index
 
     def _attempt(self, reason: str) -> Index:
-        """Open the index, or make it from the snapshot files where there is none. reason: why there is none."""
+        """Open the index, or make it from the snapshot files if there is none. reason: why there is none."""
         path = index_path(self.files, self.folder)
         _require_log_version(self.files, path)
-        objects = Objects(self.files, self.folder)
-        self.files.touch(path)  # SQLite would let everybody read it, and gives its log the same mode
+        snapshots = SnapshotFolder(self.files, self.folder)
+        self.files.touch(path)  # SQLite would make it readable by all users; its log gets the same mode
         index = Index(path)
         try:
             if index.is_new():
-                index.create(lambda: _fill(index, objects, reason, self.notices))
+                index.create(lambda: _fill(index, snapshots, reason, self.status))
             else:
-                refuse_newer(path, index.version())
+                require_version(index.database, path)
                 index.use_log()
-                index.require_sound(self.thorough)
-                _forget_ended_sessions(index, objects, self.living)
+                require_sound(index.database, self.thorough)
+                _drop_reservations(index, snapshots, self.living)
         except BaseException:
             index.close()
             raise
@@ -85,7 +238,7 @@ class IndexOpener:
 
 
 def _put_aside(files: Files, path: str) -> None:
-    """Rename the index, with what SQLite keeps beside it; the one put aside before is replaced."""
+    """Rename the index and the files that SQLite keeps beside it; replaces one that was put aside before."""
     aside = path + ASIDE_SUFFIX
     for suffix in ("", *INDEX_COMPANIONS):
         if files.kind(aside + suffix) not in (None, "file"):
@@ -97,8 +250,8 @@ def _put_aside(files: Files, path: str) -> None:
 
 
 def _require_log_version(files: Files, path: str) -> None:
-    """Raise IndexDamaged where the file's head says that no SQLite may write to it: SQLite calls such a file
-    read-only, and that would be taken for a matter of rights."""
+    """Raise IndexDamaged if the file's header forbids writing: SQLite reports such a file as read-only, which would be
+    taken for missing rights."""
     if files.kind(path) is None or files.size(path) <= _WRITE_VERSION_AT:
         return
     with files.open(path) as reader:
@@ -108,17 +261,16 @@ def _require_log_version(files: Files, path: str) -> None:
         raise IndexDamaged("it claims to be of a newer SQLite")
 
 
-def _fill(index: Index, objects: Objects, reason: str, notices: Notices) -> None:
-    """Enter every snapshot file into a new index by its header; the tensors are verified when they are
-    read."""
+def _fill(index: Index, snapshots: SnapshotFolder, reason: str, status: Status) -> None:
+    """Enter every snapshot file with a valid header into a new index; tensors are verified when they are read."""
     num_entered = num_unusable = 0
     now, ids = time.time(), set()
-    for key in objects.all_keys():
+    for key in snapshots.all_keys():
         try:
-            header = objects.header(key)
-            num_bytes, modified = objects.size(key), objects.modified(key)
+            header = snapshots.header(key)
+            num_bytes, modified = snapshots.size(key), snapshots.modified(key)
         except BadSnapshot:
-            objects.remove(key)
+            snapshots.remove(key)
             num_unusable += 1
             continue
         except OSError:
@@ -130,19 +282,18 @@ def _fill(index: Index, objects: Objects, reason: str, notices: Notices) -> None
             index.insert(header, num_bytes, model, max(0.0, min(modified, now)))
             num_entered += 1
     if reason or num_entered or num_unusable:
-        notices.once(
+        status.once(
             "rebuilt",
             f"{reason}a new index was made from the snapshot files: {num_entered} snapshots are in it, "
             f"{num_unusable} could not be used",
         )
 
 
-def _forget_ended_sessions(index: Index, objects: Objects, living: set[str]) -> None:
-    """Take back what killed processes were about to publish: their files have no row, and nobody would count
-    them."""
+def _drop_reservations(index: Index, snapshots: SnapshotFolder, living: set[str]) -> None:
+    """Drop the reservations of ended sessions, and their files that have no row: no limit would count these."""
     with index.transaction():
         for session, key in index.reserved_keys():
             if session not in living:
                 if index.find(key) is None:
-                    objects.remove(key)
+                    snapshots.remove(key)
                 index.release(session)

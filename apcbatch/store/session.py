@@ -1,8 +1,7 @@
-"""Session: one process that may write to a store; it names its temporary files and shows that it is alive.
+"""Session: one process that may write to a store, and its temporary files.
 
-Must not know: snapshots. A session holds a lock on a file of its own for as long as its process lives; the
-system drops the lock however the process ends, so the next one to open the store knows which temporary files
-nobody writes any more.
+A session locks a file of its own. The system releases the lock however the process ends, so the next process that opens
+the store knows which temporary files are left over.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import re
 import uuid
 
-from apcbatch.store.files import FileLock, Files
+from apcbatch.store.environment import FileLock, Files
 from apcbatch.store.format import TEMPORARY_FOLDER
 
 _LOCK_SUFFIX = ".lock"
@@ -20,10 +19,10 @@ _NAME = re.compile(rf"([0-9a-f]{{32}})(?:({re.escape(_LOCK_SUFFIX)})|-[0-9]+\.tm
 
 
 class Session:
-    """A started session; call `end` when nothing of it is being written any more."""
+    """Call `end` after the last write."""
 
     def __init__(self, files: Files, folder: str) -> None:
-        """Raises OSError where the folder cannot be written. The store's own lock must be held."""
+        """Raises OSError if the folder cannot be written. The store's own lock must be held."""
         self.name = uuid.uuid4().hex
         self._files = files
         self._folder = os.path.join(folder, TEMPORARY_FOLDER)
@@ -32,7 +31,7 @@ class Session:
         self._lock_path = os.path.join(self._folder, self.name + _LOCK_SUFFIX)
         lock = files.lock(self._lock_path, wait_s=0.0)
         if lock is None:
-            raise OSError(f"{self._lock_path} is locked by somebody else")
+            raise OSError(f"{self._lock_path} is locked by another process")
         self._lock: FileLock = lock
 
     def temporary_path(self) -> str:
@@ -47,8 +46,8 @@ class Session:
 
 
 def sweep(files: Files, folder: str) -> tuple[set[str], list[str]]:
-    """(the sessions that live, the files removed that ended ones had left). Only plain files of the exact
-    names that a session gives are looked at. The store's own lock must be held."""
+    """Remove the files of ended sessions: (the living sessions, the temporary files removed). Only plain files with the
+    exact names that a session gives are considered. The store's own lock must be held."""
     folder = os.path.join(folder, TEMPORARY_FOLDER)
     found = [
         (match[1], match[2] is not None, os.path.join(folder, name))

@@ -1,29 +1,39 @@
-"""SnapshotFile: one snapshot as the bytes of one safetensors file, and back.
+"""Snapshot files: a snapshot as the bytes of one safetensors file, and the folder of these files.
 
-Must not know: the index, folders, which model it is. docs/store-format.md has the byte format.
-Invariants: the same snapshot always gives the same bytes; every byte of a file is covered by a checksum; no
-tensor is handed out before its checksum was verified.
+docs/store-format.md has the byte format. Invariants: the same snapshot always gives the same bytes; every byte of a
+file is covered by a checksum; no tensor is returned before its checksum was verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from apcbatch.layout import Layout
-from apcbatch.store.files import Buffer, Reader
-from apcbatch.store.format import DTYPES
-from apcbatch.store.header import Array, BadSnapshot, Header, read_header
+from apcbatch.layout import Layout, holds_tokens
+from apcbatch.store.environment import Buffer, Files, Reader, not_plain
+from apcbatch.store.format import (
+    DTYPES,
+    KEY_BYTES,
+    OBJECT_SUFFIX,
+    OBJECTS_FOLDER,
+    Array,
+    BadSnapshot,
+    Header,
+    read_header,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
-    """A verified snapshot. arrays: name -> array (bfloat16 as its bits in uint16) in memory of its own,
-    or in what the reader was given to read into."""
+    """A verified snapshot. arrays: name -> array (bfloat16 as its bits in uint16), in new memory or in the arrays that
+    were passed to be read into."""
 
     key: bytes
     position: int
@@ -33,7 +43,7 @@ class StoredSnapshot:
 
 
 def encode(header: Header, arrays: Mapping[str, Array]) -> tuple[Header, list[Buffer]]:
-    """The header with its checksums, and the file as a list of buffers to be written one after the other.
+    """The header with its checksums, and the file as buffers to be written one after the other.
 
     The buffers point into contiguous arrays; others are copied.
     """
@@ -52,10 +62,9 @@ def read_tensors(
     names: Sequence[str] | None = None,
     into: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
-    """The named tensors (all of them by default), each verified against its checksum, from a file just
-    checked.
+    """The named tensors (by default all), each verified against its checksum. header: the file's, just verified.
 
-    into: contiguous arrays that tensors of their name and size are read into; others get new memory.
+    into: contiguous arrays that tensors of their name and size are read into; other tensors get new memory.
     """
     arrays: dict[str, Array] = {}
     offset = reader.size - header.num_data_bytes
@@ -88,9 +97,9 @@ class _Bytes:
 
 
 def decode(data: Buffer, key: bytes, position: int, fingerprint: bytes, layout: Layout) -> StoredSnapshot:
-    """The verified snapshot of a file's bytes, in memory of its own; it must need no parent.
+    """The verified snapshot of a file's bytes, in new memory; it must need no parent.
 
-    BadSnapshot says what is wrong with the bytes, or whose they are if not these.
+    Raises BadSnapshot for damaged bytes, and for those of another snapshot.
     """
     reader = _Bytes(data)
     header = read_header(reader)
@@ -105,14 +114,14 @@ def decode(data: Buffer, key: bytes, position: int, fingerprint: bytes, layout: 
 
 
 def _bytes_of(array: Array | None, num_bytes: int) -> npt.NDArray[np.uint8]:
-    """The array's own bytes; new memory where there is none of that size."""
+    """The bytes of the array; new memory if there is none of that size."""
     if array is None or array.nbytes != num_bytes or not array.flags.c_contiguous:
         return np.empty(num_bytes, dtype=np.uint8)
     return array.reshape(-1).view(np.uint8)
 
 
 def check_layout(header: Header, layout: Layout) -> None:
-    """Raise BadSnapshot where the tensors are not exactly those that the model's snapshots hold."""
+    """Raise BadSnapshot unless the tensors are exactly those of the layout."""
     found = {tensor.name: (tensor.dtype, tensor.shape) for tensor in header.tensors}
     tokens = header.position - header.parent_position
     expected = {
@@ -125,3 +134,183 @@ def check_layout(header: Header, layout: Layout) -> None:
 
 def _in_words(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
     return ", ".join(f"{name} {dtype} {shape}" for name, (dtype, shape) in sorted(tensors.items()))
+
+
+_NAME = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}}){re.escape(OBJECT_SUFFIX)}")
+
+
+class SnapshotFolder:
+    """The snapshot files of one store: objects/a/b/<key in hex>.safetensors. layouts: of models, by fingerprint.
+
+    256 folders at most: with more, most snapshots of a new store would each have to make one first.
+    """
+
+    def __init__(self, files: Files, folder: str) -> None:
+        self.layouts: dict[bytes, Layout] = {}
+        self._files = files
+        self._folder = os.path.join(folder, OBJECTS_FOLDER)
+        self._plain_folders: set[str] = set()
+
+    def path(self, key: bytes) -> str:
+        name = key.hex()
+        return f"{self._folder}/{name[0]}/{name[1]}/{name}{OBJECT_SUFFIX}"
+
+    def write(self, path: str, header: Header, arrays: Mapping[str, Array]) -> Header:
+        """Write a temporary file, removed again if that fails; returns the header with its checksums."""
+        header, chunks = encode(header, arrays)
+        try:
+            self._files.write(path, chunks)
+        except OSError:
+            self.discard(path)
+            raise
+        return header
+
+    def publish(self, temporary: str, key: bytes) -> None:
+        """Rename a complete temporary file to the name of its key."""
+        path = self._plain_path(key)
+        if self._files.exists(path) and self._files.kind(path) != "file":
+            raise not_plain(path, "file")
+        try:
+            self._files.rename(temporary, path)
+        except FileNotFoundError:
+            self._files.make_folders(os.path.dirname(path))
+            self._files.rename(temporary, path)
+
+    def remove(self, key: bytes) -> bool:
+        """Remove a snapshot's file; False if there is none, or a link on its path."""
+        path = self.path(key)
+        return self._is_plain(os.path.dirname(path)) and self._remove(path)
+
+    def remove_namesakes(self, key: bytes) -> int:
+        """Remove the files whose names begin with the key's first 8 bytes; returns their number. The index can have
+        only one of them: the others are those whose row was damaged."""
+        folder = os.path.dirname(self.path(key))
+        if not self._is_plain(folder):
+            return 0
+        keys = map(_key_of, self._files.names(folder))
+        return sum(self._remove(self.path(found)) for found in keys if found is not None and found[:8] == key[:8])
+
+    def discard(self, path: str) -> None:
+        """Remove a file that is not in the index yet; errors of the system are ignored."""
+        with suppress(OSError):
+            self._files.unlink(path)
+
+    def exists(self, key: bytes) -> bool:
+        """Whether there is anything at a snapshot's path, a file or not."""
+        return self._files.exists(self.path(key))
+
+    def header(self, key: bytes) -> Header:
+        """The header of a snapshot's file; its tensors are not read.
+
+        Raises BadSnapshot, FileNotFoundError if there is no such file, and OSError if it cannot be read.
+        """
+        with self._files.open(self._plain_path(key)) as reader:
+            header = read_header(reader)
+        _check_key(header, key)
+        return header
+
+    def read(
+        self,
+        key: bytes,
+        fingerprint: bytes | None = None,
+        names: Sequence[str] | None = None,
+        into: Mapping[str, Array] | None = None,
+    ) -> StoredSnapshot:
+        """The snapshot, or only its named tensors. fingerprint: of its model, whose layout, if registered, is checked
+        before memory is allocated; None to check neither. into: as in read_tensors.
+
+        Raises BadSnapshot, FileNotFoundError if there is no such file, and OSError if it cannot be read.
+        """
+        with self._files.open(self._plain_path(key)) as reader:
+            header = read_header(reader)
+            _check_key(header, key)
+            if fingerprint is not None:
+                if header.fingerprint != fingerprint:
+                    raise BadSnapshot("it belongs to a model with another fingerprint")
+                if fingerprint in self.layouts:
+                    check_layout(header, self.layouts[fingerprint])
+            arrays = read_tensors(reader, header, names, into)
+        return StoredSnapshot(key, header.position, header.parent, header.parent_position, arrays)
+
+    def all_keys(self) -> Iterator[bytes]:
+        """The keys of all files, ascending; other names are skipped (see strangers)."""
+        for path, name in self._walk():
+            key = _key_of(name)
+            if key is not None and path == self.path(key):
+                yield key
+
+    def strangers(self) -> Iterator[str]:
+        """The paths of everything that has not the name and the folder of a snapshot."""
+        for path, name in self._walk():
+            key = _key_of(name)
+            if key is None or path != self.path(key):
+                yield path
+
+    def size(self, key: bytes) -> int:
+        return self._files.size(self.path(key))
+
+    def modified(self, key: bytes) -> float:
+        return self._files.modified(self.path(key))
+
+    def _plain_path(self, key: bytes) -> str:
+        """The path of a snapshot's file; raises OSError if there is a link on it."""
+        path = self.path(key)
+        if not self._is_plain(os.path.dirname(path)):
+            raise not_plain(os.path.dirname(path), "folder")
+        return path
+
+    def _is_plain(self, folder: str) -> bool:
+        """Whether neither the folder nor one above it, in the store, is a link; a folder that was found is not
+        checked again."""
+        if folder in self._plain_folders:
+            return True
+        if folder != self._folder and not self._is_plain(os.path.dirname(folder)):
+            return False
+        kind = self._files.kind(folder)
+        if kind == "folder":
+            self._plain_folders.add(folder)
+        return kind in (None, "folder")
+
+    def _remove(self, path: str) -> bool:
+        return self._files.kind(path) == "file" and self._files.unlink(path)
+
+    def _walk(self) -> Iterator[tuple[str, str]]:
+        """(path, name) of everything in the folder, down to the depth of snapshots."""
+        for first in self._names_in(self._folder):
+            path = f"{self._folder}/{first}"
+            if self._files.kind(path) != "folder":
+                yield path, first
+            for second in self._names_in(path):
+                leaf = f"{path}/{second}"
+                if self._files.kind(leaf) != "folder":
+                    yield leaf, second
+                for name in self._names_in(leaf):
+                    yield f"{leaf}/{name}", name
+
+    def _names_in(self, path: str) -> list[str]:
+        return self._files.names(path) if self._files.kind(path) == "folder" else []
+
+
+def token_names(snapshot: StoredSnapshot) -> list[str]:
+    """Names of the incremental tensors (KV since the parent). If any, loading needs the chain of parents."""
+    return [name for name in snapshot.arrays if holds_tokens(name)]
+
+
+def check_link(child: StoredSnapshot, parent: StoredSnapshot | Header) -> None:
+    """Raise BadSnapshot unless a snapshot's incremental tensors continue its parent's."""
+    if parent.position != child.parent_position:
+        raise BadSnapshot(f"its parent is at {parent.position}, it continues {child.parent_position}")
+    tensors = parent.arrays if isinstance(parent, StoredSnapshot) else {info.name for info in parent.tensors}
+    for name in token_names(child):
+        if name not in tensors:
+            raise BadSnapshot(f"its parent has no {name}")
+
+
+def _check_key(header: Header, key: bytes) -> None:
+    if header.key != key:
+        raise BadSnapshot(f"it holds the snapshot {header.key.hex()}")
+
+
+def _key_of(name: str) -> bytes | None:
+    match = _NAME.fullmatch(name)
+    return bytes.fromhex(match[1]) if match else None

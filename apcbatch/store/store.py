@@ -1,10 +1,9 @@
-"""Store: the snapshots of many models on disk, for every run and for several processes at once.
+"""Store: snapshots of any number of models on disk, shared by runs and by concurrent processes.
 
-Must not know: tokens, tensors of torch, what a model is beyond a fingerprint and a layout. Keys are those of
-prefix.py.
-Invariants: nothing is visible before it is whole; what is handed out was verified byte by byte; a bad file, a
-full disk, a read-only folder or a damaged index costs speed and never an answer: after `open` nothing is
-raised for any.
+A snapshot is written by three layers: Store checks and queues it, Writer stores batches of them, SnapshotFolder makes
+one file. Keys are those of prefix.py; a model is a fingerprint and a layout.
+Invariants: a snapshot is visible only when it is whole; every byte that is returned was verified; a bad file, a full
+disk, a read-only folder or a damaged index costs speed and never an answer: after `open` none of them raises.
 """
 
 from __future__ import annotations
@@ -12,28 +11,24 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Callable, Collection, Container, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 
 from apcbatch.errors import UsageError
 from apcbatch.layout import Layout
-from apcbatch.store.counters import StoreCounters, Tally
+from apcbatch.store.check import Checker, CheckReport
 from apcbatch.store.database import IndexDamaged, IndexFault
-from apcbatch.store.files import Files
-from apcbatch.store.format import FORMAT_VERSION
-from apcbatch.store.header import Array, BadSnapshot, make_header, tensors_of
+from apcbatch.store.environment import Files
+from apcbatch.store.eviction import PruneReport, prune
+from apcbatch.store.format import FORMAT_VERSION, Array, BadSnapshot, make_header, tensors_of
 from apcbatch.store.index import Index, ModelStats
-from apcbatch.store.maintenance import Checker, CheckReport, PruneReport, prune
-from apcbatch.store.notices import Notices
-from apcbatch.store.objects import Objects
-from apcbatch.store.opening import Opened, open_folder, sweep_now
-from apcbatch.store.publisher import Fetch, Offer, OnDone, Publisher
-from apcbatch.store.session import Session
-from apcbatch.store.snapshot_file import StoredSnapshot, check_layout
-from apcbatch.store.snapshot_reader import Chain, SnapshotReader
-from apcbatch.store.writer import Writer
+from apcbatch.store.open import Opened, open_folder, sweep_now
+from apcbatch.store.reader import Chain, SnapshotReader
+from apcbatch.store.snapshot_file import SnapshotFolder, StoredSnapshot, check_layout
+from apcbatch.store.status import Status, StoreCounters
+from apcbatch.store.writer import Fetch, Offer, OnDone, Suspect, Touch, Writer
 
 DEFAULT_SIZE_LIMIT_BYTES = 20 << 30
 DEFAULT_QUEUE_BYTES = 256 << 20
@@ -42,7 +37,7 @@ DEFAULT_QUEUE_SNAPSHOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """What a store holds now; num_bytes are those of its snapshot files."""
+    """The contents of a store. num_bytes: of its snapshot files."""
 
     path: str
     format_version: int
@@ -57,19 +52,16 @@ class StoreStats:
 class Store:
     """An open store folder, made by `Store.open`. Any thread may call its methods; `put` never waits."""
 
-    def __init__(self, path: str, size_limit_bytes: int, files: Files, notices: Notices, opened: Opened) -> None:
+    def __init__(self, path: str, size_limit_bytes: int, files: Files, status: Status, opened: Opened) -> None:
         self._path = path
         self._size_limit_bytes = size_limit_bytes
         self._files = files
-        self._notices = notices
+        self._status = status
         self._index = opened.index
         self._session = opened.session
+        self._folder = SnapshotFolder(files, path)
+        self._reader = SnapshotReader(opened.reader, self._folder, status)
         self._writer: Writer | None = None
-        self._objects = Objects(files, path)
-        self._tally = Tally()
-        self._layouts: dict[bytes, Layout] = {}
-        self._names: dict[bytes, str] = {}
-        self._reading = SnapshotReader(opened.reader, self._objects, self._layouts, self._tally, notices)
 
     @classmethod
     def open(
@@ -85,76 +77,68 @@ class Store:
         write_threads: int = 1,
         files: Files | None = None,
     ) -> Store:
-        """Open the store at a folder, made where missing. Opening evicts nothing; storing and `shrink` do.
+        """Open the store at a folder, made if missing. Opening evicts nothing; storing and `shrink` do.
 
-        size_limit_bytes: the snapshot files together, those being written included, never have more. warn:
-        takes one line; called from the caller's thread and from the store's. read_only: change nothing; a
-        folder that cannot be written is opened so by itself. maintenance: for check and prune; there must be
-        a store already, and every value of its index is looked at. queue_bytes, queue_snapshots: what may
-        wait to be written. write_threads: how many files are written at a time.
-        Raises UsageError for a path that cannot be a store, for a folder with something else in it, of which
-        nothing is touched, and for a store of a newer version.
+        size_limit_bytes: of all snapshot files, with those being written. warn: takes one line; called from the
+        caller's thread and from the store's. read_only: change nothing; so is a folder that cannot be written.
+        maintenance: for check and prune; the store must exist, and every value of its index is checked. queue_bytes,
+        queue_snapshots: limits of the queue. write_threads: number of files written at a time.
+        Raises UsageError for a path that cannot be a store, for a folder with other contents, which are not touched,
+        and for a store of a newer version.
         """
         folder = os.fspath(path)
         files = files or Files()
-        notices = Notices(warn, folder, None if read_only else files)
-        opened = open_folder(files, folder, read_only, maintenance, notices)
-        store = cls(folder, size_limit_bytes, files, notices, opened)
+        status = Status(warn, folder, None if read_only else files)
+        opened = open_folder(files, folder, read_only, maintenance, status)
+        store = cls(folder, size_limit_bytes, files, status, opened)
         if opened.index is not None and opened.session is not None:
-            store._start_writer(opened.index, opened.session, queue_bytes, queue_snapshots, write_threads)
+            writer = Writer(
+                opened.index,
+                store._folder,
+                opened.session,
+                status,
+                store._reader.reveal,
+                limit_bytes=size_limit_bytes,
+                queue_bytes=queue_bytes,
+                queue_offers=queue_snapshots,
+                threads=write_threads,
+            )
+            store._reader.on_suspect = lambda key, fingerprint: writer.append(Suspect(key, fingerprint))
+            store._writer = writer
         return store
-
-    def _start_writer(
-        self, index: Index, session: Session, queue_bytes: int, queue_snapshots: int, write_threads: int
-    ) -> None:
-        publisher = Publisher(
-            index,
-            self._objects,
-            session,
-            self._size_limit_bytes,
-            self._names,
-            self._layouts,
-            self._tally,
-            self._notices,
-            self._reading.reveal,
-            write_threads,
-        )
-        self._writer = Writer(publisher, queue_bytes, queue_snapshots, self._size_limit_bytes, write_threads)
-        self._reading.on_doubt = self._writer.suspect
 
     @property
     def is_read_only(self) -> bool:
         return self._writer is None
 
     def register(self, fingerprint: bytes, name: str, layout: Layout | None = None) -> None:
-        """Name a model in the index; with a layout, snapshots of it that hold anything else are bad."""
-        self._names[fingerprint] = name
+        """Name a model in the index. layout: snapshots of the model with any other layout are bad."""
+        if self._writer is not None:
+            self._writer.names[fingerprint] = name
         if layout is not None:
-            self._layouts[fingerprint] = dict(layout)
+            self._folder.layouts[fingerprint] = dict(layout)
 
     def present(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the keys whose snapshot is there: a look into the index, no file is touched.
+        """Those of the keys whose snapshots are in the index; no file is read.
 
-        One may be gone, or prove bad, when it is read. What was put is there after its on_done at the latest.
+        A snapshot may be missing or bad when it is read. One that was put is present after its on_done at the latest.
         """
-        return self._reading.present(keys)
+        return self._reader.present(keys)
 
     def get(self, key: bytes, fingerprint: bytes, into: Mapping[str, Array] | None = None) -> StoredSnapshot | None:
-        """The verified snapshot with this key and fingerprint; None where it is missing or bad (with a
-        warning).
+        """The verified snapshot with this key and fingerprint; None if it is missing or bad (with a warning).
 
-        into: contiguous arrays by name, of the shapes and dtypes that the model's snapshots have, which the
-        tensors are read into in place of new memory; where there is no snapshot their content is lost.
+        into: contiguous arrays by name, of the shapes and dtypes of the model's snapshots; the tensors are read into
+        them. Without a snapshot their contents are undefined.
         """
-        return self._reading.get(key, fingerprint, into)
+        return self._reader.get(key, fingerprint, into)
 
     def get_chain(self, key: bytes, fingerprint: bytes, held: Container[bytes] = ()) -> Chain:
-        """The snapshot with the KV of its ancestors, of which nothing but the KV is read.
+        """The snapshot with its ancestors, of which the KV alone is read.
 
-        held: keys that the caller has; the chain begins after the nearest ancestor among them
-        (`links[0].parent`).
+        held: keys that the caller has; the chain begins after the nearest ancestor among them (`links[0].parent`).
         """
-        return self._reading.get_chain(key, fingerprint, held)
+        return self._reader.get_chain(key, fingerprint, held)
 
     def put(
         self,
@@ -165,20 +149,18 @@ class Store:
         arrays: Mapping[str, Array] | Fetch,
         on_done: OnDone | None = None,
     ) -> bool:
-        """Have a snapshot stored by and by; returns at once whether it was taken.
+        """Queue a snapshot to be stored in the background; returns at once whether it was queued.
 
-        position: tokens consumed. parent: (key, position) of the nearest ancestor that was put before, so
-        that it is evicted after this one; a snapshot with `kv` and a parent is stored only if its parent is
-        there. arrays: name -> float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the
-        tokens since the parent. The store's threads read them: keep them alive and unchanged until
-        on_done(key, is stored) is called, once. Or a function that gives them when they are written, of a
-        model whose layout is registered: a thread of the store's calls it and is done with them at the end
-        of the context; OSError says that they cannot be had. Where False is returned they are not read and
-        on_done is not called: the queue is full, the snapshot is on its way already, or the store is
-        read-only or closed.
+        position: tokens consumed. parent: (key, position) of the nearest ancestor that was put before; it is evicted
+        after this one. A snapshot with `kv` and a parent is stored only if its parent is stored. arrays: name ->
+        float32, float16 or uint16 (the bits of bfloat16) of any shape; `kv` holds the tokens since the parent. The
+        store's threads read them: keep them alive and unchanged until on_done(key, is_stored) is called, once. Or, for
+        a registered layout, a function that returns them as a context; a thread of the store calls it when the file is
+        written, and OSError says that they are not available. False: the queue is full, the snapshot is queued
+        already, or the store is read-only or closed; then the arrays are not read and on_done is not called.
         Raises ValueError for what the format or the registered layout cannot hold: a fault of the caller.
         """
-        layout = self._layouts.get(fingerprint)
+        layout = self._folder.layouts.get(fingerprint)
         fetch: Fetch = (lambda: nullcontext(arrays)) if isinstance(arrays, Mapping) else arrays
         if isinstance(arrays, Mapping):
             header = make_header(key, fingerprint, position, parent, arrays)
@@ -192,40 +174,32 @@ class Store:
                 check_layout(header, layout)
             except BadSnapshot as error:
                 raise ValueError(str(error)) from error
-        if self._writer is None:
-            return False
-        answer = self._writer.offer(Offer(header, fetch, header.num_data_bytes, on_done))
-        if answer == "full":
-            self._tally.add(skipped_full_queue=1)
-        elif answer == "duplicate":
-            self._tally.add(duplicates=1)
-        return answer == "queued"
+        offer = Offer(header, fetch, header.num_data_bytes, on_done)
+        return self._writer is not None and self._writer.offer(offer)
 
     def touch(self, key: bytes) -> None:
-        """Note that this snapshot was consumed, which makes it worth keeping; written by and by."""
+        """Count a use of this snapshot, which raises its value; written in the background."""
         if self._writer is not None:
-            self._writer.touch(key)
+            self._writer.append(Touch(key))
 
     def flush(self) -> None:
-        """Return when everything put before is visible to every process, or has failed. Not from within
-        on_done."""
+        """Return when everything put before is visible to every process, or has failed. Not to be called in on_done."""
         if self._writer is not None:
             self._writer.flush()
 
     def close(self, drain: bool = True) -> None:
-        """Close the store; first store what is queued (drain), or give it up (on_done is called with
-        False)."""
+        """Close the store after storing the queue (drain), or drop the queue (on_done is called with False)."""
         if self._writer is not None:
             self._writer.close(drain)
             self._writer = None
-        self._reading.close()
+        self._reader.close()
         try:
             if self._index is not None:
                 self._index.close()
             if self._session is not None:
                 self._session.end()
         except (OSError, IndexFault) as error:
-            self._notices.failure(error, "closing the store")
+            self._status.failure(error, "closing the store")
         self._index = self._session = None
 
     def __enter__(self) -> Store:
@@ -238,14 +212,14 @@ class Store:
 
     @property
     def counters(self) -> StoreCounters:
-        """What this process has done with the store so far."""
-        return self._tally.copy()
+        """Counters of this open store, as a copy."""
+        return self._status.counters
 
     def stats(self) -> StoreStats:
-        """What the store holds, by model; raises UsageError where its index cannot be read."""
-        reader = self._required_reader()
-        try:
-            entries, num_bytes = reader.totals()
+        """The contents of the store, by model; raises UsageError if its index cannot be read."""
+        index = self._required_index()
+        with self._raising("read"):
+            entries, num_bytes = index.totals()
             return StoreStats(
                 self._path,
                 FORMAT_VERSION,
@@ -253,71 +227,69 @@ class Store:
                 num_bytes,
                 self._size_limit_bytes,
                 self.is_read_only,
-                reader.num_stranded(),
-                reader.models(time.time()),
+                index.num_stranded(),
+                index.models(time.time()),
             )
-        except IndexFault as error:
-            raise self._refusal(error, "read") from error
 
     @property
     def held(self) -> tuple[int, int]:
-        """(snapshots, bytes of their files); none where the index cannot be read."""
+        """(snapshots, bytes of their files); (0, 0) if the index cannot be read."""
         try:
-            return self._reading.index.totals() if self._reading.index is not None else (0, 0)
+            return self._reader.index.totals() if self._reader.index is not None else (0, 0)
         except IndexFault:
             return 0, 0
 
     def shrink(self) -> None:
-        """Evict what is beyond the size limit, which storing alone does not where nothing is stored."""
+        """Evict down to the size limit, as storing does, without storing."""
         self.flush()
         try:
             if self._index is not None:
-                prune(self._index, self._objects, self._size_limit_bytes)
+                prune(self._index, self._folder, self._size_limit_bytes)
         except (OSError, IndexFault) as error:
-            self._notices.failure(error, "keeping to the size limit")
+            self._status.failure(error, "keeping to the size limit")
 
     def check(self) -> CheckReport:
-        """Verify every snapshot, and bring the index and the files together again unless the store is
-        read-only: bad files go, whole ones without a row get one, rows without a file go, and so do the
-        temporary files of processes that have ended. Other processes may use the store meanwhile."""
-        reader = self._required_reader()
+        """Verify every snapshot, and make index and files agree unless the store is read-only: bad files, rows without
+        a file and temporary files of ended processes are removed, intact files without a row are entered. Other
+        processes may use the store meanwhile."""
+        index = self._required_index()
         self.flush()
-        try:
-            report = Checker(reader, self._index, self._objects).run()
+        with self._raising("checked"):
+            report = Checker(index, self._index, self._folder).run()
             if self._index is not None:
                 removed = sweep_now(self._files, self._path)
                 report.faults += [f"{path}: left by a process that has ended" for path in removed]
                 report.num_files_removed += len(removed)
             return report
-        except (OSError, IndexFault) as error:
-            raise self._refusal(error, "checked") from error
 
     def prune(
         self, size_bytes: int | None = None, older_than_s: float | None = None, model: str | None = None
     ) -> PruneReport:
-        """Drop the least valuable snapshots until size_bytes are left, and those unused for older_than_s
-        seconds, of one model (its name, or the start of its fingerprint) or of all; an ancestor stays while a
-        descendant does."""
+        """Drop the least valuable snapshots until size_bytes are left, and those unused for older_than_s seconds; see
+        eviction.prune."""
         self.flush()
         if self._index is None:
             raise UsageError(f"the store {self._path} is read-only; nothing can be dropped from it")
+        with self._raising("pruned"):
+            return prune(self._index, self._folder, size_bytes, older_than_s, model)
+
+    @contextmanager
+    def _raising(self, done: str) -> Iterator[None]:
+        """Raise UsageError for a fault of the disk or the index; a damaged index is rebuilt at the next opening."""
         try:
-            return prune(self._index, self._objects, size_bytes, older_than_s, model)
+            yield
         except (OSError, IndexFault) as error:
-            raise self._refusal(error, "pruned") from error
+            sentence = f"the store {self._path} cannot be {done}: {error}"
+            if isinstance(error, IndexDamaged):
+                self._status.suspect_index()
+                command = f"apcbatch store check {shlex.quote(str(self._path))}"
+                sentence += f"; its index is damaged, to mend it run: {command}"
+            raise UsageError(sentence) from error
 
-    def _refusal(self, error: OSError | IndexFault, done: str) -> UsageError:
-        """Why something cannot be done with the store; a damaged index is made anew at the next opening."""
-        sentence = f"the store {self._path} cannot be {done}: {error}"
-        if isinstance(error, IndexDamaged):
-            self._notices.suspect_index()
-            sentence += f"; its index is damaged, to mend it run: apcbatch store check {shlex.quote(str(self._path))}"
-        return UsageError(sentence)
-
-    def _required_reader(self) -> Index:
-        if self._reading.index is None:
+    def _required_index(self) -> Index:
+        if self._reader.index is None:
             raise UsageError(
                 f"the store {self._path} has no index that can be read; "
                 f"run: apcbatch store check {shlex.quote(str(self._path))}"
             )
-        return self._reading.index
+        return self._reader.index

@@ -1,7 +1,11 @@
-"""Writer: the thread behind which snapshots are written, and its bounded queue.
+"""Writer: the store's background disk writer: a bounded queue, one thread, and two transactions for each batch.
 
-Must not know: files, SQL. Whoever offers never waits: a full queue refuses. Work is gathered for a moment,
-because a batch costs the index the same two transactions however large it is.
+`offer` never waits: a full queue refuses. The thread gathers work for a moment, then stores a batch in three steps:
+1. a transaction chooses what is stored, evicts what must go for it and reserves its bytes;
+2. the files are written under temporary names, without any lock;
+3. a transaction renames the files and enters them in the index.
+So a batch costs two transactions however many snapshots it has; a snapshot is visible only when it is whole; and what a
+killed process had reserved in step 1 is known to the process that cleans up after it.
 """
 
 from __future__ import annotations
@@ -9,13 +13,49 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal
 
-from apcbatch.store.publisher import Batch, Offer, Publisher
+from apcbatch.store.database import IndexDamaged, IndexFault, row_id
+from apcbatch.store.eviction import Capacity
+from apcbatch.store.format import Array, BadSnapshot, Header
+from apcbatch.store.index import Index
+from apcbatch.store.session import Session
+from apcbatch.store.snapshot_file import SnapshotFolder, check_link, token_names
+from apcbatch.store.status import Status
 
 LINGER_S = 0.03
 MAX_BATCH_OFFERS = 64
 MAX_BATCH_BYTES = 32 << 20
+
+OnDone = Callable[[bytes, bool], None]
+Fetch = Callable[[], AbstractContextManager[Mapping[str, Array]]]
+Outcome = Literal["written", "duplicates", "skipped_no_room", "skipped_stranded", "failed"]
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """A snapshot to be stored. fetch: gives its arrays while its file is written. num_bytes: of its tensors, then of
+    its file. outcome: the counter that it belongs to."""
+
+    header: Header
+    fetch: Fetch
+    num_bytes: int
+    on_done: OnDone | None
+    outcome: Outcome = "failed"
+    temporary_path: str = ""
+
+    @property
+    def key(self) -> bytes:
+        return self.header.key
+
+    def report(self) -> None:
+        """Call on_done, if there is one."""
+        if self.on_done is not None:
+            self.on_done(self.key, self.outcome in ("written", "duplicates"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +67,55 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A snapshot could not be used."""
+    """A snapshot could not be used when it was read."""
 
     key: bytes
     fingerprint: bytes
 
 
+@dataclass(slots=True)
+class Batch:
+    """Work of a batch. touches: key -> uses. suspects: key -> fingerprint. protected: keys that must not be evicted,
+    because a queued snapshot is their child. count, num_bytes: what it took from the queue."""
+
+    offers: list[Offer] = field(default_factory=list)
+    touches: dict[bytes, int] = field(default_factory=dict)
+    suspects: dict[bytes, bytes] = field(default_factory=dict)
+    protected: set[bytes] = field(default_factory=set)
+    count: int = 0
+    num_bytes: int = 0
+
+
 class Writer:
-    """Takes offers, touches and suspects in the order they come, and gives them to the publisher in
-    batches."""
+    """Stores offers, touches and suspects in the order they come; raises nothing for a fault of the disk or the
+    index. names: of models, by fingerprint."""
 
     def __init__(
-        self, publisher: Publisher, queue_bytes: int, queue_offers: int, size_limit_bytes: int, write_threads: int = 1
+        self,
+        index: Index,
+        folder: SnapshotFolder,
+        session: Session,
+        status: Status,
+        on_settled: Callable[[bytes], None],
+        *,
+        limit_bytes: int,
+        queue_bytes: int,
+        queue_offers: int,
+        threads: int,
     ) -> None:
-        """size_limit_bytes: of the store; a batch is small beside it, because nothing of a batch can be
-        evicted to make room for the rest of it. write_threads: the publisher's, each with a part of a batch."""
-        self._publisher = publisher
-        self._batch_bytes = min(MAX_BATCH_BYTES * write_threads, size_limit_bytes // 8)
+        """on_settled: called with each suspect that was checked again. limit_bytes: size limit of the store. A batch is
+        small beside it, because no snapshot of a batch can be evicted for another one of it. threads: number of files
+        written at a time."""
+        self.names: dict[bytes, str] = {}
+        self._index = index
+        self._folder = folder
+        self._session = session
+        self._status = status
+        self._on_settled = on_settled
+        self._limit_bytes = limit_bytes
+        self._is_index_damaged = False
+        self._threads = ThreadPoolExecutor(threads, "apcbatch-store") if threads > 1 else None
+        self._batch_bytes = min(MAX_BATCH_BYTES * threads, limit_bytes // 8)
         self._queue_bytes = queue_bytes
         self._queue_offers = queue_offers
         self._queue: deque[Offer | Touch | Suspect] = deque()
@@ -51,37 +123,32 @@ class Writer:
         self._num_bytes = 0
         self._num_put = 0
         self._num_done = 0
-        self._num_waiting = 0
+        self._num_flushing = 0
         self._is_closing = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="apcbatch-store", daemon=True)
         self._thread.start()
 
-    def offer(self, offer: Offer) -> str:
-        """Queue a snapshot. Returns `queued`, `duplicate` (it is on its way already), `full` or `closed`."""
+    def offer(self, offer: Offer) -> bool:
+        """Queue a snapshot; False if the queue is full or closed, or has it already."""
         with self._change:
             if self._is_closing:
-                return "closed"
+                return False
             if offer.key in self._queued_keys:
-                return "duplicate"
+                self._status.count(duplicates=1)
+                return False
             is_too_long = len(self._queued_keys) >= self._queue_offers
             is_too_large = self._num_bytes + offer.num_bytes > self._queue_bytes
             if self._queued_keys and (is_too_long or is_too_large):
-                return "full"
+                self._status.count(skipped_full_queue=1)
+                return False
             self._queued_keys.add(offer.key)
             self._num_bytes += offer.num_bytes
-            self._append(offer)
-        return "queued"
+            self.append(offer)
+        return True
 
-    def touch(self, key: bytes) -> None:
-        """Note that a snapshot was consumed."""
-        self._append(Touch(key))
-
-    def suspect(self, key: bytes, fingerprint: bytes) -> None:
-        """Have a snapshot looked at that could not be used when it was read."""
-        self._append(Suspect(key, fingerprint))
-
-    def _append(self, work: Offer | Touch | Suspect) -> None:
+    def append(self, work: Offer | Touch | Suspect) -> None:
+        """Queue a piece of work, however long the queue is."""
         with self._change:
             if not self._is_closing:
                 self._queue.append(work)
@@ -92,19 +159,19 @@ class Writer:
         """Return when everything queued before this call is done and visible, or has failed."""
         with self._change:
             target = self._num_put
-            self._num_waiting += 1
+            self._num_flushing += 1
             self._change.notify_all()
             self._change.wait_for(lambda: self._num_done >= target)
-            self._num_waiting -= 1
+            self._num_flushing -= 1
 
     def close(self, drain: bool) -> None:
-        """Stop the thread; first finish what is queued (drain), or give it up (only the batch at hand is
-        finished)."""
+        """Stop the thread after storing the queue (drain), or after the current batch."""
         with self._change:
             self._is_closing = True
             dropped = [] if drain else self._drop_queue()
             self._change.notify_all()
-        _tell(dropped)
+        for offer in dropped:
+            offer.report()
         self._thread.join()
 
     def _drop_queue(self) -> list[Offer]:
@@ -118,25 +185,27 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            while (taken := self._take()) is not None:
-                batch, count, num_bytes = taken
-                self._publisher.process(batch)
-                _tell(batch.offers)
+            while (batch := self._take()) is not None:
+                self._store(batch)
+                for offer in batch.offers:
+                    offer.report()
                 with self._change:
                     self._queued_keys.difference_update(offer.key for offer in batch.offers)
-                    self._num_bytes -= num_bytes
-                    self._num_done += count
+                    self._num_bytes -= batch.num_bytes
+                    self._num_done += batch.count
                     self._change.notify_all()
-        finally:  # also after a fault in our own code: nobody may wait for a thread that is gone
-            self._publisher.close()
+        finally:  # after a fault in our own code too: no caller may wait for a thread that has ended
+            if self._threads is not None:
+                self._threads.shutdown()
             with self._change:
                 self._is_closing = True
                 dropped = self._drop_queue()
                 self._num_done = self._num_put
-            _tell(dropped)
+            for offer in dropped:
+                offer.report()
 
-    def _take(self) -> tuple[Batch, int, int] | None:
-        """The next batch, its pieces of work and its bytes; None when all is done and the store closes."""
+    def _take(self) -> Batch | None:
+        """The next batch; None when the queue is empty and closed."""
         with self._change:
             self._change.wait_for(lambda: self._queue or self._is_closing)
             end = time.monotonic() + LINGER_S
@@ -144,17 +213,17 @@ class Writer:
                 self._change.wait(left)
             if not self._queue:
                 return None
-            batch, count, num_bytes = Batch(), 0, 0
+            batch = Batch()
             while (
                 self._queue
                 and len(batch.offers) < MAX_BATCH_OFFERS
-                and (not batch.offers or num_bytes < self._batch_bytes)
+                and (not batch.offers or batch.num_bytes < self._batch_bytes)
             ):
                 work = self._queue.popleft()
-                count += 1
+                batch.count += 1
                 if isinstance(work, Offer):
                     batch.offers.append(work)
-                    num_bytes += work.num_bytes
+                    batch.num_bytes += work.num_bytes
                 elif isinstance(work, Touch):
                     batch.touches[work.key] = batch.touches.get(work.key, 0) + 1
                 else:
@@ -164,18 +233,146 @@ class Writer:
                 for work in (*batch.offers, *self._queue)
                 if isinstance(work, Offer) and work.header.parent
             }
-        return batch, count, num_bytes
+        return batch
 
     def _is_enough(self) -> bool:
+        """Whether a batch is stored now instead of waiting for more work."""
         return (
             self._is_closing
-            or self._num_waiting > 0
+            or self._num_flushing > 0
             or len(self._queued_keys) >= min(MAX_BATCH_OFFERS, self._queue_offers)
             or self._num_bytes >= min(self._batch_bytes, self._queue_bytes // 2)
         )
 
+    def _store(self, batch: Batch) -> None:
+        """Store a batch; afterwards each offer has its outcome."""
+        try:
+            if not self._is_index_damaged:
+                written = self._write_all(self._admit(batch))
+                if written:
+                    self._publish(written, batch.touches)
+        except (OSError, IndexFault) as error:
+            self._is_index_damaged = isinstance(error, IndexDamaged)
+            self._status.failure(error, "keeping snapshots")
+        for offer in batch.offers:
+            self._status.count(**{offer.outcome: 1})
+            if offer.outcome == "written":
+                self._status.count(bytes_written=offer.num_bytes)
 
-def _tell(offers: list[Offer]) -> None:
-    for offer in offers:
-        if offer.on_done is not None:
-            offer.on_done(offer.key, offer.is_stored)
+    def _admit(self, batch: Batch) -> list[Offer]:
+        """First transaction: check the suspects, count the uses, choose what is stored and reserve its bytes."""
+        now = time.time()
+        admitted: list[Offer] = []
+        with self._index.transaction():
+            self._index.release(self._session.name)
+            settled = [key for key, fingerprint in batch.suspects.items() if self._settle(key, fingerprint)]
+            for key, uses in batch.touches.items():
+                self._index.touch(key, uses, now)
+            known = self._known(batch.offers)
+            capacity = Capacity(self._index, self._folder, self._limit_bytes, batch.protected.union(known.values()))
+            for offer in batch.offers:
+                if self._is_wanted(offer, known) and self._make_room(offer, capacity):
+                    known[row_id(offer.key)] = offer.key
+                    admitted.append(offer)
+            self._index.reserve(self._session.name, [(offer.key, offer.num_bytes) for offer in admitted])
+        self._status.count(evicted=capacity.num_evicted)
+        for key in settled:
+            self._on_settled(key)
+        return admitted
+
+    def _known(self, offers: list[Offer]) -> dict[int, bytes]:
+        """Row id -> key of the rows that the offers and their parents have, or whose id they share."""
+        keys = {offer.key for offer in offers} | {offer.header.parent for offer in offers}
+        return {row_id(key): key for key in self._index.sharing([key for key in keys if key is not None])}
+
+    def _settle(self, key: bytes, fingerprint: bytes) -> bool:
+        """Check a suspect again and remove it if it is bad or missing; False if it cannot be checked."""
+        try:
+            snapshot = self._folder.read(key, fingerprint)
+            parent = snapshot.parent if token_names(snapshot) else None
+            if parent is not None and self._folder.exists(parent):
+                check_link(snapshot, self._folder.header(parent))
+        except FileNotFoundError:
+            self._index.delete(key)
+        except BadSnapshot:
+            self._index.delete(key)
+            self._folder.remove(key)
+        except OSError:
+            return False
+        return True
+
+    def _is_wanted(self, offer: Offer, known: Mapping[int, bytes]) -> bool:
+        """False for a snapshot that is stored already, and for one whose parent is not."""
+        found, parent = known.get(row_id(offer.key)), offer.header.parent
+        if found is not None:
+            offer.outcome = "duplicates" if found == offer.key else "failed"
+            return False
+        if parent is not None and offer.header.is_chained and known.get(row_id(parent)) != parent:
+            offer.outcome = "skipped_stranded"
+            return False
+        return True
+
+    def _make_room(self, offer: Offer, capacity: Capacity) -> bool:
+        offer.num_bytes = len(offer.header.encode()) + offer.header.num_data_bytes
+        if capacity.take(offer.num_bytes):
+            return True
+        offer.outcome = "skipped_no_room"
+        self._status.once(
+            "no room",
+            f"a snapshot of {offer.num_bytes:,} bytes finds no room below the size limit of "
+            f"{self._limit_bytes:,} bytes; some snapshots are not kept (raise --store-size)",
+        )
+        return False
+
+    def _write_all(self, offers: list[Offer]) -> list[Offer]:
+        """Write the offers' temporary files; returns those that were written, in order."""
+        for offer in offers:
+            offer.temporary_path = self._session.temporary_path()
+        run = map if self._threads is None else self._threads.map
+        return [offer for offer, is_written in zip(offers, run(self._write, offers), strict=True) if is_written]
+
+    def _write(self, offer: Offer) -> bool:
+        """Write a temporary file; this is the only step that reads the tensors."""
+        try:
+            with offer.fetch() as arrays:
+                offer.header = self._folder.write(offer.temporary_path, offer.header, arrays)
+            return True
+        except OSError as error:
+            self._status.failure(error, "writing a snapshot")
+            return False
+
+    def _publish(self, offers: list[Offer], touches: Mapping[bytes, int]) -> None:
+        """Second transaction: rename the files and enter them. A snapshot that did not become visible leaves no
+        file."""
+        is_committed, now = False, time.time()
+        try:
+            with self._index.transaction():
+                self._index.release(self._session.name)
+                known = self._known(offers)
+                fingerprints = dict.fromkeys(offer.header.fingerprint for offer in offers)
+                models = {one: self._index.model_id(one, self.names.get(one)) for one in fingerprints}
+                for offer in offers:
+                    if self._is_wanted(offer, known) and self._rename(offer):
+                        self._index.insert(offer.header, offer.num_bytes, models[offer.header.fingerprint], now)
+                        known[row_id(offer.key)] = offer.key
+                for offer in offers:
+                    if offer.key in touches and offer.outcome == "written":
+                        self._index.touch(offer.key, touches[offer.key], now)
+            is_committed = True
+        finally:
+            for offer in offers:
+                if offer.outcome != "written":
+                    self._folder.discard(offer.temporary_path)
+                elif not is_committed:
+                    offer.outcome = "failed"
+                    self._folder.discard(self._folder.path(offer.key))
+
+    def _rename(self, offer: Offer) -> bool:
+        """Give the file its final name; the offer counts as written unless the transaction fails."""
+        try:
+            self._folder.publish(offer.temporary_path, offer.key)
+            offer.outcome = "written"
+            return True
+        except OSError as error:
+            self._status.failure(error, "naming a snapshot")
+            return False

@@ -1,1 +1,1 @@
-"""What a run would reuse, and which block size is fastest here. Must not know: click."""
+"""Forecast what a run would reuse, and find the fastest block size."""

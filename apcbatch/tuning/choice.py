@@ -1,7 +1,4 @@
-"""The block size to take, and why: what `tune-block-size` concludes from its candidates.
-
-Must not know: how anything was predicted or measured, printed, written or drawn.
-"""
+"""Choose the block size that `tune-block-size` recommends, and say why."""
 
 from __future__ import annotations
 
@@ -11,21 +8,20 @@ from dataclasses import dataclass, field
 
 from apcbatch.config import Config
 from apcbatch.errors import UsageError
-from apcbatch.job.window import windows_note
-from apcbatch.plan.forecast import Forecast
-from apcbatch.tuning.candidate import Candidate
+from apcbatch.job.planning import windows_note
+from apcbatch.plan.forecast import Forecast, PolicyForecast
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.survey import Survey
 
-TIE = 1.01  # within 1 % of the fastest is as fast
+TIE = 1.01  # candidates within 1 % of the fastest count as equal
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Everything that was found. candidates: by ascending block size. min_gain_tokens: the tokens that are computed in
-    the time of a restore from disk."""
+    """The result of `tune-block-size`. candidates: by ascending block size. min_gain_tokens: the tokens that prefill
+    computes in the time of one restore from disk."""
 
-    made: Forecast
+    forecast: Forecast
     measured: Measurement
     candidates: list[Candidate]
     recommended: Candidate
@@ -35,7 +31,7 @@ class Tuning:
 
 
 def check(config: Config) -> None:
-    """Refuse a configuration with nothing to tune; UsageError says what to give instead."""
+    """UsageError for a configuration that leaves nothing to tune; it says what to give instead."""
     if config.policy == "none":
         raise UsageError(
             f"{config.origins['policy']} none: nothing is kept, so that there is no block size to choose; "
@@ -44,28 +40,27 @@ def check(config: Config) -> None:
 
 
 def conclude(
-    config: Config, surveyed: Survey, made: Forecast, measured: Measurement, candidates: list[Candidate]
+    config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement, candidates: list[Candidate]
 ) -> Tuning:
-    """The choice: the fastest candidate, and among those as fast the one that keeps the fewest bytes. After real runs,
-    only the verified candidates count."""
+    """Choose the fastest candidate; of equally fast ones, the one that keeps the fewest bytes. After real runs, only
+    the verified candidates count."""
     verified = [candidate for candidate in candidates if candidate.verified is not None]
-    of = verified or candidates
-    fastest = min(candidate.best_known_s for candidate in of)
+    compared = verified or candidates
+    fastest = min(candidate.best_known_s for candidate in compared)
     chosen = min(
-        (candidate for candidate in of if candidate.best_known_s <= TIE * fastest),
+        (candidate for candidate in compared if candidate.best_known_s <= TIE * fastest),
         key=lambda candidate: (
             candidate.table.written_bytes + candidate.table.store_bytes,
             candidate.block_size,
         ),
     )
     gain = max(1, math.ceil(measured.break_even_disk))
-    reason = _reason(chosen, of, "measured" if verified else "predicted")
-    return Tuning(made, measured, candidates, chosen, gain, reason, list(_notes(config, surveyed, candidates)))
+    reason = _reason(chosen, compared, "measured" if verified else "predicted")
+    return Tuning(forecast, measured, candidates, chosen, gain, reason, list(_notes(config, surveyed, candidates)))
 
 
-def _reason(chosen: Candidate, of: list[Candidate], how: str) -> str:
-    """Why this one, in one sentence."""
-    others = [candidate for candidate in of if candidate is not chosen]
+def _reason(chosen: Candidate, compared: list[Candidate], how: str) -> str:
+    others = [candidate for candidate in compared if candidate is not chosen]
     text = (
         f"block size {chosen.block_size} is {how} to take {chosen.best_known_s:.2f} s and restores "
         f"{100 * chosen.table.hit_rate:.1f} % of the prompt tokens"
@@ -80,7 +75,7 @@ def _reason(chosen: Candidate, of: list[Candidate], how: str) -> str:
 
 
 def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
-    """What will make a real run differ from the prediction."""
+    """Reasons why a real run will differ from the prediction."""
     note = windows_note(surveyed.num_windows, config) if config.policy == "planned" else None
     if note is not None:
         yield note
@@ -89,3 +84,34 @@ def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Ite
         yield f"more is kept than --pool-size holds at block size {', '.join(large)}: its real hit rate is lower"
     if config.store is not None:
         yield "the store is taken to be empty at the start; what it holds already makes a run faster"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A real run: seconds of prefill, seconds of the whole run without loading, restored prompt tokens."""
+
+    prefill_s: float
+    total_s: float
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One block size: the forecast of its reuse, and the predicted seconds."""
+
+    block_size: int
+    table: PolicyForecast
+    prefill_s: float
+    restore_s: float
+    write_s: float
+    verified: Verified | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Predicted seconds of prefill, restores and writes."""
+        return self.prefill_s + self.restore_s + self.write_s
+
+    @property
+    def best_known_s(self) -> float:
+        """Seconds of the whole run: measured if verified, else predicted."""
+        return self.total_s if self.verified is None else self.verified.total_s

@@ -1,7 +1,6 @@
-"""What prefill, a snapshot, a restore and a write cost on this machine with this model: a few seconds of work.
+"""Measure the cost of prefill, snapshots, restores and writes on this machine with this model, in a few seconds.
 
-Must not know: the input, block sizes, how anything is printed. Everything goes through the public Engine, on random
-tokens and with a store in a temporary folder.
+All measurements go through the public Engine, on random tokens and with a store in a temporary folder.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from apcbatch.config import Config
-from apcbatch.engine.room import MAX_REQUEST_TOKENS
-from apcbatch.job.engine import JobEngine
+from apcbatch.engine.validation import MAX_REQUEST_TOKENS
+from apcbatch.job.work import JobEngine
 from apcbatch.plan.footprint import Footprint
-from apcbatch.tuning.workload import Workload
 from apcbatch.types import Request, RequestPlan
 
 MANY = 32  # prompts in one pass
@@ -29,15 +28,14 @@ SECONDS_FOR_LONG = 0.7
 ROUNDS = 3
 SECONDS_FOR_ROUNDS = 4.0
 NUM_STORED = 8
-MOST_CROWDS = 64
+MAX_FILL_RUNS = 64
 NUM_CONTINUED = 16
-CONTEXT = 3  # which of the features is the tokens before each token
+CONTEXT = 3  # index of context pairs among the features
 
 
 @dataclass(frozen=True)
 class Rate:
-    """One kind of prefill that was measured: `sequences` chunks of `chunk` new tokens each, behind `context` restored
-    ones."""
+    """A measured prefill rate: of `sequences` chunks of `chunk` new tokens each, after `context` restored ones."""
 
     sequences: int
     chunk: int
@@ -47,12 +45,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Costs in seconds.
-
-    pass_s: of a pass. chunk_s: of a chunk in it. token_s: of a token. context_s: of a token for each token of context
-    before it. snapshot_s: of keeping a snapshot in a pass. restore_ram_s, restore_disk_s: of a restore. write_byte_s:
-    of writing one byte. rates: the prefills that the first four explain.
-    """
+    """Costs in seconds: of a pass (pass_s), a chunk in it (chunk_s), a token (token_s), a token's attention to one
+    token of context (context_s), keeping a snapshot in a pass (snapshot_s), a restore (restore_ram_s, restore_disk_s),
+    writing one byte (write_byte_s). rates: the prefills that the first four costs were fitted to."""
 
     rates: tuple[Rate, ...]
     pass_s: float
@@ -63,16 +58,6 @@ class Measurement:
     restore_ram_s: float
     restore_disk_s: float
     write_byte_s: float
-
-    def prefill_s(self, work: Workload, snapshots: int) -> float:
-        """Seconds of prefill, including those for the snapshots that are kept."""
-        return (
-            work.passes * self.pass_s
-            + work.chunks * self.chunk_s
-            + work.tokens * self.token_s
-            + work.context_pairs * self.context_s
-            + snapshots * self.snapshot_s
-        )
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,25 +77,33 @@ class Measurement:
 
 def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -> Measurement:
     """Measure with the configuration's model, dtype, device and budgets; loads the weights."""
-    from apcbatch.job.opening import make_engine
+    slots = 2 * MANY + LONG // SHORT
+    pool_size = slots * footprint.state_bytes + 8 * LONG * footprint.kv_token_bytes
+    own = replace(
+        config,
+        policy="planned",
+        block_size=1,
+        store_size=4 * pool_size,
+        pool_size=pool_size,
+        max_running=max(MANY, config.max_running),
+        max_request_tokens=MAX_REQUEST_TOKENS,
+    )
+    with temporary_engine(own, warn, has_store=True) as engine:
+        return _Meter(engine).measure()
 
-    beside = Path(config.store).absolute().parent if config.store else None
-    with tempfile.TemporaryDirectory(dir=beside if beside and beside.is_dir() else None) as folder:
-        slots = 2 * MANY + LONG // SHORT
-        pool_size = slots * footprint.state_bytes + 8 * LONG * footprint.kv_token_bytes
-        own = replace(
-            config,
-            policy="planned",
-            block_size=1,
-            store=str(Path(folder) / "store"),
-            store_size=4 * pool_size,
-            pool_size=pool_size,
-            max_running=max(MANY, config.max_running),
-            max_request_tokens=MAX_REQUEST_TOKENS,
-        )
-        engine = make_engine(own, warn)
+
+@contextmanager
+def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: bool) -> Iterator[JobEngine]:
+    """An engine of this configuration, with a temporary store (beside the configured one, if any) or none; loads the
+    weights."""
+    from apcbatch.job.open import make_engine
+
+    parent = Path(config.store).absolute().parent if config.store else None
+    with tempfile.TemporaryDirectory(dir=parent if parent and parent.is_dir() else None) as folder:
+        store = str(Path(folder) / "store") if has_store else None
+        engine = make_engine(replace(config, store=store), warn)
         try:
-            return _Meter(engine).measure()
+            yield engine
         finally:
             engine.abort()
             engine.close()
@@ -125,7 +118,7 @@ class _Sample:
 
 
 class _Meter:
-    """Drives one engine. Every prompt is new, so nothing is found except what was put there."""
+    """Drives one engine. Every prompt is random, so only snapshots kept on purpose are found."""
 
     def __init__(self, engine: JobEngine) -> None:
         self._engine = engine
@@ -136,14 +129,13 @@ class _Meter:
         self._count = 0
 
     def measure(self) -> Measurement:
-        """Measure everything; see Measurement."""
         long = self._long_chunk()
-        write_byte_s, restore_disk_s = self._store_costs(long)  # first: later the pool is full of awaited snapshots
+        write_byte_s, restore_disk_s = self._store_costs(long)  # first: later the pool is full of pinned snapshots
         kinds = [(1, long), (1, MEDIUM), (MANY, MEDIUM), (MANY, SHORT)]
         taken: dict[tuple[int, int, int], list[float]] = {}
         keeping: list[float] = []
         restores: list[float] = []
-        stem = self._kept_stem(max(MEDIUM, min(2 * long, self._longest - MEDIUM)))
+        prefix = self._kept_prefix(max(MEDIUM, min(2 * long, self._longest - MEDIUM)))
         keep = tuple(range(SHORT, long, SHORT))
         begin = time.perf_counter()
         for number in range(ROUNDS):
@@ -152,10 +144,10 @@ class _Meter:
             for count, length in kinds:
                 seconds = self._prefill(self._prompts(count, length))
                 taken.setdefault((count, length, 0), []).append(seconds)
-            seconds, restore_s = self._continued(stem)
+            seconds, restore_s = self._continued(prefix)
             restores.append(restore_s)
-            taken.setdefault((NUM_CONTINUED, MEDIUM, len(stem)), []).append(seconds)
-            keeping.append(self._keeping(long, keep))
+            taken.setdefault((NUM_CONTINUED, MEDIUM, len(prefix)), []).append(seconds)
+            keeping.append(self._keep_many(long, keep))
         samples = [_Sample(_features(*kind, 0), statistics.median(seconds)) for kind, seconds in taken.items()]
         samples.append(_Sample(_features(1, long, 0, len(keep)), statistics.median(keeping)))
         pass_s, chunk_s, token_s, context_s, snapshot_s = _fit(samples, self._has_attention)
@@ -176,7 +168,7 @@ class _Meter:
         )
 
     def _long_chunk(self) -> int:
-        """A length between MEDIUM and LONG whose prefill takes about a second. The first passes warm everything up."""
+        """A prompt length from MEDIUM to LONG whose prefill takes about a second. Its first passes are the warm-up."""
         self._prefill(self._prompts(1, MEDIUM))
         seconds = self._prefill(self._prompts(4, MEDIUM))
         affordable = int(SECONDS_FOR_LONG * 4 * MEDIUM / max(1e-9, seconds))
@@ -201,20 +193,20 @@ class _Meter:
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> float:
         return self._run(prompts, RequestPlan())[0]
 
-    def _kept_stem(self, length: int) -> list[int]:
-        """A prompt whose end is kept for all prompts that will continue it."""
-        [stem] = self._prompts(1, length)
-        self._run([stem], RequestPlan(keep=(length,), reads=(ROUNDS * NUM_CONTINUED + 1,)))
-        return stem
+    def _kept_prefix(self, length: int) -> list[int]:
+        """Prefill a new prompt and keep the snapshot at its end."""
+        [prefix] = self._prompts(1, length)
+        self._run([prefix], RequestPlan(keep=(length,), reads=(ROUNDS * NUM_CONTINUED + 1,)))
+        return prefix
 
-    def _continued(self, stem: list[int]) -> tuple[float, float]:
+    def _continued(self, prefix: list[int]) -> tuple[float, float]:
         """Continue a kept prompt with new ends; (seconds of prefill, seconds of one restore from RAM)."""
         ends = self._prompts(NUM_CONTINUED, MEDIUM)
-        plan = RequestPlan(resume_at=len(stem), ideal=len(stem))
-        prefill_s, store_s = self._run([stem + end for end in ends], plan)
+        plan = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
+        prefill_s, store_s = self._run([prefix + end for end in ends], plan)
         return prefill_s, store_s / NUM_CONTINUED
 
-    def _keeping(self, length: int, keep: tuple[int, ...]) -> float:
+    def _keep_many(self, length: int, keep: tuple[int, ...]) -> float:
         """Seconds of one long prompt that keeps snapshots at these positions."""
         return self._run(self._prompts(1, length), RequestPlan(keep=keep, reads=(1,) * len(keep)))[0]
 
@@ -229,12 +221,12 @@ class _Meter:
         self._engine.flush()
         write_s = time.perf_counter() - begin
         written = self._engine.counters.store_bytes_written - before
-        self._crowd_out()
+        self._fill_pool()
         return write_s / max(1, written), self._restore_disk_s(prompts)
 
     def _restore_disk_s(self, stored: Sequence[Sequence[int]]) -> float:
-        """Seconds of one restore of prompts that are on disk alone. A device brings a snapshot in while the host goes
-        on, so that the pass which reads it takes longer than one that finds it in memory."""
+        """Seconds of one restore of prompts that are on disk only. A device loads a snapshot while the host continues,
+        so the pass that uses it takes longer than one that restores from memory."""
         length = len(stored[0])
         plan = RequestPlan(resume_at=length, ideal=length)
 
@@ -243,19 +235,19 @@ class _Meter:
 
         if self._engine.device == "cpu":
             return resumed()[1] / NUM_STORED
-        self._prefill(self._prompts(NUM_STORED, 1))  # a pass of this size for the first time takes longer
+        self._prefill(self._prompts(NUM_STORED, 1))  # the first pass of a size takes longer
         from_disk, from_memory = resumed(), resumed()
         waited_s = max(0.0, from_disk[0] - from_memory[0])
         return (from_disk[1] + waited_s) / NUM_STORED
 
-    def _crowd_out(self) -> None:
-        """Fill the pool with other snapshots, so that the stored ones are on disk alone."""
+    def _fill_pool(self) -> None:
+        """Evict the stored snapshots from the pool by new ones, so that they are on disk only."""
         evicted = self._engine.counters.snapshots_evicted + NUM_STORED
-        for _ in range(MOST_CROWDS):
+        for _ in range(MAX_FILL_RUNS):
             if self._engine.counters.snapshots_evicted >= evicted:
                 return
             self._run(self._prompts(MANY, 4), RequestPlan(keep_for_later=(1, 2, 3, 4)))
-            self._engine.flush()  # what is being written cannot be dropped
+            self._engine.flush()  # a snapshot that is being written cannot be evicted
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
@@ -264,7 +256,7 @@ def _features(count: int, length: int, context: int, snapshots: int) -> tuple[fl
 
 
 def _fit(samples: Sequence[_Sample], has_attention: bool) -> list[float]:
-    """The costs, none below 0, that explain the samples best by relative error."""
+    """The costs, none below 0, that fit the samples with the least relative error."""
     matrix = np.array([[value / sample.seconds for value in sample.features] for sample in samples])
     active = [column for column in range(matrix.shape[1]) if has_attention or column != CONTEXT]
     costs = np.zeros(matrix.shape[1])

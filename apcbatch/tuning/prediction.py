@@ -1,28 +1,34 @@
-"""The seconds that each block size would take on this machine, from a forecast and a measurement.
+"""Predict for each block size what a run reuses, and the seconds that it takes on this machine.
 
-Must not know: how anything was measured, printed or chosen.
+Invariant: the forecast equals what `run` reports with the same options on an empty store, request by request, if all
+kept snapshots fit. The seconds are an estimate: requests are batched into passes in the scheduler's order, and a
+request that resumes waits until the previous one of its conversation has ended.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
 from apcbatch.config import Config
-from apcbatch.job.planning import order_of
-from apcbatch.plan.forecast import Forecast
+from apcbatch.engine.serving import LOOK_AHEAD
+from apcbatch.job.planning import order_of, planner_for
+from apcbatch.plan.forecast import Forecast, forecast
 from apcbatch.plan.tree_shape import TreeShape
-from apcbatch.tuning.candidate import Candidate
+from apcbatch.tuning.choice import Candidate
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.survey import Survey
-from apcbatch.tuning.workload import walk
 
 
-def predict(config: Config, surveyed: Survey, made: Forecast, measured: Measurement) -> list[Candidate]:
+def predict(config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement) -> list[Candidate]:
     """One candidate for each block size of a forecast, in its order."""
     shape = TreeShape(surveyed.tree)
     order = shape.order(order_of(config))
     candidates = []
-    for block_size, grid in made.grids.items():
+    for block_size, grid in forecast.grids.items():
         table = grid[config.policy]
-        work = walk(
+        work = count_work(
             order,
             shape.length,
             table.resume_at,
@@ -39,9 +45,89 @@ def predict(config: Config, surveyed: Survey, made: Forecast, measured: Measurem
             Candidate(
                 block_size,
                 table,
-                measured.prefill_s(work, kept),
+                work.prefill_s(measured, kept),
                 restores * restore_s,
                 written * measured.write_byte_s,
             )
         )
     return candidates
+
+
+def forecast_policies(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
+    """The forecasts of `plan`: all policies in the order of --order, with --store-size on disk even without a
+    --store."""
+    planned = replace(config, policy="planned")
+    planner = planner_for(planned, surveyed.footprint, later_budget_bytes=config.store_size)
+    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
+
+
+def forecast_run(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
+    """The forecasts of `tune-block-size`, with the order and limits of a `run` with this configuration."""
+    planner = planner_for(config, surveyed.footprint)
+    return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sums over a run. chunks: parts of requests in passes. tokens: computed tokens. context_pairs: over the computed
+    tokens, the number of tokens before each."""
+
+    passes: int
+    chunks: int
+    tokens: int
+    context_pairs: float
+
+    def prefill_s(self, measured: Measurement, snapshots: int) -> float:
+        """Predicted seconds of prefill, including those of keeping the snapshots."""
+        return (
+            self.passes * measured.pass_s
+            + self.chunks * measured.chunk_s
+            + self.tokens * measured.token_s
+            + self.context_pairs * measured.context_s
+            + snapshots * measured.snapshot_s
+        )
+
+
+def count_work(
+    order: Sequence[int],
+    lengths: Sequence[int],
+    resume_at: Sequence[int],
+    conversations: Sequence[int],
+    max_batch_tokens: int,
+    max_running: int,
+) -> Workload:
+    """The work of a run in which each request generates one token. order: request indices in the order of the run; the
+    other sequences are indexed by request."""
+    leaders = _leaders(order, resume_at, conversations)
+    computed = [length - cached for length, cached in zip(lengths, resume_at, strict=True)]
+    left = list(computed)
+    coming, waiting = deque(order), list[int]()
+    running = list[int]()
+    passes = chunks = 0
+    while coming or waiting or running:
+        while coming and len(waiting) < LOOK_AHEAD * max_running:
+            waiting.append(coming.popleft())
+        passed_over = list[int]()
+        for index in waiting:
+            free = len(running) < max_running and (leaders[index] == index or not left[leaders[index]])
+            (running if free else passed_over).append(index)
+        waiting, budget = passed_over, max_batch_tokens
+        for index in running:
+            count = min(budget, left[index])
+            budget -= count
+            left[index] -= count
+            chunks += count > 0
+        running = [index for index in running if left[index]]
+        passes += 1
+    pairs = sum(count * (length - count / 2) for length, count in zip(lengths, computed, strict=True))
+    return Workload(passes, chunks, sum(computed), pairs)
+
+
+def _leaders(order: Sequence[int], resume_at: Sequence[int], conversations: Sequence[int]) -> list[int]:
+    """For each request, the one that it waits for; its own index if it waits for none."""
+    leaders, before = list(range(len(order))), dict[int, int]()
+    for index in order:
+        if resume_at[index]:
+            leaders[index] = before.get(conversations[index], index)
+        before[conversations[index]] = index
+    return leaders

@@ -1,7 +1,7 @@
-"""The input as a prefix tree: every request that a run would serve, without running anything.
+"""Read the input into a prefix tree of all requests that a run would serve.
 
-Must not know: weights, torch, how anything is printed. Invariant: the requests are those of `run` with the same
-options, in the same order. Requests that `run` would answer with an error are counted and left out.
+Needs no weights. Invariant: the requests are those of `run` with the same options, in the same order. Requests that
+`run` would answer with an error are counted and left out.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from apcbatch.config import Config
-from apcbatch.data.chat_options import ChatOptions
+from apcbatch.data.chat.render import Rendered, Renderer
+from apcbatch.data.chat.template_options import ChatOptions
 from apcbatch.data.generation_config import with_model_defaults
-from apcbatch.data.inputs import Inputs
-from apcbatch.data.layouts import LineOptions
-from apcbatch.data.no_tokenizer import check_first, load_any_tokenizer
-from apcbatch.data.records import Conversation
-from apcbatch.data.render import Rendered, Renderer
-from apcbatch.data.source import open_source
-from apcbatch.engine.settings import check_request
+from apcbatch.data.input.inputs import Inputs
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.records import Conversation
+from apcbatch.data.input.source import open_source
+from apcbatch.data.tokenization.no_tokenizer import check_first, load_any_tokenizer
+from apcbatch.engine.validation import check_request
 from apcbatch.errors import RequestError, UsageError
 from apcbatch.formats import Turns
-from apcbatch.job.answers import Answers
 from apcbatch.job.feed import Feeder
-from apcbatch.job.window import Window
+from apcbatch.job.planning import Window
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import Failure
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
@@ -35,11 +35,11 @@ from apcbatch.prefix import as_token_array
 
 @dataclass
 class Survey:
-    """What an input holds.
+    """The requests of an input.
 
-    tree: its requests; a conversation's number is its input line. footprint: what the model's snapshots weigh.
-    num_lines: input lines that have a request. num_windows: the windows that `run` plans one after the other.
-    num_unstable: lines whose template rewrites its own past. errors: requests that cannot be answered, by code.
+    tree: the prefix tree; a conversation's number is its input line. footprint: of the model's snapshots. num_lines:
+    input lines that have a request. num_windows: the windows that `run` plans one after the other. num_unstable: lines
+    whose template changes the rendering of earlier turns. errors: number of refused requests by code.
     """
 
     tree: PrefixTree
@@ -67,10 +67,11 @@ def survey(
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Read the whole input and call advance at each line. UsageError (ModelError) for what cannot be used."""
+    """Read the whole input and call `advance` at each line. UsageError (ModelError) if input or model cannot be
+    used."""
     if config.turns == "rollout":
         raise UsageError(
-            f"{config.origins['turns']} rollout: its prompts are built on answers that nobody knows yet; plan with "
+            f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "
             "--turns each, where the recorded answers stand in for them"
         )
     records = open_source(inputs, LineOptions.of(config), warn=warn)
@@ -82,7 +83,7 @@ def survey(
         records = check_first(records, folder)
     footprint = Footprint.of(state_layout(model, config.dtype))
     found = Survey(PrefixTree(), footprint)
-    feeder, line, window = Feeder(config, records, renderer, Answers()), 0, Window(config)
+    feeder, line, window = Feeder(config, records, renderer, PreviousAnswers()), 0, Window(config)
     while not feeder.exhausted:
         work = feeder.next()
         if isinstance(work, Failure):

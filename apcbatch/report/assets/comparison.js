@@ -83,3 +83,5 @@ function change(base, other) {
   }
   return `${ratio > 1 ? "+" : "−"}${percent(Math.abs(ratio - 1))}`;
 }
+
+panels.comparison = (section, run, report) => showComparisons(section, report);

@@ -62,3 +62,5 @@ function smallCurve(candidates, [name, words, form], best) {
 function capital(words) {
   return words[0].toUpperCase() + words.slice(1);
 }
+
+panels.curve = (section, run, report) => showCurve(section, report.curve);

@@ -1,6 +1,10 @@
 // Elements: how everything on the page is made.
 // Must not know what is shown. Text goes in as text alone, never as markup, so no answer can become a tag or a script.
 
+/** How each panel is drawn: name -> function of (its section, the run, the report), called again for another run. What
+ *  it returns is kept for the page (report.js). A panel is its section's id and, here, the file of the same name. */
+const panels = {};
+
 /** An element with attributes and children. A function as attribute listens to the event of that name; null and false
  *  are left out; a child is a node or a text. */
 function element(tag, attributes = {}, ...children) {

@@ -48,3 +48,5 @@ function inputWords(input) {
 function shellWord(word) {
   return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
 }
+
+panels.ran = showRan;

@@ -1,26 +1,18 @@
-// Report: reads the document, draws every section of the run that is shown, and follows the address.
-// Must not know what a section draws.
+// Report: reads the document, draws the panels of the run that is shown, and follows the address.
+// Must not know what a panel draws.
 
 async function showReport() {
   const report = await readDocument();
   const shown = { run: -1 };
+  const kept = {};
   document.getElementById("made").textContent = `apcbatch ${plain(report.made.version)}, ${instant(report.made.at)}`;
   const selector = runSelector(report.runs);
-  const section = (name) => document.getElementById(name);
   function drawRun(number) {
     const run = report.runs[number];
     shown.run = number;
     selector.value = String(number);
     document.getElementById("name").replaceChildren("Report of ", foreign(run.name));
-    showVerdict(section("verdict"), run);
-    showTokens(section("tokens"), run);
-    shown.stem = showTree(section("tree"), run, (node) => go({ tree: node || null, request: null }));
-    showTimelines(section("timeline"), run);
-    showTurns(section("turns"), run);
-    showCurve(section("curve"), report.curve);
-    shown.table = showTable(section("requests"), run);
-    showComparisons(section("comparison"), report);
-    showRan(section("ran"), run);
+    for (const [name, show] of Object.entries(panels)) kept[name] = show(document.getElementById(name), run, report);
     drawSections();
   }
   function follow() {
@@ -29,14 +21,14 @@ async function showReport() {
     const isNew = shown.run !== (report.runs[run] ? run : 0);
     if (isNew) drawRun(report.runs[run] ? run : 0);
     const columns = report.runs[shown.run].requests;
-    shown.stem(place.tree === null ? 0 : Number(place.tree));
-    shown.table.filter(place.filter ?? "");
-    shown.table.choose(place.request);
+    kept.tree(place.tree === null ? 0 : Number(place.tree));
+    kept.requests.filter(place.filter ?? "");
+    kept.requests.choose(place.request);
     bringToView(isNew, place);
   }
   addEventListener("hashchange", follow);
   follow();
-  followPrint(() => shown.table);
+  followPrint(() => kept.requests);
   document.documentElement.dataset.ready = "true";
 }
 

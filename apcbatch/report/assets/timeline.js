@@ -175,3 +175,5 @@ function niceTime(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
+
+panels.timeline = showTimelines;

@@ -90,3 +90,5 @@ function missTable(tokens) {
   table.querySelectorAll("tbody tr").forEach((row, at) => row.setAttribute("data-miss", tokens.misses[at].reason));
   return [element("h3", {}, title), table];
 }
+
+panels.tokens = showTokens;

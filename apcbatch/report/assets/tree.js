@@ -1,67 +1,234 @@
-// Tree: the prefix tree as numbers: children, sums of subtrees, and where each stem lies in a picture of a given size.
-// Must not know colours, elements, or what is chosen. Parents come before children in the columns, row 0 is the root.
+// Tree: the prefix tree as an icicle. The width of an edge is what it saved over all requests (or what passed
+// through it), its height is where it lies in the prompt, its colour what became of its tokens.
+// Must not know what an edge's details look like (edge.js), or who reads the address.
 
-/** The tree over the columns of the document. */
-function treeOf(stems) {
-  const size = stems.parent.length;
-  const children = Array.from({ length: size }, () => []);
-  const saved = Float64Array.from(stems.restored);
-  const passed = Float64Array.from(stems.restored, (restored, node) => restored + stems.computed[node]);
-  const level = new Uint16Array(size);
-  for (let node = 1; node < size; node += 1) {
-    children[stems.parent[node]].push(node);
-    level[node] = level[stems.parent[node]] + 1;
+const LEAST_PIXELS = 2;
+const ROOT_PIXELS = 26;
+
+/** The tree's section. `open(node)` is called when the reader wants to see an edge; the returned function shows one. */
+function showTree(section, run, open) {
+  const edges = run.tree;
+  if (edges === null || edges.parent.length === 0) {
+    fill(section, element("p", { class: "absent" }, NO_TRACE));
+    return () => {};
   }
-  for (let node = size - 1; node > 0; node -= 1) {
-    saved[stems.parent[node]] += saved[node];
-    passed[stems.parent[node]] += passed[node];
+  const tree = treeOf(edges);
+  const picture = element("div", { class: "icicle", role: "tree", "aria-label": "Prefix tree" });
+  const axis = element("div", { class: "axis", "aria-hidden": "true" });
+  const path = element("ol", { class: "path", "aria-label": "Edges from the root to the one shown" });
+  const details = element("aside", { id: "edge", "aria-live": "polite", "aria-label": "Edge" });
+  const state = {
+    tree, picture, axis, path, details, open, top: 0, measure: "saved", boxes: [], nodes: new Map(), pointer: [-1, -1],
+  };
+  if (tree.weights.saved[0] === 0) state.measure = "passed";
+  const reset = element("button", { type: "button", id: "tree-reset", click: () => open(0) }, "Whole tree");
+  fill(section,
+    element("div", { class: "controls" }, measureChoice(state), reset),
+    icicleLegend(),
+    path,
+    element("div", { class: "withaside" }, element("div", { class: "plot" }, axis, picture), details),
+    edges.note ? element("p", { class: "quiet" }, visible(edges.note)) : null,
+    element("p", { class: "quiet keys" }, "Click an edge to zoom; arrow keys move, Enter zooms, Backspace goes up, "
+      + "Escape shows the whole tree."));
+  furnish(picture, {
+    click: (event) => chooseBox(state, event.target.closest(".box")),
+    pointermove: (event) => {
+      // A box that comes to lie under a resting pointer is not pointed at.
+      const [x, y] = state.pointer;
+      state.pointer = [event.clientX, event.clientY];
+      if (x !== event.clientX || y !== event.clientY) hoverBox(state, event.target.closest("[data-node]"));
+    },
+    pointerdown: (event) => { state.pointer = [event.clientX, event.clientY]; },
+    pointerleave: () => showEdge(details, tree, state.top),
+    focusin: (event) => hoverBox(state, event.target.closest("[data-node]")),
+    keydown: (event) => moveInTree(state, event),
+  }, []);
+  new ResizeObserver(() => drawIcicle(state)).observe(picture);
+  return (node) => {
+    const held = picture.contains(document.activeElement);
+    state.top = Number.isInteger(node) && node >= 0 && node < tree.size ? node : 0;
+    drawIcicle(state);
+    drawPath(state);
+    reset.disabled = state.top === 0;
+    showEdge(details, tree, state.top);
+    if (held) focusBox(state, state.top);
+  };
+}
+const NO_TRACE = "No trace lies beside this output, so there is no picture of it. "
+  + "A run writes one unless --no-trace is given.";
+
+/** The two measures of width. */
+function measureChoice(state) {
+  const choice = (name, words) => element("label", {}, element("input", {
+    type: "radio", name: "tree-measure", value: name, checked: state.measure === name,
+    change: () => {
+      state.measure = name;
+      drawIcicle(state);
+      drawPath(state);
+    },
+  }), words);
+  return element("fieldset", { class: "choice" }, element("legend", {}, "Width"),
+    choice("saved", "tokens saved"), choice("passed", "prompt tokens"));
+}
+
+function icicleLegend() {
+  return element("ul", { class: "legend" },
+    legendEntry("restored", "restored"),
+    legendEntry("again", "computed again"),
+    legendEntry("once", "computed once, as it must be"),
+    legendEntry("dropped", "snapshots dropped for lack of room"));
+}
+
+function drawIcicle(state) {
+  const { tree, picture, top, measure } = state;
+  const width = picture.clientWidth;
+  const height = picture.clientHeight;
+  if (width === 0) return;
+  const boxes = boxesOf(tree, top, measure, LEAST_PIXELS / width);
+  const first = tree.edges.begin[top];
+  // Each box below one that begins at 0 leaves room for the root, which has no tokens and so no height.
+  const room = top === 0 ? ROOT_PIXELS : 0;
+  const deepest = Math.max(first + 1, ...boxes.map((box) => box.end));
+  const scale = (height - room) / (deepest - first);
+  state.boxes = boxes;
+  state.nodes = new Map(boxes.filter((box) => box.node >= 0).map((box) => [box.node, box]));
+  picture.replaceChildren(...boxes.map((box) => {
+    const node = box.node < 0 ? fewBox(box) : edgeBox(state, box);
+    const isRoot = box.node === 0;
+    const y = isRoot ? 0 : room + (box.begin - first) * scale;
+    const tall = isRoot ? ROOT_PIXELS : (box.end - box.begin) * scale;
+    node.style.left = `${box.x * 100}%`;
+    node.style.width = `${box.width * 100}%`;
+    node.style.top = `${y}px`;
+    node.style.height = `${tall}px`;
+    if (tall < 15 || box.width * width < 56) node.classList.add("mute");
+    box.element = node;
+    return node;
+  }));
+  drawAxis(state, first, deepest, scale, room);
+}
+
+function edgeBox(state, { node }) {
+  const { tree, top } = state;
+  const { edges } = tree;
+  const fate = fateOf(edges, node);
+  const known = fate.restored + fate.again;
+  const kind = node === 0 ? "root" : known === 0 ? "once" : "mixed";
+  const box = element("div", {
+    class: `box ${kind}${node > 0 && edges.dropped[node] > 0 ? " dropped" : ""}`, role: "treeitem", "data-node": node,
+    tabindex: node === top ? "0" : "-1", "aria-level": tree.level[node] + 1, "aria-selected": String(node === top),
+    "aria-label": edgeWords(tree, node),
+  }, element("span", {}, node === 0 ? rootWords(tree, state.measure) : visible(edges.text[node])));
+  if (known > 0) box.style.setProperty("--restored-share", `${(fate.restored / known) * 100}%`);
+  return box;
+}
+
+/** The box of those that are too narrow to be seen. */
+function fewBox(box) {
+  const title = `${counted(box.count, "narrow edge")}: zoom in to see`;
+  return element("div", { class: "box few", "aria-hidden": "true", title });
+}
+
+function rootWords(tree, measure) {
+  const value = counted(tree.weights[measure][0], "token");
+  return measure === "saved" ? `all requests: ${value} saved` : `all requests: ${value} of prompts`;
+}
+
+function edgeWords(tree, node) {
+  const { edges } = tree;
+  if (node === 0) return `all requests, ${counted(tree.weights.saved[0], "token")} saved`;
+  return `${visible(edges.text[node]) || "edge"}, tokens ${grouped(edges.begin[node])} to ${grouped(edges.end[node])}, `
+    + `${counted(edges.requests[node], "request")}, ${counted(edges.restored[node], "token")} restored, `
+    + `${grouped(edges.computed[node])} computed`;
+}
+
+/** Positions at the left. */
+function drawAxis({ axis, picture }, first, deepest, scale, room) {
+  const step = niceStep((deepest - first) / Math.max(2, picture.clientHeight / 70));
+  const ticks = [];
+  for (let at = Math.ceil(first / step) * step; at <= deepest; at += step) {
+    const tick = element("span", { class: "tick" }, grouped(at));
+    tick.style.top = `${room + (at - first) * scale}px`;
+    ticks.push(tick);
   }
-  return { stems, size, children, level, weights: { saved, passed } };
+  axis.replaceChildren(element("span", { class: "name" }, "position in tokens"), ...ticks);
 }
 
-/** The nodes from the root to this one. */
-function pathTo(tree, node) {
-  const path = [];
-  for (let at = node; at >= 0; at = tree.stems.parent[at]) path.unshift(at);
-  return path;
+/** The least of 1, 2, 5, 10, 20, ... that is not below the value. */
+function niceStep(value) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1)));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
 }
 
-/** What became of the tokens of a stem: {restored, again, once}, tokens. The first to come through computes them, as it
- *  must; what was computed beyond that had been there before. */
-function fateOf(stems, node) {
-  const length = stems.end[node] - stems.begin[node];
-  const once = Math.min(stems.computed[node], stems.hidden[node] > 0 ? stems.computed[node] : length);
-  return { restored: stems.restored[node], once, again: stems.computed[node] - once };
+function drawPath({ tree, top, path, open }) {
+  path.replaceChildren(...pathTo(tree, top).map((node) => {
+    const { text, begin } = tree.edges;
+    const words = node === 0 ? "all requests" : visible(text[node]).trim() || `tokens from ${grouped(begin[node])}`;
+    if (node === top) return element("li", { "aria-current": "true" }, element("span", {}, words));
+    const choose = { type: "button", class: "link", "data-path": node, click: () => open(node) };
+    return element("li", {}, element("button", choose, words));
+  }));
 }
 
-/** The boxes of the subtree of `top`: [{node, x, width, begin, end, count}], x and width as shares of the picture,
- *  begin and end in tokens. Children lie below their parent, the widest first; those narrower than `least` are one box
- *  with the node -1 and their count. */
-function boxesOf(tree, top, measure, least) {
-  const weight = tree.weights[measure];
-  const { begin, end } = tree.stems;
-  const boxes = [];
-  const left = [[top, 0, 1]];
-  while (left.length > 0) {
-    const [node, x, width] = left.pop();
-    boxes.push({ node, x, width, begin: begin[node], end: end[node], count: 1 });
-    if (weight[node] === 0) continue;
-    const share = width / weight[node];
-    let at = x;
-    let few = null;
-    for (const child of tree.children[node].slice().sort((one, two) => weight[two] - weight[one] || one - two)) {
-      const taken = weight[child] * share;
-      if (taken === 0) break;
-      if (taken >= least) left.push([child, at, taken]);
-      else {
-        few ??= { node: -1, parent: node, x: at, width: 0, begin: end[node], end: 0, count: 0 };
-        few.width += taken;
-        few.count += 1;
-        few.end = Math.max(few.end, end[child]);
-      }
-      at += taken;
-    }
-    if (few !== null && few.width >= least / 4) boxes.push(few);
+/** A click on the edge that fills the picture goes up again. */
+function chooseBox(state, box) {
+  if (box === null) return;
+  if (box.dataset.node === undefined) {
+    const few = state.boxes.find((one) => one.element === box);
+    state.open(few.parent);
+    return;
   }
-  return boxes;
+  const node = Number(box.dataset.node);
+  focusBox(state, node);
+  state.open(node === state.top ? Math.max(0, state.tree.edges.parent[node]) : node);
 }
+
+function hoverBox(state, box) {
+  if (box !== null) showEdge(state.details, state.tree, Number(box.dataset.node));
+}
+
+function focusBox(state, node) {
+  const box = state.nodes.get(node);
+  if (box === undefined) return;
+  for (const other of state.picture.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
+  box.element.tabIndex = 0;
+  box.element.focus({ preventScroll: true });
+}
+
+function moveInTree(state, event) {
+  const held = event.target.closest("[data-node]");
+  if (held === null || event.ctrlKey || event.altKey || event.metaKey) return;
+  const node = Number(held.dataset.node);
+  const { tree, open, top } = state;
+  const moves = {
+    ArrowDown: () => focusBox(state, childrenInSight(state, node)[0]),
+    ArrowUp: () => focusBox(state, tree.edges.parent[node]),
+    ArrowLeft: () => focusBox(state, neighbour(state, node, -1)),
+    ArrowRight: () => focusBox(state, neighbour(state, node, 1)),
+    Home: () => focusBox(state, top),
+    Enter: () => chooseBox(state, held),
+    " ": () => chooseBox(state, held),
+    Backspace: () => open(Math.max(0, tree.edges.parent[top])),
+    Escape: () => open(0),
+  };
+  if (!(event.key in moves)) return;
+  event.preventDefault();
+  moves[event.key]();
+}
+
+function childrenInSight({ tree, nodes }, node) {
+  return fromTheLeft(nodes, tree.children[node].filter((child) => nodes.has(child)));
+}
+
+function fromTheLeft(nodes, some) {
+  return some.sort((one, two) => nodes.get(one).x - nodes.get(two).x);
+}
+
+/** The box to the left or right at the same depth of the tree. */
+function neighbour(state, node, step) {
+  const { tree, nodes } = state;
+  const row = fromTheLeft(nodes, [...nodes.keys()].filter((other) => tree.level[other] === tree.level[node]));
+  return row[row.indexOf(node) + step];
+}
+
+panels.tree = (section, run) => showTree(section, run, (node) => go({ tree: node || null, request: null }));

@@ -29,3 +29,5 @@ function showTurns(section, run) {
     element("div", { class: "turns" }, bars, scrub),
     element("p", { class: "quiet axisName" }, "turn of the conversation"));
 }
+
+panels.turns = showTurns;

@@ -78,6 +78,8 @@ function tiles(verdict, tokens) {
       quantity("peak_rss_bytes", verdict.peak_rss_bytes, bytes),
       verdict.peak_device_bytes === null ? null
         : line("device ", quantity("peak_device_bytes", verdict.peak_device_bytes, bytes))),
+    !verdict.store_skipped ? null : tile("Snapshots not stored", count("store_skipped"),
+      line("later runs compute them again")),
   ].filter((one) => one !== null);
 }
 
@@ -111,3 +113,5 @@ function warnings(texts) {
   return element("div", { class: "warnings" }, element("h3", {}, counted(texts.length, "warning")),
     element("ul", {}, texts.map((text) => foreign(text, "li"))));
 }
+
+panels.verdict = showVerdict;

@@ -1,1 +1,1 @@
-"""What `plan` and `tune-block-size` found, one module per format. Must not know: how it was found, where it goes."""
+"""The results of `plan` and `tune-block-size`, one module per format."""

@@ -1,6 +1,6 @@
-"""The picture of `tune-block-size`: hit rate, bytes and predicted seconds over block size.
+"""Plot hit rate, bytes and predicted seconds over block size.
 
-Must not know: the model, the input. matplotlib is optional, so it is imported only to draw.
+matplotlib is optional, so it is imported only to draw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FORMATS = ("svg", "png")
 
 
 def check_plot(path: str) -> str:
-    """The format that a file name asks for; UsageError if it cannot be drawn."""
+    """The image format of a file name; UsageError for one that cannot be drawn."""
     suffix = path.rpartition(".")[2].lower()
     if suffix not in FORMATS:
         raise UsageError(f"--plot {path}: expected a name that ends in .svg or .png")
@@ -25,7 +25,7 @@ def check_plot(path: str) -> str:
 
 
 def draw(tuning: Tuning, format: str) -> bytes:
-    """The picture as a file of this format."""
+    """The plot as bytes of an image in this format."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -46,7 +46,7 @@ def draw(tuning: Tuning, format: str) -> bytes:
         axes.set(title=title, xlabel="block size, tokens")
         axes.grid(alpha=0.3)
         if title == "hit rate, %":
-            axes.axhline(100 * tuning.made.ideal_hit_rate, linestyle="--", color="gray", label="ideal")
+            axes.axhline(100 * tuning.forecast.ideal_hit_rate, linestyle="--", color="gray", label="ideal")
             axes.legend()
         verified = [candidate for candidate in tuning.candidates if candidate.verified is not None]
         if title == "predicted seconds" and verified:

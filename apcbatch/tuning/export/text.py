@@ -1,22 +1,63 @@
-"""The lines of `plan` and of `tune-block-size` for a terminal.
-
-Must not know: how anything was found, where it goes.
-"""
+"""The reports of `plan` and `tune-block-size` for a terminal: lines, and tables that drop columns to fit its width."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from apcbatch.config import Config
 from apcbatch.display import wrap
-from apcbatch.job.window import windows_note
+from apcbatch.job.planning import windows_note
+from apcbatch.option_values import rounded_size
 from apcbatch.plan.forecast import Forecast, PolicyForecast
-from apcbatch.tuning.candidate import Candidate
-from apcbatch.tuning.choice import Tuning
-from apcbatch.tuning.export.table import Column, Table
+from apcbatch.tuning.choice import Candidate, Tuning
 from apcbatch.tuning.measurement import Measurement
 from apcbatch.tuning.survey import Survey
-from apcbatch.values import rounded_size
+
+GAP = "  "
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. need: 0 is always shown; the highest is dropped first. align: as in format()."""
+
+    head: str
+    cells: int
+    need: int = 0
+    align: str = ">"
+
+
+class Table:
+    """The columns that fit a width; those with the highest need are dropped first. left_out: the heads of those
+    dropped."""
+
+    def __init__(self, columns: Sequence[Column], width: int | None) -> None:
+        self._columns = list(columns)
+        self.left_out: list[str] = []
+        while width is not None and self._cells > width:
+            least = max(self._columns, key=lambda column: column.need)
+            if not least.need:
+                break
+            self._columns.remove(least)
+            self.left_out.append(least.head)
+
+    @property
+    def _cells(self) -> int:
+        return sum(column.cells for column in self._columns) + len(GAP) * (len(self._columns) - 1)
+
+    def head(self) -> str:
+        """The line of the heads."""
+        return self.row({column.head: column.head for column in self._columns})
+
+    def row(self, values: Mapping[str, str]) -> str:
+        """One line, from head -> cell text."""
+        return GAP.join(f"{values[column.head]:{column.align}{column.cells}}" for column in self._columns)
+
+    def note(self) -> list[str]:
+        """A line that names the dropped columns; no line if none was dropped."""
+        named = [head for head in self.left_out if head]
+        return [f"left out at this width: {', '.join(named)}; --json has them"] if named else []
+
 
 BAR_CELLS = 20
 FORECAST_COLUMNS = (
@@ -46,78 +87,78 @@ TUNING_COLUMNS = (
 MARK = "  <- recommended"
 
 
-def forecast_lines(made: Forecast, surveyed: Survey, config: Config, width: int | None = None) -> Iterator[str]:
+def forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, width: int | None = None) -> Iterator[str]:
     """The whole report. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
-    for line in _forecast_lines(made, surveyed, config, table):
+    for line in _forecast_lines(forecast, surveyed, config, table):
         yield from _wrapped(line, width)
 
 
-def _forecast_lines(made: Forecast, surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
+def _forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, table: Table) -> Iterator[str]:
     yield (
-        f"{_count(made.requests, 'request')} on {_count(surveyed.num_lines, 'line')}: {made.prompt_tokens:,} prompt "
-        f"tokens, {made.unique_tokens:,} of them unique"
+        f"{_count(forecast.requests, 'request')} on {_count(surveyed.num_lines, 'line')}: {forecast.prompt_tokens:,} "
+        f"prompt tokens, {forecast.unique_tokens:,} of them unique"
     )
     if surveyed.errors:
         codes = ", ".join(f"{count} {code}" for code, count in sorted(surveyed.errors.items()))
         yield f"{_count(surveyed.errors.total(), 'request')} cannot be answered and not planned: {codes}"
     yield (
-        f"ideal hit rate {_percent(made.ideal_hit_rate)}: what earlier requests cover, token by token, working in "
+        f"ideal hit rate {_percent(forecast.ideal_hit_rate)}: what earlier requests cover, token by token, working in "
         f"order {config.order}"
     )
     yield ""
     yield table.head()
-    for block_size, grid in made.grids.items():
-        for row, forecast in enumerate(grid.values()):
-            yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", forecast))
+    for block_size, grid in forecast.grids.items():
+        for row, one in enumerate(grid.values()):
+            yield table.row(_forecast_row(f"{block_size}" if row == 0 else "", one))
     yield from table.note()
     yield ""
-    yield from _limits(made, config)
+    yield from _limits(forecast, config)
     note = windows_note(surveyed.num_windows, config)
     if note is not None:
         yield f"  the window: {note}"
 
 
-def _forecast_row(block_size: str, made: PolicyForecast) -> dict[str, str]:
+def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:
     return {
         "block": block_size,
-        "policy": made.policy,
-        "hit rate": _percent(made.hit_rate),
-        "": "#" * round(BAR_CELLS * made.hit_rate),
-        "missed": _percent(made.floor_tokens / max(1, made.prompt_tokens)),
-        "kept": f"{made.snapshots_written:,}",
-        "read": f"{made.snapshots_read:,}",
-        "for later": f"{made.snapshots_for_later:,}",
-        "stored": rounded_size(made.store_bytes),
-        "live at once": f"{made.peak_live_snapshots:,}",
+        "policy": forecast.policy,
+        "hit rate": _percent(forecast.hit_rate),
+        "": "#" * round(BAR_CELLS * forecast.hit_rate),
+        "missed": _percent(forecast.floor_tokens / max(1, forecast.prompt_tokens)),
+        "kept": f"{forecast.snapshots_written:,}",
+        "read": f"{forecast.snapshots_read:,}",
+        "for later": f"{forecast.snapshots_for_later:,}",
+        "stored": rounded_size(forecast.store_bytes),
+        "live at once": f"{forecast.peak_live_snapshots:,}",
     }
 
 
-def _limits(made: Forecast, config: Config) -> Iterator[str]:
-    """What stands between the rate and 100 %."""
+def _limits(forecast: Forecast, config: Config) -> Iterator[str]:
+    """The reasons why the hit rate is not 100 %."""
 
     def tokens(count: int) -> str:
-        return f"{_count(count, 'token')} ({_percent(count / max(1, made.prompt_tokens))})"
+        return f"{_count(count, 'token')} ({_percent(count / max(1, forecast.prompt_tokens))})"
 
     yield "What limits the hit rate:"
-    yield f"  new: {tokens(made.prompt_tokens - made.ideal_tokens)} that no earlier request covers"
-    own = made.grids[config.block_size]["planned"]
+    yield f"  new: {tokens(forecast.prompt_tokens - forecast.ideal_tokens)} that no earlier request covers"
+    own = forecast.grids[config.block_size]["planned"]
     yield (
         f"  the grid: {tokens(own.floor_tokens)} covered, but beyond the last snapshot, at block "
         f"{config.block_size} under planned"
     )
     yield (
-        f"  rewritten history: {tokens(made.rewritten_tokens)} computed again, as "
-        f"{_count(made.rewritten_prompts, 'prompt')} of {made.requests:,} do not begin with the one before in their "
-        "conversation"
+        f"  rewritten history: {tokens(forecast.rewritten_tokens)} computed again, as "
+        f"{_count(forecast.rewritten_prompts, 'prompt')} of {forecast.requests:,} do not begin with the one before in "
+        "their conversation"
     )
     yield "  the chat template: " + (
-        f"not prefix-stable in {_count(made.unstable_templates, 'conversation')}: earlier turns change later on"
-        if made.unstable_templates
+        f"not prefix-stable in {_count(forecast.unstable_templates, 'conversation')}: earlier turns change later on"
+        if forecast.unstable_templates
         else "prefix-stable"
     )
     for policy in ("all", "last"):
-        large = [size for size, grid in made.grids.items() if grid[policy].peak_live_bytes > config.pool_size]
+        large = [size for size, grid in forecast.grids.items() if grid[policy].peak_live_bytes > config.pool_size]
         if large:
             yield (
                 f"  memory: `{policy}` keeps more than --pool-size {rounded_size(config.pool_size)} at block "
@@ -147,10 +188,10 @@ def tuning_lines(tuning: Tuning, config: Config, width: int | None = None) -> It
 def _tuning_lines(tuning: Tuning, config: Config, width: int | None) -> Iterator[str]:
     table = Table(TUNING_COLUMNS, None if width is None else width - len(MARK))
     has_bars = width is None or len(table.head() + "  " + MARK) + BAR_CELLS <= width
-    made = tuning.made
+    forecast = tuning.forecast
     yield (
-        f"{made.requests:,} requests: {made.prompt_tokens:,} prompt tokens, {made.unique_tokens:,} of them unique; "
-        f"ideal hit rate {100 * made.ideal_hit_rate:.1f} %; policy {config.policy}"
+        f"{forecast.requests:,} requests: {forecast.prompt_tokens:,} prompt tokens, {forecast.unique_tokens:,} of "
+        f"them unique; ideal hit rate {100 * forecast.ideal_hit_rate:.1f} %; policy {config.policy}"
     )
     yield ""
     yield from _measured(tuning.measured)
@@ -192,23 +233,23 @@ def _measured(measured: Measurement) -> Iterator[str]:
 
 
 def _tuning_row(candidate: Candidate) -> dict[str, str]:
-    made = candidate.table
+    forecast = candidate.table
     return {
         "block": f"{candidate.block_size}",
-        "hit rate": _percent(made.hit_rate),
-        "cached": f"{made.cached_tokens:,}",
-        "computed": f"{made.computed_tokens:,}",
-        "written": f"{made.snapshots_written:,}",
-        "read": f"{made.snapshots_read:,}",
-        "kept": rounded_size(made.written_bytes),
-        "stored": rounded_size(made.store_bytes),
-        "live at once": f"{made.peak_live_snapshots:,}",
+        "hit rate": _percent(forecast.hit_rate),
+        "cached": f"{forecast.cached_tokens:,}",
+        "computed": f"{forecast.computed_tokens:,}",
+        "written": f"{forecast.snapshots_written:,}",
+        "read": f"{forecast.snapshots_read:,}",
+        "kept": rounded_size(forecast.written_bytes),
+        "stored": rounded_size(forecast.store_bytes),
+        "live at once": f"{forecast.peak_live_snapshots:,}",
         "seconds": f"{candidate.total_s:.2f}",
     }
 
 
 def _verified(candidate: Candidate) -> str:
-    """Predicted against measured."""
+    """Predicted and measured seconds of a candidate, side by side."""
     real = candidate.verified
     assert real is not None
     off = 100 * (candidate.prefill_s / real.prefill_s - 1) if real.prefill_s else 0.0

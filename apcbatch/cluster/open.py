@@ -1,0 +1,138 @@
+"""Opens the engine of a run on a Ray cluster: how many workers of which resources, and their options.
+
+Must not know: jobs, where the cache salt comes from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.ray_cluster import LOCAL, Machine, RayCluster
+from apcbatch.cluster.ray_runtime import RayRuntime
+from apcbatch.cluster.runtime import ClusterSettings, Hooks, WorkerFacts, WorkerKind
+from apcbatch.cluster.wire import encode_request
+from apcbatch.config import Config
+from apcbatch.engine.validation import check_request
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.process import settle_collector
+from apcbatch.types import Request
+
+NEARLY_ALL = 0.9  # share of the cores or GPUs that count as all in use
+DRIVER_ONLY = ("cache_salt", "origins")  # fields of a Config that workers do not get
+
+
+def open_cluster(
+    config: Config,
+    address: str,
+    salt: str | None,
+    warn: Callable[[str], None],
+    say: Callable[[str], None],
+    conversation_of: Callable[[Request], Hashable],
+    most_workers: int | None = None,
+) -> ClusterEngine:
+    """An engine over workers of the cluster at an address. salt: the secret itself. say: gets a line when a worker
+    comes or goes. conversation_of: what the requests of one conversation have in common. most_workers: that can have
+    work, None if that is not known. Waits for the first worker; UsageError (StoppedError) if there is no cluster, or no
+    worker comes."""
+    settle_collector()
+    cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
+    try:
+        sizes = (config.workers, config.worker_cpus, _gpus_of(config), config.worker_memory)
+        number, kind = workers_for(cluster.machines(), *sizes)
+        number = min(number, most_workers or number)
+        runtime = RayRuntime(cluster, kind, _options_of(config, salt, kind), warn)
+        say(f"{number} workers with {kind.cpus} cores and {kind.gpus} GPUs each are asked for")
+        settings = ClusterSettings(number, worker_timeout_s=config.worker_timeout)
+        hooks = Hooks(encode_request, can_run, runtime.held, conversation_of, say)
+        return ClusterEngine(runtime, settings, hooks)
+    except BaseException:
+        cluster.close()
+        raise
+
+
+def can_run(request: Request, facts: WorkerFacts) -> bool:
+    """Whether a worker would take a request."""
+    try:
+        check_request(request, facts.vocab_size, facts.context_length, facts.max_request_tokens)
+    except RequestError:
+        return False
+    return True
+
+
+def _local_cpus(config: Config) -> int:
+    """Cores of a cluster that is started here: those of this machine, or more if the workers are to have more."""
+    asked = (config.workers or 1) * (config.worker_cpus or 1)
+    return max(len(os.sched_getaffinity(0)), asked)
+
+
+def _gpus_of(config: Config) -> int | None:
+    """GPUs of a worker; None for one if the cluster has any."""
+    if config.device == "cpu" or config.worker_gpus == 0:
+        return 0
+    if config.device == "cuda" or config.gpus > 1:
+        return config.gpus
+    return config.worker_gpus
+
+
+def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[str, Any]:
+    """The arguments of a worker. Paths are made absolute here."""
+    values = {name: getattr(config, name) for name in (one.name for one in dataclasses.fields(config))}
+    for name in DRIVER_ONLY:
+        del values[name]
+    if os.path.isdir(config.model):
+        values["model"] = os.path.abspath(config.model)
+    if config.store is not None:
+        values["store"] = os.path.abspath(config.store)
+    values["gpus"] = max(1, kind.gpus)
+    if config.device == "auto":
+        values["device"] = "cuda" if kind.gpus else "cpu"
+    return {"config": values, "salt": salt, "threads": kind.cpus}
+
+
+def workers_for(
+    machines: Sequence[Machine],
+    num_workers: int | None,
+    cpus: int | None,
+    gpus: int | None,
+    memory_bytes: int | None,
+) -> tuple[int, WorkerKind]:
+    """How many workers to request, and their resources. None is chosen for the live machines: one worker per GPU;
+    without GPUs one worker per machine with all its cores, if all machines are alike; or, if the number of workers is
+    given, as many cores for each as let all run at once."""
+    if gpus is None:
+        gpus = int(any(machine.gpus for machine in machines))
+    if num_workers is None and not _room(machines, 1, gpus):
+        what = "a core for workers" if not gpus else "a GPU" if gpus == 1 else f"{gpus} GPUs"
+        raise UsageError(f"no machine of the cluster has {what} yet; give --workers and --worker-cpus")
+    if cpus is None:
+        cpus = _best_cpus(machines, num_workers, gpus)
+    if num_workers is None:
+        num_workers = _room(machines, cpus, gpus)
+        if not num_workers:
+            raise UsageError(f"no machine of the cluster has {cpus} cores; give fewer --worker-cpus, or --workers")
+    return num_workers, WorkerKind(cpus, gpus, memory_bytes or 0)
+
+
+def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) -> int:
+    """Most cores per worker such that all workers run at once or, if their number is open, nearly all GPUs or cores are
+    in use; at least 1."""
+    usable = [machine for machine in machines if machine.cpus and machine.gpus >= gpus]
+    most = max((machine.cpus for machine in usable), default=1)
+    total = sum(machine.gpus if gpus else machine.cpus for machine in usable)
+    for cpus in range(most, 0, -1):
+        room = _room(usable, cpus, gpus)
+        used = room * (gpus or cpus)
+        if room >= num_workers if num_workers is not None else used >= NEARLY_ALL * total:
+            return cpus
+    return 1
+
+
+def _room(machines: Sequence[Machine], cpus: int, gpus: int) -> int:
+    """How many workers of these resources run at once."""
+    return sum(
+        min(machine.cpus // cpus, machine.gpus // gpus) if gpus else machine.cpus // cpus for machine in machines
+    )

@@ -1,0 +1,328 @@
+"""RayRuntime: the Runtime on Ray Core. A worker is an actor, a unit a streaming call, a state an object reference.
+
+Must not know: what units hold, how a cluster is found (see ray_cluster.py). Invariants: Ray never repeats a call or
+restarts an actor by itself; the driver fetches messages and no states; each call has a bound; the messages of a worker
+come before its Lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from apcbatch.cluster.ray_cluster import RayCluster
+from apcbatch.cluster.ray_worker import (
+    CONCURRENCY,
+    Make,
+    Opened,
+    Sent,
+    StateRef,
+    Warned,
+    WorkerActor,
+    make_worker,
+    take_in_flight,
+)
+from apcbatch.cluster.runtime import Event, Lost, Ready, Received, WorkerId, WorkerKind
+from apcbatch.cluster.wire import Done, Exported, Key, Unit
+from apcbatch.errors import UsageError
+
+MESSAGE_S = 60.0  # to fetch a message that is ready
+HELD_S = 60.0  # for the answers of `held`
+IN_FLIGHT_S = 20.0  # for a node to read the file of requests in flight
+UNREACHABLE_S = 60.0  # until an unavailable actor counts as lost
+RETRY_S = 1.0  # between two tries to reach an unavailable actor
+SLOW_START_S = 60.0  # until a warning about a worker that is not ready
+NODE_DIED = "its node has died"  # in Ray's error of an actor
+CLOSE_S = 60.0  # for all workers to finish writing their stores
+SHOWN_CHARACTERS = 300
+
+
+@dataclass(eq=False)
+class _Stream:
+    """The streaming call of a unit. refs: Ray's generator of references."""
+
+    refs: Any
+    is_over: bool = False
+
+
+@dataclass(eq=False)
+class _Remote:
+    """A worker's actor. starting: the call that opens it; watch: the call that fails when it ends. node: as in its
+    facts; node_id: Ray's. in_flight: the path on its node of the file with its requests in flight. unreachable: since
+    when it is unavailable, else 0; asked: time of the last try to reach it."""
+
+    id: WorkerId
+    actor: Any
+    starting: Any
+    spawned: float
+    watch: Any = None
+    node: str = ""
+    node_id: str = ""
+    in_flight: str = ""
+    is_ready: bool = False
+    unreachable: float = 0.0
+    asked: float = 0.0
+    streams: dict[int, _Stream] = field(default_factory=dict)
+
+
+class RayRuntime:
+    """Workers as actors of a cluster, which is closed with the runtime. kind: of each worker. options: what each is
+    made with. warn: gets the workers' warnings, each once. make: makes a worker in its process."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        kind: WorkerKind,
+        options: Mapping[str, Any],
+        warn: Callable[[str], None] = lambda sentence: None,
+        make: Make = make_worker,
+    ) -> None:
+        self._cluster, self._ray, self._make = cluster, cluster.ray, make
+        self._kind, self._options, self._warn = kind, options, warn
+        self._class = self._ray.remote(WorkerActor)
+        self._remotes: dict[WorkerId, _Remote] = {}
+        self._lost: dict[WorkerId, tuple[str, str]] = {}
+        self._closing: list[tuple[Any, Any]] = []
+        self._warned: set[str] = set()
+        self._num_workers = 0
+        self._was_ready = self._is_slowness_told = False
+
+    def spawn(self) -> WorkerId:
+        """Request an actor. It is pending until Ray has room for it, which Ray's autoscaler sees as demand."""
+        self._num_workers += 1
+        kind = self._kind
+        actor = self._class.options(
+            num_cpus=kind.cpus,
+            num_gpus=kind.gpus,
+            memory=kind.memory_bytes or None,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=CONCURRENCY,
+            scheduling_strategy="SPREAD",
+        ).remote()
+        # The worker's options, with the salt, go to its process alone: the cluster keeps an actor's own arguments.
+        starting = actor.start.remote(self._make, self._options)
+        self._remotes[self._num_workers] = _Remote(self._num_workers, actor, starting, self.clock())
+        return self._num_workers
+
+    def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
+        """Start a streaming call. References are nested in a list, so that the worker and not Ray waits for them."""
+        remote = self._remotes.get(worker)
+        if remote is not None:
+            call = remote.actor.work.options(num_returns="streaming")
+            remote.streams[unit.number] = _Stream(call.remote(unit, list(states.items())))
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """The next events. UsageError if the first worker cannot be opened: the others could not either."""
+        self._cluster.head.check()
+        self._warn_of_slow_start()
+        self._end_closed()
+        lost: list[Event] = list(self._unreachable_lost())
+        if lost:
+            return lost
+        ray, by_ref = self._ray, self._awaited()
+        if not by_ref:
+            time.sleep(min(timeout_s, RETRY_S))
+            return []
+        refs = list(by_ref)
+        ready, _ = ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
+        if not ready:
+            return []
+        ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        events: list[Event] = []
+        for remote in dict.fromkeys(by_ref[ref] for ref in ready):
+            events += self._events(remote)
+        return events
+
+    def in_flight(self, worker: WorkerId) -> Collection[int] | None:
+        """The requests in flight of a worker, read from the file on its node."""
+        node_id, path = self._lost.pop(worker, _file_of(self._remotes.get(worker)))
+        if not path:
+            return None
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        take = self._ray.remote(take_in_flight).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        try:
+            numbers: Collection[int] | None = self._ray.get(take.remote(path), timeout=IN_FLIGHT_S)
+            return numbers
+        except self._ray.exceptions.RayError:  # its node is gone, and then none is suspected; or too busy
+            return None if node_id in self._cluster.live_nodes() else ()
+
+    def kill(self, worker: WorkerId) -> None:
+        """End a worker. An idle one finishes writing its store first; `wait` and `close` end it then."""
+        remote = self._remotes.pop(worker, None)
+        if remote is None:
+            return
+        if remote.is_ready and not remote.streams and not remote.unreachable:
+            self._closing.append((remote.actor, remote.actor.close.remote()))
+        else:
+            self._ray.kill(remote.actor)
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        """The prefix keys whose snapshot is in the store of every node with a worker."""
+        actors = {remote.node_id: remote.actor for remote in self._remotes.values() if remote.is_ready}
+        if not keys or not actors:
+            return set()
+        try:
+            answers = self._ray.get([actor.held.remote(set(keys)) for actor in actors.values()], timeout=HELD_S)
+        except self._ray.exceptions.RayError:  # a worker is gone, which `wait` reports
+            return set()
+        return set.intersection(*answers)
+
+    def clock(self) -> float:
+        """Seconds of this machine's clock."""
+        return time.monotonic()
+
+    def close(self) -> None:
+        """End all workers and leave the cluster; a local cluster ends."""
+        for worker in list(self._remotes):
+            self.kill(worker)
+        if self._closing:
+            calls = [call for _, call in self._closing]
+            self._ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
+            for actor, _ in self._closing:
+                self._ray.kill(actor)
+            self._closing.clear()
+        self._cluster.close()
+
+    def _end_closed(self) -> None:
+        """End the closed workers that have finished writing, to free their resources."""
+        if self._closing:
+            done, _ = self._ray.wait([call for _, call in self._closing], num_returns=len(self._closing), timeout=0)
+            for actor, call in [one for one in self._closing if one[1] in done]:
+                self._closing.remove((actor, call))
+                self._ray.kill(actor)
+
+    def _awaited(self) -> dict[Any, _Remote]:
+        """Every call and stream that can have events, with its worker."""
+        awaited: dict[Any, _Remote] = {}
+        for remote in self._remotes.values():
+            call = remote.watch if remote.is_ready else remote.starting
+            if call is not None:
+                awaited[call] = remote
+            for stream in remote.streams.values():
+                awaited[stream.refs] = remote
+        return awaited
+
+    def _events(self, remote: _Remote) -> Iterator[Event]:
+        """The events of one worker."""
+        ray = self._ray
+        try:
+            if not remote.is_ready:
+                yield from self._started(remote)
+            for number, stream in list(remote.streams.items()):
+                yield from self._messages(remote, stream)
+                if stream.is_over:
+                    del remote.streams[number]
+            ray.get(remote.watch, timeout=0)
+        except ray.exceptions.GetTimeoutError:  # it is alive
+            return
+        except ray.exceptions.ActorUnavailableError:  # its process or machine may be gone; its units are lost
+            remote.streams.clear()
+            remote.watch, remote.asked = None, self.clock()
+            remote.unreachable = remote.unreachable or remote.asked
+        except ray.exceptions.RayError as error:
+            yield self._lose(remote, error)
+
+    def _started(self, remote: _Remote) -> Iterator[Event]:
+        """Ready, if the worker is open; raises Ray's error if opening failed."""
+        opened: Opened = self._ray.get(remote.starting, timeout=0)
+        remote.node, remote.node_id = opened.facts.node, opened.node_id
+        remote.in_flight = opened.in_flight
+        remote.watch = remote.actor.hold.remote()
+        remote.is_ready = self._was_ready = True
+        for sentence in opened.warnings:
+            self._warn_once(sentence)
+        yield Ready(remote.id, replace(opened.facts, state_bytes=self._cluster.state_bytes(opened.node_id)))
+
+    def _messages(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
+        """The messages of a unit that have arrived."""
+        while not stream.is_over and stream.refs.next_ready():
+            ref = next(stream.refs, None)
+            if ref is None:
+                stream.is_over = True
+            else:
+                yield from self._read(remote, stream, self._ray.get(ref, timeout=MESSAGE_S))
+
+    def _read(self, remote: _Remote, stream: _Stream, messages: Sequence[Sent]) -> Iterator[Event]:
+        for message in messages:
+            if isinstance(message, Warned):
+                self._warn_once(message.sentence)
+            elif isinstance(message, Exported):
+                ref = remote.actor.state.remote(message.unit, message.key)
+                state = StateRef(ref, remote.node, message.num_bytes)
+                yield Received(remote.id, replace(message, state=state))
+            else:
+                stream.is_over = isinstance(message, Done)
+                yield Received(remote.id, message)
+
+    def _warn_of_slow_start(self) -> None:
+        """Warn once about a worker that is slow to start."""
+        if self._is_slowness_told:
+            return
+        now = self.clock()
+        for remote in self._remotes.values():
+            if not remote.is_ready and now - remote.spawned > SLOW_START_S:
+                self._is_slowness_told = True
+                self._warn_once(
+                    f"worker {remote.id} is not ready after {SLOW_START_S:g} s: it loads the model, or the cluster has "
+                    "no room for it yet; `ray status` says which"
+                )
+                return
+
+    def _unreachable_lost(self) -> Iterator[Lost]:
+        """Lost for unavailable workers whose machine is gone, or that were unavailable for too long."""
+        unreachable = [remote for remote in self._remotes.values() if remote.unreachable]
+        live = self._cluster.live_nodes() if unreachable else set()
+        now = self.clock()
+        for remote in unreachable:
+            if remote.node_id not in live or now - remote.unreachable > UNREACHABLE_S:
+                yield self._forget(remote, f"its machine {remote.node} is gone or cannot be reached", with_node=True)
+            elif remote.watch is None and now - remote.asked > RETRY_S:
+                remote.watch, remote.asked = remote.actor.hold.remote(), now
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            self._warn(sentence)
+
+    def _lose(self, remote: _Remote, error: Exception) -> Lost:
+        """Lost for a worker whose calls fail. UsageError if no worker could be opened."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, UsageError) and not self._was_ready:
+            raise UsageError(f"no worker can be opened: {cause}") from None
+        if NODE_DIED in str(error) or (remote.node_id and remote.node_id not in self._cluster.live_nodes()):
+            return self._forget(remote, f"its machine {remote.node} is gone", with_node=True)
+        if isinstance(cause, Exception):
+            return self._forget(remote, f"its engine failed ({_shown(f'{type(cause).__name__}: {cause}')})")
+        return self._forget(remote, f"its process has ended ({_shown(_plain_reason(error))})")
+
+    def _forget(self, remote: _Remote, reason: str, with_node: bool = False) -> Lost:
+        del self._remotes[remote.id]
+        if not with_node:
+            self._lost[remote.id] = _file_of(remote)
+        self._ray.kill(remote.actor)
+        return Lost(remote.id, reason, with_node)
+
+
+def _file_of(remote: _Remote | None) -> tuple[str, str]:
+    """The node of a worker and the path of its file there; empty if it was never ready."""
+    return ("", "") if remote is None else (remote.node_id, remote.in_flight)
+
+
+def _plain_reason(error: Exception) -> str:
+    """Ray's reason for an actor's end, without its advice."""
+    text = str(error)
+    for mark in ("Worker exit type:", "The actor is dead because", "The actor died because of an error"):
+        if mark in text:
+            return text[text.index(mark) :]
+    return text
+
+
+def _shown(text: str) -> str:
+    """The text on one line, shortened to SHOWN_CHARACTERS."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."

@@ -1,0 +1,223 @@
+"""WorkerActor: a worker in a Ray actor's process, with the messages of each unit as a stream.
+
+Must not know: the driver, what units hold. Invariants: a single thread creates and uses the worker; a state is returned
+by its own call, `state`, so that the driver gets a reference and never the bytes, and so that it outlives this process
+(Ray may lose what a stream has yielded if the process ends before the stream); each fetch has a bound.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from apcbatch.cluster.recovery import make_file, read_in_flight
+from apcbatch.cluster.runtime import MOST_UNITS, WorkerFacts
+from apcbatch.cluster.wire import Done, Exported, Key, Message, Unit
+
+if TYPE_CHECKING:
+    from apcbatch.cluster.worker import Worker
+
+CONCURRENCY = MOST_UNITS + 3
+FETCH_S = 60.0  # for all states of a unit
+MOST_WARNINGS = 100  # not yet taken by the driver
+
+T = TypeVar("T")
+
+
+Make = Callable[..., "Worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRef:
+    """A state in Ray's object store. node: of the worker that made it."""
+
+    ref: Any
+    node: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The result of opening a worker. node_id: Ray's id of its node. in_flight: the path there of the file with its
+    requests in flight. warnings: sentences for the user."""
+
+    facts: WorkerFacts
+    node_id: str
+    in_flight: str
+    warnings: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A sentence for the user."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: Exception
+
+
+Sent = Message | Warned
+
+
+def take_in_flight(path: str) -> Collection[int] | None:
+    """Read and delete the file with the requests in flight of a worker of this node. None if it cannot be read."""
+    numbers = read_in_flight(path)
+    with suppress(OSError):
+        os.unlink(path)
+    return numbers
+
+
+def make_worker(**options: Any) -> Worker:
+    """Create the worker. Imports torch, in the worker's process."""
+    from apcbatch.cluster.worker import Worker
+    from apcbatch.process import settle_allocator
+
+    settle_allocator()
+    return Worker(**options)
+
+
+class WorkerActor:
+    """One worker. It is created by `start`, so that its failure is the error of a call.
+
+    Ray runs the methods in threads: one for each unit, one for `hold`, and two more.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Worker
+        self._node = self._in_flight = ""
+        self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._messages: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit
+        self._states: dict[tuple[int, Key], Any] = {}  # by unit and key: announced, and not taken yet
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def start(self, make: Make, options: Mapping[str, Any]) -> Opened:
+        """Create the worker with `make`. options: its arguments beside those the actor adds."""
+        import ray
+
+        node_id = ray.get_runtime_context().get_node_id()
+        self._node = f"{socket.gethostname()}/{node_id[:8]}"
+        self._in_flight = make_file()
+
+        def open_worker() -> WorkerFacts:
+            self._worker = make(
+                **options,
+                node=self._node,
+                in_flight=self._in_flight,
+                warn=self._warnings.append,
+                report_alive=self._on_message,
+            )
+            return self._worker.facts()
+
+        facts = self._in_turn(open_worker)
+        return Opened(facts, node_id, self._in_flight, [one.sentence for one in self._take_warnings()])
+
+    def hold(self) -> None:
+        """Never return: this call fails when the process ends, which tells the driver."""
+        threading.Event().wait()
+
+    def work(self, unit: Unit, states: Sequence[tuple[Key, StateRef]]) -> Iterator[list[Sent]]:
+        """Run a unit; yield its messages in batches. `state` returns the state of each Exported."""
+        messages = self._messages[unit.number] = SimpleQueue()
+        fetched, import_counters = self._fetch(states)
+        self._in_turn(lambda: self._worker.begin(unit, fetched))
+        fetched.clear()  # so that Ray can free its copies
+        unsent: list[Sent] = []
+        is_done = False
+        while not is_done:
+            message = messages.get()
+            if isinstance(message, _Raised):
+                yield unsent
+                raise message.error
+            is_done = isinstance(message, Done)
+            if isinstance(message, Done):
+                message = replace(message, counters={**message.counters, **import_counters})
+            if isinstance(message, Exported):
+                self._states[unit.number, message.key] = message.state
+                message = replace(message, state=None)
+            unsent.append(message)
+            if is_done or messages.empty():
+                yield [*self._take_warnings(), *unsent]
+                unsent = []
+        del self._messages[unit.number]
+
+    def state(self, unit: int, key: Key) -> np.ndarray:
+        """Return the state of an Exported, once; Ray returns an array without a copy."""
+        return np.frombuffer(self._states.pop((unit, key)), np.uint8)
+
+    def held(self, keys: Collection[Key]) -> set[Key]:
+        """The prefix keys whose snapshot is on this node."""
+        return self._in_turn(lambda: self._worker.held(keys))
+
+    def close(self) -> None:
+        """Finish the store's writing."""
+        self._in_turn(lambda: self._worker.close())
+        with suppress(OSError):
+            os.unlink(self._in_flight)
+
+    def _in_turn(self, act: Callable[[], T]) -> T:
+        """Call a function in the worker's thread, between two passes; return its result or raise its error."""
+        future: Future[T] = Future()
+
+        def fulfil() -> None:
+            try:
+                future.set_result(act())
+            except Exception as error:  # raised in the caller
+                future.set_exception(error)
+
+        self._inbox.put(fulfil)
+        return future.result()
+
+    def _serve(self) -> None:
+        """The worker's thread: run queued calls, and passes as long as there is work."""
+        while True:
+            try:
+                self._inbox.get(block=not self._messages or not self._worker.is_busy)()
+            except Empty:
+                try:
+                    for message in self._worker.step():
+                        self._on_message(message)
+                except Exception as error:  # the engine is broken: each unit fails, and the driver ends the process
+                    for messages in list(self._messages.values()):
+                        messages.put(_Raised(error))
+                    return
+
+    def _on_message(self, message: Message) -> None:
+        """Queue a message for its unit's stream."""
+        self._messages[message.unit].put(message)
+
+    def _fetch(self, states: Sequence[tuple[Key, StateRef]]) -> tuple[dict[Key, memoryview], dict[str, float]]:
+        """Fetch states from Ray's object store. Returns those available, as read-only views, and the counters of the
+        fetch."""
+        import ray
+
+        if not states:
+            return {}, {}
+        begin = time.monotonic()
+        refs = [state.ref for _, state in states]
+        ray.wait(refs, num_returns=len(refs), timeout=FETCH_S)
+        fetched = {}
+        for key, state in states:
+            try:
+                fetched[key] = memoryview(ray.get(state.ref, timeout=1.0))
+            except ray.exceptions.RayError:  # lost with its node or late: the worker computes it again
+                continue
+        num_bytes = sum(state.num_bytes for key, state in states if key in fetched and state.node != self._node)
+        return fetched, {"import_bytes": num_bytes, "import_s": time.monotonic() - begin} if num_bytes else {}
+
+    def _take_warnings(self) -> list[Warned]:
+        return [Warned(self._warnings.popleft()) for _ in range(len(self._warnings))]

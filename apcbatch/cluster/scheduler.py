@@ -1,0 +1,325 @@
+"""What waits for a worker: submitted requests, groups of planned requests, and requests without a plan.
+
+A worker gets the group with the longest remaining path, and among nearly equal ones that whose states are on its node.
+Must not know: the runtime, units.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+
+from apcbatch.cluster.runtime import WorkerId
+from apcbatch.cluster.tasks import Group, Item, State
+from apcbatch.cluster.wire import Key
+from apcbatch.prefix import PrefixHasher
+from apcbatch.types import Request
+
+Entry = tuple[float, int, Group]
+Heap = list[Entry]
+MOST_LOOKED_AT = 8
+NEARLY = 0.8  # share of the longest path from which on groups count as equal
+
+
+class ReadyQueue:
+    """Groups that wait for no state: those that make states for others, and the rest. seconds: of work in them."""
+
+    def __init__(self) -> None:
+        self._makers: Heap = []
+        self._others: Heap = []
+        self.seconds = 0.0
+
+    def __len__(self) -> int:
+        return len(self._makers) + len(self._others)
+
+    def __iter__(self) -> Iterator[Group]:
+        return (entry[2] for heap in (self._makers, self._others) for entry in heap)
+
+    def push(self, group: Group) -> None:
+        """Add a group."""
+        self.seconds += group.seconds
+        self._push(group)
+
+    def pop(self, node: str, room: float = float("inf"), is_idle: bool = True) -> Group | None:
+        """Take the next group for a worker on a node; None if there is none for it. room: for this many more states; if
+        it is finite, groups that make none come first, and groups that leave more are passed over. is_idle: whether the
+        worker has no other unit, so that it may have a group with is_alone."""
+        best: Group | None = None
+        if room == float("inf"):
+            candidates = self._candidates(is_idle, NEARLY, self._makers, self._others)
+            best = max(candidates, key=lambda group: _bytes_on(group, node), default=None)
+        else:
+            candidates = self._candidates(is_idle, 0.0, self._others)
+            candidates = candidates or self._candidates(is_idle, 0.0, self._makers)
+            best = min(candidates, key=lambda group: group.growth, default=None)
+            if best is not None and best.growth > max(0, room):
+                best = None
+        for group in candidates:
+            if group is not best:
+                self._push(group)
+        if best is not None:
+            self.seconds -= best.seconds
+        return best
+
+    def clear(self) -> list[Group]:
+        """Take everything out."""
+        groups = list(self)
+        self._makers, self._others, self.seconds = [], [], 0.0
+        return groups
+
+    def _candidates(self, is_idle: bool, least: float, *places: Heap) -> list[Group]:
+        """Take out the groups to choose from, by priority, down to this share of the first one's priority."""
+        found: list[Group] = []
+        refused: list[Group] = []
+        while len(found) < MOST_LOOKED_AT and len(refused) < MOST_LOOKED_AT:
+            heaps = [heap for heap in places if heap]
+            if not heaps:
+                break
+            heap = min(heaps, key=_first_key)
+            if found and heap[0][2].priority < least * found[0].priority:
+                break
+            group = heapq.heappop(heap)[2]
+            (found if is_idle or not group.is_alone else refused).append(group)
+        for group in refused:
+            self._push(group)
+        return found
+
+    def _push(self, group: Group) -> None:
+        heapq.heappush(self._makers if group.num_made else self._others, (-group.priority, group.number, group))
+
+
+def _first_key(heap: Heap) -> tuple[float, int]:
+    return heap[0][:2]
+
+
+def _bytes_on(group: Group, node: str) -> int:
+    """Bytes of the states that a group needs and that a node has."""
+    return sum(state.num_bytes for state in group.needs if node in state.nodes)
+
+
+class GroupScheduler:
+    """The groups that are assigned to no worker. num_deadlocks: groups that began without the states they waited
+    for."""
+
+    def __init__(self) -> None:
+        self.queue = ReadyQueue()
+        self._waiting: dict[Group, None] = {}
+        self.num_deadlocks = 0
+
+    @property
+    def waiting(self) -> Collection[Group]:
+        """The groups that wait for a state."""
+        return self._waiting.keys()
+
+    @property
+    def seconds(self) -> float:
+        """Work in all groups."""
+        return self.queue.seconds + sum(group.seconds for group in self._waiting)
+
+    def add(self, group: Group) -> None:
+        """Let a group wait for states that are being made; it is ready if there are none. The first reader of a state
+        without a maker becomes its maker."""
+        self._forget(group)
+        for state in group.external_states():
+            if state.handle is not None:
+                continue
+            if state.maker is None:
+                group.first_reader(state).become_maker(state)
+            elif state.maker.group is not group:
+                group.pending.add(state)
+        group.update_states()
+        for state in group.pending:
+            state.waiting.add(group)
+        if group.pending:
+            self._waiting[group] = None
+        else:
+            self.queue.push(group)
+
+    def take(self, node: str, room: float, is_idle: bool = True) -> Group | None:
+        """Take the next group for a worker whose states are all held; None if there is none. See ReadyQueue.pop."""
+        while (group := self.queue.pop(node, room, is_idle)) is not None:
+            if all(state.handle is not None for state in group.needs):
+                return group
+            self.add(group)
+        return None
+
+    def made(self, state: State) -> None:
+        """Let the groups that wait for a state go on: it is held."""
+        for group in sorted(state.waiting, key=lambda group: group.number):
+            state.waiting.discard(group)
+            group.pending.discard(state)
+            if not group.pending:
+                self.add(group)
+
+    def orphaned(self, states: Iterable[State]) -> None:
+        """Give each of these states, which lost their makers, to the first group that waits for it."""
+        for state in states:
+            for group in sorted(state.waiting, key=lambda group: group.number):
+                self.add(group)
+
+    def break_deadlock(self) -> None:
+        """Nothing runs and nothing is ready: have the first waiting group make the states it waits for."""
+        group = min(self._waiting, key=lambda group: group.number)
+        self.num_deadlocks += 1
+        for state in list(group.pending):
+            group.first_reader(state).become_maker(state)
+        self.add(group)
+
+    def clear(self) -> list[Group]:
+        """Take everything out."""
+        groups = self.queue.clear() + list(self._waiting)
+        for group in groups:
+            self._forget(group)
+        return groups
+
+    def _forget(self, group: Group) -> None:
+        self._waiting.pop(group, None)
+        for state in group.pending:
+            state.waiting.discard(group)
+        group.pending.clear()
+
+
+class SubmitBuffer:
+    """Links submitted requests by the states between them. buffered: those not cut yet, in the plan's order."""
+
+    def __init__(self, key_fingerprint: bytes) -> None:
+        self._key_fingerprint = key_fingerprint
+        self._latest: dict[Key, State] = {}  # states with readers to come, by key
+        self._num_submitted = 0
+        self.buffered: list[Item] = []
+        self.buffered_tokens = 0
+
+    def add(self, request: Request) -> Item:
+        """Number a request; if it has a plan, buffer it and link it to the state that it resumes from."""
+        number = self._num_submitted
+        self._num_submitted += 1
+        item = Item(number, request)
+        if request.plan is not None:
+            self._link(item)
+            self.buffered.append(item)
+            self.buffered_tokens += len(request.token_ids)
+        return item
+
+    def take(self) -> list[Item]:
+        """Take out all buffered requests."""
+        taken, self.buffered, self.buffered_tokens = self.buffered, [], 0
+        return taken
+
+    def drop(self) -> list[Item]:
+        """As `take`, and expect no more readers."""
+        for state in self._latest.values():
+            state.future_readers = 0
+        self._latest.clear()
+        return self.take()
+
+    def _link(self, item: Item) -> None:
+        plan = item.request.plan
+        assert plan is not None, "only a request with a plan has states"
+        positions = sorted({plan.resume_at, *plan.keep} - {0})
+        if not positions:
+            return
+        keys = dict(PrefixHasher(self._key_fingerprint, item.tokens).keys_at(positions))
+        state = self._latest.get(keys[plan.resume_at]) if plan.resume_at else None
+        if state is not None:
+            item.resume = state
+            state.readers.add(item)
+            state.future_readers -= 1
+            if not state.future_readers:
+                del self._latest[state.key]
+        for position, reads in zip(plan.keep, plan.reads, strict=True):
+            if reads:
+                key = keys[position]
+                made = State(key, position, item.number, reads, item, item.resume)
+                item.keeps[position] = self._latest[key] = made
+
+
+MOST_TOGETHER = 32  # requests without a plan in one unit
+MOST_CONVERSATIONS = 1 << 17  # of which the worker is remembered
+
+
+class UnplannedQueue:
+    """Waiting requests without a plan: a queue per conversation, kept for the worker that served the conversation
+    before, since that one has its states. A request without a conversation is a queue of its own."""
+
+    def __init__(self, conversation_of: Callable[[Request], Hashable]) -> None:
+        """conversation_of: see Hooks."""
+        self._conversation_of = conversation_of
+        self._worker_of: OrderedDict[Hashable, WorkerId] = OrderedDict()
+        self._queues: dict[Hashable, deque[Item]] = {}
+        self._owned: dict[WorkerId | None, dict[Hashable, None]] = {}  # the queues for a worker, or for any
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for queue in self._queues.values() for item in queue)
+
+    def add(self, item: Item) -> None:
+        """Add a request to the queue of its conversation."""
+        conversation = self._conversation_of(item.request)
+        name = _Alone(item.number) if conversation is None else conversation
+        if name not in self._queues:
+            self._queues[name] = deque()
+            self._owned.setdefault(self._worker_of.get(name), {})[name] = None
+        self._queues[name].append(item)
+        self._num_waiting += 1
+
+    def take(self, worker: WorkerId, num_workers: int) -> list[Item]:
+        """Take requests for a worker: of its own conversations, then of new ones, then of the worker with the most
+        waiting conversations."""
+        most = max(1, min(MOST_TOGETHER, -(-self._num_waiting // max(1, num_workers))))
+        taken = self._take_from(worker, MOST_TOGETHER, worker)
+        if len(taken) < most:
+            taken += self._take_from(None, most - len(taken), worker)
+        if not taken:
+            longest = max(self._owned, key=lambda owner: len(self._owned[owner]), default=None)
+            if longest is not None and len(self._owned[longest]) > MOST_TOGETHER:
+                taken = self._take_from(longest, most, worker)
+        while len(self._worker_of) > MOST_CONVERSATIONS:
+            self._worker_of.popitem(last=False)
+        return sorted(taken, key=lambda item: item.number)
+
+    def forget_worker(self, worker: WorkerId) -> None:
+        """Let the conversations of a worker that is gone go to any worker."""
+        for conversation in [one for one, owner in self._worker_of.items() if owner == worker]:
+            del self._worker_of[conversation]
+        self._owned.setdefault(None, {}).update(self._owned.pop(worker, {}))
+
+    def clear(self) -> list[Item]:
+        """Take everything."""
+        items = list(self)
+        self._queues.clear()
+        self._owned.clear()
+        self._num_waiting = 0
+        return items
+
+    def _take_from(self, owner: WorkerId | None, most: int, first_free: WorkerId) -> list[Item]:
+        """The first requests of the lines that wait for an owner, or for any. What is left of a line waits for the
+        first_free."""
+        owned = self._owned.get(owner, {})
+        taken: list[Item] = []
+        while owned and len(taken) < most:
+            name = next(iter(owned))
+            del owned[name]
+            queue = self._queues[name]
+            while queue and len(taken) < most:
+                taken.append(queue.popleft())
+            if queue:
+                self._owned.setdefault(first_free, {})[name] = None
+            else:
+                del self._queues[name]
+            if not isinstance(name, _Alone):
+                self._worker_of[name] = first_free
+                self._worker_of.move_to_end(name)
+        self._num_waiting -= len(taken)
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """The queue of a request without a conversation."""
+
+    number: int

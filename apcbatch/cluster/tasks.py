@@ -1,0 +1,336 @@
+"""The work of a run as the driver has it: requests (Item), the states between them, and the groups they are cut into.
+
+Must not know: workers, the runtime, the order of work. Invariants: states with their makers and readers form a forest,
+in which a maker comes before its readers in the plan's order; a request is in one group; the requests of a group that
+resume from another group's states resume from those of one request, so the groups form a forest too; a group runs
+longer than the quantum only if it is one request. The quantum shrinks with the remaining work, so the last groups are
+the smallest.
+
+Example with a quantum of 10 s: three conversations of 6, 3 and 3 s share a prefix of 4 s. Together they take 16 s, so
+the prefix is a group of its own, followed by groups of 6 + 3 and 3 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from apcbatch.cluster.wire import Handle, Key
+from apcbatch.prefix import TokenArray, as_token_array
+from apcbatch.types import Request, RequestPlan
+
+GROUPS_PER_SHARE = 8  # groups in a worker's fair share of the remaining work
+LEAST_GROUP_S = 0.5
+MOST_SHARES = 2  # a group is at most so many fair shares
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """A snapshot that the plan keeps for requests of this run.
+
+    origin: number of the request that makes it by the plan. maker: unfinished request that will make it, or None.
+    parent: the state that its maker resumed from. readers: unfinished requests that resume from it. future_readers:
+    number of readers that are not submitted yet. handle: where it lies; None while it is not held. home: the node that
+    holds it. nodes: those with a copy. waiting: groups that cannot begin without it.
+    """
+
+    key: Key
+    position: int
+    origin: int
+    future_readers: int
+    maker: Item | None
+    parent: State | None
+    readers: set[Item] = field(default_factory=set)
+    handle: Handle = None
+    num_bytes: int = 0
+    home: str = ""
+    nodes: set[str] = field(default_factory=set)
+    waiting: set[Group] = field(default_factory=set)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it has readers to come."""
+        return bool(self.readers) or self.future_readers > 0
+
+    def nearest_held(self) -> State | None:
+        """Its nearest ancestor that is held."""
+        state = self.parent
+        while state is not None and state.handle is None:
+            state = state.parent
+        return state
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """A request between submit and its result.
+
+    resume: the state that it resumes from; None for none, or for one in the workers' stores. remakes: a lost state that
+    it computes again, from the nearest ancestor that is held. keeps: the states that it makes, by position. seconds:
+    estimated run time. critical_path_s: of the longest path that begins with it. deaths: workers that ended while they
+    computed it.
+    """
+
+    number: int
+    request: Request
+    resume: State | None = None
+    remakes: State | None = None
+    keeps: dict[int, State] = field(default_factory=dict)
+    seconds: float = 0.0
+    critical_path_s: float = 0.0
+    deaths: int = 0
+    is_done: bool = False
+    group: Group | None = None
+
+    @property
+    def plan(self) -> RequestPlan | None:
+        return self.request.plan
+
+    @property
+    def tokens(self) -> TokenArray:
+        """Its prompt. An int32 array was checked by its maker; anything else is checked here."""
+        ids = self.request.token_ids
+        return ids if isinstance(ids, np.ndarray) and ids.dtype == np.int32 else as_token_array(ids)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that it computes by the plan."""
+        return len(self.request.token_ids) - (self.request.plan.resume_at if self.request.plan else 0)
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Maximum tokens of all its answers."""
+        request = self.request
+        return request.max_tokens * (request.n if request.temperature > 0 else 1)
+
+    def become_maker(self, state: State) -> None:
+        """Make a state that has no maker, instead of reading it: resume from its parent."""
+        state.readers.discard(self)
+        if self.resume is state:
+            self.resume, self.remakes = state.parent, state
+            if state.parent is not None and state.parent.handle is not None:
+                state.parent.readers.add(self)
+            else:
+                self.resume = None
+        state.maker = self
+        self.keeps[state.position] = state
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Requests for one worker, in the plan's order. priority: length of the longest path that begins with it, in
+    seconds. needs: external states -> number of its requests that resume from each; num_made: states that it makes for
+    other groups; both as of when it was added to the scheduler. pending: states that it waits for. is_alone: its worker
+    gets no other unit."""
+
+    items: list[Item]
+    seconds: float = 0.0
+    priority: float = 0.0
+    needs: Mapping[State, int] = field(default_factory=dict)
+    num_made: int = 0
+    pending: set[State] = field(default_factory=set)
+    is_alone: bool = False
+
+    def __post_init__(self) -> None:
+        for item in self.items:
+            item.group = self
+        self.seconds = sum(item.seconds for item in self.items)
+        self.priority = max(self.seconds, max((item.critical_path_s for item in self.items), default=0.0))
+
+    @property
+    def number(self) -> int:
+        """That of its first request, which orders groups of equal priority."""
+        return self.items[0].number
+
+    @property
+    def growth(self) -> int:
+        """By how much it changes the number of held states: those it makes, less those it reads last."""
+        return self.num_made - sum(
+            not state.future_readers and len(state.readers) == readers for state, readers in self.needs.items()
+        )
+
+    def update_states(self) -> None:
+        """Update `needs` and `num_made`."""
+        self.needs = self.external_states()
+        made = (state for item in self.items for state in item.keeps.values() if state.maker is item)
+        self.num_made = sum(state.future_readers > 0 or self._is_read_elsewhere(state) for state in made)
+
+    def _is_read_elsewhere(self, state: State) -> bool:
+        return any(reader.group is not self for reader in state.readers)
+
+    def external_states(self) -> dict[State, int]:
+        """States that its requests resume from and that none of them makes before, with the number of readers in it."""
+        made, found = set[State](), dict[State, int]()
+        for item in self.items:
+            state = item.resume
+            if state is not None and state not in made:
+                found[state] = found.get(state, 0) + 1
+            made.update(state for state in item.keeps.values() if state.maker is item)
+        return found
+
+    def first_reader(self, state: State) -> Item:
+        """The first of its requests that resumes from a state."""
+        return next(item for item in self.items if item.resume is state)
+
+
+def unfinished(items: Iterable[Item]) -> list[Item]:
+    """The requests without a result, in the plan's order."""
+    return sorted((item for item in items if not item.is_done), key=lambda item: item.number)
+
+
+FADING = 0.98  # weight of a unit in the least squares, per later unit
+PRIOR_PREFILL_TOKENS_PER_S = 1000.0
+PRIOR_DECODE_TOKENS_PER_S = 200.0
+PRIOR_BYTES_PER_S = 1e9
+PRIOR_LATENCY_S = 2e-3
+PRIOR_TOKENS = 256.0  # weight of the prior, as if this many tokens had been measured
+PRIOR_BYTES = 1e6  # and this many bytes sent
+SMALLEST = 1e-9  # seconds a token
+
+
+class Rates:
+    """Measured speed of the workers and the network. prefill_s, decode_s: seconds per token. answer_share: tokens of an
+    answer over its maximum.
+
+    The seconds of a unit are modelled as prefill_tokens * x + decode_tokens * y; x and y are the least squares over all
+    units so far, with fading weights and a fading prior.
+    """
+
+    def __init__(self) -> None:
+        self.prefill_s = 1 / PRIOR_PREFILL_TOKENS_PER_S
+        self.decode_s = 1 / PRIOR_DECODE_TOKENS_PER_S
+        self.answer_share = 1.0
+        self.bytes_per_s, self.latency_s = PRIOR_BYTES_PER_S, PRIOR_LATENCY_S
+        weight = PRIOR_TOKENS**2
+        self._pp, self._pd, self._dd = weight, 0.0, weight
+        self._ps, self._ds = weight * self.prefill_s, weight * self.decode_s
+        self._sent_bytes, self._sent_s = PRIOR_BYTES, PRIOR_BYTES / PRIOR_BYTES_PER_S
+        self._answered = self._might_answer = 0.0
+
+    def seconds(self, prefill_tokens: int, max_answer_tokens: int) -> float:
+        """Expected run time."""
+        return prefill_tokens * self.prefill_s + max_answer_tokens * self.answer_share * self.decode_s
+
+    def transfer_s(self, num_bytes: int) -> float:
+        """Expected seconds to send a state to another node."""
+        return self.latency_s + num_bytes / self.bytes_per_s
+
+    def add_unit(self, seconds: float, prefill_tokens: int, decode_tokens: int) -> None:
+        """Add a measured unit."""
+        p, d = float(prefill_tokens), float(decode_tokens)
+        self._pp, self._pd, self._dd = FADING * self._pp + p * p, FADING * self._pd + p * d, FADING * self._dd + d * d
+        self._ps, self._ds = FADING * self._ps + p * seconds, FADING * self._ds + d * seconds
+        determinant = self._pp * self._dd - self._pd * self._pd
+        if determinant <= 1e-6 * self._pp * self._dd:
+            scale = self._ps * self.prefill_s + self._ds * self.decode_s  # all units have the same mix: scale both
+            told = self._pp * self.prefill_s**2 + 2 * self._pd * self.prefill_s * self.decode_s
+            told += self._dd * self.decode_s**2
+            if told > 0:
+                self.prefill_s *= scale / told
+                self.decode_s *= scale / told
+            return
+        self.prefill_s = max(SMALLEST, (self._dd * self._ps - self._pd * self._ds) / determinant)
+        self.decode_s = max(SMALLEST, (self._pp * self._ds - self._pd * self._ps) / determinant)
+
+    def add_answer(self, tokens: int, most: int) -> None:
+        """Add the length of a request's answers."""
+        self._answered, self._might_answer = self._answered + tokens, self._might_answer + most
+        if self._might_answer:
+            self.answer_share = self._answered / self._might_answer
+
+    def add_transfer(self, num_bytes: float, seconds: float) -> None:
+        """Add a measured import of states."""
+        if num_bytes and seconds > 0:
+            self._sent_bytes, self._sent_s = FADING * self._sent_bytes + num_bytes, FADING * self._sent_s + seconds
+            self.bytes_per_s = self._sent_bytes / self._sent_s
+
+
+@dataclass(frozen=True)
+class Quantum:
+    """Maximum run time of a group, for work that num_workers share."""
+
+    num_workers: int
+    least_s: float = LEAST_GROUP_S
+
+    def of(self, left_s: float) -> float:
+        """Maximum seconds of a group when left_s of work remain."""
+        share = left_s / self.num_workers
+        return min(max(share / GROUPS_PER_SHARE, self.least_s), MOST_SHARES * share)
+
+
+def estimate(items: Iterable[Item], rates: Rates) -> None:
+    """Estimate the run time of each request."""
+    for item in items:
+        item.seconds = rates.seconds(item.prefill_tokens, item.max_answer_tokens)
+        item.critical_path_s = max(item.critical_path_s, item.seconds)
+
+
+class Cutter:
+    """Cuts the requests of one lot into groups."""
+
+    def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0) -> None:
+        """items: in the plan's order, estimated. other_s: seconds of work that waits already."""
+        self._items, self._quantum = items, quantum
+        self._left_s = other_s + sum(item.seconds for item in items)
+        self._groups: list[Group] = []
+
+    def cut(self) -> list[Group]:
+        """The groups, in the plan's order of their first requests."""
+        here = {item.number for item in self._items}
+        below: dict[int, list[tuple[float, list[Item]]]] = {}  # by maker: clusters that may join it
+        roots: dict[int, list[tuple[float, list[Item]]]] = {}  # by the origin of what they resume from
+        for item in reversed(self._items):
+            cluster = self._join(item, below.pop(item.number, []))
+            state = item.resume
+            if state is not None and state.maker is not None and state.maker.number in here:
+                below.setdefault(state.maker.number, []).append(cluster)
+            else:
+                roots.setdefault(-1 if state is None else state.origin, []).append(cluster)
+        for clusters in roots.values():
+            self._close(clusters)
+        return sorted(self._groups, key=lambda group: group.number)
+
+    def _join(self, item: Item, clusters: list[tuple[float, list[Item]]]) -> tuple[float, list[Item]]:
+        """Merge a request with the clusters of its readers if they fit the quantum; else close those into groups."""
+        total = item.seconds + sum(seconds for seconds, _ in clusters)
+        if clusters and total > self._quantum.of(self._left_s):
+            self._close(clusters)
+            return item.seconds, [item]
+        joined = max((members for _, members in clusters), key=len, default=[])
+        for _, members in clusters:
+            if members is not joined:
+                joined += members
+        joined.append(item)
+        return total, joined
+
+    def _close(self, clusters: list[tuple[float, list[Item]]]) -> None:
+        """Put clusters that share a maker, or have none, into groups; the largest first."""
+        bag: list[Item] = []
+        bag_s = 0.0
+        for seconds, members in sorted(clusters, key=lambda cluster: -cluster[0]):
+            if bag and bag_s + seconds > self._quantum.of(self._left_s):
+                self._end(bag)
+                bag, bag_s = [], 0.0
+            bag += members
+            bag_s += seconds
+        if bag:
+            self._end(bag)
+
+    def _end(self, members: list[Item]) -> None:
+        members.sort(key=lambda item: item.number)
+        for item in reversed(members):  # readers first, then their makers
+            _extend_path(item, item.critical_path_s)
+        group = Group(members)
+        for item in members:
+            if item.resume is not None and item.resume.maker is not None and item.resume.maker.group is not group:
+                _extend_path(item, group.priority)  # the group starts as a whole
+        self._groups.append(group)
+        self._left_s -= group.seconds
+
+
+def _extend_path(item: Item, critical_path_s: float) -> None:
+    """Update the critical path of the request whose state this one resumes from."""
+    maker = item.resume.maker if item.resume is not None else None
+    if maker is not None:
+        maker.critical_path_s = max(maker.critical_path_s, maker.seconds + critical_path_s)

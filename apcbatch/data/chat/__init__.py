@@ -1,0 +1,1 @@
+"""Chat: conversations become prompts through the chat template."""

@@ -1,0 +1,60 @@
+"""Show the tokens of a prompt, each with its part of the text.
+
+Invariant: the texts of the tokens, concatenated, are the tokenised text with the special tokens that are added to the
+prompt of a completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from apcbatch.data.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """text: if a character takes several tokens, the last one has it, and the others are empty."""
+
+    id: int
+    text: str
+    special: bool
+
+
+def prompt_tokens(
+    tokenizer: Tokenizer, token_ids: Sequence[int], text: str | None, *, adds_special: bool
+) -> list[PromptToken]:
+    """A prompt's tokens.
+
+    text: what it was tokenised from; None if it came as ids, and then each token is decoded alone. adds_special:
+    whether special tokens were put around the text.
+    """
+    encoding = None if text is None else tokenizer.encode(text, adds_special)
+    if text is None or encoding is None or encoding.ids != list(token_ids):
+        texts = [_alone(tokenizer, number) for number in token_ids]
+    else:
+        texts = list(_parts(tokenizer, text, encoding.ids, encoding.offsets))
+    return [
+        PromptToken(number, part, number in tokenizer.special) for number, part in zip(token_ids, texts, strict=True)
+    ]
+
+
+def _parts(tokenizer: Tokenizer, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Iterator[str]:
+    """The text that each token covers, with any uncovered text before it; the last one has the rest."""
+    end = 0
+    last = max((at for at, (begin, until) in enumerate(offsets) if begin < until), default=-1)
+    for at, (number, (begin, until)) in enumerate(zip(ids, offsets, strict=True)):
+        if begin == until == 0:  # an added special token, which is not in the text
+            yield _alone(tokenizer, number)
+            continue
+        following = offsets[at + 1][1] if at + 1 < len(offsets) else 0
+        if at == last:
+            until = len(text)
+        elif following == until and offsets[at + 1][0] == begin:
+            until = end  # the next token continues this character
+        yield text[end : max(end, until)]
+        end = max(end, until)
+
+
+def _alone(tokenizer: Tokenizer, number: int) -> str:
+    return tokenizer.decode_all([number])

@@ -1,0 +1,95 @@
+"""Tokenise recorded answers for scoring: history and answer in one array, and where the answer begins.
+
+Invariants: the history has the tokens of the prompt that the answer would be generated for; history and answer have
+those of the rendered conversation up to the answer's end. If a token spans the border between the two, the answer is
+tokenised separately after the prompt, as if it had been generated.
+
+The answer ends with the last stop token that the template writes in its turn (usually the end of turn), since a model
+would not generate what the template writes after that. Without a stop token it ends with its turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from apcbatch.data.chat.common_prefix import BaseText, common_length
+from apcbatch.data.chat.render import Prompt, Rendered, Renderer, render_backwards, snippets
+from apcbatch.data.chat.turns import Turn, recorded_turns
+from apcbatch.data.checks import at_line
+from apcbatch.data.input.records import Conversation
+from apcbatch.errors import RequestError
+from apcbatch.formats import Turns
+from apcbatch.prefix import TokenArray, as_token_array
+
+
+def answered_turns(conversation: Conversation, turns: Turns) -> list[Turn]:
+    """The turns of a conversation that have a recorded answer; RequestError if none has."""
+    if conversation.prompt is not None:
+        raise RequestError(
+            "invalid_request", "a completion has no recorded answer to score; give it echo and logprobs without --score"
+        )
+    if conversation.source_format != "batch":
+        return recorded_turns(conversation.messages, turns)
+    if conversation.messages[-1]["role"] != "assistant":
+        raise RequestError(
+            "invalid_request", "the last message is not from the assistant; there is no recorded answer to score"
+        )
+    return [Turn(1, len(conversation.messages) - 1)]
+
+
+def render_answers(renderer: Renderer, conversation: Conversation, turns: Turns) -> Rendered:
+    """Each recorded answer after its history, as a prompt with `answer_begin`. RequestError, with the line, if there is
+    no answer; turns that fail alone are in `failures`."""
+    base: BaseText | None = None
+
+    def make_prompt(turn: Turn, custom_id: str) -> Prompt:
+        nonlocal base
+        history, answered = _texts(renderer, conversation, turn.num_messages)
+        base = base or BaseText(renderer.tokenizer, answered)
+        token_ids, begin = _tokenise(renderer, base, history, answered)
+        token_ids = renderer.check_tokens(token_ids)
+        return Prompt(turn.number, token_ids, custom_id, turn.num_messages, answer_begin=begin)
+
+    try:
+        return render_backwards(conversation, answered_turns(conversation, turns), make_prompt)
+    except RequestError as error:
+        raise at_line(error, conversation.line) from None
+
+
+def _texts(renderer: Renderer, conversation: Conversation, num_messages: int) -> tuple[str, str]:
+    """The prompt after `num_messages` messages, and the same with the answer. Rendered turn by turn, since the texts of
+    all turns together grow with the square of their number."""
+    texts = []
+    for count, prompts in ((num_messages, True), (num_messages + 1, False)):
+        messages = conversation.messages[:count]
+        options = replace(conversation.template_options, add_generation_prompt=prompts, continue_final_message=False)
+        texts.append(renderer.template.render(messages, conversation.tools, options))
+    return texts[0], texts[1]
+
+
+def _tokenise(renderer: Renderer, base: BaseText, history: str, answered: str) -> tuple[TokenArray, int]:
+    """The tokens of history and answer, and the number of the history's."""
+    if not answered.startswith(history):
+        raise RequestError(
+            "invalid_request",
+            "the chat template does not write the recorded answer behind its prompt, so that it cannot be scored: they "
+            f"part at {snippets(history, answered, common_length(history, answered))}",
+        )
+    prompt = renderer.check_tokens(base.tokenise(history, common_length(history, base.text)))
+    whole = base.tokenise(answered, common_length(answered, base.text))
+    begin = len(prompt)
+    if not np.array_equal(whole[:begin], prompt):
+        answer = renderer.tokenizer.encode_continuation(answered[len(history) :])
+        whole = np.concatenate((prompt, as_token_array(answer)))
+    end = _end(whole, begin, renderer.tokenizer.eos_token_ids)
+    if end == begin:
+        raise RequestError("invalid_request", "the recorded answer has no tokens; there is nothing to score")
+    return whole[:end], begin
+
+
+def _end(tokens: TokenArray, begin: int, eos_token_ids: tuple[int, ...]) -> int:
+    """The position after the last stop token of the answer, or the end of the text if it has none."""
+    stops = np.flatnonzero(np.isin(tokens[begin:], eos_token_ids))
+    return begin + int(stops[-1]) + 1 if len(stops) else len(tokens)

@@ -1,0 +1,278 @@
+"""Render conversations to prompts, and tokenise the common prefix of a conversation's turns once.
+
+Invariant: a prompt has the same tokens as its history rendered and tokenised alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from apcbatch.data.chat.common_prefix import BaseText, common_length
+from apcbatch.data.chat.template import ChatTemplate, read_fallback, too_long
+from apcbatch.data.chat.template_options import ChatOptions, TemplateOptions, read_template_kwargs
+from apcbatch.data.chat.turns import Turn
+from apcbatch.data.checks import at_line, shown
+from apcbatch.data.grammar.constraint import ConstraintFactory, GrammarCompiler
+from apcbatch.data.grammar.llguidance import Thinking
+from apcbatch.data.grammar.structured_output import StructuredOutput
+from apcbatch.data.helper_child import MAX_CHARACTERS
+from apcbatch.data.input.messages import Message
+from apcbatch.data.input.records import Conversation
+from apcbatch.data.output.call_ids import recorded_ids
+from apcbatch.data.output.parser import OutputParser
+from apcbatch.data.output.reasoning import choose_reasoning_parser
+from apcbatch.data.output.tool_parsers import choose_tool_parser
+from apcbatch.data.tokenization.no_tokenizer import load_any_tokenizer
+from apcbatch.data.tokenization.tokenizer import Tokenizer
+from apcbatch.errors import RequestError
+from apcbatch.formats import Turns
+from apcbatch.prefix import TokenArray, as_token_array
+
+_SNIPPET_CHARACTERS = 24
+_LAST_TOKENS = 32  # of a prompt, which are searched for the marker that begins reasoning
+_DEFAULT_OPTIONS = ChatOptions()
+
+
+@dataclass(slots=True)
+class Prompt:
+    """The prompt of one request.
+
+    turn: the assistant's, from 1. token_ids: (tokens,) int32, read-only: often a view of one array that all turns of
+    the conversation share. num_messages: those that it was made from. call_ids: ids of the tool calls generated in
+    earlier turns. warnings: sentences about how it was made. answer_begin: position of the recorded answer that is
+    scored, if any (data/chat/recorded_answers.py).
+    """
+
+    turn: int
+    token_ids: TokenArray
+    custom_id: str
+    num_messages: int = 0
+    call_ids: frozenset[str] = frozenset()
+    warnings: tuple[str, ...] = ()
+    answer_begin: int | None = None
+
+
+@dataclass(slots=True)
+class FailedTurn:
+    """A turn whose prompt cannot be made; other turns of the conversation may have one."""
+
+    turn: int
+    custom_id: str
+    error: RequestError
+
+
+@dataclass(slots=True)
+class Rendered:
+    """The prompts of one conversation in order. prefix_stable: each prompt is a prefix of the last one."""
+
+    prompts: list[Prompt]
+    failures: list[FailedTurn] = field(default_factory=list)
+    prefix_stable: bool = True
+
+
+class Renderer:
+    """Renders conversations for one model, and makes the parsers and constraints of its answers.
+
+    tool_parser, reasoning_parser: those of the model, or None. warn: gets one sentence if the model has no chat
+    template, and one if its template is not prefix-stable. UsageError for invalid options.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        fallback_template_path: str | Path | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        options: ChatOptions = _DEFAULT_OPTIONS,
+    ) -> None:
+        self.tokenizer = tokenizer
+        variables = read_template_kwargs(options.template_kwargs)
+        self.template = ChatTemplate(tokenizer, read_fallback(fallback_template_path), warn, variables)
+        texts = (tokenizer.answer_schema, *self.template.sources)
+        self.tool_parser = choose_tool_parser(options.tool_parser, *texts)
+        self.reasoning_parser = choose_reasoning_parser(options.reasoning_parser, (*texts, *tokenizer.added_texts))
+        parsers = [parser for parser in (self.tool_parser, self.reasoning_parser) if parser is not None]
+        tokenizer.keep_markers(marker for parser in parsers for marker in parser.markers)
+        unread = [name for name in variables if not self.template.reads(name)]
+        if unread:
+            warn(f"the chat template does not read {', '.join(map(shown, unread))} of --template-kwargs")
+        self._warn = warn
+        self._warned: set[str] = set()
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: str | Path,
+        fallback_template_path: str | Path | None = None,
+        warn: Callable[[str], None] = lambda sentence: None,
+        options: ChatOptions = _DEFAULT_OPTIONS,
+    ) -> Renderer:
+        """The renderer of a model folder; ModelError if its tokenizer or template is missing or damaged."""
+        return cls(load_any_tokenizer(Path(model_dir), warn), fallback_template_path, warn, options)
+
+    @cached_property
+    def grammar_compiler(self) -> GrammarCompiler:
+        """Compiles structured output for the model."""
+        return GrammarCompiler(self.tokenizer, self.tool_parser.syntax if self.tool_parser is not None else None)
+
+    def constraint_factory(self, wanted: StructuredOutput, output_parser: OutputParser) -> ConstraintFactory:
+        """Makes the constraint of each answer with structured output. If output_parser splits off reasoning, the
+        constraint begins after it."""
+        parser, thinking = output_parser.reasoning_parser, None
+        if parser is not None:
+            thinking = Thinking(parser.begins, parser.ends, output_parser.is_open)
+        return ConstraintFactory(self.grammar_compiler, wanted, thinking)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids; the ids below it exist in the model."""
+        return self.tokenizer.vocab_size
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens except those that enclose tool calls and reasoning."""
+        return self.tokenizer.decode(token_ids)
+
+    def output_parser(self, conversation: Conversation, prompt: Prompt) -> OutputParser:
+        """The parser of the answer to a prompt of the conversation."""
+        if conversation.prompt is not None:
+            return OutputParser()
+        tools = conversation.tools or ()
+        parser = self.tool_parser if tools else None
+        return OutputParser(
+            parser,
+            tools if parser is not None and parser.reads_tools else (),  # a request keeps no more than it needs
+            self.reasoning_parser,
+            self._is_open(conversation, prompt),
+            conversation.place(prompt.num_messages),
+            recorded_ids(conversation.messages) | prompt.call_ids,
+            conversation.one_call,
+            (*conversation.warnings, *self._unread_switches(conversation.template_options), *prompt.warnings),
+        )
+
+    def _is_open(self, conversation: Conversation, prompt: Prompt) -> bool:
+        """Whether the prompt begins reasoning that the answer continues."""
+        if self.reasoning_parser is None:
+            return False
+        if conversation.template_options.continue_final_message:
+            return self.reasoning_parser.is_open(conversation.messages[-1]["content"])
+        return self.reasoning_parser.ends_open(self.decode(prompt.token_ids[-_LAST_TOKENS:].tolist()))
+
+    def _unread_switches(self, template_options: TemplateOptions) -> tuple[str, ...]:
+        """A sentence about the template_options of a request that the template has no name for."""
+        given = [*template_options.variables, *(["documents"] if template_options.documents else [])]
+        if not (template_options.add_generation_prompt or template_options.continue_final_message):
+            given.append("add_generation_prompt")
+        unread = [name for name in given if not self.template.reads(name)]
+        return (f"the chat template does not read {', '.join(map(shown, unread))}",) if unread else ()
+
+    def render(self, conversation: Conversation, turns: Turns = "each") -> Rendered:
+        """The prompts of a conversation; for `rollout` those of the recorded history (see data/chat/rollout.py).
+
+        RequestError, with the line, if no prompt can be made. Turns that fail alone are in `failures`.
+        """
+        try:
+            if not isinstance(conversation.prompt, list):
+                self.tokenizer.require_for("a conversation" if conversation.prompt is None else "a text")
+            if conversation.params.get("stop"):
+                self.tokenizer.require_for("stop")
+            if conversation.prompt is not None:
+                token_ids = self._completion_ids(conversation.prompt)
+                return Rendered([Prompt(1, token_ids, conversation.request_id(1))])
+            rendered = self._render_turns(conversation, conversation.requests(turns))
+            if not rendered.prompts:
+                raise rendered.failures[0].error
+        except RequestError as error:
+            raise at_line(error, conversation.line) from None
+        return rendered
+
+    def complete_without_template(self, conversation: Conversation) -> None:
+        """Make a line with one user text a completion, if the model has no chat template."""
+        if conversation.text is not None and self.template.is_fallback and conversation.make_completion():
+            self.warn_once(
+                "text",
+                f"line {conversation.line}: the model has no chat template, so prompts that are texts are continued as "
+                "they are",
+            )
+
+    def render_text(self, conversation: Conversation, messages: Sequence[Message]) -> str:
+        """The text of the prompt for these messages, with the conversation's tools and options; RequestError."""
+        return self.template.render(messages, conversation.tools, conversation.template_options)
+
+    def check_tokens(self, token_ids: TokenArray) -> TokenArray:
+        """The same ids; RequestError if there are none, or if one is outside the vocabulary."""
+        if not len(token_ids):
+            raise RequestError("invalid_request", "the prompt has no tokens; expected at least one")
+        highest = int(token_ids.max())
+        if highest >= self.vocab_size:
+            message = f"the tokenizer gives token id {highest}; the model has the ids 0 to {self.vocab_size - 1}"
+            raise RequestError("invalid_request", message)
+        return token_ids
+
+    def warn_once(self, kind: str, sentence: str) -> None:
+        """Pass on the first warning of a kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._warn(sentence)
+
+    def _completion_ids(self, prompt: str | list[int]) -> TokenArray:
+        if isinstance(prompt, str):
+            if len(prompt) > MAX_CHARACTERS:
+                raise too_long(len(prompt))
+            return self.check_tokens(as_token_array(self.tokenizer.encode_prompt(prompt)))
+        for index, token_id in enumerate(prompt):
+            if not 0 <= token_id < self.vocab_size:
+                message = f"body.prompt[{index}] is {token_id}; the model has the ids 0 to {self.vocab_size - 1}"
+                raise RequestError("invalid_request", message)
+        return self.check_tokens(as_token_array(prompt))
+
+    def _render_turns(self, conversation: Conversation, chosen: list[Turn]) -> Rendered:
+        base: BaseText | None = None
+        is_stable = True
+        counts = [turn.num_messages for turn in reversed(chosen)]
+        texts = self.template.texts(conversation.messages, conversation.tools, counts, conversation.template_options)
+
+        def make_prompt(turn: Turn, custom_id: str) -> Prompt:
+            nonlocal base, is_stable
+            text = next(texts)
+            if isinstance(text, RequestError):
+                raise text
+            base = base or BaseText(self.tokenizer, text)
+            common = common_length(text, base.text)
+            if common < len(text):
+                is_stable = False
+                self.warn_once(
+                    "prefix",
+                    f"the chat template is not prefix-stable: the prompts of {custom_id} and of the last turn part "
+                    f"at {snippets(text, base.text, common)}; what follows is computed again each turn",
+                )
+            token_ids = self.check_tokens(base.tokenise(text, common))
+            return Prompt(turn.number, token_ids, custom_id, turn.num_messages)
+
+        rendered = render_backwards(conversation, chosen, make_prompt)
+        rendered.prefix_stable = is_stable
+        return rendered
+
+
+def render_backwards(
+    conversation: Conversation, turns: Sequence[Turn], make_prompt: Callable[[Turn, str], Prompt]
+) -> Rendered:
+    """The prompts of turns, made from the last to the first, so that the longest text is the base of the others. A turn
+    whose prompt cannot be made is in `failures`."""
+    rendered = Rendered([])
+    for turn in reversed(turns):
+        custom_id = conversation.request_id(turn.number)
+        try:
+            rendered.prompts.append(make_prompt(turn, custom_id))
+        except RequestError as error:
+            rendered.failures.append(FailedTurn(turn.number, custom_id, at_line(error, conversation.line)))
+    rendered.prompts.reverse()
+    rendered.failures.reverse()
+    return rendered
+
+
+def snippets(one: str, other: str, position: int) -> str:
+    """`character POSITION`, and what two texts have there."""
+    end = position + _SNIPPET_CHARACTERS
+    return f"character {position} ({one[position:end]!r}, {other[position:end]!r})"

@@ -1,0 +1,168 @@
+"""Rollout: build each prompt of a conversation on the answers generated in its earlier turns.
+
+Invariant: a prompt begins with the previous prompt and the tokens generated for it, so the state after decoding is
+reused. The history is rendered again only if the template does not allow that, or if the answer's text ends within a
+token. Recorded tool messages get the ids of the generated calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from apcbatch.data.chat.render import Prompt, Renderer
+from apcbatch.data.chat.turns import Turn
+from apcbatch.data.checks import at_line
+from apcbatch.data.input.messages import Message
+from apcbatch.data.input.records import Conversation
+from apcbatch.data.output.parser import ParsedAnswer
+from apcbatch.data.output.tool_parser import Call
+from apcbatch.errors import RequestError
+from apcbatch.prefix import TokenArray, as_token_array
+
+# Stands for the answer while the text after it is rendered; private-use characters that no template trims.
+_PLACEHOLDER = "\ue0a9\ue0ac\ue0b8"
+
+
+class Rollout:
+    """The requests of one conversation, one after the other; a `batch` line has one, and so has a line that continues
+    its last message.
+
+    prompt: that of the current request. num_turns: the number of requests. After a kill, pass the answers in OUT to
+    `advance` again to return to the same turn. RequestError if the first prompt cannot be made.
+    """
+
+    def __init__(self, renderer: Renderer, conversation: Conversation) -> None:
+        self._renderer = renderer
+        self._conversation = conversation
+        self._token_ids: list[TokenArray] = []
+        self._answers: list[ParsedAnswer] = []
+        self._is_cut = False  # whether the tokens of the last answer have more text than the answer
+        self._messages = list(conversation.messages)  # tool messages have the ids of generated calls
+        self._turns: list[Turn] = conversation.requests("rollout")
+        self.num_turns = len(self._turns)
+        single = conversation.is_single
+        self.prompt = renderer.render(conversation, "each").prompts[0] if single else self._first()
+
+    def advance(self, generated_ids: Sequence[int], stopped: bool, text: str | None = None) -> Prompt | None:
+        """The prompt of the next request, after this answer; None if there is none.
+
+        generated_ids: the new tokens of the current request. stopped: the last of them is a stop token; the end of turn
+        that the template writes replaces it. text: the answer's, if it ends within a token; the history is rendered
+        again then. RequestError, with the line, if the template refuses the new history.
+        """
+        done = len(self._answers) + 1
+        if done >= self.num_turns:
+            return None
+        token_ids = as_token_array(generated_ids)
+        output_parser = self._renderer.output_parser(self._conversation, self.prompt)
+        self._answers.append(output_parser.parse(self._renderer.decode(generated_ids) if text is None else text))
+        self._token_ids.append(token_ids[:-1] if stopped else token_ids)
+        self._is_cut = text is not None
+        now, following = self._turns[done - 1 : done + 1]
+        warnings = self._follow_calls(now, following)
+        try:
+            token_ids = self._renderer.check_tokens(self._extend(now, following))
+            custom_id = self._conversation.request_id(following.number)
+            ids = frozenset(call.id for answer in self._answers for call in answer.calls if call.id is not None)
+            self.prompt = Prompt(following.number, token_ids, custom_id, following.num_messages, ids, warnings)
+        except RequestError as error:
+            raise at_line(error, self._conversation.line) from None
+        return self.prompt
+
+    def _first(self) -> Prompt:
+        turn = self._turns[0]
+        try:
+            token_ids = self._tokenise(self._conversation.messages[: turn.num_messages])
+        except RequestError as error:
+            raise at_line(error, self._conversation.line) from None
+        return Prompt(turn.number, token_ids, self._conversation.request_id(turn.number), turn.num_messages)
+
+    def _follow_calls(self, now: Turn, following: Turn) -> tuple[str, ...]:
+        """Give the tool messages after the last answer the ids of its calls; a warning if their numbers differ."""
+        recorded = self._conversation.messages
+        begin, end = now.num_messages + 1, following.num_messages
+        rest, warnings = follow_calls(
+            recorded[now.num_messages], self._answers[-1].calls, recorded[begin:end], now.number
+        )
+        self._messages[begin:end] = rest
+        return warnings
+
+    def _extend(self, now: Turn, following: Turn) -> TokenArray:
+        if self._is_cut:
+            return self._tokenise(self._generated_history(following))
+        tail = self._text_after(now, following)
+        if tail is not None:
+            ids = as_token_array(self._renderer.tokenizer.encode_continuation(tail))
+            return np.concatenate((self.prompt.token_ids, self._token_ids[-1], ids))
+        self._renderer.warn_once(
+            "rollout",
+            "the chat template does not keep an answer as it was generated: the history of "
+            f"{self._conversation.request_id(following.number)}, and others like it, is rendered again "
+            "from the answers' text and reuses less",
+        )
+        return self._tokenise(self._generated_history(following))
+
+    def _text_after(self, now: Turn, following: Turn) -> str | None:
+        """The text from an answer to the end of the next prompt: end of turn, recorded messages, generation prompt.
+        None if the template changes the text up to the answer."""
+        history = self._messages[: now.num_messages]
+        placeholder = {"role": "assistant", "content": _PLACEHOLDER}
+        rest = self._messages[now.num_messages + 1 : following.num_messages]
+        try:
+            before = self._renderer.render_text(self._conversation, history) + _PLACEHOLDER
+            text = self._renderer.render_text(self._conversation, [*history, placeholder, *rest])
+        except RequestError:
+            return None
+        return text[len(before) :] if text.startswith(before) else None
+
+    def _generated_history(self, following: Turn) -> list[Message]:
+        """The messages before a turn, with the generated answers in place of the recorded ones."""
+        history = self._messages[: following.num_messages]
+        for turn, answer in zip(self._turns, self._answers, strict=False):
+            history[turn.num_messages] = answer.as_message()
+        return history
+
+    def _tokenise(self, messages: Sequence[Message]) -> TokenArray:
+        text = self._renderer.render_text(self._conversation, messages)
+        return self._renderer.check_tokens(as_token_array(self._renderer.tokenizer.encode(text).ids))
+
+
+def follow_calls(
+    recorded: Message, calls: Sequence[Call], rest: Sequence[Message], turn: int
+) -> tuple[list[Message], tuple[str, ...]]:
+    """The messages after an answer, with the ids of its calls, and a warning if their numbers differ.
+
+    recorded: the assistant's message that the answer replaces. calls: those generated. rest: the messages up to the
+    next answer. Each tool message gets the id of the first unused call of its tool, else of the first unused call; if
+    none is left it stays as recorded.
+    """
+    places = [place for place, message in enumerate(rest) if message["role"] == "tool"]
+    names = {
+        call["id"]: call["function"]["name"] for call in recorded.get("tool_calls", ()) if call.get("id") is not None
+    }
+    left = list(calls)
+    chosen: dict[int, Call] = {}
+    for place in places:
+        name = rest[place].get("name") or names.get(rest[place].get("tool_call_id"))
+        call = next((call for call in left if call.name == name), None)
+        if call is not None:
+            left.remove(call)
+            chosen[place] = call
+    for place in places:
+        if place not in chosen and left:
+            chosen[place] = left.pop(0)
+    messages = [
+        {**message, "tool_call_id": chosen[place].id} if place in chosen else message
+        for place, message in enumerate(rest)
+    ]
+    if len(calls) == len(places):
+        return messages, ()
+    made = "1 tool call" if len(calls) == 1 else f"{len(calls):,} tool calls"
+    answers = (
+        "1 recorded message of a tool follows"
+        if len(places) == 1
+        else (f"{len(places):,} recorded messages of tools follow")
+    )
+    return messages, (f"turn {turn} generated {made}, and {answers}",)

@@ -1,0 +1,249 @@
+"""Chat templates: render messages and tools to the text of a prompt.
+
+A template is untrusted: it runs in a sandbox in a helper process (data/chat/template_child.py), and whatever goes wrong
+there becomes a RequestError of one conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from apcbatch.data.chat.template_options import TemplateOptions
+from apcbatch.data.helper import Helper, LimitExceeded
+from apcbatch.data.helper_child import DONE, INVALID, MAX_CHARACTERS, TOO_LONG
+from apcbatch.data.input.messages import Message, Tool
+from apcbatch.data.model_files import MAX_TEMPLATE_BYTES
+from apcbatch.data.tokenization.tokenizer import Tokenizer
+from apcbatch.errors import ModelError, RequestError, UsageError
+from apcbatch.regular_files import read_regular_file
+
+FALLBACK_NAME = "chat_template.jinja"
+SHIPPED_FALLBACK = Path(__file__).with_name(FALLBACK_NAME)
+NO_TEMPLATE = (
+    "the model has no chat template; conversations are rendered with apcbatch's plain one, which it was not trained "
+    f"on, so that answers may be poor: put the {FALLBACK_NAME} that the model was trained with into its folder. "
+    "(Completions need none.)"
+)
+_PROBE: tuple[Message, ...] = ({"role": "user", "content": "probe"},)
+_DEFAULT_OPTIONS = TemplateOptions()
+# Names under which a message may have its reasoning; most templates read the first, some `thinking`.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+# Appended to the content that an answer continues; the prompt ends before it. Private-use characters, and a space that
+# shows whether the template trims content.
+_MARK = "\ue0a9\ue0ad\ue0b8 "
+
+
+class InvalidTemplate(Exception):
+    """A template that cannot be compiled; the text says why and in which line."""
+
+
+Outcome = str | RequestError | InvalidTemplate
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, or the fallback if it has none.
+
+    fallback: the text of the template for models without one. warn: called once if the fallback is used, by
+    `warn_if_fallback` or at the first conversation. variables: of the run; those of a request override them. ModelError
+    for a template that cannot be compiled, or that exceeds its time or memory on a short conversation.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        fallback: str,
+        warn: Callable[[str], None],
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._source = tokenizer.source
+        self._warn: Callable[[str], None] | None = warn
+        self._own = bool(self._source.chat_template)
+        self._fallback = fallback
+        self._variables: dict[str, Any] = dict(self._source.special_tokens_map)
+        if not self._own:
+            self._variables["add_bos"] = tokenizer.begins_with_bos
+        self._run_variables = dict(variables or {})
+        self._processes: dict[str, TemplateProcess] = {}
+        self._probe()
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether the model has no template of its own."""
+        return not self._own
+
+    def warn_if_fallback(self) -> None:
+        """Warn, the first time, if conversations are rendered with the fallback."""
+        if self.is_fallback and self._warn is not None:
+            self._warn(NO_TEMPLATE)
+            self._warn = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The texts of the templates that conversations are rendered with."""
+        chosen = self._source.chat_template if self._own else self._fallback
+        texts = chosen.values() if isinstance(chosen, dict) else [chosen]
+        return tuple(text for text in texts if isinstance(text, str))
+
+    def reads(self, name: str) -> bool:
+        """Whether the template contains this name; else it cannot read a variable of this name."""
+        return any(re.search(rf"\b{re.escape(name)}\b", source) for source in self.sources)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        options: TemplateOptions = _DEFAULT_OPTIONS,
+    ) -> str:
+        """The text of the prompt: the messages and, by default, the generation prompt.
+
+        RequestError invalid_request with the template's own words if it refuses the conversation, or with the limit
+        that it exceeds.
+        """
+        [outcome] = self.texts(messages, tools, [len(messages)], options)
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
+
+    def texts(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        counts: Sequence[int],
+        options: TemplateOptions = _DEFAULT_OPTIONS,
+    ) -> Iterator[str | RequestError]:
+        """For each count, the text of the prompt after that many messages, or the error."""
+        self.warn_if_fallback()
+        if options.continue_final_message:
+            messages = with_mark(messages)
+        for count, outcome in zip(counts, self._outcomes(messages, tools, counts, options), strict=True):
+            if options.continue_final_message and isinstance(outcome, str):
+                outcome = before_mark(outcome)
+            is_beyond = isinstance(outcome, LimitExceeded)
+            if isinstance(outcome, InvalidTemplate):
+                outcome = RequestError("invalid_request", str(outcome))
+            if isinstance(outcome, RequestError) and (is_beyond or outcome.code == "invalid_request"):
+                outcome = RequestError(outcome.code, f"the chat template refuses messages[0:{count}]: {outcome}")
+            yield outcome
+
+    def _outcomes(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, counts: Sequence[int], options: TemplateOptions
+    ) -> Iterator[Outcome]:
+        """The template's texts. Unlike `apply_chat_template`, an empty history is allowed."""
+        variables = {
+            **self._run_variables,
+            **options.variables,
+            "documents": options.documents,
+            "add_generation_prompt": options.add_generation_prompt,
+        }
+        try:
+            process = self._process(bool(tools))
+            yield from process.texts(messages, list(tools) if tools else None, counts, variables)
+        except (RequestError, InvalidTemplate) as error:  # before the first of them
+            yield from repeat(error, len(counts))
+
+    def _process(self, has_tools: bool) -> TemplateProcess:
+        """The helper process of the template for conversations with or without tools."""
+        source: str | None = self._fallback
+        if self._own:
+            try:
+                source = self._source.get_chat_template(has_tools)
+            except ValueError as error:
+                raise InvalidTemplate(str(error)) from None
+        if not isinstance(source, str):
+            raise InvalidTemplate(f"it is a {type(source).__name__}; expected a text")
+        process = self._processes.get(source)
+        if process is None:
+            process = self._processes[source] = TemplateProcess(source, self._variables)
+        return process
+
+    def _probe(self) -> None:
+        """Try the template, so that a broken one is reported once and not for every conversation."""
+        where = f"the model's chat template, in {self._source.name_or_path},"
+        [outcome] = self._outcomes(_PROBE, None, [len(_PROBE)], _DEFAULT_OPTIONS)
+        if isinstance(outcome, InvalidTemplate):
+            raise ModelError(f"{where} is not valid Jinja: {outcome}; restore the file as the model was published")
+        if isinstance(outcome, LimitExceeded):
+            raise ModelError(f"{where} cannot be used: {outcome} for one short message; give the model another one")
+        if isinstance(outcome, RequestError) and outcome.code == "context_length_exceeded":
+            raise ModelError(f"{where} cannot be used for one short message: {outcome}; give the model another one")
+        # A template may refuse the probe; then the real conversations show whether it works.
+
+
+class TemplateProcess:
+    """The helper process of one template. variables: what it sees besides messages and tools."""
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        module, name = "apcbatch.data.chat.template_child", "the process for the chat template"
+        self._helper = Helper(module, name, source, dict(variables))
+
+    def texts(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None,
+        counts: Sequence[int],
+        variables: Mapping[str, Any] | None = None,
+    ) -> Iterator[Outcome]:
+        """For each count, the text for that many first messages, or its error. variables: of this request.
+
+        Raises RequestError for messages that cannot be sent to a template.
+        """
+        given = list(map(_with_reasoning, messages))
+        try:
+            for answer in self._helper.answers(counts, given, tools, dict(variables or {})):
+                yield answer if isinstance(answer, RequestError) else _outcome(*answer)
+        except ValueError as error:
+            reason = "are nested too deeply" if "nested" in str(error) else "hold a value that JSON does not have"
+            raise RequestError("invalid_request", f"the messages or tools {reason}") from None
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its reasoning, if any, under the names that templates read."""
+    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _outcome(kind: bytes, data: bytes) -> Outcome:
+    """The text or the error of a helper's answer."""
+    text = data.decode("utf-8", "replace")
+    if kind == DONE:
+        return text
+    if kind == INVALID:
+        return InvalidTemplate(text)
+    return too_long(int(text)) if kind == TOO_LONG else RequestError("invalid_request", text)
+
+
+def too_long(num_characters: int) -> RequestError:
+    """The error of a text that is too long to be tokenised."""
+    message = f"the prompt holds {num_characters:,} characters; at most {MAX_CHARACTERS:,} are tokenised"
+    return RequestError("context_length_exceeded", message)
+
+
+def with_mark(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the mark after the content of the last one."""
+    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _MARK}]
+
+
+def before_mark(text: str) -> str | RequestError:
+    """The text before the mark, as transformers cuts it: if the template trims the content, the text is trimmed too."""
+    place = text.rfind(_MARK.strip())
+    if place < 0:
+        message = "continue_final_message is true, and the chat template leaves out the end of the last message"
+        return RequestError("invalid_request", message)
+    return text[:place] if text.startswith(_MARK, place) else text[:place].rstrip()
+
+
+def read_fallback(path: str | Path | None) -> str:
+    """The fallback template at path, or the one that ships with apcbatch; UsageError if it cannot be read."""
+    chosen = Path(path) if path is not None else SHIPPED_FALLBACK
+    try:
+        return read_regular_file(chosen, MAX_TEMPLATE_BYTES).decode()
+    except OSError as error:
+        raise UsageError(f"the chat template {chosen} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the chat template {chosen} cannot be read: {error}") from None

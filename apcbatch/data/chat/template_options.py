@@ -1,0 +1,123 @@
+"""Template options of a request: variables, documents, and where the prompt ends. Their fields: data/fields.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from json import JSONDecodeError
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.data.checks import invalid, need_object, optional_flag, optional_string, shown, wrong
+from apcbatch.data.json_text import read_json, write_json
+from apcbatch.errors import RequestError, UsageError
+
+MOST_VARIABLES = 64
+MOST_BYTES = 1 << 20
+_NAME_CHARACTERS = 64
+# Names that are fields of their own, or that the template's environment sets.
+RESERVED = (
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "self",
+)  # fmt: skip
+_OWN_NAMES = ("enable_thinking", "thinking", "reasoning_effort")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """variables: those of chat_template_kwargs and of the fields in _OWN_NAMES. add_generation_prompt: the prompt ends
+    with the beginning of an answer. continue_final_message: it ends inside the last message."""
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    documents: list[Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        default = TemplateOptions()
+        pairs = ((name, getattr(self, name), getattr(default, name)) for name in self.__slots__)
+        return {name: value for name, value, usual in pairs if value != usual}
+
+
+def check_template_options(record: Mapping[str, Any], where: str = "") -> TemplateOptions:
+    """The options in a body (where: `body.`) or a line; null sets nothing. RequestError for an invalid value."""
+    variables = check_variables(record.get("chat_template_kwargs"), f"{where}chat_template_kwargs")
+    for name in _OWN_NAMES:
+        read = optional_string if name == "reasoning_effort" else optional_flag
+        value = read(record, name, f"{where}{name}")
+        if value is None:
+            continue
+        if variables.get(name, value) != value:
+            other = f"{shown(variables[name])} in chat_template_kwargs"
+            raise invalid(f"{where}{name} is {shown(value)}, and {other}; give one of them")
+        variables[name] = value
+    continues = optional_flag(record, "continue_final_message", f"{where}continue_final_message") or False
+    prompts = optional_flag(record, "add_generation_prompt", f"{where}add_generation_prompt")
+    if continues and prompts:
+        raise invalid(
+            f"{where}add_generation_prompt and continue_final_message are both true; the prompt ends either with the "
+            "beginning of an answer or inside the last message"
+        )
+    return TemplateOptions(
+        variables, _documents(record, where), not continues if prompts is None else prompts, continues
+    )
+
+
+def check_variables(value: object, where: str) -> dict[str, Any]:
+    """Variables for the template: an object of limited size without reserved names; RequestError for anything else."""
+    if value is None:
+        return {}
+    variables = dict(need_object(value, where))
+    if len(variables) > MOST_VARIABLES:
+        raise invalid(f"{where} has {len(variables):,} names; at most {MOST_VARIABLES} are taken")
+    for name in variables:
+        if name in RESERVED:
+            raise invalid(f"{where} has the name {shown(name)}, which is not its to set; give it as a field of its own")
+        if not name.isidentifier() or len(name) > _NAME_CHARACTERS:
+            raise invalid(f"{where} has the name {shown(name)}; expected a name that a template can read")
+    try:
+        num_bytes = len(write_json(variables).encode())
+    except ValueError:
+        raise invalid(f"{where} is nested too deeply, or holds a value that JSON does not have") from None
+    if num_bytes > MOST_BYTES:
+        raise invalid(f"{where} holds more than {MOST_BYTES:,} bytes as JSON")
+    return variables
+
+
+def read_template_kwargs(text: str | None) -> dict[str, Any]:
+    """The variables of --template-kwargs; UsageError for anything but a JSON object of them."""
+    if text is None:
+        return {}
+    try:
+        value = read_json(text)
+        return check_variables(value, "--template-kwargs")
+    except JSONDecodeError as error:
+        reason = f"--template-kwargs is not JSON: {error.msg} at column {error.colno}"
+    except RequestError as error:
+        reason = error.message
+    raise UsageError(f"{reason}; give an object, as in --template-kwargs '{{\"enable_thinking\": false}}'")
+
+
+def _documents(record: Mapping[str, Any], where: str) -> list[Any] | None:
+    value = record.get("documents")
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise wrong(f"{where}documents", value, "a list of objects")
+    for index, document in enumerate(value):
+        need_object(document, f"{where}documents[{index}]")
+    return value or None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """tool_parser, reasoning_parser: `auto`, `none` or a parser's name. template_kwargs: JSON text of an object."""
+
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    template_kwargs: str | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> ChatOptions:
+        """Those of a configuration."""
+        return cls(config.tool_parser, config.reasoning_parser, config.template_kwargs)

@@ -1,0 +1,1 @@
+"""Structured output: read from a request, and compiled to a grammar that constrains the answer."""

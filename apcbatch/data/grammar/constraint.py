@@ -1,0 +1,155 @@
+"""Compile structured output for a model's tokenizer, and constrain the tokens of each answer by it.
+
+The library is llguidance (docs/structured-output.md says why); it is imported at first use. Invariants: each answer has
+its own matcher, so the allowed tokens depend only on the structured output and the answer's tokens; a grammar that the
+library does not support, or that exceeds its limits, is a RequestError.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from apcbatch.data.grammar.grammar_child import LIMITS
+from apcbatch.data.grammar.llguidance import Thinking, behind_thinking, grammar_source
+from apcbatch.data.grammar.structured_output import StructuredOutput
+from apcbatch.data.helper import Helper, LimitExceeded
+from apcbatch.data.helper_child import DONE
+from apcbatch.data.output.tool_parser import CallSyntax
+from apcbatch.data.tokenization.tokenizer import Tokenizer
+from apcbatch.errors import ErrorCode, RequestError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_COMPILED = 256
+_SHOWN_REASON = 300
+_NAMES = {
+    "json": "the JSON schema",
+    "regex": "the regular expression",
+    "choice": "the list of choices",
+    "grammar": "the grammar",
+    "calls": "the parameters of the tools",
+}
+
+
+class GrammarCompiler:
+    """Compiles and caches grammars for one model. syntax: how it writes tool calls, or None."""
+
+    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax | None = None) -> None:
+        self._tokenizer, self._syntax = tokenizer, syntax
+        added = tokenizer.source.backend_tokenizer.get_added_tokens_decoder()
+        special = {number: token.content for number, token in added.items()}
+        module, name = "apcbatch.data.grammar.grammar_child", "the process that tries grammars"
+        self._helper = Helper(module, name, tokenizer.vocab_size, special)
+        self._library: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[StructuredOutput, Thinking | None], LLMatcher | RequestError] = OrderedDict()
+
+    def constraint(self, structure: StructuredOutput, thinking: Thinking | None = None) -> GrammarConstraint:
+        """The constraint of one answer. thinking: the reasoning that may come before it. RequestError says why the
+        structured output cannot be used."""
+        return GrammarConstraint(self._matcher(structure, thinking).deep_copy(), structure)
+
+    def _matcher(self, structure: StructuredOutput, thinking: Thinking | None) -> LLMatcher:
+        """The cached matcher before the first token; to be copied, never used."""
+        key = (structure, thinking)
+        found = self._compiled.pop(key, None)
+        if found is None:
+            try:
+                found = self._compile(structure, thinking)
+            except RequestError as error:
+                if error.retryable:  # not caused by the grammar
+                    raise
+                found = error
+            while len(self._compiled) >= MOST_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled[key] = found
+        if isinstance(found, RequestError):
+            raise RequestError(found.code, found.message)
+        return found
+
+    def _compile(self, structure: StructuredOutput, thinking: Thinking | None) -> LLMatcher:
+        markers = (self._tokenizer.markers, self._tokenizer.marker_id)
+        try:
+            kind, data = self._helper.ask(*grammar_source(structure, self._syntax, markers))
+        except LimitExceeded as error:
+            raise unusable(structure, error.message, error.code) from None
+        except ValueError as error:
+            raise unusable(structure, str(error)) from None
+        grammar = data.decode("utf-8", "replace")
+        if kind != DONE:
+            raise unusable(structure, grammar)
+        if thinking is not None:
+            grammar = behind_thinking(grammar, thinking, markers)
+        from llguidance import LLMatcher, LLParserLimits
+
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        if matcher.is_error():
+            raise unusable(structure, matcher.get_error())
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        """The library's view of the tokenizer."""
+        if self._library is None:
+            from llguidance import LLTokenizer
+
+            tokenizer = self._tokenizer
+            try:
+                self._library = LLTokenizer(
+                    tokenizer.source.backend_tokenizer.to_str(),
+                    n_vocab=tokenizer.vocab_size,
+                    eos_token=list(tokenizer.eos_token_ids) or None,
+                )
+            except ValueError as error:
+                message = f"answers of a given form cannot be made with this model's tokenizer: {_line(str(error))}"
+                raise RequestError("invalid_request", message) from None
+        return self._library
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintFactory:
+    """Makes the constraint of each answer of a request: a Request.constraint. thinking: the reasoning that may come
+    before it."""
+
+    compiler: GrammarCompiler
+    structure: StructuredOutput
+    thinking: Thinking | None = None
+
+    def __call__(self) -> GrammarConstraint:
+        """RequestError says why the structured output cannot be used."""
+        return self.compiler.constraint(self.structure, self.thinking)
+
+
+class GrammarConstraint:
+    """The constraint of one answer: a Constraint (see types.py). matcher: used by this answer alone."""
+
+    def __init__(self, matcher: LLMatcher, structure: StructuredOutput) -> None:
+        self._matcher, self._structure = matcher, structure
+
+    def fill(self, mask: npt.NDArray[np.int32]) -> bool:
+        """See Constraint. Stop tokens are allowed if the answer is complete."""
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            raise unusable(self._structure, self._matcher.get_error())
+        return True
+
+    def accept(self, token: int) -> bool:
+        """Take the next token; whether no token can follow it."""
+        if not self._matcher.consume_token(token):
+            raise unusable(self._structure, self._matcher.get_error())
+        return self._matcher.is_stopped()
+
+
+def unusable(structure: StructuredOutput, reason: str, code: ErrorCode = "invalid_request") -> RequestError:
+    """The error of structured output, with the library's reason."""
+    return RequestError(code, f"{_NAMES[structure.kind]} cannot be used: {_line(reason)}")
+
+
+def _line(reason: str) -> str:
+    """The library's words as the end of one sentence."""
+    text = " ".join(reason.replace("<non-verbose/>", "").split()).rstrip(" .")
+    return text if len(text) <= _SHOWN_REASON else f"{text[:_SHOWN_REASON]}..."

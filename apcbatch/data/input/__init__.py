@@ -1,0 +1,1 @@
+"""INPUT: files become lines, lines become checked conversations."""

@@ -1,0 +1,280 @@
+"""Convert lines in the layouts of other tools to that of a `messages` line; and the options for reading lines.
+
+Invariant: a line that has `messages` is left as it is, except that JSON text in it is parsed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from apcbatch.config import COLUMN_OPTIONS, Config
+from apcbatch.data.checks import invalid, shown, shown_keys, wrong
+from apcbatch.data.json_text import json_or_text
+from apcbatch.errors import RequestError, UsageError
+from apcbatch.formats import Format, detect_format
+from apcbatch.option_values import FILE_MARK
+from apcbatch.regular_files import read_regular_file
+
+Record = dict[str, Any]
+MAX_SYSTEM_PROMPT_BYTES = 1 << 20
+_ANSWERS = ("chosen", "completion")  # keys of the recorded answer to a prompt (TRL)
+
+
+@dataclass(frozen=True, slots=True)
+class LineOptions:
+    """How lines are read. format: the only one accepted; None decides by the keys. messages, prompt, tools, id: their
+    columns; None finds them by name. system_prompt: for conversations without one."""
+
+    format: Format | None = None
+    messages: str | None = None
+    prompt: str | None = None
+    tools: str | None = None
+    id: str | None = None
+    system_prompt: str | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> LineOptions:
+        """The options of a configuration. Raises UsageError for options that exclude each other, and for an unreadable
+        file of --system-prompt."""
+        named = [config.origins[name] for name in COLUMN_OPTIONS if getattr(config, name) is not None]
+        format = None if config.format == "auto" else cast(Format, config.format)
+        if named and format not in (None, "messages"):
+            origin = config.origins["format"]
+            raise UsageError(f"{named[0]} is for lines of the format messages, and {origin} is {format}; leave one out")
+        if config.messages_column is not None and config.prompt_column is not None:
+            raise UsageError(f"{named[0]} and {named[1]} exclude each other; give one of them")
+        return cls(
+            "messages" if named else format,
+            config.messages_column,
+            config.prompt_column,
+            config.tools_column,
+            config.id_column,
+            _system_prompt(config),
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns named by the options."""
+        return tuple(name for name in (self.messages, self.prompt, self.tools, self.id) if name is not None)
+
+
+ANY_LINE = LineOptions()
+
+
+class LaidOut(NamedTuple):
+    """A record in the layout of a `messages` or `sharegpt` line. reading: what was taken from which column, or None if
+    all was in its place. text: the only user message, if the line has it as a text."""
+
+    record: Record
+    reading: str | None = None
+    text: str | None = None
+
+
+def lay_out(record: Record, options: LineOptions = ANY_LINE) -> LaidOut:
+    """The record in the layout of a format; the same object if it is so already, or if its layout is unknown. Raises
+    RequestError for a line without a column that the options name."""
+    if options.columns:
+        return _by_options(record, options)
+    messages = record.get("messages")
+    if messages is not None and not isinstance(messages, str) and not isinstance(record.get("tools"), str):
+        return LaidOut(record)
+    if options.format in ("batch", "sharegpt") or detect_format(record) == "batch":
+        return LaidOut(_with_tools(record))
+    return _found(_with_tools(record))
+
+
+def remedy(record: Mapping[str, Any]) -> str:
+    """What to do about a line of unknown layout, as the end of a sentence; empty if there is no advice."""
+    for name, value in record.items():
+        if _is_conversation(_parsed(value)):
+            return f'; rename {shown(name)} to "messages", or give --messages-column {shlex.quote(name)}'
+    for name, value in record.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict) and has_layout(value[0]):
+            path = shlex.quote(f".{name}[]")
+            return f"; its records are in {shown(name)}: write them one a line, as jq -c {path} does"
+    texts = [name for name, value in record.items() if isinstance(value, str)]
+    if texts:
+        longest = max(texts, key=lambda name: len(record[name]))
+        return f"; if {shown(longest)} is what the user says, give --prompt-column {shlex.quote(longest)}"
+    return ""
+
+
+def has_layout(record: Mapping[str, Any], options: LineOptions = ANY_LINE) -> bool:
+    """Whether the keys of a line, or the columns of a table, are those of a known layout."""
+    names = (options.messages, options.prompt, *_LAYOUTS)
+    return detect_format(record) is not None or any(record.get(name) is not None for name in names if name is not None)
+
+
+def _by_options(record: Record, options: LineOptions) -> LaidOut:
+    """The record with the columns that the options name moved to their places."""
+    taken, read = dict(record), []
+    for place, name in (("id", options.id), ("tools", options.tools), ("messages", options.messages)):
+        if name is None:
+            continue
+        if name not in record or (record[name] is None and place != "tools"):
+            raise _missing_column(record, name)
+        if name != place and name in taken:
+            del taken[name]
+        taken[place] = record[name]
+        read.append(f"{place} from {shown(name)}")
+    if options.messages is not None:
+        found = _placed(taken, "messages", _parsed(taken["messages"]))
+    elif options.prompt is None:
+        found = _found(_with_tools(taken))
+    else:
+        prompt = record.get(options.prompt)
+        if prompt is None:
+            raise _missing_column(record, options.prompt)
+        laid_out = _of_prompt(taken, options.prompt, _parsed(prompt))
+        if laid_out is None:
+            raise wrong(options.prompt, prompt, "a text or a list of messages")
+        found = laid_out
+    if found.reading is not None:
+        read.append(found.reading)
+    return LaidOut(_with_tools(found.record), ", ".join(read), found.text)
+
+
+def _missing_column(record: Record, name: str) -> RequestError:
+    state = "null in" if name in record else "missing from"
+    return invalid(f"the column {shown(name)} is {state} the line; its keys are {shown_keys(record)}")
+
+
+def _found(record: Record) -> LaidOut:
+    """The record with its messages moved to `messages`, if it has any known layout."""
+    if record.get("messages") is not None:
+        return _placed(record, "messages", _parsed(record["messages"]))
+    for name, read in _LAYOUTS.items():
+        value = record.get(name)
+        if value is not None and (found := read(record, name, _parsed(value))) is not None:
+            return found
+    return LaidOut(record)
+
+
+def _of_messages(record: Record, name: str, value: Any) -> LaidOut | None:
+    """A list of messages under another name."""
+    return _placed(record, name, value) if _is_conversation(value) else None
+
+
+def _placed(record: Record, name: str, value: Any) -> LaidOut:
+    """The record with its messages under `conversations` if they have `from` in place of `role`, else `messages`."""
+    place = "conversations" if _is_spoken(value) else "messages"
+    if name == place:
+        return LaidOut(record if record[name] is value else {**record, name: value})
+    rest = {key: one for key, one in record.items() if key not in (name, "messages", "conversations")}
+    return LaidOut({**rest, place: value}, f"messages from {shown(name)}" if name != "messages" else None)
+
+
+def _of_prompt(record: Record, name: str, value: Any) -> LaidOut | None:
+    """A prompt as a text or as messages, followed by its recorded answer if the record has one."""
+    text = value if isinstance(value, str) else None
+    if text is not None:
+        value, reading = [{"role": "user", "content": text}], f"one user message from {shown(name)}"
+    elif _is_conversation(value):
+        reading = f"messages from {shown(name)}"
+    else:
+        return None
+    rest = {key: one for key, one in record.items() if key != name}
+    for key in _ANSWERS:
+        answer = _parsed(record.get(key))
+        if isinstance(answer, str):
+            answer = [{"role": "assistant", "content": answer}]
+        if not _is_conversation(answer) or _is_spoken(answer) or _is_spoken(value):
+            continue
+        if answer[0].get("role") == "assistant":
+            answer = [*value, *answer]
+        if answer[: len(value)] == value:
+            value = answer
+            del rest[key]
+            reading += f", the recorded answer from {shown(key)}"
+            break
+    found = _placed({**rest, "messages": value}, "messages", value)
+    has_tools = bool(rest.get("tools"))
+    return LaidOut(found.record, reading, None if has_tools else text)
+
+
+def _of_sample(record: Record, name: str, value: Any) -> LaidOut | None:
+    """A sample of Inspect: an input, a text or messages, and a target."""
+    return _of_prompt(record, name, value) if "target" in record else None
+
+
+# The keys of conversations in other layouts, in the order in which they are looked for.
+_LAYOUTS: Mapping[str, Callable[[Record, str, Any], LaidOut | None]] = {
+    "conversation": _of_messages,
+    "conversations": _of_messages,
+    "traj": _of_messages,
+    "prompt": _of_prompt,
+    "input": _of_sample,
+}
+
+
+def _with_tools(record: Record) -> Record:
+    """The record with its tools parsed, if it has them as JSON text, which may be empty."""
+    tools = record.get("tools")
+    if not isinstance(tools, str):
+        return record
+    return {**record, "tools": None if tools.strip() in ("", "null") else _parsed(tools)}
+
+
+def _parsed(value: Any) -> Any:
+    """The list of objects that a JSON text holds; anything else as it is."""
+    if not isinstance(value, str) or value.lstrip()[:1] != "[":
+        return value
+    parsed = json_or_text(value)
+    return parsed if isinstance(parsed, list) and all(isinstance(item, dict) for item in parsed) else value
+
+
+def _is_conversation(value: Any) -> bool:
+    """Whether a value is a list whose first item is a message, of either layout."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and (isinstance(first.get("role"), str) or _is_spoken(value))
+
+
+def _is_spoken(value: Any) -> bool:
+    """Whether a value is a list whose first item is a sharegpt message."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and "from" in first and "role" not in first
+
+
+def _system_prompt(config: Config) -> str | None:
+    """The text of --system-prompt, or of the file that it names without the last line end."""
+    given = config.system_prompt
+    if given is None or not given.startswith(FILE_MARK):
+        return given
+    path = given.removeprefix(FILE_MARK)
+    where = f"{config.origins['system_prompt']}: the file {path}"
+    try:
+        text = read_regular_file(path, MAX_SYSTEM_PROMPT_BYTES).decode().removesuffix("\n").removesuffix("\r")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{where} cannot be read as UTF-8 text ({error}); give @ and the file of the prompt") from None
+    if not text:
+        raise UsageError(f"{where} is empty; put the system prompt into it, or leave the option out")
+    return text
+
+
+MOST_NAMES = 32  # of unused columns that warnings name
+
+
+class UnusedColumns:
+    """Warns of each new unused column, up to MOST_NAMES; then once that there are more."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._named: set[str] = set()
+        self._full = False
+
+    def note(self, columns: Sequence[str], line: int) -> None:
+        """Note the unused columns of one line, counted from 1."""
+        new = [name for name in columns if name not in self._named]
+        if not new or self._full:
+            return
+        named = new[: MOST_NAMES - len(self._named)]
+        self._named.update(named)
+        self._full = len(named) < len(new)
+        if named:
+            names = ", ".join(map(shown, named))
+            self._warn(f"these columns take no part in the answers: {names} (first on line {line})")
+        if self._full:
+            self._warn(f"line {line} has further columns that take no part in the answers; they are not named")

@@ -1,0 +1,231 @@
+"""Turn a parsed input line into a Conversation, or into a BadLine with the error.
+
+Invariant: every JSON value becomes one of the two, without an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from json import JSONDecodeError
+from typing import Any
+
+from apcbatch.data.chat.template_options import TemplateOptions
+from apcbatch.data.chat.turns import Turn, choose_turns
+from apcbatch.data.checks import invalid, is_integer, required, shown_keys, wrong
+from apcbatch.data.fields import Shape, check_line
+from apcbatch.data.grammar.structured_output import given_structured_output
+from apcbatch.data.input.layouts import ANY_LINE, LaidOut, LineOptions, has_layout, lay_out, remedy
+from apcbatch.data.input.messages import ContentWarnings, Message, Tool, check_messages
+from apcbatch.data.input.openai_batch import check_batch, check_prompt
+from apcbatch.data.input.sharegpt import check_sharegpt
+from apcbatch.data.input.tables import settle_line
+from apcbatch.data.input.tools import check_tools
+from apcbatch.data.json_text import read_json
+from apcbatch.data.request_settings import check_settings, shown_tools
+from apcbatch.errors import RequestError
+from apcbatch.formats import Format, Turns, detect_format
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One checked input line.
+
+    id: the line's own, or `line-<n>`. line: counted from 1, through all files. messages: in the form of
+    data/input/messages.py; empty for a completion, which has a prompt (text or token ids). custom_id: of a `batch`
+    line, which makes exactly one request. params: the settings that the line gives, see Settings. model: the name that
+    it gives, or None. template_options: for the chat template. one_call: parallel_tool_calls is false.
+    warnings: sentences about parts of the messages that are not read. columns: keys that take no part in the answers.
+    digest: xxh3-128, in hex, of the line as it was read. file_line: (file, line in it) if the input has several files.
+    unnamed: the parsed line if it has no id; its content then seeds its draws. reading: what was read as what, if the
+    layout is another tool's. text: the only user message, if the line has it as a text, for models without a chat
+    template.
+    """
+
+    id: str
+    line: int
+    messages: list[Message]
+    tools: list[Tool] | None
+    source_format: Format
+    custom_id: str | None = None
+    prompt: str | list[int] | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    template_options: TemplateOptions = field(default_factory=TemplateOptions)
+    one_call: bool = False
+    warnings: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    digest: str = ""
+    file_line: tuple[str, int] | None = None
+    unnamed: dict[str, Any] | None = None
+    reading: str | None = None
+    text: str | None = None
+
+    def request_id(self, turn: int) -> str:
+        """A turn's custom_id: the line's own for `batch`, else `<conversation id>#<turn>`."""
+        return self.custom_id if self.custom_id is not None else f"{self.id}#{turn}"
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it makes one request: a batch line, a completion, or a line that continues its last message."""
+        return self.source_format == "batch" or self.prompt is not None or self.template_options.continue_final_message
+
+    def requests(self, turns: Turns) -> list[Turn]:
+        """Its requests, in order; RequestError if there is none. A batch line's turn is 1."""
+        if not self.is_single:
+            return choose_turns(self.messages, turns)
+        number = 1 if self.source_format == "batch" else self.place(len(self.messages))
+        return [Turn(number, len(self.messages))]
+
+    def make_completion(self) -> bool:
+        """Turn it into a completion of the user's text, if that is its only message; return whether it was."""
+        if self.text is None:
+            return False
+        self.prompt, self.messages, self.text = self.text, [], None
+        return True
+
+    def place(self, num_messages: int) -> int:
+        """The number, from 1, of the assistant message that an answer after `num_messages` is or continues."""
+        made = sum(1 for message in self.messages[:num_messages] if message["role"] == "assistant")
+        return made if self.template_options.continue_final_message else made + 1
+
+
+@dataclass(slots=True)
+class BadLine:
+    """One input line that cannot be answered. custom_id: of its (first) request, if the line has one. digest and
+    file_line: as of a Conversation. record: the parsed line, if it is JSON."""
+
+    line: int
+    error: RequestError
+    custom_id: str | None = None
+    digest: str = ""
+    source_format: Format | None = None
+    record: object = None
+    file_line: tuple[str, int] | None = None
+
+
+def parse_line(data: bytes, line: int, options: LineOptions = ANY_LINE) -> Conversation | BadLine:
+    """Parse one JSON line."""
+    try:
+        record = read_json(data)
+    except JSONDecodeError as error:
+        message = f"not valid JSON: {error.msg} at column {error.colno}"
+        return BadLine(line, RequestError("invalid_json", message, line))
+    return parse_record(record, line, options, settle_line)
+
+
+def parse_record(
+    record: object,
+    line: int,
+    options: LineOptions = ANY_LINE,
+    settle: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record,
+) -> Conversation | BadLine:
+    """Check one parsed record. settle: removes the nulls that a table put in, once the record is laid out."""
+    custom_id: str | None = None
+    source_format: Format | None = None
+    try:
+        if not isinstance(record, dict):
+            raise wrong("the line", record, "an object")
+        if options.columns:  # one of them may be missing
+            custom_id = _first_request_id({"id": record.get(options.id or "id")}, line, "messages")
+            source_format = "messages" if has_layout(record, options) else None
+        laid_out = lay_out(record, options)
+        record = settle(laid_out.record)
+        source_format = _choose_format(record, laid_out, options.format)
+        custom_id = _first_request_id(record, line, source_format)
+        columns = check_line(record, source_format)
+        conversation = _check_record(record, line, source_format)
+        conversation.columns, conversation.reading, conversation.text = columns, laid_out.reading, laid_out.text
+        messages, system_prompt = conversation.messages, options.system_prompt
+        if system_prompt is not None and messages and all(message["role"] != "system" for message in messages):
+            messages.insert(0, {"role": "system", "content": system_prompt})
+            conversation.text = None
+        return conversation
+    except RequestError as error:
+        located = RequestError(error.code, error.message, line)
+        return BadLine(line, located, custom_id, source_format=source_format, record=record)
+
+
+def _choose_format(record: dict[str, Any], laid_out: LaidOut, wanted: Format | None) -> Format:
+    found = detect_format(record)
+    if found is not None and (wanted in (None, found) or laid_out.reading is not None):
+        return found
+    expected = _KEYS[wanted] if wanted else '"messages", "custom_id" with "body", or "conversations"'
+    kind = f"a line of the format {wanted}" if wanted else "the line"
+    fix = remedy(record) if wanted in (None, "messages") else f"; leave --format {wanted} out, or give such lines"
+    raise invalid(f"{kind} needs {expected}; its keys are {shown_keys(record)}{fix}")
+
+
+def _first_request_id(record: dict[str, Any], line: int, source_format: Format) -> str | None:
+    """The custom_id for an error record of this line; None for a `batch` line without one."""
+    if source_format == "batch":
+        custom_id = record.get("custom_id")
+        return custom_id if isinstance(custom_id, str) and custom_id else None
+    try:
+        return f"{_check_id(record, line)}#1"
+    except RequestError:
+        return f"line-{line}#1"
+
+
+def _check_id(record: dict[str, Any], line: int) -> str:
+    value = record.get("id")
+    if value is None:
+        return f"line-{line}"
+    if is_integer(value):
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise wrong("id", value, "a string that is not empty, or an integer")
+    return value
+
+
+def _check_record(record: dict[str, Any], line: int, source_format: Format) -> Conversation:
+    """Check content and settings of a record in the layout of its format."""
+    shape: Shape = source_format
+    custom_id, fields, where = None, record, ""
+    if source_format == "batch":
+        custom_id, shape, fields = check_batch(record)
+        where = "body."
+    warnings = ContentWarnings()
+    messages: list[Message] = []
+    tools: list[Tool] | None = None
+    prompt = None
+    if shape == "completions":
+        prompt = check_prompt(fields)
+    elif shape == "sharegpt":
+        messages = check_sharegpt(fields, warnings)
+    else:
+        value = required(fields, "messages", f"{where}messages", "a list of messages")
+        messages = check_messages(value, f"{where}messages", warnings)
+    if shape != "completions":
+        tools = shown_tools(fields, check_tools(fields.get("tools"), f"{where}tools", warnings))
+    settings = check_settings(fields, where, counts_logprobs=shape == "completions")
+    settings.params.update(given_structured_output(fields, tools, where))
+    if settings.template_options.continue_final_message:
+        _check_continued(messages)
+    return Conversation(
+        custom_id or _check_id(record, line),
+        line,
+        messages,
+        tools,
+        source_format,
+        custom_id,
+        prompt,
+        settings.params,
+        settings.model,
+        settings.template_options,
+        settings.one_call,
+        warnings.sentences(),
+        unnamed=record if custom_id is None and record.get("id") is None else None,
+    )
+
+
+def _check_continued(messages: list[Message]) -> None:
+    """Refuse to continue a last message that has no content of the assistant."""
+    if not messages or messages[-1]["role"] != "assistant":
+        role = f"of the role {messages[-1]['role']}" if messages else "missing"
+        raise invalid(f"continue_final_message is true, and the last message is {role}; expected assistant")
+    if messages[-1].get("tool_calls"):
+        raise invalid("continue_final_message is true, and the last message ends with tool calls, not with content")
+
+
+_KEYS = {"messages": '"messages"', "batch": '"custom_id" and "body"', "sharegpt": '"conversations"'}

@@ -1,0 +1,143 @@
+"""Recognise inputs of the wrong kind by their first bytes or first hundred lines, and guess what they are.
+
+Invariant: bad lines are held back only until one line shows that the input is of the right kind; at most MOST_HELD.
+"""
+
+from __future__ import annotations
+
+import re
+
+from apcbatch.data.checks import shown_keys
+from apcbatch.data.input.delimited import header_of
+from apcbatch.data.input.files import COMPRESSED, TABLES
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.errors import RequestError, UsageError
+
+MOST_HELD = 100
+HEAD_BYTES = 512  # of an input that are inspected first
+_TAR_MARK = 257  # offset of b"ustar"
+_MAGIC = (
+    *((magic, "compressed twice; unpack it once") for magic in COMPRESSED),
+    *((magic, f"a compressed {kind} file; unpack it") for magic, kind in TABLES.items()),
+    (b"PK\x03\x04", "a zip archive; unpack it first"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive; unpack it first"),
+    (b"Rar!\x1a\x07", "a rar archive; unpack it first"),
+    (b"\x04\x22\x4d\x18", "compressed with lz4; unpack it first"),
+    (b"\xff\xfe", "text in UTF-16; convert it to UTF-8, as iconv -f UTF-16 -t UTF-8 does"),
+    (b"\xfe\xff", "text in UTF-16; convert it to UTF-8, as iconv -f UTF-16 -t UTF-8 does"),
+    (b"GGUF", "a GGUF file, which holds a model; INPUT is the conversations"),
+    (b"SQLite format 3\0", "an SQLite database; write the conversations of its table as JSON lines"),
+    (b"Obj\x01", "an Avro file; write its records as JSON lines or parquet"),
+    (b"ORC", "an ORC table; write it as parquet"),
+    (b"\x89HDF", "an HDF5 file; write its records as JSON lines or parquet"),
+    (b"\x93NUMPY", "a NumPy array; INPUT is conversations as JSON lines"),
+    (b"%PDF", "a PDF document; INPUT is conversations as JSON lines"),
+)
+_VARYING = re.compile(r'"(?:[^"\\]|\\.)*"|\d+')
+_YAML = re.compile(rb"---\s*$|(-\s+)?[\w\"' -]{1,64}:(\s|$)|-\s+\S")
+
+
+class Sniffer:
+    """Watches the beginning of one file of INPUT. has_records_before: files before it had records, so that its bad
+    lines are answered one by one if it ends before MOST_HELD. held: records taken and not yet passed on."""
+
+    def __init__(self, name: str, has_records_before: bool = False) -> None:
+        self._name, self.has_records_before = name, has_records_before
+        self.held: list[BadLine] = []
+        self._is_known = False  # a line was a JSON object with a known key
+        self._first: tuple[bytes, RequestError] | None = None
+        self._num_alike = 0
+
+    def check_head(self, head: bytes) -> None:
+        """Raise UsageError for an input whose first bytes are those of another kind of file."""
+        what = next((what for magic, what in _MAGIC if head.startswith(magic)), None)
+        if head[_TAR_MARK : _TAR_MARK + 5] == b"ustar":
+            what = "a tar archive; unpack it first"
+        if what is not None:
+            raise UsageError(f"{self._name} cannot be read as conversations: it seems to be {what}")
+
+    def take(self, record: Conversation | BadLine, data: bytes = b"") -> list[Conversation | BadLine]:
+        """The records to pass on now: this one, after those that were held back, or none yet.
+
+        data: the line itself, if there is one. Raises UsageError if none of the first MOST_HELD lines has a known key,
+        and if the first MOST_HELD lines with one all fail in the same way.
+        """
+        if self._is_known:
+            self._watch(record)
+            return [record]
+        if isinstance(record, BadLine) and record.source_format is None:
+            self._first = self._first or (data, record.error)
+            record.record = None
+            self.held.append(record)
+            if len(self.held) == MOST_HELD:
+                raise self._wrong_kind()
+            return []
+        self._is_known = True
+        if self.held:
+            self._num_alike = -1
+        self._watch(record)
+        return [*self._release(), record]
+
+    def end(self) -> list[BadLine]:
+        """The records still held at the end of the file. Raises UsageError if there are any and none before."""
+        if self.held and not self.has_records_before:
+            raise self._wrong_kind()
+        return self._release()
+
+    def _release(self) -> list[BadLine]:
+        held, self.held = self.held, []
+        return held
+
+    def _watch(self, record: Conversation | BadLine) -> None:
+        """Count the first lines with a known key while all fail in the same way; -1 after one that does not."""
+        if self._num_alike < 0:
+            return
+        if isinstance(record, Conversation) or (self._first and _kind(record.error) != _kind(self._first[1])):
+            self._num_alike = -1
+            return
+        self._first = self._first or (b"", record.error)
+        self._num_alike += 1
+        if self._num_alike > MOST_HELD:
+            raise UsageError(
+                f"{self._name}: the first {MOST_HELD} lines all fail in the same way ({self._first[1].message}); "
+                "correct that in its lines"
+            )
+
+    def _wrong_kind(self) -> UsageError:
+        assert self.held and self._first
+        number, (first, reason) = len(self.held), self._first
+        which = f"the first {number} lines" if number == MOST_HELD else f"its {number} lines"
+        none = f"none of {which} is" if number > 1 else "its only line is not"
+        seems = f"; it seems to be {what}" if (what := _guess(first)) else ""
+        return UsageError(
+            f"{self._name}: {none} a JSON object with the keys of a conversation or a request "
+            f"({reason.message}){seems}; the formats are in docs/reference/formats.md"
+        )
+
+
+def _kind(error: RequestError) -> tuple[str, str]:
+    """The kind of an error: its code, and its message without numbers and quoted words."""
+    return (error.code, _VARYING.sub("", error.message))
+
+
+def _guess(first: bytes) -> str:
+    """What a file seems to be by its first line, and what to do about it; empty if the line's error says enough."""
+    begin = first.lstrip()
+    if b"\0" in first:
+        return "binary data, or text in UTF-16; expected JSON lines in UTF-8"
+    if begin.startswith((b"{", b"[")) or not begin:
+        return ""
+    if begin.startswith(b"<"):
+        return "HTML or XML; expected JSON lines"
+    if _YAML.match(begin):
+        return "YAML; convert it to JSON lines"
+    if b"\t" not in first and b"," not in first:
+        return "text; expected JSON lines"
+    name = "tab-separated values (TSV)" if b"\t" in first else "comma-separated values (CSV)"
+    found = header_of(first)
+    columns = shown_keys(found[1]) if found is not None else "no text"
+    return (
+        f"a table of {name} whose header ({columns}) names no column of conversations; give --prompt-column, or "
+        "--messages-column, with one of its columns"
+    )

@@ -1,0 +1,193 @@
+"""Read INPUT as a stream of Conversations and BadLines, from JSON lines, JSON documents, tables and datasets.
+
+Invariants: only the current line, or the current batch of rows, is held in memory; lines are numbered through all
+files, as `cat` would join them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import xxhash
+
+from apcbatch.data.checks import first_line
+from apcbatch.data.input.delimited import ERRORS, read_separated, separator_of
+from apcbatch.data.input.files import BROKEN, Stream, check_readable, open_stream, reason, shown_input
+from apcbatch.data.input.inputs import Inputs, find_inputs, is_hub
+from apcbatch.data.input.layouts import ANY_LINE, MOST_NAMES, LineOptions, UnusedColumns
+from apcbatch.data.input.lines import DEFAULT_MAX_LINE_BYTES, BrokenEnd, LongLine, look_ahead, read_lines
+from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
+from apcbatch.data.input.sniff import HEAD_BYTES, Sniffer
+from apcbatch.data.input.tables import hub_errors, open_hub, open_table, rows_in, table_errors
+from apcbatch.errors import ErrorCode, RequestError, UsageError
+
+Record = Conversation | BadLine
+Warn = Callable[[str], None]
+
+
+def open_source(
+    inputs: Inputs | str,
+    options: LineOptions = ANY_LINE,
+    max_line_bytes: int = DEFAULT_MAX_LINE_BYTES,
+    warn: Warn = lambda sentence: None,
+) -> Iterator[Record]:
+    """Every line of the input as a Conversation or a BadLine, lazily and in order.
+
+    inputs: the result of find_inputs, or one name for it. warn gets sentences about columns that take no part in the
+    answers, other tools' layouts, empty files beside others, and files that cannot be read to their end; such a file
+    ends with a BadLine. Raises UsageError at once for an input that does not exist, and if the first file is a damaged
+    table. While iterating, raises UsageError if all files are empty, or if the first that is not empty cannot be read
+    or is of the wrong kind (see Sniffer).
+    """
+    found = find_inputs([inputs], warn) if isinstance(inputs, str) else inputs
+    rows = {name: rows_in(open_hub(name)) for name in found.files if is_hub(name)}
+    _check_first(found.files[0])
+    return _with_warnings(_Reader(options, max_line_bytes, warn).read(found, rows), warn)
+
+
+def _with_warnings(records: Iterator[Record], warn: Warn) -> Iterator[Record]:
+    """The same records; warn gets a sentence about each unused column and each layout of another tool."""
+    unused = UnusedColumns(warn)
+    readings: set[str] = set()
+    for record in records:
+        if isinstance(record, Conversation):
+            unused.note(record.columns, record.line)
+            if record.reading is not None and record.reading not in readings and len(readings) < MOST_NAMES:
+                readings.add(record.reading)
+                warn(f"line {record.line} is read as a conversation: {record.reading}")
+        yield record
+
+
+class _Reader:
+    """Reads one file after the other. _before: number of lines in the files before the current one. _line: the current
+    line in the current file."""
+
+    def __init__(self, options: LineOptions, max_line_bytes: int, warn: Warn) -> None:
+        self._options, self._max_line_bytes, self._warn = options, max_line_bytes, warn
+        self._before = self._line = 0
+
+    def read(self, inputs: Inputs, rows: Mapping[str, Iterable[Any]]) -> Iterator[Record]:
+        """The records of all files, each opened when it is reached. rows: those of the datasets, by name."""
+        several = len(inputs.files) > 1
+        num_records = 0
+        for name in inputs.files:
+            shown, before = shown_input(name), num_records
+            sniffer = Sniffer(shown, has_records_before=num_records > 0)
+            for record in self._read_file(name, shown, rows.get(name), sniffer):
+                record.file_line = (shown, record.line - self._before) if several else None
+                num_records += 1
+                yield record
+            if several and num_records == before:
+                self._warn(f"{shown} is empty")
+            self._before, self._line = self._before + self._line, 0
+        if not num_records:
+            raise UsageError(f"{inputs.shown} is empty: there is nothing to answer")
+
+    def _read_file(self, name: str, shown: str, rows: Iterable[Any] | None, sniffer: Sniffer) -> Iterator[Record]:
+        """The records of one file. If it cannot be read, and there are records before it, a BadLine says so."""
+        try:
+            if rows is not None:
+                yield from self._rows(shown, rows, sniffer, hub_errors())
+                return
+            with open_stream(name) as stream:
+                if (kind := stream.table) is not None:
+                    yield from self._rows(shown, rows_in(_table(stream, shown, kind)), sniffer, table_errors())
+                else:
+                    yield from self._lines(shown, stream, sniffer)
+        except (OSError, UsageError) as error:
+            message = str(error) if isinstance(error, UsageError) else f"cannot read {shown}: {reason(error)}"
+            if not sniffer.has_records_before:
+                raise UsageError(message) from None
+            yield from sniffer.held
+            yield self._cut_short(message)
+
+    def _lines(self, name: str, stream: Stream, sniffer: Sniffer) -> Iterator[Record]:
+        head, chunks = look_ahead(stream.chunks(), HEAD_BYTES)
+        sniffer.check_head(head)
+        separator = separator_of(head.partition(b"\n")[0], self._options)
+        if separator is not None:
+            rows = read_separated(chunks, separator, self._max_line_bytes)
+            yield from self._rows(name, rows, sniffer, (*ERRORS, *BROKEN))
+            return
+        for number, data in read_lines(name, chunks, self._max_line_bytes):
+            if isinstance(data, BrokenEnd):
+                yield from sniffer.end()
+                yield self._cut_short(data.reason, "invalid_json")
+                return
+            self._line = number
+            line = self._before + number
+            if isinstance(data, LongLine):
+                limit = f"at most {self._max_line_bytes:,} are read"
+                message = f"the line holds {data.num_bytes:,} bytes; {limit}: split it"
+                yield from sniffer.take(_bad_line(line, message, "invalid_json"))
+            elif data:
+                yield from sniffer.take(_signed(parse_line(data, line, self._options), data), data)
+        yield from sniffer.end()
+
+    def _rows(
+        self, name: str, rows: Iterable[Any], sniffer: Sniffer, errors: tuple[type[Exception], ...]
+    ) -> Iterator[Record]:
+        """The records of the rows; if one of `errors` is raised after the first row, the last is a BadLine."""
+        broken = None
+        try:
+            for number, row in enumerate(rows, start=1):
+                self._line = number
+                yield from sniffer.take(_read_row(row, self._before + number, self._options))
+        except errors as error:
+            broken = f"{name} cannot be read further after row {self._line}: {first_line(error)}"
+        yield from sniffer.end()
+        if broken is not None:
+            if not self._line:
+                raise UsageError(broken)
+            yield self._cut_short(broken)
+
+    def _cut_short(self, message: str, code: ErrorCode = "invalid_request") -> BadLine:
+        """Warn that the current file cannot be read further; the BadLine that stands for the rest of it."""
+        self._warn(message)
+        self._line += 1
+        return _bad_line(self._before + self._line, message, code)
+
+
+def _check_first(name: str) -> None:
+    """Raise UsageError for a file that is known to be unreadable before any line of it is read."""
+    if is_hub(name):
+        return
+    check_readable(name)
+    if os.path.isfile(name):
+        with open_stream(name) as stream:
+            if kind := stream.table:
+                _table(stream, shown_input(name), kind)
+
+
+def _table(stream: Stream, name: str, kind: str) -> Iterator[Any]:
+    """The batches of a table; UsageError if it cannot be read as one."""
+    if not stream.raw.seekable():
+        raise UsageError(f"{name} holds a table ({kind}), which cannot be read from a stream; give the file itself")
+    try:
+        return open_table(stream.raw, kind)
+    except table_errors() as error:
+        raise UsageError(f"cannot read {name} as {kind}: {first_line(error)}") from None
+
+
+def _read_row(row: object, line: int, options: LineOptions) -> Record:
+    if isinstance(row, RequestError):
+        return _bad_line(line, row.message, row.code)
+    try:
+        return _signed(parse_record(row, line, options), ascii(row).encode())
+    except RecursionError:
+        return _bad_line(line, "the row is nested too deeply")
+
+
+def _bad_line(line: int, message: str, code: ErrorCode = "invalid_request") -> BadLine:
+    """A BadLine for what cannot be read at all; its digest is that of the message."""
+    record = BadLine(line, RequestError(code, message, line))
+    _signed(record, message.encode())
+    return record
+
+
+def _signed(record: Record, data: bytes) -> Record:
+    """The record with the digest of the data that it was made from."""
+    record.digest = xxhash.xxh3_128_hexdigest(data)
+    return record

@@ -1,0 +1,265 @@
+"""Read rows of parquet, arrow and Hugging Face datasets as records, and remove the nulls that a table put in.
+
+A table gives each object of a column the keys of all others, with nulls for those that it did not have; docs/files.md
+has the three rules by which such nulls are removed. Invariants: a few rows are held at a time (of arrow, their batch);
+data is validated before it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from apcbatch.data.checks import first_line
+from apcbatch.data.input.inputs import HUB_PREFIX
+from apcbatch.data.json_text import json_or_text
+from apcbatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow.lib import DataType, RecordBatch
+
+
+Record = dict[str, Any]
+Convert = Callable[[Any], Any]
+ROWS_AT_ONCE = 64
+_JSON_COLUMNS = ("messages", "conversations", "tools", "body")
+_MAY_BE_NULL = frozenset({"default", "const", "example", "examples", "enum"})
+_CHOICES = ("anyOf", "oneOf")
+
+
+class Null(Enum):
+    """Stands for a null of a table's object until it is kept or removed: null in some rows of its column, or in all."""
+
+    SOME = 0
+    ALL = 1
+
+
+class Struct(Record):
+    """An object of a table: its keys and their order are those of the column."""
+
+
+def open_table(raw: BinaryIO, kind: str) -> Iterator[RecordBatch]:
+    """The batches of an open file, lazily; its schema is read at once. kind: `parquet` or `arrow`.
+
+    Raises one of table_errors() for a file that is damaged, here or later.
+    """
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    library: Any = pyarrow  # without types
+    raw.seek(0)
+    if kind == "parquet":
+        return iter(library.parquet.ParquetFile(raw).iter_batches(batch_size=ROWS_AT_ONCE))
+    is_file = raw.read(1) == b"A"  # ARROW1
+    raw.seek(0)
+    if is_file:
+        reader = library.ipc.open_file(raw)
+        return (reader.get_batch(number) for number in range(reader.num_record_batches))
+    return iter(library.ipc.open_stream(raw))
+
+
+def open_hub(spec: str) -> Iterator[RecordBatch]:
+    """The batches of `hf:org/name[:split]`; the default split is the only one, or `train`. Raises UsageError."""
+    name, _, split = spec.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise UsageError(f"{spec} names no dataset; expected hf:org/name or hf:org/name:split")
+    from datasets.load import load_dataset
+
+    try:
+        loaded: Any = load_dataset(name, split=split or None, streaming=True)
+    except hub_errors() as error:
+        raise UsageError(
+            f"cannot open {spec}: {first_line(error)}; check the name, the split and the network, "
+            "or download the dataset and give its parquet file"
+        ) from None
+    if isinstance(loaded, dict):
+        if len(loaded) > 1 and "train" not in loaded:
+            splits = ", ".join(map(str, loaded))
+            raise UsageError(f"{spec} has the splits {splits}; choose one: {spec}:{next(iter(loaded))}")
+        loaded = next(iter(loaded.values())) if len(loaded) == 1 else loaded["train"]
+    tables = loaded.with_format("arrow").iter(batch_size=ROWS_AT_ONCE)
+    return (batch for table in tables for batch in table.to_batches())
+
+
+def rows_in(batches: Iterable[RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Each row as the record of its JSON line. A null column is absent; JSON text is parsed."""
+    for batch in batches:
+        batch.validate(full=True)
+        converters = {field.name: _converter(field.type) for field in batch.schema}
+        for begin in range(0, len(batch), ROWS_AT_ONCE):
+            for row in batch.slice(begin, ROWS_AT_ONCE).to_pylist():
+                plain = {key: _applied(converters[key], value) for key, value in row.items() if value is not None}
+                parsed = {key: json_or_text(plain[key]) for key in _JSON_COLUMNS if key in plain}
+                yield _settle_row({**plain, **parsed})
+
+
+def table_errors() -> tuple[type[Exception], ...]:
+    """Exceptions of pyarrow and `datasets` for a table that is absent, damaged or unreachable."""
+    from pyarrow.lib import ArrowException
+
+    return (
+        OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, RuntimeError,
+        EOFError, MemoryError, ArrowException,
+    )  # fmt: skip
+
+
+def hub_errors() -> tuple[type[Exception], ...]:
+    """Exceptions that reading a Hugging Face dataset may raise."""
+    from datasets.exceptions import DatasetsError
+
+    return (*table_errors(), DatasetsError)
+
+
+def _converter(kind: DataType) -> Convert | None:
+    """A function that converts values of this type to JSON values; None if they are such values already."""
+    from pyarrow.types import is_fixed_size_list, is_large_list, is_list, is_map, is_null, is_struct
+
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return json_or_text
+    if is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        parts = {field.name: _converter(field.type) for field in fields}
+        nulls = {field.name: Null.ALL if is_null(field.type) else Null.SOME for field in fields}
+        return lambda value: Struct(
+            (key, nulls[key] if item is None else _applied(parts[key], item)) for key, item in value.items()
+        )
+    if is_map(kind):
+        inner = _converter(kind.item_type)
+        return lambda pairs: {str(key): _applied(inner, value) for key, value in pairs}
+    if is_list(kind) or is_large_list(kind) or is_fixed_size_list(kind):
+        inner = _converter(kind.value_type)
+        return inner and (lambda values: [_applied(inner, value) for value in values])
+    return None
+
+
+def _applied(convert: Convert | None, value: Any) -> Any:
+    return value if convert is None or value is None else convert(value)
+
+
+def _settle_row(row: Record) -> Record:
+    """The row with each Null kept as None or removed."""
+    return cast(Record, _settled(row, _schemas(row)))
+
+
+def settle_line(record: Record) -> Record:
+    """The record of a JSON line without the nulls that a table put in; the same object if there are none."""
+    try:
+        marked, body = _marked(record), record.get("body")
+        if isinstance(body, dict) and (marked_body := _marked(body)) is not body:
+            marked = marked | {"body": marked_body}
+        return record if marked is record else _settle_row(marked)
+    except RecursionError:  # no table nests as deeply as JSON may
+        return record
+
+
+def _marked(record: Record) -> Record:
+    """The record with a Null for each null of a table; the same object if a table put none in."""
+    found = {}
+    messages, tools = record.get("messages"), record.get("tools")
+    if isinstance(messages, list) and _messages_are_filled(messages):
+        found["messages"] = _with_marks(messages)
+    if isinstance(tools, list) and any(map(_tool_is_filled, tools)):
+        found["tools"] = _with_marks(tools)
+    return record | found if found else record
+
+
+def _messages_are_filled(messages: list[Any]) -> bool:
+    """Whether the messages have nulls that a table put in (rule 3)."""
+    first = messages[0] if messages else None
+    if len(messages) < 2 or not isinstance(first, dict) or "tool_calls" not in first:
+        return False
+    keys = tuple(first)
+    if not all(isinstance(message, dict) and tuple(message) == keys for message in messages):
+        return False
+    if not any(message["tool_calls"] is None and message.get("role") != "assistant" for message in messages):
+        return False
+    argument_keys = set()
+    for message in messages:
+        for call in message["tool_calls"] if isinstance(message["tool_calls"], list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, dict):
+                argument_keys.add(tuple(arguments))
+    return len(argument_keys) == 1
+
+
+def _tool_is_filled(schema: object) -> bool:
+    """Whether a tool, or a part of it, has a null where a schema cannot have one."""
+    if isinstance(schema, dict):
+        keys = schema.keys() - _MAY_BE_NULL
+        return any(schema[key] is None or _tool_is_filled(schema[key]) for key in keys)
+    return isinstance(schema, list) and any(map(_tool_is_filled, schema))
+
+
+def _with_marks(value: Any) -> Any:
+    """The value with a Null for each null in it, and a Struct for each object."""
+    if isinstance(value, dict):
+        return Struct((key, Null.SOME if item is None else _with_marks(item)) for key, item in value.items())
+    return [_with_marks(item) for item in value] if isinstance(value, list) else value
+
+
+def _settled(value: Any, schemas: Mapping[str, Record]) -> Any:
+    """The value without its Nulls; those in arguments of calls are kept where the tool's schema allows for null."""
+    if isinstance(value, dict):
+        name, arguments = value.get("name"), value.get("arguments")
+        settled = {key: _settled(item, schemas) for key, item in value.items() if not isinstance(item, Null)}
+        if isinstance(name, str) and isinstance(arguments, dict):
+            settled["arguments"] = _settled_arguments(arguments, schemas.get(name, {}))
+        if isinstance(value.get("properties"), Struct) and isinstance(value.get("required"), list):
+            settled["properties"] = _as_required(settled["properties"], settled["required"])
+        return settled
+    return [_settled(item, schemas) for item in value] if isinstance(value, list) else value
+
+
+def _settled_arguments(value: Any, schema: Any) -> Any:
+    """Arguments, or a part of them, with the nulls that their schema allows for, in the schema's order (rule 2)."""
+    schema = schema if isinstance(schema, dict) else {}
+    if isinstance(value, list):
+        return [_settled_arguments(item, schema.get("items")) for item in value]
+    if not isinstance(value, dict):
+        return value
+    parameters, required = schema.get("properties"), schema.get("required")
+    parameters = parameters if isinstance(parameters, dict) else {}
+    required = required if isinstance(required, list) else []
+    settled = {}
+    for key, item in value.items():
+        if not isinstance(item, Null):
+            settled[key] = _settled_arguments(item, parameters.get(key))
+        elif key in required or _allows_null(parameters.get(key)) or (item is Null.ALL and key in parameters):
+            settled[key] = None
+    if isinstance(value, Struct):
+        settled = {key: settled[key] for key in parameters if key in settled} | settled
+    return settled
+
+
+def _as_required(properties: Record, required: list[Any]) -> Record:
+    """The properties, with the required ones among them put in the order of `required`."""
+    names = [name for name in required if isinstance(name, str) and name in properties]
+    if len(set(names)) < len(names):
+        return properties
+    in_order = iter(names)
+    return {name: properties[name] for name in (next(in_order) if key in names else key for key in properties)}
+
+
+def _allows_null(schema: object) -> bool:
+    """Whether a parameter may be null."""
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type")
+    if kind == "null" or (isinstance(kind, list) and "null" in kind) or schema.get("nullable") is True:
+        return True
+    return any(any(map(_allows_null, schema[word])) for word in _CHOICES if isinstance(schema.get(word), list))
+
+
+def _schemas(row: Record) -> dict[str, Record]:
+    """The schema of each tool's parameters, by the tool's name."""
+    found: dict[str, Record] = {}
+    for holder in (row, row.get("body")):
+        tools = holder.get("tools") if isinstance(holder, dict) else None
+        for tool in _settled(tools, {}) if isinstance(tools, list) else ():
+            function = tool.get("function", tool) if isinstance(tool, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("name"), str):
+                schema = function.get("parameters", function.get("input_schema"))
+                found[function["name"]] = schema if isinstance(schema, dict) else {}
+    return found

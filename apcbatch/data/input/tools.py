@@ -1,0 +1,72 @@
+"""Check tools and bring them into the form that chat templates read: `{"type": "function", "function": {...}}`.
+
+Converted are functions with a type beside the name (OpenAI's Responses) and schemas under `input_schema` (Anthropic)
+or `inputSchema` (MCP). A function alone, without a type, stays as it is, since many templates take both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apcbatch.data.checks import invalid, need_object, need_string, one_of, shown, shown_keys, wrong
+from apcbatch.data.input.messages import ContentWarnings, Tool
+
+_SCHEMAS = ("parameters", "input_schema", "inputSchema")
+_UNSHOWN = ("type", "cache_control")  # Anthropic's keys that the model is not shown
+_WITHOUT_SCHEMA = ("name", "description", "strict", *_SCHEMAS, *_UNSHOWN)
+_FORM = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+
+
+def check_tools(value: object, where: str = "tools", warnings: ContentWarnings | None = None) -> list[Tool] | None:
+    """The tools of a request; None without any. RequestError for what is no function with a name.
+
+    warnings: gets a sentence for a function whose keys hold no known schema.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise wrong(where, value, "a list of tool schemas")
+    warnings = ContentWarnings() if warnings is None else warnings
+    return [_check_tool(item, f"{where}[{index}]", warnings) for index, item in enumerate(value)] or None
+
+
+def _check_tool(value: object, where: str, warnings: ContentWarnings) -> Tool:
+    tool = need_object(value, where, "a tool schema: an object")
+    kind = tool.get("type")
+    if "function" in tool:
+        function = need_object(tool["function"], f"{where}.function", "an object with a name")
+        need_string(function, "name", f"{where}.function.name")
+        if kind not in (None, "function"):
+            raise wrong(f"{where}.type", kind, '"function"')
+        converted = _with_parameters(function, f"{where}.function", warnings)
+        return tool if converted is function else {**tool, "function": converted}
+    if kind not in (None, "function") and not (kind == "custom" and tool.get("input_schema") is not None):
+        raise invalid(
+            f'{where}.type is {shown(kind)}; expected "function": a tool that a service runs, or one without a schema, '
+            f"cannot be called here; leave it out, or give it as {_FORM}"
+        )
+    if "name" not in tool:
+        raise invalid(f"{where} has no name; its keys are {shown_keys(tool)}; give it as {_FORM}")
+    need_string(tool, "name", f"{where}.name")
+    function = _with_parameters(tool, where, warnings)
+    if function is tool and kind is None:
+        return tool
+    return {"type": "function", "function": {key: one for key, one in function.items() if key not in _UNSHOWN}}
+
+
+def _with_parameters(function: dict[str, Any], where: str, warnings: ContentWarnings) -> dict[str, Any]:
+    """The function with its schema under `parameters`; the same object if nothing had to move."""
+    named = [name for name in _SCHEMAS if function.get(name) is not None]
+    if len(named) > 1:
+        raise invalid(f"{where} has the schemas {one_of(named).replace(' or ', ' and ')}; give one of them")
+    if not named:
+        others = [key for key in function if key not in _WITHOUT_SCHEMA]
+        if others:
+            warnings.add(f"{where} has no parameters; its keys {shown_keys(others)} are not known as a schema")
+        return function
+    [name] = named
+    if name == "parameters":
+        return function
+    need_object(function[name], f"{where}.{name}", "a JSON schema: an object")
+    left = {key: one for key, one in function.items() if key == name or key not in _SCHEMAS}
+    return {"parameters" if key == name else key: one for key, one in left.items()}

@@ -1,0 +1,79 @@
+"""List all errors of one input line, where a run reports only the first.
+
+It repeats the checks of data/input/records.py, each time without the field that caused the last error. Every function
+is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from apcbatch.data.input.layouts import ANY_LINE, LineOptions
+from apcbatch.data.input.records import BadLine, parse_record
+from apcbatch.formats import COMPLETIONS_URL
+
+# The content of a line; its other fields are settings, harmless fields and columns.
+_CONTENT = {"id", "custom_id", "method", "url", "body", "messages", "conversations"}
+_CONTENT_OF_BODY = {"messages", "prompt"}
+_VALID = {
+    "messages": [{"role": "user", "content": "a"}],
+    "conversations": [{"from": "human", "value": "a"}],
+    "prompt": "a",
+}
+MOST_ERRORS = 100
+
+
+def find_errors(record: object, line: int, options: LineOptions = ANY_LINE) -> list[str]:
+    """The error sentences of a parsed line, up to MOST_ERRORS; the one that a run reports is first."""
+    first = _error(record, line, options)
+    if first is None or not isinstance(record, dict):
+        return [] if first is None else [first]
+    found = [first]
+    for sentence in (*_field_errors(record, line, options), _content_error(record, line, options)):
+        if sentence is not None and sentence not in found:
+            found.append(sentence)
+    return found[:MOST_ERRORS]
+
+
+def _error(record: object, line: int, options: LineOptions) -> str | None:
+    parsed = parse_record(record, line, options)
+    return parsed.error.message if isinstance(parsed, BadLine) else None
+
+
+def _content_error(record: dict[str, Any], line: int, options: LineOptions) -> str | None:
+    """First error of the messages or prompt alone, with all other fields removed."""
+    bare = {name: value for name, value in record.items() if name in _CONTENT}
+    if isinstance(bare.get("body"), dict):
+        bare["body"] = {name: value for name, value in bare["body"].items() if name in _CONTENT_OF_BODY}
+    return _error(bare, line, options)
+
+
+def _field_errors(record: dict[str, Any], line: int, options: LineOptions) -> Iterator[str]:
+    """The errors of the other fields, with valid content in place of the line's own."""
+    left = {name: _VALID.get(name, value) for name, value in record.items()}
+    objects = [(left, _CONTENT)]
+    if isinstance(left.get("body"), dict):
+        name = "prompt" if left.get("url") == COMPLETIONS_URL else "messages"
+        left["body"] = {**left["body"], name: _VALID[name]}
+        objects.append((left["body"], _CONTENT_OF_BODY))
+    for _ in range(MOST_ERRORS):
+        sentence = _error(left, line, options)
+        if sentence is None:
+            return
+        yield sentence
+        if not any(_drop_cause(left, one, content, sentence, line, options) for one, content in objects):
+            return
+
+
+def _drop_cause(
+    record: dict[str, Any], part: dict[str, Any], content: set[str], sentence: str, line: int, options: LineOptions
+) -> bool:
+    """Drop the field of `part`, the record or its body, that causes the error; False if none does."""
+    names = [name for name in part if name not in content]
+    for name in sorted(names, key=lambda name: name not in sentence)[:MOST_ERRORS]:
+        value = part.pop(name)
+        if _error(record, line, options) != sentence:
+            return True
+        part[name] = value
+    return False

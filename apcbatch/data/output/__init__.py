@@ -1,0 +1,1 @@
+"""Output parsers: generated text becomes content, reasoning and tool calls."""

@@ -1,0 +1,97 @@
+"""Find tool calls that are written as JSON: an object with a name and arguments, or a list of such objects."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from apcbatch.data.json_text import read_json
+from apcbatch.data.output.tool_parser import Call, Reader, call_of
+
+BLANK = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
+_FIRST_CHARACTERS = 256
+_LONGEST_WORD = 16  # upper bound of a JSON token that a cut may split: -Infinity, an escape
+
+
+def json_value(text: str, place: int) -> tuple[Any, int] | None:
+    """The JSON object or list at a place, after any blanks, and where it ends; None if there is none.
+
+    An invalid value fails where it stops being JSON: at the next marker at the latest, unless that is in a string. At
+    most eight times the characters up to there are read, so trying each marker of a text does not take quadratic time.
+    """
+    begin = skip_blank(text, place)
+    if not text.startswith(("{", "["), begin):
+        return None
+    length = _length(text, begin)
+    if length is None:
+        return None
+    try:
+        return read_json(text[begin : begin + length]), begin + length
+    except ValueError:
+        return None
+
+
+def _length(text: str, begin: int) -> int | None:
+    """The length of the JSON value at a place; None if there is none.
+
+    orjson does not say where a value ends, and `json` counts the lines up to an error, so it gets a piece of the text,
+    and a longer one if it fails at the end of the piece.
+    """
+    num_characters = _FIRST_CHARACTERS
+    while True:
+        piece = text[begin : begin + num_characters]
+        try:
+            return _DECODER.raw_decode(piece)[1]
+        except json.JSONDecodeError as error:
+            at_end = error.pos > len(piece) - _LONGEST_WORD or error.msg.startswith("Unterminated string")
+            if not at_end or begin + len(piece) == len(text):
+                return None
+        except (ValueError, RecursionError):  # a number of too many digits; nested too deeply
+            return None
+        num_characters *= 8
+
+
+def calls_in(value: object) -> list[Call] | None:
+    """The calls in an object or a list of objects; None if one of them is no call, or if the list is empty.
+
+    The arguments are under `arguments` or `parameters`. OpenAI's own form, with a `function`, is read too.
+    """
+    found: list[Call] = []
+    for item in value if isinstance(value, list) else [value]:
+        if not isinstance(item, dict):
+            return None
+        parts = item["function"] if isinstance(item.get("function"), dict) and "name" not in item else item
+        if not parts.keys() & {"arguments", "parameters"} and parts.keys() - {"name", "id", "type"}:
+            return None  # a misspelt key does not make a call without arguments
+        arguments = parts["arguments"] if "arguments" in parts else parts.get("parameters")
+        call = call_of(parts.get("name"), arguments, item.get("id"))
+        if call is None:
+            return None
+        found.append(call)
+    return found or None
+
+
+def json_reader(end_marker: str) -> Reader:
+    """A reader of JSON calls followed by an end marker, or by nothing if that is empty."""
+
+    def read(text: str, place: int) -> tuple[list[Call] | None, int]:
+        found = json_value(text, place)
+        if found is None:
+            return None, place
+        value, end = found
+        if end_marker:
+            after = skip_blank(text, end)
+            if not text.startswith(end_marker, after):
+                return None, end
+            end = after + len(end_marker)
+        return calls_in(value), end
+
+    return read
+
+
+def skip_blank(text: str, place: int) -> int:
+    """The next place that is not blank."""
+    found = BLANK.match(text, place)
+    return found.end() if found is not None else place

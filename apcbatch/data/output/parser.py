@@ -1,0 +1,104 @@
+"""Parse the answer to one request: its text becomes reasoning, content, tool calls and warnings.
+
+data/chat/render.py chooses the parsers of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from apcbatch.data.input.messages import Message, Tool
+from apcbatch.data.json_text import write_json
+from apcbatch.data.output.call_ids import call_ids
+from apcbatch.data.output.reasoning import ReasoningParser
+from apcbatch.data.output.tool_parser import Call, ToolParser
+
+
+@dataclass(slots=True)
+class ParsedAnswer:
+    """An answer parsed into content, reasoning and tool calls. calls: each with its id. warnings: a sentence per call
+    that was dropped or left as text."""
+
+    content: str
+    reasoning: str | None = None
+    calls: list[Call] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def as_message(self) -> Message:
+        """The answer as a message of the history, as templates read it: arguments are an object."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [_call(call, call.arguments) for call in self.calls]
+        return message
+
+    def as_output(self) -> dict[str, Any]:
+        """The answer as OpenAI returns it: arguments are JSON text, and empty content next to calls is null.
+        `reasoning_content`, which OpenAI does not have, is added if there is reasoning."""
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": self.content if self.content or not self.calls else None,
+            "refusal": None,
+            "tool_calls": [_call(call, write_json(call.arguments)) for call in self.calls],
+        }
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        return message
+
+
+def _call(call: Call, arguments: object) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParser:
+    """Parses the answers to one request. Without parsers the whole text is the content.
+
+    tools: the request's, if the tool parser types arguments by them. is_open: its prompt has begun reasoning. turn:
+    number of the answer among the assistant's messages, from 1. used_ids: call ids in the conversation. one_call:
+    parallel_tool_calls is false. warnings: sentences about the request itself.
+    """
+
+    tool_parser: ToolParser | None = None
+    tools: Sequence[Tool] = ()
+    reasoning_parser: ReasoningParser | None = None
+    is_open: bool = False
+    turn: int = 1
+    used_ids: frozenset[str] = frozenset()
+    one_call: bool = False
+    warnings: tuple[str, ...] = ()
+
+    def parse(self, text: str, choice: int = 0) -> ParsedAnswer:
+        """The parts of an answer. choice: index among the answers to the request."""
+        answer = ParsedAnswer(text)
+        if self.reasoning_parser is not None:
+            thought = self.reasoning_parser.split(text, self.is_open)
+            answer.content, answer.reasoning = thought.content, thought.reasoning
+            if thought.is_cut:
+                answer.warnings.append("the answer ends before its reasoning does, so it has no content")
+        if self.tool_parser is not None:
+            self._take_calls(self.tool_parser, answer, choice)
+        return answer
+
+    def _take_calls(self, parser: ToolParser, answer: ParsedAnswer, choice: int) -> None:
+        found = parser.find(answer.content, self.tools)
+        if found.num_malformed:
+            places = "1 place" if found.num_malformed == 1 else f"{found.num_malformed:,} places"
+            answer.warnings.append(
+                f"{places} of the answer begin{'s' * (found.num_malformed == 1)} a tool call that cannot be read as "
+                f"{parser.name} writes calls; it stays in the content"
+            )
+        calls = found.calls
+        if not calls:
+            return
+        if self.one_call and len(calls) > 1:
+            answer.warnings.append(
+                f"parallel_tool_calls is false: of the {len(calls):,} tool calls in the answer the first one is given"
+            )
+            calls = calls[:1]
+        ids = call_ids(calls, parser.id_format, self.turn, choice, self.used_ids)
+        answer.calls = [Call(call.name, call.arguments, own) for call, own in zip(calls, ids, strict=True)]
+        answer.content = found.content.strip()

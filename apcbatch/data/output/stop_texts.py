@@ -1,0 +1,119 @@
+"""Stop texts: found while tokens are generated, across token borders, and cut off the answer.
+
+Invariants: an answer ends with the first token that completes one of the texts; the time for a token does not depend on
+the length of the answer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from apcbatch.data.tokenization.tokenizer import Tokenizer
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class StopTexts:
+    """The stop condition of one answer: an Ending (see types.py)."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self._stream = TextStream(tokenizer)
+        self._most_kept = max(map(len, texts)) - 1
+        self._kept = ""  # the end of the text so far, which may begin a stop text
+
+    def accept(self, token: int, may_end: bool) -> str | None:
+        """Take the next token; the stop text that it completes, or None. Of several, the one that ends first, then the
+        longest. A stop text completed while may_end is false does not count."""
+        piece = self._stream.add(token)
+        if not piece:
+            return None
+        text, before = self._kept + piece, len(self._kept)
+        ends = []
+        for stop in self._texts:
+            begin = text.find(stop, max(0, before - len(stop) + 1)) if may_end else -1
+            if begin >= 0:
+                ends.append((begin + len(stop), -len(stop), stop))
+        self._kept = text[-self._most_kept :] if self._most_kept else ""
+        return min(ends)[2] if ends else None
+
+
+@dataclass(frozen=True, slots=True)
+class StopTextsFactory:
+    """Makes the stop condition of each answer of a request: a Request.ending. texts: at least one."""
+
+    tokenizer: Tokenizer
+    texts: tuple[str, ...]
+
+    def __call__(self) -> StopTexts:
+        return StopTexts(self.tokenizer, self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class CutAnswer:
+    """An answer without its stop text or token. text: without special tokens. num_tokens: the least number of its first
+    tokens that contain the text, with the model's own stop token. is_exact: they contain no other text."""
+
+    text: str
+    num_tokens: int
+    is_exact: bool
+
+
+def cut_answer(decode: Decode, token_ids: Sequence[int], stop_reason: int | str | None, keeps_stop: bool) -> CutAnswer:
+    """The part of an answer that is returned. stop_reason: as in the engine's result. keeps_stop: include the stop text
+    or the token of stop_token_ids that ended it."""
+    if isinstance(stop_reason, str):
+        return _cut_at_text(decode, token_ids, stop_reason, keeps_stop)
+    if stop_reason is not None and not keeps_stop:
+        token_ids = token_ids[:-1]
+    return CutAnswer(decode(token_ids), len(token_ids), True)
+
+
+def _cut_at_text(decode: Decode, token_ids: Sequence[int], stop: str, keeps_stop: bool) -> CutAnswer:
+    text = decode(token_ids)
+    before = len(decode(token_ids[:-1]).rstrip(NOT_A_CHARACTER))  # of the text before the last token
+    begin = text.find(stop, max(0, before - len(stop) + 1))
+    text = text[: begin + (len(stop) if keeps_stop else 0)] if begin >= 0 else text
+    counts = range(len(token_ids) + 1)
+    num_tokens = bisect_left(counts, len(text), key=lambda count: len(decode(token_ids[:count])))
+    num_tokens = min(num_tokens, len(token_ids))
+    return CutAnswer(text, num_tokens, decode(token_ids[:num_tokens]) == text)
+
+
+NOT_A_CHARACTER = "\ufffd"  # decoded from bytes that are no whole character
+_MOST_PENDING = 32  # tokens of an incomplete character, which has at most four bytes
+
+
+class TextStream:
+    """Decodes one answer token by token. The text of a token depends on the previous one (a space, the rest of a
+    character), so each piece is decoded together with the piece before it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # of the previous piece and of this one
+        self._num_before = 0  # number of ids of the previous piece
+        self._num_given = 0  # characters of their text that were returned
+
+    def add(self, token: int) -> str:
+        """The text that the next token adds: empty for a special token, and for a part of a character that is not the
+        last one."""
+        if self._tokenizer.is_dropped(token):
+            return ""
+        self._ids.append(token)
+        text = self._tokenizer.decode(self._ids)
+        waits_too_long = len(self._ids) - self._num_before > _MOST_PENDING
+        whole = text if waits_too_long else text.rstrip(NOT_A_CHARACTER)
+        piece = whole[self._num_given :]
+        self._num_given = max(self._num_given, len(whole))
+        if len(whole) == len(text):
+            self._begin_piece(waits_too_long)
+        return piece
+
+    def _begin_piece(self, in_any_case: bool) -> None:
+        """Make the current piece the previous one, if it has a text as context for the next."""
+        ids = self._ids[self._num_before :]
+        text = self._tokenizer.decode(ids)
+        if text or in_any_case:
+            self._ids, self._num_before, self._num_given = ids, len(ids), len(text)

@@ -1,0 +1,79 @@
+"""Replace the tokenizer of a model folder that has none: prompts of token ids need no tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.model_files import TOKENIZER_FILES
+from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer, read_eos_token_ids, read_vocab_size
+from apcbatch.data.tokenization.tokenizer_json import TokenizerSource
+from apcbatch.errors import ModelError, RequestError
+
+if TYPE_CHECKING:
+    from apcbatch.data.tokenization.tokenizer import Encoding
+
+
+class NoTokenizer(Tokenizer):
+    """Encodes no text; the text of an answer is empty, and that of a single token is `token_id:17`."""
+
+    reads_text = False
+    markers = None
+
+    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self.answer_schema, self.added_texts = "", ()
+        self._folder, self.special, self._dropped_ids = folder, {}, set()
+        self.source = TokenizerSource(None, {}, None, str(folder), None)  # type: ignore[arg-type]
+
+    def require_for(self, what: str) -> NoReturn:
+        """RequestError: `what` needs a tokenizer."""
+        message = f"{what} needs a tokenizer, and {self._folder} has none; give a prompt of token ids, without it"
+        raise RequestError("invalid_request", message)
+
+    def encode(self, text: str, adds_special: bool = False) -> Encoding:
+        self.require_for("a text")
+
+    def encode_prompt(self, text: str) -> list[int]:
+        self.require_for("a text")
+
+    def encode_continuation(self, text: str) -> list[int]:
+        self.require_for("a text")
+
+    @property
+    def begins_with_bos(self) -> bool:
+        return False
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        return "".join(f"token_id:{number}" for number in token_ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+
+def load_any_tokenizer(folder: Path, warn: Callable[[str], None]) -> Tokenizer:
+    """The tokenizer of a model folder; a NoTokenizer, with a warning, for a folder without one whose config.json has
+    vocab_size. ModelError for a damaged tokenizer."""
+    if not folder.is_dir() or any(os.path.lexists(folder / name) for name in TOKENIZER_FILES):
+        return load_tokenizer(folder)
+    vocab_size = read_vocab_size(folder)
+    if vocab_size is None:
+        return load_tokenizer(folder)  # raises the ModelError that says what is missing
+    warn(
+        f"{folder} has no tokenizer: prompts of token ids are answered with an empty text, their tokens are in "
+        "apcbatch.completion_token_ids; every other line is an error record"
+    )
+    return NoTokenizer(folder, vocab_size, read_eos_token_ids(folder))
+
+
+def check_first(records: Iterator[Conversation | BadLine], folder: Path) -> Iterator[Conversation | BadLine]:
+    """The same records, for a model without a tokenizer; ModelError if the first one is not a prompt of token ids."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and not isinstance(first.prompt, list):
+        files = ", ".join(TOKENIZER_FILES)
+        raise ModelError(f"{folder} has no tokenizer; expected one of {files} in it, or prompts of token ids")
+    return records if first is None else chain([first], records)

@@ -1,0 +1,264 @@
+"""The tokenizer of a model folder: text to token ids and back, the ids that end an answer, the vocabulary.
+
+A tokenizer.json is read directly if no other file changes it (data/tokenization/tokenizer_json.py); other folders are
+read by `transformers` in a helper process. Invariants: a text takes bounded time and memory: it is tokenised in this
+process only if the tokenizer's parts are known (data/tokenization/bounds.py) and the text is short, else in a helper
+process; what the library cannot do, panics included, is a RequestError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import orjson
+
+from apcbatch.data.checks import first_line
+from apcbatch.data.model_files import MAX_FILE_BYTES, TOKENIZER_FILES, model_files
+from apcbatch.data.tokenization.tokenizer_json import TokenizerSource, load_backend, read_tokenizer_json
+from apcbatch.errors import ModelError, RequestError, StoppedError
+from apcbatch.option_values import brief
+from apcbatch.regular_files import read_regular_file
+
+if TYPE_CHECKING:
+    import tokenizers
+
+    from apcbatch.data.tokenization.isolated import IsolatedEncoding, IsolatedTokenizer
+
+    Encoding: TypeAlias = tokenizers.Encoding | IsolatedEncoding
+
+MAX_BYTES_HERE = 1 << 20  # of a normalised text that is tokenised in this process: each takes up to 220 bytes of memory
+_MOST_TOKENS_HERE = 64 << 10  # that are decoded in this process
+_MOST_ADDED_CHARACTERS = 1 << 20
+_MOST_IDS = 1 << 31
+# Keys of the answer schema in transformers 5; the first is the older one.
+_ANSWER_SCHEMAS = ("response_schema", "response_template")
+
+T = TypeVar("T")
+
+
+class Tokenizer:
+    """Encodes and decodes text for one model.
+
+    source: has the named tokens and the chat template. eos_token_ids: the ids that end an answer. vocab_size: ids below
+    it exist in the model. markers: a pattern of the added tokens at which a text is split before anything else, or
+    None; see data/chat/common_prefix.py. answer_schema: the checkpoint's schema of its answers, or ''. special: the
+    special tokens by id.
+    """
+
+    reads_text = True
+
+    def __init__(
+        self,
+        source: TokenizerSource,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        answer_schema: str = "",
+    ) -> None:
+        self.source = source
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.answer_schema = answer_schema
+        self._backend = source.backend_tokenizer
+        self._helper: IsolatedTokenizer | None = None
+        added = self._backend.get_added_tokens_decoder()
+        self.added_texts = tuple(token.content for token in added.values())
+        if sum(map(len, self.added_texts)) > _MOST_ADDED_CHARACTERS:
+            raise ModelError(f"its added tokens have more than {_MOST_ADDED_CHARACTERS:,} characters")
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        self._dropped_ids = set(self.special)
+        splitting = [
+            re.escape(token.content)
+            for token in sorted(added.values(), key=lambda token: -len(token.content))
+            if not (token.normalized or token.lstrip or token.rstrip or token.single_word)
+        ]
+        self.markers = re.compile("|".join(splitting)) if splitting else None
+
+    def require_for(self, what: str) -> None:
+        """RequestError if there is no tokenizer (data/tokenization/no_tokenizer.py). what: needs one."""
+
+    def keep_markers(self, markers: Iterable[str]) -> None:
+        """Let `decode` keep these texts even if they are special tokens."""
+        kept = set(markers)
+        self._dropped_ids = {number for number, text in self.special.items() if text not in kept}
+
+    def encode(self, text: str, adds_special: bool = False) -> Encoding:
+        """The tokens of a text and their places in it. adds_special: add the special tokens that the model puts around
+        plain text. RequestError for a text that the library cannot tokenise within its limits."""
+        grows = self.source.growth
+        num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        is_short = grows is None or num_bytes * grows <= MAX_BYTES_HERE
+        backend = self._backend if is_short else self._isolated()
+        try:
+            return backend.encode(text, add_special_tokens=adds_special)
+        except BaseException as error:
+            raise _refused(error) from None
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a completion's prompt, with the special tokens that the model adds to plain text."""
+        return self.encode(text, True).ids
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """Token ids of a text that follows another one, without the prefix of a first word."""
+        anchored = self.encode("a" + text)
+        index = anchored.char_to_token(0)
+        if index is None or anchored.token_to_chars(index) != (0, 1):
+            return self.encode(text).ids
+        return anchored.ids[index + 1 :]
+
+    def marker_id(self, marker: str) -> int | None:
+        """The id of one of the texts that `markers` finds."""
+        return self._backend.token_to_id(marker)
+
+    @property
+    def begins_with_bos(self) -> bool:
+        """Whether the model puts its first token (bos) before plain text."""
+        try:
+            ids = self.encode_prompt("a")
+        except RequestError as error:
+            raise ModelError(f"the tokenizer in {self.source.name_or_path} cannot be used: {error}") from None
+        return bool(ids) and ids[0] == self.source.bos_token_id
+
+    def is_dropped(self, token_id: int) -> bool:
+        """Whether `decode` leaves a token out, since it is special."""
+        return token_id in self._dropped_ids
+
+    def decode_all(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones as they are written."""
+        return self._decode(list(map(int, token_ids)))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer without dropped tokens. Bytes that are not UTF-8 become U+FFFD."""
+        kept = [int(number) for number in token_ids if int(number) not in self._dropped_ids]
+        return self._decode(kept)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        backend = self._backend if len(token_ids) <= _MOST_TOKENS_HERE else self._isolated()
+        try:
+            return backend.decode(token_ids, skip_special_tokens=False)
+        except BaseException as error:
+            raise _refused(error) from None
+
+    def _isolated(self) -> tokenizers.Tokenizer | IsolatedTokenizer:
+        """The same tokenizer in a helper process."""
+        if self.source.growth is None:
+            return self._backend
+        if self._helper is None:
+            from apcbatch.data.tokenization.isolated import IsolatedTokenizer
+
+            split_special = bool(getattr(self._backend, "encode_special_tokens", False))
+            self._helper = IsolatedTokenizer(self._backend.to_str().encode(), split_special)
+        return self._helper
+
+
+def load_tokenizer(model_dir: str | Path) -> Tokenizer:
+    """The tokenizer of a model folder; raises ModelError with the file that is missing or damaged."""
+    folder = Path(model_dir)
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is not a folder; expected a model folder with config.json and tokenizer.json")
+    names = model_files(folder).keys()
+    if not names & set(TOKENIZER_FILES):
+        raise ModelError(f"{folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} in the model folder")
+    vocab_size = read_vocab_size(folder)
+    source = _guarded(folder, lambda: read_tokenizer_json(folder) or _converted(folder))
+    eos_token_ids = read_eos_token_ids(folder, source.eos_token_id)
+    return _guarded(
+        folder,
+        lambda: Tokenizer(
+            source,
+            vocab_size or source.backend_tokenizer.get_vocab_size(with_added_tokens=True),
+            eos_token_ids,
+            _answer_schema(folder),
+        ),
+    )
+
+
+def read_vocab_size(folder: Path) -> int | None:
+    """The number of token ids that config.json gives, or None."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MOST_IDS:
+        return None
+    return size
+
+
+def _guarded(folder: Path, load: Callable[[], T]) -> T:
+    """The result of `load`; ModelError for any error of the library, StoppedError if its process was lost."""
+    try:
+        return load()
+    except BaseException as error:  # the parser's panics are no Exceptions
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if isinstance(error, RequestError) and error.code == "worker_lost":
+            raise StoppedError(f"the tokenizer in {folder} was not loaded: {error}") from None
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded: {first_line(error)}; "
+            "expected tokenizer.json and tokenizer_config.json as the model was published"
+        ) from None
+
+
+def _converted(folder: Path) -> TokenizerSource:
+    """A folder's tokenizer, read by `transformers`."""
+    from apcbatch.data.tokenization.isolated import read_by_transformers
+
+    facts = read_by_transformers(folder)
+    names, grows = facts["special_tokens_map"], facts["growth"]
+    backend = load_backend(facts["tokenizer"].encode(), grows, list(names.values()), facts["split_special"])
+    return TokenizerSource(backend, names, facts["chat_template"], str(folder), grows)
+
+
+def _refused(error: BaseException) -> BaseException:
+    """A panic of the library as the error of one request; any other error as it is."""
+    if type(error).__name__ != "PanicException":
+        return error
+    return RequestError("invalid_request", f"the tokenizer cannot take a text: {first_line(error)}")
+
+
+def read_eos_token_ids(folder: Path, tokenizer_eos: int | None = None) -> list[int]:
+    """The ids from generation_config.json, config.json or the tokenizer: the first that has one id or a list."""
+    for name, holder in (
+        ("generation_config.json", read_json(folder / "generation_config.json")),
+        ("config.json", read_json(folder / "config.json")),
+        ("tokenizer_config.json", {"eos_token_id": tokenizer_eos}),
+    ):
+        value = holder.get("eos_token_id")
+        ids: list[Any] = value if isinstance(value, list) else [value]
+        if value is None or not ids:
+            continue
+        if not all(_is_id(number) for number in ids):
+            raise ModelError(
+                f"eos_token_id in {folder / name} is {brief(value)}; expected a token id or a list of them"
+            )
+        return ids
+    return []
+
+
+def _answer_schema(folder: Path) -> str:
+    """The answer schema in tokenizer_config.json, as JSON text without the backslashes of its patterns.
+
+    It is only searched for markers: its patterns come with the checkpoint and could run for ever.
+    """
+    config = read_json(folder / "tokenizer_config.json")
+    found = [config[name] for name in _ANSWER_SCHEMAS if config.get(name) is not None]
+    return json.dumps(found, ensure_ascii=False).replace("\\", "") if found else ""
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_IDS
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no file."""
+    try:
+        value = orjson.loads(read_regular_file(path, MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} cannot be read as JSON: {first_line(error)}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object; expected the file as the model was published")
+    return value

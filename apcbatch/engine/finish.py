@@ -1,0 +1,123 @@
+"""How sequences end: with their last token, with a failure, or dropped; and when that ends their request.
+
+Invariants: however a sequence ends, all that it held is free again, and a request has one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from apcbatch.engine.observer import Observer
+from apcbatch.engine.pipeline import PassPipeline
+from apcbatch.engine.scheduler import Scheduler
+from apcbatch.engine.sequence import Chunk, Sequence, failed_result
+from apcbatch.engine.snapshots import Snapshots
+from apcbatch.engine.step import Pass
+from apcbatch.errors import RequestError
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.devices import ran_out_of_memory
+from apcbatch.types import Result
+
+
+class Completion:
+    """Ends the sequences of one engine. observer: gets each prompt that is answered."""
+
+    def __init__(self, scheduler: Scheduler, snapshots: Snapshots, pipeline: PassPipeline) -> None:
+        self.observer: Observer | None = None
+        self._scheduler, self._snapshots, self._pipeline = scheduler, snapshots, pipeline
+
+    def finish(self, sequence: Sequence) -> list[Result]:
+        """End a sequence that has its last token; the result of its request, if that was the last answer to come."""
+        if sequence.finish_reason:
+            self._snapshots.complete(sequence)
+            self._end(sequence)
+        forks = sequence.forks
+        if forks is None:
+            return [self._result(sequence)] if sequence.finish_reason else []
+        if forks.delivered or not forks.finished:
+            return []
+        forks.delivered = True
+        return [self._result(sequence)]
+
+    def fail(self, current: Pass, failures: dict[Chunk, RequestError], was_read: bool = False) -> list[Result]:
+        """End the requests of failed chunks of a pass, with their other answers, as error records. was_read: the pass
+        itself did not fail, so that the finite snapshots of their prompts are published."""
+        failed = requests_of(failures)
+        for chunk in failures if was_read else ():
+            broken = list(chunk.keep)
+            chunk.keep = current.finite_keeps(chunk)
+            self._snapshots.publish(chunk)
+            chunk.keep = [keep for keep in broken if keep not in chunk.keep]
+        for chunk in current.chunks:
+            if chunk.sequence in failed:
+                self._snapshots.cancel(chunk)
+        firsts = {chunk.sequence.siblings[0]: failure for chunk, failure in failures.items()}
+        for first in firsts:
+            self._drop(first.siblings)
+        return [failed_result(first.request, failure) for first, failure in firsts.items()]
+
+    def drop_all(self) -> None:
+        """End everything that has begun, without results."""
+        begun = [sequence.siblings for sequence in self._scheduler.running]
+        for siblings in [*begun, *(forks.sequences for forks in self._scheduler.forks)]:
+            self._drop(siblings)
+
+    def _result(self, sequence: Sequence) -> Result:
+        """The result of a request whose answers have all ended. sequence: any of them."""
+        first = sequence.siblings[0]
+        self._snapshots.count_unique(first)
+        if self.observer is not None:
+            self.observer.answered(first.tokens[: first.num_prompt], first.cached_tokens, first.cached_from)
+        return sequence.result()
+
+    def _end(self, sequence: Sequence) -> None:
+        """Free what a sequence holds, if it runs, and remove it from the passes in flight."""
+        if not sequence.is_running:
+            return
+        self._scheduler.finish(sequence)
+        for chunk in self._pipeline.remove(sequence):
+            self._snapshots.cancel(chunk)
+
+    def _drop(self, siblings: list[Sequence]) -> None:
+        """Free what all answers of a request hold."""
+        for sequence in siblings:
+            self._end(sequence)
+        if siblings[0].forks is not None:
+            self._scheduler.drop_answers(siblings[0].forks)
+
+
+def requests_of(chunks: Iterable[Chunk]) -> set[Sequence]:
+    """The sequences of all answers of these chunks' requests."""
+    return {sequence for chunk in chunks for sequence in chunk.sequence.siblings}
+
+
+def no_room(sequence: Sequence) -> RequestError:
+    """The KV of a sequence does not fit even if it runs alone."""
+    return RequestError(
+        "out_of_memory",
+        f"the KV of {sequence.limit} tokens, the prompt and its answer ({-(-sequence.limit // PAGE_TOKENS)} pages), "
+        "does not fit; raise --pool-size or ask for fewer new tokens",
+    )
+
+
+def not_finite() -> RequestError:
+    """States or logits hold NaN or infinity."""
+    return RequestError(
+        "non_finite",
+        "the model's numbers became NaN or infinite for this request, so that it has no answer; check the "
+        "checkpoint's weights, or try another --dtype",
+    )
+
+
+def failed_pass(error: Exception) -> RequestError:
+    """A pass raised."""
+    if ran_out_of_memory(error):
+        return RequestError("out_of_memory", "memory ran out in a pass with this request; run it again")
+    return RequestError("internal", f"{error!r} in a pass with this request; run it again")
+
+
+def failed_choice(error: Exception) -> RequestError:
+    """No token could be sampled, or the request's own Ending or Constraint raised."""
+    if isinstance(error, RequestError):
+        return error
+    return RequestError("internal", f"{error!r} while this request's next token was chosen; run it again")

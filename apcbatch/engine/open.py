@@ -1,0 +1,234 @@
+"""Opening an engine: its options, checked in one place, and its parts: devices, weights, arena, store, pool,
+scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apcbatch.config import OPTIONS, Config
+from apcbatch.cores import find_cores
+from apcbatch.engine.admission import COST_ON_DEVICE
+from apcbatch.engine.page_tables import PageTables
+from apcbatch.engine.persistence import Persistence, open_store
+from apcbatch.engine.policy import keeps_snapshots
+from apcbatch.engine.pool import PagePool, SnapshotPool
+from apcbatch.engine.scheduler import Scheduler, num_live_slots
+from apcbatch.engine.sequence import Chunk, Sequence
+from apcbatch.engine.snapshots import Snapshots
+from apcbatch.engine.step import DecodeBatches, Pass
+from apcbatch.errors import UsageError
+from apcbatch.fingerprint import key_fingerprint
+from apcbatch.kernels.isa import set_isa
+from apcbatch.kernels.threads import set_threads, threads
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.causal_lm import check_sizes
+from apcbatch.model.devices import choose_devices, load_model, make_arena
+from apcbatch.model.families import load_model_config, state_layout
+from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.locate import locate_model, name_of
+from apcbatch.model.pipeline import Model, stage_layers
+from apcbatch.model.pipeline_arena import Arena
+from apcbatch.sampling import Bounds
+from apcbatch.store import Store
+from apcbatch.types import Policy, Request
+
+MAX_SNAPSHOT_SLOTS = 1 << 20
+WARM_UP_TOKENS = 1024
+_WHOLE_NUMBERS = (
+    "block_size",
+    "max_batch_tokens",
+    "max_running",
+    "max_request_tokens",
+    "pool_size_bytes",
+    "store_size_bytes",
+    "gpus",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs; UsageError for a value that cannot be used.
+
+    device: `cpu`, `cuda`, or `auto` for CUDA if it is there. gpus: the number of CUDA devices over which the layers are
+    spread, with the answers that one gives; as many groups of max_running sequences run side by side. exact: on CUDA,
+    products of one order of sums, so that a cached answer equals a cold one bit for bit, as it does on the CPU; False:
+    the libraries' products. block_size: the grid of positions that may be kept, in tokens. policy: `all` keeps every
+    boundary, `last` the last one of each prompt and answer, `planned` what each request's plan says (without a plan:
+    like `last`, and where prompts were seen to fork), `none` nothing; see policy.py. store: a folder that outlives the
+    process, or None. cache_salt: a secret text; engines with another one, or none, find nothing of this one's in a
+    store that they share. pool_size_bytes: for snapshots, in RAM or in the memory of the CUDA devices together.
+    max_batch_tokens, max_running: tokens and sequences per pass. max_request_tokens: of a prompt and its answer; a
+    longer request fails.
+    """
+
+    dtype: str = Config.dtype
+    device: str = "cpu"
+    gpus: int = 1
+    exact: bool = Config.exact
+    block_size: int = Config.block_size
+    policy: Policy = "all"
+    store: str | Path | None = None
+    store_size_bytes: int = Config.store_size
+    cache_salt: str | None = None
+    pool_size_bytes: int = 4 << 30
+    max_batch_tokens: int = Config.max_batch_tokens
+    max_running: int = Config.max_running
+    max_request_tokens: int = Config.max_request_tokens
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "policy"):
+            value, choices = getattr(self, name), OPTIONS[name].choices
+            if value not in choices:
+                raise UsageError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+        for name in _WHOLE_NUMBERS:
+            value, option = getattr(self, name), OPTIONS[name.removesuffix("_bytes")]
+            bounds = Bounds(int, option.minimum, option.maximum)
+            if not isinstance(value, int) or value not in bounds:
+                raise UsageError(f"{name} is {value!r}; expected {bounds}")
+
+    @classmethod
+    def of(cls, config: Config, cache_salt: str | None) -> EngineOptions:
+        """The options of a run. cache_salt: the secret itself."""
+        return cls(
+            dtype=config.dtype,
+            device=config.device,
+            gpus=config.gpus,
+            exact=config.exact,
+            block_size=config.block_size,
+            policy=config.policy,
+            store=config.store,
+            store_size_bytes=config.store_size,
+            cache_salt=cache_salt,
+            pool_size_bytes=config.pool_size,
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            max_request_tokens=config.max_request_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine is made of. name: the model's. key_fingerprint: the model's fingerprint with the cache salt.
+    runs_ahead: whether a device computes a pass while the host reads the one before it."""
+
+    name: str
+    config: ModelConfig
+    devices: list[torch.device]
+    model: Model
+    key_fingerprint: bytes
+    arena: Arena
+    store: Store | None
+    persistence: Persistence | None
+    pages: PagePool
+    pool: SnapshotPool
+    page_tables: PageTables
+    snapshots: Snapshots
+    scheduler: Scheduler
+    runs_ahead: bool
+
+
+def open_parts(model: str | Path, options: EngineOptions, warn: Callable[[str], None]) -> EngineParts:
+    """Load a model and make all that its engine needs. UsageError (ModelError)."""
+    devices = choose_devices(options.device, options.gpus)
+    if options.device == "auto" and devices[0].type == "cpu" and torch.cuda.is_available():
+        warn("a CUDA device is here and this build has no kernels for it, so the CPU is used; see apcbatch doctor")
+    folder, name = locate_model(str(model)), name_of(str(model))
+    config = load_model_config(folder)
+    check_sizes(folder, config)
+    layout = state_layout(config, options.dtype)
+    keeps, pool_bytes = keeps_snapshots(options.policy), options.pool_size_bytes
+    num_snapshots = min(pool_bytes // layout.slot_bytes, MAX_SNAPSHOT_SLOTS) if keeps else 0
+    # Live sequences and snapshots may each fill the pool's size with KV.
+    num_pages = 2 * pool_bytes // layout.page_bytes if layout.page_bytes else 0
+    num_live = num_live_slots(len(devices) * options.max_running)
+    layers = stage_layers(folder, config, len(devices))
+    arena = make_arena(layout, num_live + num_snapshots, num_pages, devices, layers)
+    # The pass that is read, one in flight per device, and one prefill pass, so that none waits for the host.
+    passes = len(devices) + 2
+    loaded = load_model(
+        folder, config, getattr(torch, options.dtype), arena, layers, exact=options.exact, passes=passes
+    )
+    store = persistence = None
+    if options.store is not None and keeps:
+        store = open_store(Path(options.store), options.store_size_bytes, pool_bytes, arena.on_host, warn)
+        persistence = Persistence(store, arena, loaded.fingerprint, name)
+    pages = PagePool(num_pages)
+    pool = SnapshotPool(
+        range(num_live, num_live + num_snapshots),
+        pages,
+        layout.slot_bytes,
+        layout.page_bytes,
+        pool_bytes,
+        persistence.wait if persistence else lambda: False,
+    )
+    page_tables = PageTables(pages, pool, arena, layout.has_tokens)
+    fingerprint = key_fingerprint(loaded.fingerprint, options.cache_salt)
+    snapshots = Snapshots(
+        policy=options.policy,
+        block_size=options.block_size,
+        fingerprint=fingerprint,
+        pool=pool,
+        pages=pages,
+        page_tables=page_tables,
+        persistence=persistence,
+    )
+    runs_ahead = devices[0].type != "cpu" or len(devices) > 1
+    scheduler = Scheduler(
+        snapshots,
+        page_tables,
+        max_batch_tokens=options.max_batch_tokens,
+        max_running=options.max_running,
+        capacity_bytes=pool_bytes,
+        prompt_cost=COST_ON_DEVICE if runs_ahead else 0,
+        groups=len(devices),
+    )
+    if devices[0].type != "cpu":
+        warm_up(loaded, arena, options.max_batch_tokens, num_pages if layout.has_tokens else None)
+    return EngineParts(
+        name,
+        config,
+        devices,
+        loaded,
+        fingerprint,
+        arena,
+        store,
+        persistence,
+        pages,
+        pool,
+        page_tables,
+        snapshots,
+        scheduler,
+        runs_ahead,
+    )
+
+
+def warm_up(model: Model, arena: Arena, max_batch_tokens: int, num_pages: int | None) -> None:
+    """Run a pass in slot 0 and the first pages, before anything uses them. num_pages: None for a model without
+    attention. What fails here is left to the passes that follow."""
+    count = min(max_batch_tokens, WARM_UP_TOKENS, WARM_UP_TOKENS if num_pages is None else num_pages * PAGE_TOKENS)
+    if count < 1:
+        return
+    request = Request("", [0] * count, max_tokens=1)
+    sequence = Sequence(request, np.zeros(count, np.int32), count, count, count + 1, slot=0)
+    if num_pages is not None:
+        sequence.pages = np.arange(-(-count // PAGE_TOKENS))
+    current = Pass(model, arena, DecodeBatches(), [Chunk(sequence, 0, count)])
+    if not current.failed:
+        current.read()
+
+
+def use_processor(config: Config) -> None:
+    """Set the instruction set and the threads of the CPU kernels; by default a thread for each core that this process
+    may use, and no more than torch was told to use. UsageError."""
+    set_threads(config.threads or min(threads(), find_cores().threads))
+    if config.isa is None:
+        return
+    try:
+        set_isa(config.isa)
+    except ValueError as error:
+        raise UsageError(f"{config.origins.get('isa', 'isa')}: {error}") from None

@@ -1,0 +1,135 @@
+"""Pending snapshots of failed planned requests: pass each one to the first request that reads it, which publishes it.
+
+An example: 0 was to publish 512 and 1,024, of which 1 reads 1,024 and 2, 3 read 512. It fails, at any moment. 1 begins
+next: it starts from what 0 would have started from, and publishes 512 for 2 and 3. Where 2 begins before 1, it
+publishes 512 for 3 and for 1, which starts there.
+
+Invariants: a snapshot that a failed request did not publish is computed once, by
+one of its readers, and held for the others as the plan says; the snapshot that the failed one resumed from is held for
+that reader; what no reader is left for is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from apcbatch.engine.pending import PendingSnapshots
+from apcbatch.engine.policy import ByPlan
+from apcbatch.engine.sequence import Sequence
+from apcbatch.engine.snapshots import Snapshots
+
+
+@dataclass(slots=True)
+class FailedRequest:
+    """Pending snapshots of one failed planned request. keys: position -> key, ascending. reads: pending position ->
+    number of planned requests that resume from it. source: position that the failed request was to resume from, 0 if
+    that read was counted; leader: number of the sequence that publishes it. later: positions kept for future
+    runs. ideal: tokens of its prompt that other requests covered."""
+
+    keys: dict[int, bytes]
+    reads: dict[int, int]
+    source: int
+    leader: int
+    later: Collection[int]
+    ideal: int
+
+    def split(self, end: int, publisher: int) -> FailedRequest:
+        """Split off the positions up to `end`, for the reader of `end` that now publishes them and reads none. The
+        positions after `end` then count as one reader of `end`. publisher: its number."""
+        rest = {p: reads for p, reads in self.reads.items() if p > end}
+        taken = {p: reads - (p == end) for p, reads in self.reads.items() if p <= end}
+        keys = {p: key for p, key in self.keys.items() if p <= end}
+        source, leader, self.reads, self.source = self.source, self.leader, rest, 0
+        if any(rest.values()):
+            taken[end] += 1
+            self.source, self.leader = end, publisher
+        return FailedRequest(keys, taken, source, leader, [p for p in self.later if p <= end], self.ideal)
+
+
+class PendingHandover:
+    """Passes the pending snapshots of failed requests to their readers. sequence_of: number -> waiting or running
+    sequence."""
+
+    def __init__(self, pending: PendingSnapshots, snapshots: Snapshots, sequence_of: Callable[[int], Sequence]) -> None:
+        self._pending, self._snapshots, self._sequence_of = pending, snapshots, sequence_of
+        self._failed: list[FailedRequest] = []
+
+    def record(self, sequence: Sequence) -> None:
+        """Record the unpublished snapshots of a sequence that ends, for the first of their readers."""
+        pending, retention = self._pending.remove(sequence.number), sequence.retention
+        if not pending or not isinstance(retention, ByPlan):
+            return
+        # Where a snapshot is held already, a sequence that has begun counted its readers in.
+        has_begun = sequence.is_running
+        reads = {p: retention.reads(p) for p, key in pending if not (has_begun and self._snapshots.holds(key))}
+        if any(reads.values()):
+            plan, keys = retention.plan, dict(sorted(sequence.keys.items()))
+            source = next((position for position, key in keys.items() if key == sequence.source), 0)
+            self._failed.append(FailedRequest(keys, reads, source, retention.leader, plan.keep_for_later, plan.ideal))
+            sequence.source = b""
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether a sequence must wait: the snapshot that a failed request would have resumed from is still pending."""
+        failed = self._find(sequence.keys, sequence.retention.plan.resume_at)
+        while failed is not None:
+            below = self._find(failed.keys, failed.source)
+            if below is None:
+                return self._pending.is_pending_from(failed.leader, failed.keys.get(failed.source))
+            failed = below
+        return False
+
+    def take_over(self, sequence: Sequence) -> None:
+        """Have a sequence that is about to begin, or fails before it does, publish the snapshot that it was to resume
+        from if the publisher of that one failed. It then resumes where the failed one would have; that snapshot may
+        be one of another failed request, and so on."""
+        retention, pending = sequence.retention, list[tuple[int, bytes]]()
+        end = retention.plan.resume_at
+        while (failed := self._find(sequence.keys, end)) is not None and isinstance(retention, ByPlan):
+            if self._snapshots.holds(failed.keys[end]):  # from another one that published it for others
+                self._snapshots.add_reads(failed.keys[end], failed.reads.pop(end))
+                break
+            part = failed.split(end, sequence.number)
+            kept = {position: reads for position, reads in part.reads.items() if reads or position in part.later}
+            retention.take_over(kept, part.later, part.ideal, part.leader)
+            sequence.keys, end = dict(sorted((part.keys | sequence.keys).items())), part.source
+            sequence.source = part.keys.get(end, b"")
+            pending += [(position, part.keys[position]) for position in kept]
+        if pending:
+            self._pending.take_over(sequence.number, pending)
+        self._drop_unread()
+
+    def drop_reader(self, key: bytes, leader: int = -1) -> None:
+        """Drop one pending reader of a snapshot, held or still to be published."""
+        publishers = self._pending.publishers(key)
+        if self._snapshots.holds(key):
+            self._snapshots.drop_reader(key)
+        elif publishers:
+            publisher = self._sequence_of(leader if leader in publishers else publishers[0])
+            if isinstance(publisher.retention, ByPlan):
+                publisher.retention.drop_reader(next(p for p, one in publisher.keys.items() if one == key))
+        else:
+            for failed in self._failed:
+                position = next((p for p, reads in failed.reads.items() if reads and failed.keys[p] == key), None)
+                if position is not None:
+                    failed.reads[position] -= 1
+                    self._drop_unread()
+                    return
+
+    def clear(self) -> None:
+        """Drop all pending readers."""
+        for failed in self._failed:
+            failed.reads.clear()
+        self._drop_unread()
+
+    def _find(self, keys: Mapping[int, bytes], end: int) -> FailedRequest | None:
+        """The failed request whose pending snapshot at a position has readers; None if there is none."""
+        found = (one for one in self._failed if one.reads.get(end) and one.keys[end] == keys.get(end))
+        return next(found, None)
+
+    def _drop_unread(self) -> None:
+        unread = [failed for failed in self._failed if not any(failed.reads.values())]
+        self._failed = [failed for failed in self._failed if any(failed.reads.values())]
+        for failed in unread:
+            if failed.source:
+                self.drop_reader(failed.keys[failed.source], failed.leader)

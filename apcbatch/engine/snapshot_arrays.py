@@ -1,0 +1,177 @@
+"""Snapshots as arrays and back: a pool entry made from stored arrays, and a slot's parts for a writer.
+
+For models with attention a chain of links gives the whole
+KV, each link the tokens since the one before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from queue import SimpleQueue
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from apcbatch.engine.pool import NO_PAGES, PageArray, PagePool, Snapshot, SnapshotPool
+from apcbatch.layout import PAGE_TOKENS, Extent, Stack, StateLayout
+from apcbatch.model.arena import Mark, Tensors
+from apcbatch.model.pipeline_arena import Arena
+from apcbatch.store import StoredSnapshot
+
+
+def parts_of(arena: Arena, snapshot: Snapshot, begin: int) -> Tensors:
+    """A snapshot by role on the host: its slot itself if that lies there, and what is kept for the tokens from `begin`
+    on."""
+    if arena.on_host:
+        parts = arena.host_slot(snapshot.slot)
+    else:
+        parts = slot_in_memory(arena.layout)
+        arena.copy_out(snapshot.slot, parts, arena.mark())
+    if arena.layout.has_tokens:
+        parts |= arena.gather(torch.from_numpy(snapshot.pages), begin, snapshot.position)
+    return parts
+
+
+def assemble(
+    arena: Arena,
+    pool: SnapshotPool,
+    pages: PagePool,
+    base: Snapshot | None,
+    links: Sequence[StoredSnapshot],
+    *,
+    awaited: bool,
+    reads: int = 0,
+) -> Snapshot | None:
+    """One pool entry: KV of `base` and of every link after it, recurrent state of the last one; None for no room.
+
+    awaited, reads: as SnapshotPool.insert has them.
+    """
+    last = links[-1]
+    if base is not None:
+        base.pins += 1
+    slot = pool.reserve(last.key, awaited)
+    table = None if slot is None else _chain_pages(arena, base, last.position, pages)
+    if base is not None:
+        base.pins -= 1
+    if slot is None:
+        return None
+    if table is None:
+        pool.cancel(last.key, slot)
+        return None
+    for link in links if arena.layout.has_tokens else ():
+        arena.scatter(torch.from_numpy(table), link.parent_position, as_tensors(link.arrays))
+    arena.copy_in(slot, as_tensors(last.arrays)).wait()
+    snapshot = pool.insert(last.key, last.position, slot, table, reads, awaited)
+    pages.release(table)  # the pool has its own references
+    return snapshot
+
+
+def _chain_pages(arena: Arena, base: Snapshot | None, end: int, pages: PagePool) -> PageArray | None:
+    """Pages for `end` tokens: those of `base` shared, its partial one copied, the rest new; None for no room."""
+    if not arena.layout.has_tokens:
+        return NO_PAGES
+    full = base.pages[: base.position // PAGE_TOKENS] if base else NO_PAGES
+    missing = -(-end // PAGE_TOKENS) - len(full)
+    if pages.num_free < missing:
+        return None
+    pages.share(full)
+    added = np.array([pages.allocate() for _ in range(missing)], np.int64)
+    if base is not None and len(full) < len(base.pages):
+        arena.copy_page(int(base.pages[-1]), int(added[0]))
+    return np.concatenate([full, added])
+
+
+def as_arrays(parts: Mapping[str, torch.Tensor]) -> dict[str, npt.NDArray[Any]]:
+    """Tensors as the store takes them, by role: on the host, bfloat16 as its 16 bits; views where that is possible."""
+    host = {role: tensor.cpu() for role, tensor in parts.items()}
+    return {
+        role: (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        for role, tensor in host.items()
+    }
+
+
+def as_tensors(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+    """What the store gives, by role, as tensors of the arena's dtypes."""
+    tensors = {role: torch.from_numpy(array) for role, array in arrays.items()}
+    return {
+        role: tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+        for role, tensor in tensors.items()
+    }
+
+
+ALIGNMENT = 256  # bytes
+
+
+def slot_in_memory(layout: StateLayout, memory: torch.Tensor | None = None) -> Tensors:
+    """The parts of a slot on the host, by role, (layers, *the part's axes), their content undefined. memory: uint8, of
+    `staged_bytes`, that they lie in; None for new memory."""
+    memory = torch.empty(staged_bytes(layout), dtype=torch.uint8) if memory is None else memory
+    parts, begin = {}, 0
+    for stack in _stacks(layout):
+        shape, dtype = _shape(stack), getattr(torch, stack.dtype)
+        size = math.prod(shape) * dtype.itemsize
+        parts[stack.role.name] = memory[begin : begin + size].view(dtype).view(shape)
+        begin += _aligned(size)
+    return parts
+
+
+def staged_bytes(layout: StateLayout) -> int:
+    """Bytes that a slot takes on the host, each part at a multiple of ALIGNMENT."""
+    return sum(_aligned(math.prod(_shape(stack)) * getattr(torch, stack.dtype).itemsize) for stack in _stacks(layout))
+
+
+class Staging:
+    """`num_buffers` buffers of one slot each. Any thread may call it."""
+
+    def __init__(self, layout: StateLayout, num_buffers: int) -> None:
+        self.num_buffers = num_buffers
+        self._layout = layout
+        self._free: SimpleQueue[tuple[Tensors, Mark | None]] = SimpleQueue()
+        self._making, self._is_made = Lock(), False
+
+    def take(self) -> Tensors:
+        """A buffer, by role the memory for a slot's part; waits until one is free."""
+        self.prepare()
+        buffer, read = self._free.get()
+        if read is not None:
+            read.wait()
+        return buffer
+
+    def prepare(self) -> None:
+        """Make the buffers, if that was not done."""
+        with self._making:
+            if not self._is_made:
+                self._make()
+
+    def give_back(self, buffer: Tensors, read: Mark | None = None) -> None:
+        """Let a buffer be used again. read: when the device has read it, if it still does."""
+        self._free.put((buffer, read))
+
+    def _make(self) -> None:
+        for memory in _pinned(self.num_buffers * staged_bytes(self._layout)).view(self.num_buffers, -1):
+            self._free.put((slot_in_memory(self._layout, memory), None))
+        self._is_made = True
+
+
+def _stacks(layout: StateLayout) -> list[Stack]:
+    return [stack for stack in layout.stacks if stack.role.extent is not Extent.TOKENS]
+
+
+def _shape(stack: Stack) -> tuple[int, ...]:
+    return (len(stack.layers), *(size for size in stack.shape if size is not None))
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _pinned(num_bytes: int) -> torch.Tensor:
+    """(num_bytes,) uint8, pinned if there is a device and the system pins so much."""
+    try:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    except RuntimeError:
+        return torch.empty(num_bytes, dtype=torch.uint8)

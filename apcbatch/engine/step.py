@@ -1,0 +1,279 @@
+"""One pass: packs chunks into a batch, runs the model, and returns the logits and the likeliest token of each sequence
+that is due one, and the scores of scored prompts."""
+
+from __future__ import annotations
+
+import math
+from operator import is_
+from struct import Struct
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from apcbatch.engine.pool import PageArray
+from apcbatch.engine.sampler import GreedyTokens, greedy
+from apcbatch.engine.scoring import score_rows
+from apcbatch.engine.sequence import Chunk, Keep, Sequence
+from apcbatch.kernels.ragged import Ragged
+from apcbatch.layout import PAGE_TOKENS
+from apcbatch.model.batch import Batch
+from apcbatch.model.causal_lm import CausalLM
+from apcbatch.model.host_copies import Fetch
+from apcbatch.model.pipeline import Model
+from apcbatch.model.pipeline_arena import Arena
+from apcbatch.types import Scores
+
+Known: TypeAlias = tuple[list[int], list[float] | None]  # what GreedyTokens.read returns, at once
+
+
+class Pass:
+    """A pass in flight over `chunks`.
+
+    before: the pass whose unread tokens are the chunks' own. logits: (chunks that
+    sample, vocabulary) float32 once the pass was read; on the host where a request needs them, else until the next pass
+    begins. States, KV and snapshots are in the arena's slots.
+    """
+
+    def __init__(
+        self, model: Model, arena: Arena, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
+    ) -> None:
+        self.chunks = chunks
+        self._arena = arena
+        self._due = list(enumerate([chunk for chunk in chunks if chunk.samples]))
+        self._error: Exception | None = None
+        try:
+            self.logits, hidden, self._choice = run_pass(model, decodes, chunks, before)
+            self._scores = self._score(model, hidden)
+            needed = any([chunk.sequence.needs_logits for _, chunk in self._due])
+            self._logits = Fetch(self.logits) if needed else None
+            if isinstance(self._choice, GreedyTokens):
+                self._sent = model.send_back(self._choice.tokens)
+            self._keeping = [chunk for chunk in chunks if chunk.keep]
+            self._finite: list[Fetch] = []
+            if self._keeping:
+                self._finite = [Fetch(flags) for flags in arena.finite([c.keep[-1].slot for c in self._keeping])]
+        except Exception as error:  # a failed pass costs its own requests only
+            self._error = error
+
+    @property
+    def unread(self) -> tuple[torch.Tensor, dict[Sequence, int]]:
+        """The tokens (rows,) int64 on the device of the first layer, and the row of each sequence."""
+        choice = self._choice
+        tokens = self._sent.receive() if isinstance(choice, GreedyTokens) else torch.tensor(choice[0])
+        return tokens, {chunk.sequence: row for row, chunk in self._due}
+
+    @property
+    def failed(self) -> bool:
+        """Whether launching it raised; `read` raises that."""
+        return self._error is not None
+
+    def read(self) -> list[tuple[Chunk, int, int, float]]:
+        """Wait for the pass: each chunk that samples, its row of the logits, the likeliest token and its
+        log-probability, NaN if none is wanted. Raises what the pass raised."""
+        if self._error is not None:
+            raise self._error
+        choice = self._choice
+        tokens, logprobs = choice.read() if isinstance(choice, GreedyTokens) else choice
+        if self._logits is not None:
+            self.logits = self._logits.read()
+        return [(chunk, row, tokens[row], logprobs[row] if logprobs else math.nan) for row, chunk in self._due]
+
+    def not_finite(self) -> list[Chunk]:
+        """The chunks that keep a state which is not finite, once the pass was read. NaN propagates, so checking a
+        chunk's last state is enough."""
+        if not self._keeping:
+            return []
+        flags = [part.read().tolist() for part in self._finite]
+        wrong = [not all(parts) for parts in zip(*flags, strict=True)]
+        return [chunk for chunk, is_wrong in zip(self._keeping, wrong, strict=bool(flags)) if is_wrong]
+
+    def finite_keeps(self, chunk: Chunk) -> list[Keep]:
+        """The snapshots of a chunk's prompt whose states are finite, once the pass was read."""
+        keeps = [keep for keep in chunk.keep if keep.position <= chunk.sequence.num_prompt]
+        flags = [part.tolist() for part in self._arena.finite([keep.slot for keep in keeps])]
+        return [keep for keep, *parts in zip(keeps, *flags, strict=True) if all(parts)]
+
+    def scores(self) -> list[tuple[Chunk, Scores | None]]:
+        """Each chunk with scored tokens, and their scores; None where numbers are not finite."""
+        return self._scores
+
+    def _score(self, model: Model, hidden: torch.Tensor | None) -> list[tuple[Chunk, Scores | None]]:
+        if hidden is None:
+            return []
+        found, row = [], 0
+        for chunk in self.chunks:
+            scored, sequence = chunk.scored, chunk.sequence
+            if scored:
+                targets = sequence.tokens[scored.start + 1 : scored.stop + 1]
+                rows = hidden[row : row + len(scored)]
+                found.append((chunk, score_rows(model, rows, targets, scored.start + 1, sequence.request.score_top)))
+                row += len(scored)
+        return found
+
+    def remove(self, sequence: Sequence) -> list[Chunk]:
+        """Remove a sequence that has ended before this pass. Returns its chunk, if there is one."""
+        removed = [chunk for chunk in self.chunks if chunk.sequence is sequence]
+        self.chunks = [chunk for chunk in self.chunks if chunk.sequence is not sequence]
+        self._due = [(row, chunk) for row, chunk in self._due if chunk.sequence is not sequence]
+        return removed
+
+
+def run_pass(
+    model: Model, decodes: DecodeBatches, chunks: list[Chunk], before: Pass | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None, GreedyTokens | Known]:
+    """Logits (chunks that sample, vocabulary) float32; normed hidden states (scored tokens, h), None where nothing is
+    scored; the likeliest tokens. States, KV and snapshots are in their slots."""
+    batch = decodes.batch(chunks) if before is None and is_decode(chunks) else make_batch(chunks, before)
+    if isinstance(model, CausalLM) and model.runs_whole:
+        passed = model.passed(batch)
+        return passed.logits, passed.hidden, (passed.likeliest, passed.logprobs)
+    hidden = None
+    if batch.scored_rows is None:
+        logits = model.forward(batch)
+    else:
+        logits, hidden = model.forward_scored(batch)
+    return logits, hidden, greedy(model.backend, logits, batch.with_logprobs)
+
+
+def make_batch(chunks: list[Chunk], before: Pass | None = None) -> Batch:
+    """The packed tensors of a pass; unread tokens are references to rows of the pass before."""
+    counts = np.array([chunk.count for chunk in chunks], np.int64)
+    begins = np.array([chunk.begin for chunk in chunks], np.int64)
+    ends = np.cumsum(counts)
+    chosen, tokens = _tokens(chunks, before)
+    owner = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(ends[-1]) + (begins - ends + counts)[owner]
+    page_table = _page_table(chunks)
+    slots = page_table[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS
+    sampled = [i for i, chunk in enumerate(chunks) if chunk.samples]
+    scored = [
+        np.arange(len(chunk.scored)) + chunk.scored.start + end - chunk.end
+        for chunk, end in zip(chunks, ends, strict=True)
+        if chunk.scored
+    ]
+    return Batch(
+        token_ids=torch.from_numpy(tokens),
+        ragged=_ragged(chunks, counts),
+        logits_rows=torch.from_numpy(ends[sampled] - 1),
+        page_table=torch.from_numpy(page_table),
+        context=torch.from_numpy(begins),
+        token_slots=torch.from_numpy(slots),
+        chosen=chosen,
+        scored_rows=torch.from_numpy(np.concatenate(scored)) if scored else None,
+        with_logprobs=any(chunks[i].sequence.request.logprobs for i in sampled),
+    )
+
+
+def _tokens(chunks: list[Chunk], before: Pass | None) -> tuple[torch.Tensor | None, np.ndarray]:
+    """(tokens of the pass before, where they are unread; the tokens as Batch has them)."""
+    if before is None:
+        known = [chunk.sequence.tokens[chunk.begin : chunk.end] for chunk in chunks]
+        return None, np.concatenate(known).astype(np.int64)
+    chosen, rows = before.unread
+    return chosen, np.array([-1 - rows[chunk.sequence] for chunk in chunks], np.int64)
+
+
+def _page_table(chunks: list[Chunk]) -> np.ndarray:
+    """(sequences, most pages of any) int64; all zeros for a model without attention."""
+    width = max((-(-chunk.end // PAGE_TOKENS) for chunk in chunks), default=0)
+    table = np.zeros((len(chunks), width), np.int64)
+    for row, chunk in enumerate(chunks):
+        if len(chunk.sequence.pages):
+            table[row, : len(chunk.sequence.pages)] = chunk.sequence.pages
+    return table
+
+
+def _ragged(chunks: list[Chunk], counts: np.ndarray) -> Ragged:
+    initial = [_initial_slot(chunk) for chunk in chunks]
+    keeps = [keep for chunk in chunks for keep in chunk.keep]
+    relative = [keep.position - chunk.begin for chunk in chunks for keep in chunk.keep]
+    return Ragged.create(
+        cu_seqlens=_offsets(counts),
+        initial_slots=_int64(initial),
+        final_slots=_int64([chunk.sequence.slot for chunk in chunks]),
+        snapshot_cu=_offsets(np.array([len(chunk.keep) for chunk in chunks], np.int64)),
+        snapshot_positions=_int64(relative),
+        snapshot_slots=_int64([keep.slot for keep in keeps]),
+    )
+
+
+def _initial_slot(chunk: Chunk) -> int:
+    """The slot of the state that a chunk begins with, -1 for zeros: the snapshot that its sequence starts from, then
+    its own slot once a pass is in flight."""
+    sequence = chunk.sequence
+    if sequence.start is not None and chunk.begin == sequence.computed:
+        return sequence.start.slot
+    return sequence.slot if chunk.begin else -1
+
+
+def _offsets(counts: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+
+
+def _int64(values: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, np.int64))
+
+
+def is_decode(chunks: list[Chunk]) -> bool:
+    """Whether each chunk is the one token that was chosen last, and keeps no snapshot."""
+    for chunk in chunks:
+        sequence = chunk.sequence
+        if chunk.count != 1 or chunk.keep or not sequence.num_prompt <= chunk.begin >= sequence.num_tokens - 1:
+            return False
+    return True
+
+
+class DecodeBatches:
+    """Makes the batches of decode passes. While the sequences keep their slots and pages, the tensors of the last batch
+    are filled again, so a batch is valid until the next one is made."""
+
+    def __init__(self) -> None:
+        self._slots: tuple[list[int], list[int]] = [], []
+        self._pages: list[PageArray] = []
+        self._batch: Batch | None = None
+
+    def batch(self, chunks: list[Chunk]) -> Batch:
+        """The batch of chunks, at least one, that `is_decode` accepts and whose tokens are known."""
+        sequences = [chunk.sequence for chunk in chunks]
+        begins = [chunk.begin for chunk in chunks]
+        slots = [one.start.slot if one.start else one.slot for one in sequences], [one.slot for one in sequences]
+        pages = [one.pages for one in sequences]
+        with_logprobs = any([one.request.logprobs for one in sequences])
+        batch = self._batch
+        if (
+            batch is None
+            or slots != self._slots
+            or not all(map(is_, pages, self._pages))
+            or batch.with_logprobs != with_logprobs
+        ):
+            batch = self._begin(slots, pages, with_logprobs)
+        tokens = [one.tokens[begin] for one, begin in zip(sequences, begins, strict=True)]
+        places = begins
+        if len(pages[0]):
+            places = [
+                own[begin // PAGE_TOKENS] * PAGE_TOKENS + begin % PAGE_TOKENS
+                for own, begin in zip(pages, begins, strict=True)
+            ]
+        self._numbers.pack_into(self._memory, 0, *tokens, *begins, *places)
+        return batch
+
+    def _begin(self, slots: tuple[list[int], list[int]], pages: list[PageArray], with_logprobs: bool) -> Batch:
+        """A batch of sequences with these slots and pages; `batch` fills in the numbers that change with every pass."""
+        memory = np.zeros((3, len(pages)), np.int64)
+        token_ids, context, token_slots = torch.from_numpy(memory).unbind()
+        table = np.zeros((len(pages), max(map(len, pages))), np.int64)  # no columns for a model without attention
+        for row, own in zip(table, pages, strict=True):
+            row[: len(own)] = own
+        batch = Batch(
+            token_ids=token_ids,
+            ragged=Ragged.of_decode(*slots),
+            logits_rows=Ragged.rows(len(pages)),
+            page_table=torch.from_numpy(table),
+            context=context,
+            token_slots=token_slots,
+            with_logprobs=with_logprobs,
+        )
+        self._batch, self._slots, self._pages = batch, slots, pages
+        self._memory, self._numbers = memory.data, Struct(f"{memory.size}q")
+        return batch

@@ -1,0 +1,50 @@
+"""Export and import of snapshots between engines, as bytes.
+
+The bytes are the store's own file, with the KV of all tokens, so that no parent is needed. Invariants: bytes that are
+not exactly the wanted snapshot are refused before the pool changes; an import evicts no snapshot that a plan waits for,
+and takes no pages that running sequences are owed.
+"""
+
+from __future__ import annotations
+
+from apcbatch.engine.page_tables import PageTables
+from apcbatch.engine.pool import PagePool, SnapshotPool
+from apcbatch.engine.snapshot_arrays import as_arrays, assemble, parts_of
+from apcbatch.model.pipeline_arena import Arena
+from apcbatch.store import Buffer
+from apcbatch.store.format import make_header
+from apcbatch.store.snapshot_file import decode, encode
+
+
+class SnapshotTransfer:
+    """Exports and imports the snapshots of one engine's pool. fingerprint: the model's."""
+
+    def __init__(
+        self, arena: Arena, pool: SnapshotPool, pages: PagePool, page_tables: PageTables, fingerprint: bytes
+    ) -> None:
+        self._arena, self._pool, self._pages, self._page_tables = arena, pool, pages, page_tables
+        self._fingerprint = fingerprint
+        self._layout = arena.layout.stored()
+
+    def export(self, key: bytes) -> list[Buffer] | None:
+        """The bytes of a held snapshot, as buffers to be put one after the other; None if it is not held. They may
+        point into the pool: use them before the engine's next step."""
+        snapshot = self._pool.peek(key)
+        if snapshot is None:
+            return None
+        arrays = as_arrays(parts_of(self._arena, snapshot, 0))
+        return encode(make_header(key, self._fingerprint, snapshot.position, None, arrays), arrays)[1]
+
+    def adopt(self, key: bytes, position: int, data: Buffer, reads: int, owed_pages: int) -> bool:
+        """Import a snapshot into the pool until `reads` requests of a plan have resumed from it; False for no room.
+
+        owed_pages: what running sequences may still ask for. Raises BadSnapshot for other bytes than its own.
+        """
+        held = self._pool.peek(key)
+        if held is not None:
+            held.reads_left += reads
+            return True
+        link = decode(data, key, position, self._fingerprint, self._layout)
+        if not self._page_tables.free(self._page_tables.needed(position) + owed_pages, awaited=False):
+            return False
+        return assemble(self._arena, self._pool, self._pages, None, [link], awaited=False, reads=reads) is not None

@@ -1,0 +1,277 @@
+"""Open everything that a run needs before its first request: paths, input, tokenizer, run file, weights, OUT.
+
+Invariant: OUT and its run file change last, after everything else is open.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from apcbatch.address import shown_address
+from apcbatch.config import Config
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.generation_config import notice, with_model_defaults
+from apcbatch.data.input.files import STDIN
+from apcbatch.data.input.inputs import RUN_FILE_SUFFIX, Inputs
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.source import open_source
+from apcbatch.data.model_files import model_files_digest
+from apcbatch.data.tokenization.no_tokenizer import check_first
+from apcbatch.errors import UsageError
+from apcbatch.job.feed import Feeder
+from apcbatch.job.output import Output
+from apcbatch.job.output_paths import STDOUT, check_outputs, check_summary
+from apcbatch.job.previous_answers import PreviousAnswers, drop_unusable, read_answers
+from apcbatch.job.request import read_salt
+from apcbatch.job.runfile import RunFile, input_identity, run_file_path
+from apcbatch.job.sink import FileSink, Sink
+from apcbatch.job.tracing.trace_file import TraceFile, trace_path
+from apcbatch.job.work import JobEngine
+from apcbatch.model.families import load_model_config
+from apcbatch.model.locate import locate_model
+from apcbatch.resolution import config_path
+from apcbatch.types import Request
+
+MANY_FILES = 10_000  # take seconds to open
+MOST_COUNTED = 256  # lines, of which each may be work for a worker
+CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
+
+
+@dataclass
+class OpenRun:
+    """What a run works with. config: with the model's defaults, if they are wanted. trace: None for --no-trace."""
+
+    config: Config
+    records: Iterator[Conversation | BadLine]
+    renderer: Renderer
+    engine: JobEngine
+    answers: PreviousAnswers
+    trace: TraceFile | None = None
+
+
+def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
+    """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    check_cluster(config)
+    is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
+    if config.score and config.turns == "rollout":
+        raise UsageError(
+            f"{config.origins['score']} scores recorded answers, and {config.origins['turns']} rollout puts generated "
+            "ones in their place; give --turns each or last"
+        )
+    if config.report is not None and not is_file:
+        raise UsageError(f"{config.origins['report']} reads OUT when the run ends; give -o a file")
+    if config.summary == STDOUT:
+        raise UsageError("--summary needs a file; the summary is the last line on standard output already")
+    outputs = {"OUT": output.target, "--summary": config.summary, "--report": config.report}
+    if is_file:
+        outputs["OUT.run.json"] = run_file_path(output.target)
+        if config.trace:
+            outputs["OUT.trace.jsonl"] = trace_path(output.target)
+    if output.packing:
+        outputs["OUT.part"] = output.lines
+    if output.is_remote:
+        outputs["the address of OUT"] = output.name
+        outputs["the address of OUT.run.json"] = output.name + RUN_FILE_SUFFIX
+    check_outputs(config, inputs.files, {"--config": config_path(config_file)}, outputs)
+    if not is_file and config.resume:
+        raise UsageError("--resume needs an OUT that can be read back; give -o a file")
+    if is_file and not (config.resume or config.overwrite) and output.exists():
+        raise UsageError(f"output {output.shown} exists; give --resume to go on with it or --overwrite to replace it")
+    if output.is_remote:
+        output.check_address(config)
+    if config.summary is not None:
+        try:
+            check_summary(config.summary, config)
+        except OSError as error:
+            shown = shown_address(config.summary)
+            raise UsageError(f"--summary {shown}: {error.strerror}; give another file, or --overwrite") from None
+
+
+def open_run(
+    config: Config,
+    inputs: Inputs,
+    output: Output,
+    sink: Sink,
+    warn: Callable[[str], None],
+    note: Callable[[str], None],
+    stage: Callable[[str], None],
+) -> OpenRun:
+    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
+    user may want to know. stage: is told what is being done."""
+    stage("reading the tokenizer")
+    lines = LineOptions.of(config)
+    records = open_source(inputs, lines, warn=warn)
+    folder = locate_model(config.model)
+    config = with_model_defaults(config, folder)
+    load_model_config(folder)  # an architecture that cannot run is told before its tokenizer is read
+    sentence = notice(config, folder)
+    if sentence is not None:
+        note(sentence)
+    check_stop_tokens(config, folder)
+    renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
+    most_workers = None
+    records = _check_template_early(records, renderer)
+    if config.ray is not None and STDIN not in inputs.files:  # which may keep a reader waiting
+        records, most_workers = _bound_workers(records, config.limit)
+    if not renderer.tokenizer.reads_text:
+        records = check_first(records, folder)
+        if config.stop:
+            raise UsageError(f"{config.origins['stop']} needs a tokenizer, and {folder} has none; leave it out")
+    if not isinstance(sink, FileSink):
+        stage(f"loading {config.model}")
+        engine = _open_engine(config, warn, note, most_workers)
+        return OpenRun(config, records, renderer, engine, PreviousAnswers())
+    target = Path(os.path.realpath(output.target))
+    if len(inputs.files) >= MANY_FILES:
+        note(f"{len(inputs.files):,} files: both ends of each are read first, for --resume to compare")
+    files, prompt = model_files_digest(folder), lines.system_prompt
+    run_file = RunFile(target, config, input_identity(inputs), files, sink.disk, prompt)
+    trace = TraceFile(target, sink.path, sink.disk)
+    if config.trace:
+        trace.check_replaceable()
+    answers = None
+    if config.resume:
+        output.unpack(sink)
+        run_file.check_uploaded(output.shown, output.uploaded_run_file, not output.is_uploaded)
+    if config.resume and sink.has_lines():
+        stage("comparing the answers that are there with the input")
+        same_version = run_file.check()
+        answers = read_answers(sink)
+        answers.trusts_lines, answers.same_draw_rule = same_version, run_file.same_draw_rule
+        _warn_about(answers, sink, warn)
+        confirm_input(config, inputs, renderer, answers)
+        if not answers.same_draw_rule:
+            run_file.keep_earlier_draws()
+    else:
+        run_file.check_replaceable()
+    stage(f"loading {config.model}")
+    engine = _open_engine(config, warn, note, most_workers)
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        run_file.set_model(engine.fingerprint)
+        if answers is not None:
+            run_file.check()
+            answers = drop_unusable(sink, answers, config.retry_errors)
+            if config.trace:
+                trace.keep_earlier(warn)
+        else:
+            if not (config.resume or config.overwrite or sink.is_empty):
+                raise UsageError(f"output {sink.path} was written to by another program while this run began")
+            trace.remove()  # of answers that go
+            sink.truncate()
+        run_file.write()
+        sink.remove_if_unused = False
+        if output.is_remote:
+            output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
+        stack.pop_all()
+    kept = trace if config.trace else None
+    return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), kept)
+
+
+def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> None:
+    """Compare the answers in OUT with INPUT before anything is changed. A stream cannot be read twice, and an address
+    costs time and money: they are compared while the run reads them."""
+    if not inputs.are_files:
+        return
+    feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, answers)
+    while not feeder.exhausted and answers.num_seen < len(answers):
+        work = feeder.next()
+        if isinstance(work, Request) and work.tag.rollout is not None:
+            for ticket in work.tag.rollout.remaining:
+                answers.count_unchecked(ticket)
+    if feeder.exhausted:
+        answers.check_all_seen(feeder.last_line, whole=config.limit is None)
+    answers.confirmed = answers.same_draw_rule = True
+
+
+def _check_template_early(
+    records: Iterator[Conversation | BadLine], renderer: Renderer
+) -> Iterator[Conversation | BadLine]:
+    """The same records. If the first is a conversation and the model has no chat template, that is said now, before the
+    weights are read; later ones say it themselves."""
+    first = next(records, None)
+    if isinstance(first, Conversation) and first.prompt is None and first.text is None:
+        renderer.template.warn_if_fallback()
+    return records if first is None else chain([first], records)
+
+
+def _bound_workers(
+    records: Iterator[Conversation | BadLine], limit: int | None
+) -> tuple[Iterator[Conversation | BadLine], int | None]:
+    """The same records, and how many workers can have work, for a message makes one request at most; None where there
+    are many."""
+    most = MOST_COUNTED if limit is None else min(limit, MOST_COUNTED)
+    first = list(islice(records, most))
+    number = sum(max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in first)
+    return chain(first, records), max(1, number) if len(first) < MOST_COUNTED else None
+
+
+def _warn_about(answers: PreviousAnswers, sink: FileSink, warn: Callable[[str], None]) -> None:
+    if answers.num_without_digests:
+        warn(
+            f"{answers.num_without_digests} lines of {sink.path} are of a version that did not note what they were "
+            "made of; they are taken for answers to this input"
+        )
+    if answers.num_torn:
+        warn(f"torn lines in {sink.path}, as a kill or a power cut leaves them: {answers.num_torn}; they are run again")
+
+
+def check_stop_tokens(config: Config, folder: Path) -> None:
+    """Refuse a stop token that the model does not have; a line's own is that request's error."""
+    if not config.stop_token_id:
+        return
+    highest, vocab_size = max(config.stop_token_id), load_model_config(folder).vocab_size
+    if highest >= vocab_size:
+        raise UsageError(
+            f"{config.origins['stop_token_id']} is {highest}; the model {config.model} has the token ids 0 to "
+            f"{vocab_size - 1}"
+        )
+
+
+def check_cluster(config: Config) -> None:
+    """Refuse options of workers where there are none, and workers that could not compute where they are to."""
+    origins = config.origins
+    given = [name for name in CLUSTER_OPTIONS if getattr(config, name) != getattr(Config, name)]
+    if config.ray is None:
+        if given:
+            raise UsageError(f"{origins[given[0]]} is for a run on a cluster; give --ray local, auto or HOST:PORT too")
+        return
+    if config.device == "cuda" and config.worker_gpus == 0:
+        raise UsageError(
+            f"{origins['device']} cuda needs a GPU for each worker, and {origins['worker_gpus']} gives none"
+        )
+    if config.gpus > 1 and config.worker_gpus == 0:
+        raise UsageError(
+            f"{origins['gpus']} {config.gpus} asks for GPUs of each worker, and {origins['worker_gpus']} gives none"
+        )
+    if config.device == "cpu" and config.worker_gpus:
+        raise UsageError(
+            f"{origins['device']} cpu uses no GPU, and {origins['worker_gpus']} asks for one; leave one out"
+        )
+
+
+def _open_engine(
+    config: Config, warn: Callable[[str], None], note: Callable[[str], None], most_workers: int | None
+) -> JobEngine:
+    """The engine of a run: this process's own, or a cluster's. note: gets a line when a worker comes or goes.
+    most_workers: that can have work, None for any number."""
+    if config.ray is None:
+        return make_engine(config, warn)
+    from apcbatch.cluster.open import open_cluster
+
+    salt = read_salt(config)
+    return open_cluster(config, config.ray, salt, warn, note, lambda request: request.tag.ticket.line, most_workers)
+
+
+def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:
+    """The engine with the model's weights; torch is imported here."""
+    from apcbatch.engine.engine import open_engine
+
+    return open_engine(config, read_salt(config), warn)

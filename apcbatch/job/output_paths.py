@@ -1,0 +1,193 @@
+"""Check what a command writes to: nothing that it reads, and no file twice.
+
+Everything is refused before any work, with what to give instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import orjson
+
+from apcbatch.address import is_address, is_read_only, last_part, places, read_head, shown_address
+from apcbatch.config import OPTIONS, Config
+from apcbatch.data.input.files import STDIN
+from apcbatch.data.input.inputs import HUB_PREFIX, KINDS, PACKINGS, is_hub
+from apcbatch.errors import ModelError, UsageError
+from apcbatch.job.disk import STREAMS
+from apcbatch.model.locate import locate_model
+from apcbatch.option_values import FILE_MARK
+from apcbatch.regular_files import open_regular_file
+
+STDOUT = "-"
+MAX_SUMMARY_BYTES = 1 << 20
+_PAGE = re.compile(r"\.x?html?$", re.IGNORECASE)
+_NO_LINES = re.compile(  # the names of what OUT is not
+    r"\.(csv|tsv|xlsx?|parquet|arrow|xml|ya?ml|sqlite|db|x?html?)(\.gz|\.zst)?$", re.IGNORECASE
+)
+Names = Mapping[str, str | None]
+
+
+def default_output(given: Sequence[str]) -> str:
+    """OUT where `-o` is not given, in the current folder: `chats.answers.jsonl` for `data/chats.jsonl.gz`,
+    `shards.answers.jsonl` for the folder `shards/`, and `name-test.answers.jsonl` for `hf:org/name:test`. UsageError
+    for streams, which have no name, and for several inputs or a pattern, which have no one name."""
+    ways = "give -o FILE, or -o - for standard output"
+    if len(given) > 1:
+        raise UsageError(f"{len(given)} inputs have no one name to make OUT's name from; {ways}")
+    [input] = given
+    if input == STDIN or input.startswith(STREAMS):
+        stream = "stdin" if input == STDIN else input
+        raise UsageError(f"{stream} has no name to make OUT's name from; {ways}")
+    if is_hub(input):
+        name = os.path.basename(input.removeprefix(HUB_PREFIX).replace(":", "-").rstrip("/"))
+    else:
+        name = last_part(input if is_address(input) else os.path.abspath(input))
+    if not name or (set(name) & set("*?[") and not os.path.exists(input)):
+        raise UsageError(f"{shown_address(input)} has no one name to make OUT's name from; {ways}")
+    return f"{without_suffixes(name)}.answers.jsonl"
+
+
+def without_suffixes(name: str) -> str:
+    """The name of an input or an output without the suffixes that say what is in it."""
+    while os.path.splitext(name)[1].lower() in (*KINDS, *PACKINGS):
+        name = os.path.splitext(name)[0]
+    return name
+
+
+def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: Names) -> None:
+    """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
+    written.
+
+    inputs: the files of INPUT. read, outputs: paths, or addresses, by the name of their option; None or `-` is no file.
+    """
+    written = {name: path for name, path in outputs.items() if path is not None and path != STDOUT}
+    named = {name: path for name, path in read.items() if path is not None and path != STDOUT} | written
+    for option, spec in OPTIONS.items():
+        text = getattr(config, option)
+        if spec.may_name_file and text is not None and text.startswith(FILE_MARK):
+            named[f"the file of {config.origins.get(option, option)}"] = text.removeprefix(FILE_MARK)
+    owners: dict[tuple[object, ...], str] = {}
+    for name, path in [*named.items(), *(("INPUT", input) for input in inputs if input != STDIN)]:
+        if is_address(path) and name in written and is_read_only(path):
+            raise UsageError(
+                f"{name} {shown_address(path)} cannot be written to; give a file, or an address such as s3://"
+            )
+        for place in _regular_places(path):
+            owner = owners.setdefault(place, name)
+            if owner != name and {owner, name} & written.keys():
+                pair = f"{name} and {owner}" if name == "INPUT" else f"{owner} and {name}"
+                raise UsageError(f"{pair} are the same file, {shown_address(path)}; give one of them another name")
+    for name, path in written.items():
+        if is_address(path):
+            continue
+        _check_place(name, path, config)
+        _check_writable(name, path)
+        for stream in (sys.stdout, sys.stderr):
+            if _is_redirected_to(stream, path):
+                raise UsageError(f"{name} {path} is where this command prints to; give another file")
+
+
+def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
+    """Warnings of names that promise another kind of file than what is written. flag: which names the report."""
+    if _NO_LINES.search(output):
+        yield f"OUT {shown_address(output)} gets JSON lines, whatever its name says; such files are named *.jsonl"
+    if report is not None and not _PAGE.search(report):
+        yield f"{flag} {report} gets an HTML page, which a browser shows as one if it is named *.html"
+
+
+def same_file(one: str, other: str) -> bool:
+    """Whether two names lead to the same regular file, which need not exist yet, or to the same one at an address."""
+    return bool(_regular_places(one) & _regular_places(other))
+
+
+def _regular_places(name: str) -> set[tuple[object, ...]]:
+    """As `places`; none for what is there and is no regular file, such as a pipe, which several may write to."""
+    is_other = not is_address(name) and os.path.exists(name) and not os.path.isfile(name)
+    return set() if is_other else places(name)
+
+
+def _check_writable(name: str, path: str) -> None:
+    if os.path.isdir(path):
+        example = os.path.join(path, "out.jsonl")
+        raise UsageError(f"{name} {path} is a folder; expected a file, such as {example}")
+    folder = os.path.dirname(os.path.realpath(path))
+    if not path.startswith(STREAMS) and not os.path.isdir(folder):
+        raise UsageError(f"{name} {path} cannot be written: its folder does not exist; mkdir -p {shlex.quote(folder)}")
+
+
+def _check_place(name: str, path: str, config: Config) -> None:
+    """Refuse a path in the store, and one beside the files of the model: a resumed run compares their digest. So is
+    another name of such a file: a hard link, or what a link in the folder leads to."""
+    if config.store is not None:
+        store = os.path.realpath(config.store)
+        if os.path.commonpath([store, os.path.realpath(path)]) == store or _is_linked_below(store, path):
+            raise UsageError(f"{name} {path} lies in the store, {store}; put it elsewhere")
+    try:
+        model = os.path.realpath(locate_model(config.model))
+    except ModelError:
+        return  # said where the model is opened
+    folder = os.path.dirname(path)
+    beside = model in (os.path.realpath(folder), os.path.dirname(os.path.realpath(path)))
+    if beside or (os.path.isfile(path) and any(os.path.samefile(path, one) for one in _files_in(model))):
+        raise UsageError(f"{name} {path} lies beside the files of the model, in {model}; put it elsewhere")
+
+
+def check_summary(name: str, config: Config) -> None:
+    """Refuse a --summary that would replace an existing file, with FileExistsError, unless --overwrite is given. A
+    local earlier summary may be replaced; one at an address only with --resume."""
+    if config.overwrite or not (is_address(name) or os.path.isfile(name)):
+        return
+    if is_address(name):
+        data = read_head(name, MAX_SUMMARY_BYTES)
+        is_ours = data is None or (config.resume and _is_summary(data))
+    else:
+        with open_regular_file(name) as file:
+            data = file.read(MAX_SUMMARY_BYTES)
+        is_ours = not data or _is_summary(data)
+    if not is_ours:
+        raise FileExistsError(errno.EEXIST, "a file is there" + " that is no summary of a run" * (not is_address(name)))
+
+
+def _is_summary(data: bytes) -> bool:
+    try:
+        content = orjson.loads(data)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.keys() >= {"requests", "hit_rate"}
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    """The regular files in a folder, links followed; none where it cannot be read."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    yield from (path for name in names if os.path.isfile(path := os.path.join(folder, name)))
+
+
+def _is_linked_below(folder: str, path: str) -> bool:
+    """Whether a file is a hard link to one somewhere below the folder."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    if status.st_nlink < 2 or not stat.S_ISREG(status.st_mode):
+        return False
+    return any(os.path.samefile(path, one) for below, _, _ in os.walk(folder) for one in _files_in(below))
+
+
+def _is_redirected_to(stream: object, path: str) -> bool:
+    """Whether a standard stream is redirected to this regular file."""
+    if path.startswith(STREAMS):
+        return False  # asked for by name
+    try:
+        return os.path.isfile(path) and os.path.samestat(os.fstat(stream.fileno()), os.stat(path))  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,151 @@
+"""The prefix tree of a run as the columns of its trace, with at most as many rows as a file may have.
+
+Edges that were split only for a snapshot or a resumed request are joined again; so a row ends where prompts fork or
+end. Invariant: restored and computed tokens of all rows are those of the tree, whatever was folded to stay within the
+number of rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from apcbatch.errors import RequestError
+from apcbatch.job.tracing.edges import Edge, SnapshotCounts, TokenCounts, edges_below
+from apcbatch.job.tracing.segment import MAX_EDGE_ROWS, ROOT_PARENT, EdgeColumns
+
+MAX_CHARACTERS = 80
+_HEAD_BYTES = 4 * 32  # the tokens that are decoded for a row's text
+_DECIMALS = 3
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """An edge of the file, made of one or more edges of the tree that follow each other.
+
+    first: the first of these. head: its first tokens, as bytes. counts: tokens on it, and requests of what was folded
+    into it. num_children: rows that have it as their parent. number: its place in the file."""
+
+    first: Edge
+    parent: _Row | None
+    begin: int
+    end: int
+    requests: int
+    head: bytes = b""
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    snapshots: SnapshotCounts = field(default_factory=SnapshotCounts)
+    num_children: int = 0
+    is_folded: bool = False
+    number: int = 0
+
+
+def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> EdgeColumns:
+    """The edges of the tree, the root first. decode: the text of token ids, special tokens as text; it is called once
+    for an edge, and only for the first edge of a row."""
+    rows = _rows(root)
+    _fold(rows, max_rows)
+    rows = [row for row in rows if not row.is_folded]
+    for number, row in enumerate(rows):
+        row.number = number
+    return EdgeColumns(*(list(column) for column in zip(*(_fields(row, decode) for row in rows), strict=True)))
+
+
+def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
+    """A row in the order of EdgeColumns."""
+    counts, kept = row.counts, row.snapshots
+    return (
+        ROOT_PARENT if row.parent is None else row.parent.number,
+        row.begin,
+        row.end,
+        row.requests,
+        counts.restored,
+        counts.computed,
+        counts.memory,
+        counts.disk,
+        kept.count,
+        kept.size_bytes,
+        kept.dropped,
+        None if kept.dropped_s is None else round(kept.dropped_s, _DECIMALS),
+        _text(row, decode),
+        counts.requests,
+    )
+
+
+def _rows(root: Edge) -> list[_Row]:
+    """A row for each edge, or chain of edges, that requests pass. The counts of other edges go to the row above."""
+    edges = edges_below(root)
+    passed = {edge: [edge.ends + edge.folded.requests, edge.memory, edge.disk] for edge in edges}
+    forks = dict.fromkeys(edges, 0)  # children that requests pass
+    for edge in reversed(edges):
+        if edge.parent is not None and passed[edge][0]:
+            above = passed[edge.parent]
+            for index, count in enumerate(passed[edge]):
+                above[index] += count
+            forks[edge.parent] += 1
+    row_of: dict[Edge, _Row] = {}
+    rows: list[_Row] = []
+    for edge in edges:
+        requests, memory, disk = passed[edge]
+        parent = None if edge.parent is None else row_of[edge.parent]
+        if parent is None or (requests and not _continues(edge.parent, forks)):
+            row = _Row(edge, parent, edge.begin, edge.end, requests)
+            rows.append(row)
+            if parent is not None:
+                parent.num_children += 1
+        else:
+            row = parent
+            row.end = edge.end if requests else row.end
+        if requests and len(row.head) < _HEAD_BYTES:
+            row.head += edge.tokens[: _HEAD_BYTES - len(row.head)]
+        row_of[edge] = row
+        row.counts.add(edge.folded)
+        length = edge.length
+        row.counts.add_tokens(length * memory, length * disk, length * (requests - memory - disk))
+        for kept in edge.snapshots.values():
+            row.snapshots.add(kept)
+    return rows
+
+
+def _continues(edge: Edge | None, forks: dict[Edge, int]) -> bool:
+    """Whether all requests that pass an edge go into the same child."""
+    if edge is None or edge.parent is None:
+        return False
+    return forks[edge] == 1 and not (edge.ends or edge.folded.requests)
+
+
+def _fold(rows: list[_Row], max_rows: int) -> None:
+    """Fold leaves into their parents until max_rows are left: those that saved the fewest tokens first, of these the
+    ones that computed the fewest."""
+    index_of = {row: index for index, row in enumerate(rows)}
+    leaves = [(row.counts.restored, row.counts.computed, index_of[row]) for row in rows if not row.num_children]
+    heapq.heapify(leaves)
+    for _ in range(len(rows) - max_rows):
+        row = rows[heapq.heappop(leaves)[-1]]
+        parent = row.parent
+        assert parent is not None, "the root is the last row that is left"
+        row.is_folded = True
+        parent.counts.requests += row.requests
+        parent.counts.add_tokens(row.counts.memory, row.counts.disk, row.counts.computed)
+        parent.snapshots.add(row.snapshots)
+        parent.num_children -= 1
+        if not parent.num_children:
+            heapq.heappush(leaves, (parent.counts.restored, parent.counts.computed, index_of[parent]))
+
+
+def _text(row: _Row, decode: Decode) -> str:
+    """The first words of a row, without the rest of a character that begins in the row above."""
+    known = row.first.text
+    if known is None or known[0] != row.head:
+        token_ids = np.frombuffer(row.head, np.int32).tolist()
+        try:
+            text = decode(token_ids).lstrip("\ufffd")[:MAX_CHARACTERS] if token_ids else ""
+        except RequestError:  # the tokenizer cannot make it
+            return ""
+        known = row.first.text = (row.head, text)
+    return known[1]

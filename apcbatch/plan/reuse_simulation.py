@@ -1,0 +1,261 @@
+"""Simulate reuse: where each request resumes, and which snapshots that takes, by the engine's rules on the tree.
+
+Requests run one after the other; later ones may resume from what earlier ones have computed.
+Invariant: the positions of an edge that have been computed so far are those from some position to its end, because
+every request that enters an edge goes to its end.
+
+An example with block size 4 and the order 0, 1, 2: request 0 has 10 tokens, 1 shares 9 of them and has 14, 2
+shares 6 with both. If every boundary is kept, 1 resumes from 8 and 2 from 4, so the plan keeps 4 and 8 of request 0,
+each for one reader; 12 of request 1 has no reader and is not kept. Under `last` 0 keeps only 8: 1 resumes from it, and
+2 finds nothing.
+
+This is the exact plan without a memory limit; with one, see eviction.py.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from apcbatch.plan.footprint import Footprint, PageLedger, PageRun
+from apcbatch.plan.prefix_tree import ROOT
+from apcbatch.plan.tree_shape import TreeShape
+from apcbatch.prefix import last_boundary
+
+TreePoint = tuple[int, int]  # a node and a position on its edge
+Held = Mapping[int, Sequence[int]]  # by node: positions on its edge, ascending
+NOWHERE: TreePoint = (ROOT, 0)  # where a request begins that resumes from no snapshot
+
+
+def held_by_node(points: Iterable[TreePoint]) -> dict[int, list[int]]:
+    """Points by node, the positions of each ascending."""
+    by_node: dict[int, list[int]] = {}
+    for node, position in sorted(set(points)):
+        by_node.setdefault(node, []).append(position)
+    return by_node
+
+
+def held_points(held: Held) -> Iterator[TreePoint]:
+    """The inverse of held_by_node."""
+    return ((node, position) for node, positions in held.items() for position in positions)
+
+
+@dataclass(slots=True)
+class Reuse:
+    """What a policy reuses. source: by request, the point it resumes from. num_kept: snapshots that are kept.
+    num_kv_tokens: tokens whose KV they hold, each since its nearest kept ancestor."""
+
+    source: list[TreePoint]
+    num_kept: int = 0
+    num_kv_tokens: int = 0
+
+
+class Owners:
+    """Which request computed a point first."""
+
+    def __init__(self, shape: TreeShape) -> None:
+        self._shape = shape
+        self._begin = list(shape.end)
+        self._runs: dict[int, list[tuple[int, int]]] = {}  # by node: (begin, request), as they came
+
+    def computed_from(self, node: int) -> int:
+        """The position of a node's edge from which on it has been computed; the edge's end if it has not."""
+        return self._begin[node]
+
+    def record(self, index: int, resume_at: int) -> None:
+        """Record that a request computes all tokens after the position it resumes at."""
+        shape, node = self._shape, self._shape.end_node[index]
+        while node != ROOT and shape.end[node] > resume_at:
+            begin = max(shape.begin[node], resume_at)
+            if begin < self._begin[node]:
+                self._begin[node] = begin
+                self._runs.setdefault(node, []).append((begin, index))
+            elif begin == shape.begin[node]:
+                return  # the request that computed this edge had all before it computed, or held
+            node = shape.parent[node]
+
+    def owner(self, point: TreePoint) -> int | None:
+        node, position = point
+        return next((index for begin, index in self._runs.get(node, ()) if begin < position), None)
+
+
+@dataclass(slots=True)
+class Ideals:
+    """By request. tokens: the longest prefix that an earlier request of the order or a held position covers, without
+    the prompt's last token. forked: whether an earlier request continues differently at the end of that prefix."""
+
+    tokens: list[int]
+    forked: list[bool]
+
+
+def find_ideals(shape: TreeShape, order: Sequence[int], held: Held) -> Ideals:
+    """What earlier requests of the order, and held positions, cover of each request."""
+    covered, continued = [False] * shape.num_nodes, [False] * shape.num_nodes
+    covered[ROOT] = True
+    ideals = Ideals([0] * shape.num_requests, [False] * shape.num_requests)
+    for index in order:
+        limit, node = shape.length[index] - 1, shape.end_node[index]
+        below = _longest_held(shape, held, node, limit)
+        while not covered[node]:
+            covered[node] = True
+            node = shape.parent[node]
+            ideals.forked[index], continued[node] = continued[node], True
+        ideals.tokens[index] = max(min(shape.end[node], limit), below)
+    return ideals
+
+
+def simulate_all(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> tuple[Reuse, Owners]:
+    """Policy `all`: every computed boundary is kept."""
+    owners, source = Owners(shape), [NOWHERE] * shape.num_requests
+    for index in order:
+        node, limit = shape.end_node[index], shape.resumable[index]
+        while node != ROOT:
+            computed = last_boundary(min(shape.end[node], limit), block_size)
+            best = _last_at_most(held.get(node, ()), limit)
+            if computed > owners.computed_from(node):
+                best = max(best, computed)
+            if best:
+                source[index] = (node, best)
+                break
+            node = shape.parent[node]
+        owners.record(index, source[index][1])
+    reuse = Reuse(source)
+    for node in range(1, shape.num_nodes):
+        reuse.num_kept += shape.end[node] // block_size - owners.computed_from(node) // block_size
+    reuse.num_kv_tokens = reuse.num_kept * block_size
+    return reuse, owners
+
+
+def simulate_last(shape: TreeShape, order: Sequence[int], block_size: int, held: Held) -> Reuse:
+    """Policy `last`: each prompt's last boundary is kept, if it lies beyond the position resumed from."""
+    reuse = Reuse([NOWHERE] * shape.num_requests)
+    kept = {node: list(positions) for node, positions in held.items()}
+    for index in order:
+        end_node, length = shape.end_node[index], shape.length[index]
+        node = end_node
+        while node != ROOT:
+            best = _last_at_most(kept.get(node, ()), shape.resumable[index])
+            if best:
+                reuse.source[index] = (node, best)
+                break
+            node = shape.parent[node]
+        resume_at, last = reuse.source[index][1], last_boundary(length, block_size)
+        positions = kept.setdefault(shape.node_above(end_node, last), [])
+        if resume_at < last and last not in positions:
+            insort(positions, last)
+            reuse.num_kept += 1
+            reuse.num_kv_tokens += last - resume_at
+    return reuse
+
+
+@dataclass(slots=True, eq=False)
+class PlannedSnapshot:
+    """A snapshot, live from the request that computes it (owner) to the last of its readers.
+
+    readers: the requests that resume from it, in the order of the work.
+    """
+
+    point: TreePoint
+    owner: int
+    readers: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SnapshotPlan:
+    """The snapshots kept for requests of this run. kept: each is read at least once. source: by request, the point it
+    resumes from. from_kept: by request, the snapshot of `kept` that it resumes from; None for none, or for one held
+    before."""
+
+    kept: list[PlannedSnapshot]
+    source: list[TreePoint]
+    from_kept: list[PlannedSnapshot | None]
+
+    def kept_by(self) -> dict[int, list[PlannedSnapshot]]:
+        """The kept snapshots by owner, positions ascending."""
+        by_owner: dict[int, list[PlannedSnapshot]] = {}
+        for snapshot in sorted(self.kept, key=lambda snapshot: snapshot.point[1]):
+            by_owner.setdefault(snapshot.owner, []).append(snapshot)
+        return by_owner
+
+    def owners(self, shape: TreeShape, order: Sequence[int]) -> Owners:
+        """Which request computes each point first if requests resume at `source`."""
+        owners = Owners(shape)
+        for index in order:
+            owners.record(index, self.source[index][1])
+        return owners
+
+    @property
+    def num_held_read(self) -> int:
+        """Number of distinct points held before that are read."""
+        pairs = zip(self.source, self.from_kept, strict=True)
+        return len({point for point, kept in pairs if kept is None} - {NOWHERE})
+
+
+def plan_without_limit(reuse: Reuse, owners: Owners, order: Sequence[int], held: Held) -> SnapshotPlan:
+    """Keep exactly the snapshots that requests resume from under policy `all`."""
+    found: dict[TreePoint, PlannedSnapshot] = {}
+    from_kept: list[PlannedSnapshot | None] = [None] * len(reuse.source)
+    for index in order:
+        point = reuse.source[index]
+        owner = None if point[1] in held.get(point[0], ()) else owners.owner(point)
+        if owner is not None:
+            snapshot = found.setdefault(point, PlannedSnapshot(point, owner))
+            snapshot.readers.append(index)
+            from_kept[index] = snapshot
+    return SnapshotPlan(list(found.values()), reuse.source, from_kept)
+
+
+@dataclass(slots=True)
+class MemoryUse:
+    """Live snapshots if requests run one after the other. live_bytes: by request, when it begins. keep_bytes: by
+    request, what it adds; a request that resumes from a snapshot held before also adds that one's bytes in the pool.
+    peak_*: the most at a time, without snapshots held before."""
+
+    live_bytes: list[int]
+    keep_bytes: list[int]
+    peak_snapshots: int = 0
+    peak_bytes: int = 0
+
+
+def measure_memory(snapshots: SnapshotPlan, order: Sequence[int], footprint: Footprint) -> MemoryUse:
+    """Simulate the plan, one request after the other.
+
+    A request's new snapshots are written while the one it resumed from is still live.
+    """
+    ledger, memory = PageLedger(footprint), MemoryUse([0] * len(snapshots.source), [0] * len(snapshots.source))
+    kept_by = snapshots.kept_by()
+    pages: dict[int, PageRun] = {}  # by owner
+    for index in order:
+        start, resume_at = snapshots.from_kept[index], snapshots.source[index][1]
+        own = kept_by.get(index, ())
+        memory.live_bytes[index] = ledger.live_bytes
+        if own:
+            parent = pages[start.owner] if start is not None else None
+            pages[index] = ledger.begin(parent, resume_at)
+        for snapshot in own:
+            ledger.hold(pages[index], snapshot.point[1])
+        memory.keep_bytes[index] = ledger.live_bytes - memory.live_bytes[index]
+        memory.peak_snapshots = max(memory.peak_snapshots, ledger.num_live)
+        memory.peak_bytes = max(memory.peak_bytes, ledger.live_bytes)
+        if start is None and resume_at:
+            memory.keep_bytes[index] += footprint.pool_bytes(resume_at)
+        elif start is not None and start.readers[-1] == index:
+            ledger.release(pages[start.owner], start.point[1])
+    return memory
+
+
+def _longest_held(shape: TreeShape, held: Held, node: int, limit: int) -> int:
+    """The longest held position on the path to a node, up to a limit."""
+    while held and node != ROOT:
+        best = _last_at_most(held.get(node, ()), limit)
+        if best:
+            return best
+        node = shape.parent[node]
+    return 0
+
+
+def _last_at_most(ascending: Sequence[int], limit: int) -> int:
+    """The largest of the numbers up to the limit; 0 for none."""
+    count = bisect_right(ascending, limit)
+    return ascending[count - 1] if count else 0

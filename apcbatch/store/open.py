@@ -1,0 +1,241 @@
+"""Open a store folder: identify it, create or repair what is needed, and lock it meanwhile.
+
+A folder that is neither a store nor empty is refused before anything in it is changed. A store is known by its id file,
+which is on the disk before anything else; a store older than id files by its index, or by a snapshot file with a valid
+header. A store that cannot be written is only read; if it cannot be read either, it is empty for this run, with one
+line of warning.
+Invariant: a process that changes the folder as a whole (a new index, removed files of ended sessions) holds the store's
+lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from apcbatch.errors import UsageError
+from apcbatch.store.database import IndexDamaged, IndexFault, IndexUnavailable
+from apcbatch.store.environment import Files, not_plain
+from apcbatch.store.format import (
+    INDEX_NAME,
+    LOCK_NAME,
+    OBJECTS_FOLDER,
+    STORE_ID,
+    STORE_ID_NAME,
+    TEMPORARY_FOLDER,
+    BadSnapshot,
+)
+from apcbatch.store.index import Index
+from apcbatch.store.repair import IndexOpener, index_path, refuse_newer, require_schema, require_version
+from apcbatch.store.session import Session, sweep
+from apcbatch.store.snapshot_file import SnapshotFolder
+from apcbatch.store.status import Status
+
+LOCK_TIMEOUT_S = 60.0
+_ANY_ID = re.compile(rb"apcbatch snapshot store ([1-9][0-9]{0,4})\n")
+_MAX_ID_BYTES = 64
+_MAX_FILES_TRIED = 64
+
+Found = Literal["store", "empty", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """reader: None if the store cannot be read. index and session: None if it cannot be written."""
+
+    reader: Index | None
+    index: Index | None
+    session: Session | None
+
+
+def open_folder(files: Files, folder: str, read_only: bool, maintenance: bool, status: Status) -> Opened:
+    """Open a store's index, creating and repairing what is needed. maintenance: the store must exist, and every value
+    of its index is checked.
+
+    Raises UsageError for a path that is not a folder, a folder that cannot be made or that holds anything but a store,
+    and a store of a newer version.
+    """
+    may_create = not (read_only or maintenance)
+    if not files.is_folder(folder):
+        _make_folder(files, folder, may_create)
+    problem = None
+    try:
+        _require_store(folder, identify(files, folder), may_create)
+    except OSError as error:
+        problem = f"it cannot be looked into ({error})"
+    if problem is None and not read_only:
+        if files.is_writable(folder):
+            try:
+                return _open_to_write(files, folder, maintenance, status)
+            except (OSError, IndexFault) as error:
+                problem = f"it cannot be written ({error})"
+        else:
+            problem = "the folder is read-only"
+    return Opened(_open_to_read(files, folder, problem, status), None, None)
+
+
+def _make_folder(files: Files, folder: str, may_create: bool) -> None:
+    try:
+        if files.kind(folder) is not None:
+            raise UsageError(f"--store {folder} is not a folder; give a folder, new or of an earlier run")
+        if not may_create:
+            raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
+        files.make_folders(folder)
+    except OSError as error:
+        sentence = f"the store folder {folder} cannot be made ({error}); give another --store"
+        raise UsageError(sentence) from error
+
+
+def _require_store(folder: str, found: str, may_create: bool) -> None:
+    if found == "other":
+        raise UsageError(
+            f"{folder} is not a snapshot store and not empty, so nothing in it is touched; give a --store "
+            "folder that is new, empty or of an earlier run"
+        )
+    if found == "empty" and not may_create:
+        raise UsageError(f"there is no store at {folder}; give the --store folder of an earlier run")
+
+
+def _open_to_write(files: Files, folder: str, thorough: bool, status: Status) -> Opened:
+    files.follow_mode(os.path.join(folder, INDEX_NAME))
+    _write_id(files, folder)
+    for name in (OBJECTS_FOLDER, TEMPORARY_FOLDER):
+        path = os.path.join(folder, name)
+        if files.kind(path) not in (None, "folder"):
+            raise not_plain(path, "folder")
+    files.make_folders(os.path.join(folder, OBJECTS_FOLDER))
+    lock = files.lock(os.path.join(folder, LOCK_NAME), LOCK_TIMEOUT_S)
+    if lock is None:
+        raise TimeoutError(f"another process has been opening it for {LOCK_TIMEOUT_S:.0f} s")
+    try:
+        living, _ = sweep(files, folder)
+        index = IndexOpener(files, folder, living, thorough, status).open()
+        try:
+            reader = Index(os.path.join(folder, INDEX_NAME), "ro")
+            session = Session(files, folder)
+        except BaseException:
+            index.close()
+            raise
+        return Opened(reader, index, session)
+    finally:
+        lock.release()
+
+
+def _open_to_read(files: Files, folder: str, problem: str | None, status: Status) -> Index | None:
+    """The index to read from, None if it cannot be read; warns in one line. problem: why the store cannot be
+    written, None if it was not to be."""
+    try:
+        reader = _readable(index_path(files, folder), files)
+    except (OSError, IndexFault) as error:
+        reader, cause = None, str(error)
+    if reader is not None:
+        if problem is not None:
+            status.once("read-only", f"{problem}; snapshots are read from it but not kept")
+        return reader
+    if problem is not None:
+        cause = f"{problem}, and {cause}"
+    status.once("no index", f"{cause}; the run goes on without it (results do not change)")
+    return None
+
+
+def _readable(path: str, files: Files) -> Index:
+    if files.kind(path) is None:
+        raise FileNotFoundError("it has no index")
+    try:
+        return _checked_index(path, "ro")
+    except IndexUnavailable:  # no log file can be made on this medium: then no process writes to it
+        return _checked_index(path, "immutable")
+
+
+def _checked_index(path: str, mode: str) -> Index:
+    index = Index(path, mode)
+    try:
+        if index.is_new():
+            raise IndexDamaged("its index is empty")
+        require_version(index.database, path)
+        require_schema(index.database)
+    except BaseException:
+        index.close()
+        raise
+    return index
+
+
+def sweep_now(files: Files, folder: str) -> list[str]:
+    """Remove the temporary files of ended sessions; returns their paths, none while another process opens the
+    store."""
+    lock = files.lock(os.path.join(folder, LOCK_NAME), wait_s=1.0)
+    if lock is None:
+        return []
+    try:
+        return sweep(files, folder)[1]
+    finally:
+        lock.release()
+
+
+def identify(files: Files, folder: str) -> Found:
+    """Whether a folder is a store, empty (or with a truncated id file alone), or something else. Changes nothing.
+
+    Raises UsageError for a store of a newer version, and OSError if the folder cannot be read.
+    """
+    error: OSError | None = None
+    try:
+        store_id = _read_id(files, folder)
+        if store_id == STORE_ID:
+            return "store"
+        if match := _ANY_ID.fullmatch(store_id or b""):
+            refuse_newer(folder, int(match[1]))
+        names = files.names(os.path.join(folder, ""))  # the slash: the folder itself may be a link
+        if not names or (names == [STORE_ID_NAME] and store_id is not None and STORE_ID.startswith(store_id)):
+            return "empty"
+    except OSError as refusal:
+        error = refusal
+    if _has_index(files, folder) or _has_snapshot(files, folder):
+        return "store"
+    if error is not None:
+        raise error
+    return "other"
+
+
+def _write_id(files: Files, folder: str) -> None:
+    """Write the id file, and wait until it is on the disk."""
+    with suppress(OSError):
+        if _read_id(files, folder) == STORE_ID:
+            return
+    files.write_durably(os.path.join(folder, STORE_ID_NAME), STORE_ID)
+
+
+def _read_id(files: Files, folder: str) -> bytes | None:
+    """The content of the id file, None if there is none."""
+    path = os.path.join(folder, STORE_ID_NAME)
+    if files.kind(path) != "file":
+        return None
+    with files.open(path) as reader:
+        content = bytearray(min(reader.size, _MAX_ID_BYTES))
+        return bytes(content[: reader.read_into(0, memoryview(content))])
+
+
+def _has_index(files: Files, folder: str) -> bool:
+    """Whether there is the index of a store, sound or not. Opened as immutable: other modes make files beside it."""
+    path = os.path.join(folder, INDEX_NAME)
+    if files.kind(path) != "file":
+        return False
+    try:
+        with closing(Index(path, "immutable")) as index:
+            return index.has_our_tables()
+    except IndexFault:
+        return False
+
+
+def _has_snapshot(files: Files, folder: str) -> bool:
+    """Whether one of the first files with a snapshot's name has a valid header."""
+    snapshots = SnapshotFolder(files, folder)
+    with suppress(OSError):
+        for key in islice(snapshots.all_keys(), _MAX_FILES_TRIED):
+            with suppress(BadSnapshot, OSError):
+                snapshots.header(key)
+                return True
+    return False

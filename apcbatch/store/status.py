@@ -1,0 +1,114 @@
+"""Status: what an open store has done, as counters, and its warnings, one line each and never twice for one cause.
+
+Every warning is about speed, never about an answer. Any thread may count and warn.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from apcbatch.store.database import IndexDamaged, IndexFault
+from apcbatch.store.environment import Files
+from apcbatch.store.format import SUSPECT_NAME
+
+MAX_BAD_SNAPSHOT_LINES = 20
+_DAMAGED_END = "the run goes on without it, and the next one makes it anew (results do not change)"
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Numbers of snapshots, and bytes of their files.
+
+    written: stored by this process. duplicates: offered, but already stored. skipped_*: offered and not stored,
+    because the queue was full, the size limit left no room, or the parent was not stored. failed: not stored because
+    of an error of the system. read: files read (each link of a chain counts). bad: files that must not be used.
+    """
+
+    written: int = 0
+    bytes_written: int = 0
+    read: int = 0
+    bytes_read: int = 0
+    duplicates: int = 0
+    skipped_full_queue: int = 0
+    skipped_no_room: int = 0
+    skipped_stranded: int = 0
+    failed: int = 0
+    evicted: int = 0
+    bad: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Snapshots that were offered and are not stored, for any reason."""
+        return self.skipped_full_queue + self.skipped_no_room + self.skipped_stranded + self.failed
+
+
+class Status:
+    """Counts, and passes warnings on to `warn`, which may be called from any thread."""
+
+    def __init__(self, warn: Callable[[str], None], folder: str, files: Files | None) -> None:
+        """files: None for a store in which nothing may be changed."""
+        self._warn = warn
+        self._folder = folder
+        self._files = files
+        self._counters = StoreCounters()
+        self._causes: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def counters(self) -> StoreCounters:
+        """A copy of the counters."""
+        with self._lock:
+            return replace(self._counters)
+
+    def count(self, **amounts: int) -> None:
+        """Add to the counters of these names."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._counters, name, getattr(self._counters, name) + amount)
+
+    def once(self, cause: str, sentence: str) -> None:
+        """Warn, unless there was a warning with this cause before."""
+        with self._lock:
+            if cause in self._causes:
+                return
+            self._causes.add(cause)
+        self._warn(f"store {self._folder}: {sentence}")
+
+    def bad_snapshot(self, key: bytes, clause: str) -> None:
+        """Count a snapshot file that cannot be used, and list it; after the first few, one line says that no more are
+        listed."""
+        with self._lock:
+            self._counters.bad += 1
+            number = self._counters.bad
+        if number <= MAX_BAD_SNAPSHOT_LINES:
+            self._warn(f"store {self._folder}: snapshot {key.hex()} is not used: {clause}; it is computed again")
+        elif number == MAX_BAD_SNAPSHOT_LINES + 1:
+            self.once(
+                "bad", f"more bad snapshots are not listed; run: apcbatch store check {shlex.quote(str(self._folder))}"
+            )
+
+    def suspect_index(self) -> None:
+        """Leave a file that tells the next process which opens the store to rebuild the index."""
+        if self._files is not None:
+            with suppress(OSError):
+                self._files.write(os.path.join(self._folder, SUSPECT_NAME), [])
+
+    def failure(self, error: OSError | IndexFault, doing: str) -> None:
+        """Warn of an error of the system while the store was `doing` something."""
+        if isinstance(error, OSError):
+            full, cause = error.errno == errno.ENOSPC, f"os {error.errno}"
+        else:
+            full, cause = "full" in str(error), f"index {error}"
+        if isinstance(error, IndexDamaged):
+            self.suspect_index()
+            self.once("damaged", f"the index is damaged ({error}); {_DAMAGED_END}")
+        elif full:
+            self.once("full", "the disk is full; snapshots are not kept (results do not change)")
+        else:
+            self.once(cause, f"{doing} failed ({error}); the run goes on without it (results do not change)")

@@ -1,0 +1,77 @@
+"""The JSON documents of `--json`, and the YAML file for `--config`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apcbatch.config import Config
+from apcbatch.plan.forecast import Forecast, PolicyForecast
+from apcbatch.tuning.choice import Candidate, Tuning
+from apcbatch.types import Policy
+
+
+def forecast_document(forecast: Forecast, policy: Policy, config: Config) -> dict[str, Any]:
+    """The document of `plan`, for one policy."""
+    ideal = next(grid[policy].ideal_hit_rate for grid in forecast.grids.values())
+    return {
+        "dataset": _dataset(forecast) | {"ideal_hit_rate": ideal},
+        "policy": policy,
+        "model": config.model,
+        "candidates": [_reuse(block_size, grid[policy], config) for block_size, grid in forecast.grids.items()],
+    }
+
+
+def tuning_document(tuning: Tuning, config: Config) -> dict[str, Any]:
+    """The document of `tune-block-size`."""
+    return {
+        "dataset": _dataset(tuning.forecast),
+        "policy": config.policy,
+        "model": config.model,
+        "candidates": [_candidate(candidate, config) for candidate in tuning.candidates],
+        "recommended": {
+            "block_size": tuning.recommended.block_size,
+            "min_gain_tokens": tuning.min_gain_tokens,
+            "reason": tuning.reason,
+        },
+    }
+
+
+def _dataset(forecast: Forecast) -> dict[str, Any]:
+    """The input's part of both documents."""
+    return {
+        "requests": forecast.requests,
+        "prompt_tokens": forecast.prompt_tokens,
+        "unique_tokens": forecast.unique_tokens,
+        "ideal_hit_rate": forecast.ideal_hit_rate,
+    }
+
+
+def _reuse(block_size: int, table: PolicyForecast, config: Config) -> dict[str, Any]:
+    """One block size's part of both documents."""
+    return {
+        "block_size": block_size,
+        "min_gain_tokens": config.min_gain_tokens,
+        "cached_tokens": table.cached_tokens,
+        "computed_tokens": table.computed_tokens,
+        "hit_rate": table.hit_rate,
+        "snapshots_written": table.snapshots_written,
+        "snapshots_read": table.snapshots_read,
+        "store_bytes": table.store_bytes,
+        "peak_live_snapshots": table.peak_live_snapshots,
+    }
+
+
+def _candidate(candidate: Candidate, config: Config) -> dict[str, Any]:
+    verified = candidate.verified
+    measured = {} if verified is None else {"measured_prefill_s": verified.prefill_s}
+    return {
+        **_reuse(candidate.block_size, candidate.table, config),
+        "predicted_prefill_s": candidate.prefill_s,
+        **measured,
+    }
+
+
+def tuning_yaml(tuning: Tuning, config: Config) -> str:
+    """A file for `--config`."""
+    lines = [f"# {tuning.reason}", f"policy: {config.policy}", f"block_size: {tuning.recommended.block_size}"]
+    return "\n".join([*lines, f"min_gain_tokens: {tuning.min_gain_tokens}", ""])
