@@ -8,7 +8,7 @@ SECONDS ?= 600
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-all test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants wheels clean
+.PHONY: demo quick test test-all test-light test-browser test-ray test-cuda lint bench soak sanitize portability mutants coverage wheels clean
 
 # 1 builds the CUDA kernels too, which takes nvcc and some minutes more.
 CUDA ?= $(or $(APCBATCH_CUDA),0)
@@ -53,6 +53,10 @@ demo: $(BUILT)
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist worksteal
 test: $(TESTED)
 	$(PYTEST)
+
+# Without the slow tests, and those that start a cluster or a browser.
+quick: $(TESTED)
+	$(PYTEST) -m 'not slow and not ray and not ray_runs' --ignore tests/browser
 
 # The same tests at more effort with whole runs on Ray, then those that need another environment.
 test-all: $(TESTED)
@@ -128,6 +132,20 @@ portability: $(TESTED)
 mutants: $(TESTED)
 	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,mutants)'`
 	$(BIN)/python -m tools.mutants
+
+# Statements and branches that the suite executes, in every process that it starts; build/coverage/html shows the lines.
+EFFORT ?= 10
+COVERAGE := $(BIN)/python -m coverage
+coverage: export COVERAGE_RCFILE := $(CURDIR)/tools/coverage.rc
+coverage: export COVERAGE_FILE := $(CURDIR)/build/coverage/data
+coverage: export PYTHONPATH := $(CURDIR)
+coverage: $(TESTED)
+	$(BIN)/pip install --quiet `$(BIN)/python -c '$(call EXTRA,mutants)'`
+	rm -rf build/coverage
+	-$(subst -m pytest,-m coverage run -m pytest,$(PYTEST)) --effort $(EFFORT) -m 'ray_runs or not ray_runs' --ignore tests/browser
+	$(COVERAGE) combine -q
+	$(COVERAGE) html -q -d build/coverage/html
+	$(COVERAGE) report
 
 # The source archive and a manylinux wheel for each supported Python that is here, in dist.
 wheels:

@@ -6,12 +6,15 @@ import importlib.util
 import os
 import random
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import apcbatch  # noqa: F401  (before torch: it settles how threads wait)
-from tests.effort import VARIABLE
+from tests.effort import VARIABLE, is_full, pairwise
+from tests.helpers import own_helpers, shared_helpers  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_DATA = ROOT.parent / "shared" / "data"
@@ -69,6 +72,51 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if reason and asks:  # not item.keywords: those hold folder names too
                 item.add_marker(pytest.mark.skip(reason=reason))
 
+    if not is_full():
+        _leave_pairs(config, items)
+
+
+def _leave_pairs(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave rows of each test marked `pairwise` in which each two values of its parameters meet; on CUDA, all rows."""
+    tables: dict[tuple, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("pairwise") and not item.get_closest_marker("cuda"):
+            tables[item.parent, item.originalname].append(item)
+    dropped = set()
+    for table in tables.values():
+        chosen = pairwise([[repr(value) for value in item.callspec.params.values()] for item in table])
+        dropped.update(item for index, item in enumerate(table) if index not in chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`isa`: the plainest instruction set and the best one of this processor; at full effort each that it has."""
+    if "isa" in metafunc.fixturenames:
+        from apcbatch.kernels.isa import available_isas
+
+        names = available_isas()
+        metafunc.parametrize("isa", names if is_full() else [*names[:1], *names[1:][-1:]], indirect=True)
+
+
+@pytest.fixture
+def every_isa() -> Iterator[list[str]]:
+    """The names of all instruction sets of this processor; the one in use is set again after the test."""
+    from apcbatch.kernels.isa import available_isas, isa, set_isa
+
+    before = isa()
+    yield available_isas()
+    set_isa(before)
+
+
+@pytest.fixture
+def isa(request: pytest.FixtureRequest, every_isa: list[str]) -> str:
+    """An instruction set, in use during the test."""
+    from apcbatch.kernels.isa import set_isa
+
+    set_isa(request.param)
+    return request.param
+
 
 def _why_no_cuda() -> str | None:
     if importlib.util.find_spec("torch") is None:
@@ -112,7 +160,7 @@ def stages(monkeypatch: pytest.MonkeyPatch):
         import torch
 
         devices = [torch.device("cpu")] * count
-        monkeypatch.setattr("apcbatch.engine.engine.choose_devices", lambda device, gpus: devices)
+        monkeypatch.setattr("apcbatch.engine.open.choose_devices", lambda device, gpus: devices)
 
     return spread
 

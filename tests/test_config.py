@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from apcbatch import config, resolution, values
+from apcbatch import config, option_values, resolution
 from apcbatch.errors import UsageError
 
 
@@ -117,14 +117,14 @@ def test_retry_errors_resumes():
 )
 def test_sizes(text, size):
     """Fault: a decimal unit is read as a binary one or the other way round."""
-    assert values.parse_size(text) == size
-    assert values.parse_size(values.format_size(size)) == size
+    assert option_values.parse_size(text) == size
+    assert option_values.parse_size(option_values.format_size(size)) == size
 
 
 @pytest.mark.parametrize("text", ["-1", "GiB", "1 GiBs", "", None, True, 1.5])
 def test_what_is_not_a_size(text):
     """Fault: nonsense is read as some number of bytes."""
-    assert values.parse_size(text) is None
+    assert option_values.parse_size(text) is None
 
 
 def test_the_file_is_read_and_named_by_the_environment(tmp_path):
@@ -158,16 +158,16 @@ def test_an_empty_file_changes_nothing(tmp_path):
 def test_the_defaults_satisfy_their_own_specs():
     """Fault: a default that no user could give."""
     for name, value in config.Config().values().items():
-        parsed = values.parse_value(config.OPTIONS[name], value, name)
+        parsed = option_values.parse_value(config.OPTIONS[name], value, name)
         assert (list(parsed) if isinstance(parsed, tuple) else parsed) == value
 
 
 def test_an_option_may_come_several_times():
     """Fault: of several stop texts the last one alone counts, or one alone is taken for its letters."""
     spec = config.OPTIONS["stop"]
-    assert values.parse_value(spec, ("b", "a", "b"), "--stop") == ("b", "a")
-    assert values.parse_value(spec, "ab", "--stop") == ("ab",)
-    assert values.parse_value(config.OPTIONS["stop_token_id"], ["5", 7], "x") == (5, 7)
+    assert option_values.parse_value(spec, ("b", "a", "b"), "--stop") == ("b", "a")
+    assert option_values.parse_value(spec, "ab", "--stop") == ("ab",)
+    assert option_values.parse_value(config.OPTIONS["stop_token_id"], ["5", 7], "x") == (5, 7)
     for raw, sentence in (
         (["x", ""], "--stop is ''; expected a text"),
         (["x"] * 65, "--stop has 65 values; expected at most 64"),
@@ -175,4 +175,4 @@ def test_an_option_may_come_several_times():
         ([["x"]], "--stop is a list; expected a text"),
     ):
         with pytest.raises(ValueError, match=re.escape(sentence)):
-            values.parse_value(spec, raw, "--stop")
+            option_values.parse_value(spec, raw, "--stop")

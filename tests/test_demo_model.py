@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from apcbatch.model.locate import BUNDLED, DEMO_DIR
+from tests.effort import tries
 
 ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = {"demo": "mamba", "demo-jamba": "jamba"}
@@ -86,6 +87,7 @@ def test_special_tokens_agree(tokenizer, folder):
     assert len(tokenizer) == config["vocab_size"]
 
 
+@pytest.mark.slow
 def test_template_is_prefix_stable_over_the_examples(tokenizer):
     """A prompt that is no prefix of the longer conversation, in characters or tokens: nothing to reuse."""
     for line in EXAMPLES.read_text(encoding="utf-8").splitlines()[::4]:
@@ -124,7 +126,7 @@ def test_an_unknown_role_is_refused(tokenizer):
         render(tokenizer, [{"role": "asistant", "content": "?"}])
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=tries(200), deadline=None, database=None)
 @given(text=st.text())
 def test_any_text_comes_back(tokenizer, text):
     """A character outside of the vocabulary, or spaces and line ends that are tidied up."""
@@ -140,6 +142,7 @@ def test_awkward_text_comes_back(tokenizer, text):
     assert tokenizer.decode(ids_of(tokenizer, text)) == text
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_sentences(tokenizer, model):
     """Weights whose answer is the same for every prompt, empty, without an end, or one token repeated."""
     answers = []

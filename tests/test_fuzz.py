@@ -8,14 +8,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.effort import tries
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_mutated_input_ends_in_an_answer_or_a_sentence(tmp_path):
+@pytest.mark.slow
+def test_mutated_input_ends_in_an_answer_or_a_sentence(tmp_path: Path) -> None:
     """Catches damaged input of any kind that ends in a traceback, a hang, a signal, lost lines or other answers."""
-    drawn = ["--seed", str(random.randrange(1 << 31)), "--each", str(tries(4))]
+    drawn = ["--seed", str(random.randrange(1 << 31)), "--cases", str(4 * tries(24))]
     played = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", *drawn, "--patience", "6", "--keep-going", "--folder", tmp_path / "fuzz"],
         cwd=ROOT,

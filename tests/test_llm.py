@@ -128,8 +128,8 @@ def test_a_conversation_goes_on_from_its_answer(llm: LLM) -> None:
 
 def prompt_of(llm: LLM, line: dict[str, Any], count: int) -> list[int]:
     """The prompt after so many messages of a line."""
-    from apcbatch.data.messages import check_messages
-    from apcbatch.data.records import Conversation
+    from apcbatch.data.input.messages import check_messages
+    from apcbatch.data.input.records import Conversation
 
     made = Conversation("x", 1, check_messages(line["messages"][:count]), line["tools"], "batch", "x")
     return llm._renderer.render(made).prompts[0].token_ids.tolist()

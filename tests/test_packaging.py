@@ -14,6 +14,7 @@ import pytest
 from apcbatch.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.slow
 # setup.py only adds the compiled modules to what pyproject.toml says.
 BUILD = """
 import sys

@@ -36,8 +36,8 @@ TINY = Sizes(
 )
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "dtype"), [("mamba", "float32"), ("jamba", "bfloat16")])
 def test_document(tiny_checkpoint, family: str, dtype: str) -> None:
     """Faults: a group that falls over on a family or dtype; a figure without its keys; a part of a pass lost."""
     noted: list[str] = []
@@ -93,7 +93,7 @@ def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch
     for name, kernel in vars(_C).items():
         if callable(kernel) and not isinstance(kernel, type) and not name.startswith("_"):
             monkeypatch.setattr(_C, name, noted(name, kernel))
-    for kind in (_C.Mixer, _C.Mlp, _C.Mixture):
+    for kind in (_C.MambaMixer, _C.Mlp, _C.Mixture):
         monkeypatch.setattr(kind, "run", noted(kind.__name__, kind.run))
     request = Request("a", [1, 2, 3, 4, 5], max_tokens=3, ignore_eos=True, logprobs=True)
     with engine.backend.observed(around):
@@ -101,9 +101,9 @@ def test_no_kernel_runs_beside_the_ops(family: str, tiny_checkpoint, monkeypatch
     assert result.error is None
     assert set(beside) <= BESIDE_THE_OPS
     expected = (
-        {"Mixer", "linear", "rms_norm", "logprob"}
+        {"MambaMixer", "linear", "rms_norm", "logprob"}
         if family == "mamba"
-        else {"Mixer", "Mlp", "Mixture", "linear", "rms_norm", "paged_attention", "write_kv", "logprob"}
+        else {"MambaMixer", "Mlp", "Mixture", "linear", "rms_norm", "paged_attention", "write_kv", "logprob"}
     )
     assert expected <= set(within)
 
@@ -165,6 +165,7 @@ def test_run_needs_an_input() -> None:
         measure(Config(), lambda line: None, groups=["run"])
 
 
+@pytest.mark.slow
 def test_whole_runs(tmp_path: Path) -> None:
     """Faults: a run that is called warm and restores nothing; one that answers other requests than the rest."""
     lines = [{"id": str(i), "messages": [{"role": "user", "content": f"{i} " + "word " * 200}]} for i in range(3)]

@@ -20,6 +20,9 @@ from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, 
 
 __all__ = ["Locator", "Opened", "Page", "expect"]
 
+TIMEOUT_MS = 20_000  # of every wait, also of `expect`, whose own is 5 s
+expect.set_options(timeout=TIMEOUT_MS)
+
 # A violation of the page's policy, and a promise that nobody waits for, are said where the listener hears them.
 LISTEN = """
 document.addEventListener("securitypolicyviolation",
@@ -36,7 +39,7 @@ class Opened:
         self.noted: list[str] = []
         self.path = path
         self.context: BrowserContext = browser.new_context(**{"viewport": {"width": 1100, "height": 900}, **context})
-        self.context.set_default_timeout(20_000)
+        self.context.set_default_timeout(TIMEOUT_MS)
         self.context.route("**/*", self._let_files_through)
         self.context.add_init_script(LISTEN)
         self.context.on("page", self._watch)
@@ -46,7 +49,7 @@ class Opened:
 
     def wait(self) -> None:
         """Until the document was decoded and drawn."""
-        self.page.locator("html[data-ready]").wait_for(timeout=20_000)
+        self.page.locator("html[data-ready]").wait_for()
 
     def value(self, name: str, within: str = "#verdict") -> Any:
         """The raw number that stands behind a shown one, or None for none."""

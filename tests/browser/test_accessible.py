@@ -77,7 +77,7 @@ def contrast(colour: list[float], background: list[float]) -> float:
 
 
 def unfold(page: Opened) -> None:
-    """Everything that can be seen at once is seen: a request, a stem, all that folds."""
+    """Everything that can be seen at once is seen: a request, an edge, all that folds."""
     page.page.locator("#requests [data-row] td").first.click()
     page.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     expect(page.page.locator("#request-detail")).to_be_visible()
@@ -127,7 +127,7 @@ def test_the_outline_is_the_sections(open_document: Callable[..., Opened]) -> No
           - tree "Prefix tree":
             - treeitem /all requests/ [level=1] [selected]
             - treeitem /requests?, .* restored, .* computed/ [level=2]
-          - complementary "Stem"
+          - complementary "Edge"
         - region "Timeline":
           - heading "Timeline" [level=2]
           - figure:

@@ -77,8 +77,8 @@ def test_a_hostile_text_is_shown_and_not_run(open_document: Callable[..., Opened
     assert page.page.evaluate("""[...document.querySelectorAll("a[href]")].every((one) => one.protocol === "file:")""")
     handlers = "[...document.querySelectorAll('*')].flatMap((one) => [...one.attributes]).map((one) => one.name)"
     assert not [name for name in page.page.evaluate(handlers) if name.startswith("on")]
-    for place in ("#verdict", "#tokens", "#stem", "#requests [data-row='0']", "#request-detail", "#comparison", "#ran"):
-        if place == "#stem":
+    for place in ("#verdict", "#tokens", "#edge", "#requests [data-row='0']", "#request-detail", "#comparison", "#ran"):
+        if place == "#edge":
             page.page.locator("#tree [data-node='1']").hover()
         said = page.page.locator(place).first.text_content()
         assert comparable(text)[:80] in comparable(said), place

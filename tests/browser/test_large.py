@@ -1,4 +1,4 @@
-"""50,000 requests and a tree of thousands of stems: the page opens, answers, and stays small.
+"""50,000 requests and a tree of thousands of edges: the page opens, answers, and stays small.
 
 benchmarks/report_page.py measures the times; here they are printed, and none is asserted.
 """

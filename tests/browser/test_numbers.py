@@ -95,7 +95,14 @@ def test_numbers_of_any_size_read_right(open_document: Callable[..., Opened], se
     for _ in range(4):
         made = document(3, seed, runs=1, errors=False)
         verdict, span = made["runs"][0]["verdict"], draw.choice((1, 60, 3_600, 10**6, 10**12))
-        for name in ("prompt_tokens", "cached_tokens", "computed_tokens", "completion_tokens", "peak_rss_bytes"):
+        for name in (
+            "prompt_tokens",
+            "cached_tokens",
+            "computed_tokens",
+            "completion_tokens",
+            "peak_rss_bytes",
+            "store_skipped",
+        ):
             verdict[name] = draw.choice((0, 1, draw.randrange(span), 1 << draw.randrange(45), (1 << 20) - 1))
         for name in ("hit_rate", "ideal_hit_rate"):
             verdict[name] = draw.choice((0.0, 1.0, 0.0004, 0.99961, 0.9996, draw.random()))
@@ -111,10 +118,11 @@ def test_what_is_not_known_is_not_made_up(open_document: Callable[..., Opened], 
     """Fault: an unknown number reads 0, null or NaN."""
     made = document(20, seed, trace=False)
     verdict = made["runs"][0]["verdict"]
-    verdict.update(dict.fromkeys(("ideal_tokens", "ideal_hit_rate", "peak_rss_bytes", "seconds", "exit_code")))
+    unknown = ("ideal_tokens", "ideal_hit_rate", "peak_rss_bytes", "seconds", "exit_code", "store_skipped")
+    verdict.update(dict.fromkeys(unknown))
     made["runs"][0]["tokens"].update(lost=None, ideal=None, misses=[])
     page = open_document(made)
-    for name in ("ideal_tokens", "ideal_hit_rate", "seconds.total", "peak_rss_bytes", "exit_code"):
+    for name in (*unknown, "seconds.total"):
         assert page.page.locator(f'[data-name="{name}"][data-value]').count() == 0, name
     said = page.page.inner_text("main")
     assert not [word for word in ("null", "NaN", "undefined", "[object", "Infinity") if word in said]

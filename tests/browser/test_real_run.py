@@ -65,7 +65,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("real")
     source = folder / "in.jsonl"
     lines = EXAMPLES.read_text().splitlines(keepends=True)[:2]
-    source.write_text(lines[0] + '{"id": "bad </script><img src=x>", "messages": [{"role": 5}]}\n' + lines[1])
+    calling = json.loads(lines[1])
+    calling |= {"id": "calling", "messages": calling["messages"][:2], "max_tokens": 64}
+    bad = '{"id": "bad </script><img src=x>", "messages": [{"role": 5}]}\n'
+    source.write_text(lines[0] + bad + lines[1] + json.dumps(calling) + "\n")
     return make(folder, source, 30, exit_code=3)
 
 
@@ -97,16 +100,18 @@ def test_the_page_says_what_the_run_said(open_file: Callable[..., Opened], made:
 def test_the_tree_adds_up_to_the_run(open_file: Callable[..., Opened], made: Made) -> None:
     """Fault: the picture is of another run, or of a part of the requests."""
     page = open_file(made.report)
-    assert page.value("saved", "#stem") == made.summaries[0]["cached_tokens"]
-    assert page.value("requests", "#stem") == made.summaries[0]["ok"]
-    stem = page.page.locator('#tree [data-node]:not([data-node="0"])').first
-    assert 0 < stem.bounding_box()["width"] <= page.page.locator('#tree [data-node="0"]').bounding_box()["width"]
+    assert page.value("saved", "#edge") == made.summaries[0]["cached_tokens"]
+    assert page.value("requests", "#edge") == made.summaries[0]["ok"]
+    edge = page.page.locator('#tree [data-node]:not([data-node="0"])').first
+    assert 0 < edge.bounding_box()["width"] <= page.page.locator('#tree [data-node="0"]').bounding_box()["width"]
 
 
 def test_each_record_can_be_opened(open_file: Callable[..., Opened], made: Made) -> None:
     """Fault: an answer, a call or an error of the file is not the one on the page."""
     page = open_file(made.report)
-    for row, record in list(enumerate(made.records))[:: max(1, len(made.records) // 6)]:
+    [calling] = [row for row, record in enumerate(made.records) if "calling" in record["custom_id"]]
+    for row in {*range(0, len(made.records), max(1, len(made.records) // 6)), calling}:
+        record = made.records[row]
         page.page.locator("#requests-filter").fill(f"line:{record['line']}")
         page.page.locator(f'#requests [data-row="{row}"] td').first.click()
         detail = page.page.locator("#request-detail")
@@ -115,6 +120,11 @@ def test_each_record_can_be_opened(open_file: Callable[..., Opened], made: Made)
             usage = record["response"]["body"]["usage"]
             assert page.value("prompt", "#request-detail") == usage["prompt_tokens"]
             assert page.value("out", "#request-detail") == usage["completion_tokens"]
+            message = record["response"]["body"]["choices"][0]["message"]
+            assert bool(message["tool_calls"]) >= (row == calling)
+            for call in message["tool_calls"]:
+                assert call["function"]["name"] in detail.text_content()
+                assert comparable(call["function"]["arguments"]) in comparable(detail.text_content())
         else:
             assert record["error"]["message"] in detail.inner_text()
 

@@ -1,7 +1,8 @@
-"""Help and documentation: every command says what it does, with examples, and docs/cli.md says the same."""
+"""Help and documentation: every command says what it does, with examples, and docs/reference/cli.md says the same."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -14,13 +15,14 @@ from apcbatch.cli.program import cli, main
 from apcbatch.cli.run import FIRST_OPTIONS
 from apcbatch.config import OPTIONS, flag_name
 from apcbatch.version import VERSION
+from tests.conftest import ROOT
 from tools.make_cli_docs import TARGET, commands, document
 
 NAMES = [name for name, _ in commands(cli, "apcbatch")]
 
 
 def test_the_page_is_what_the_commands_say():
-    """Fault: a command or a flag changes and docs/cli.md does not (run tools/make_cli_docs.py)."""
+    """Fault: a command or a flag changes and docs/reference/cli.md does not (run tools/make_cli_docs.py)."""
     assert TARGET.read_text() == document()
 
 
@@ -78,15 +80,18 @@ def test_run_offers_every_option_that_has_a_flag():
     assert {flag_name(name) for name, spec in OPTIONS.items() if spec.flag is not None} <= flags
 
 
-def test_the_help_needs_nothing_heavy():
-    """Fault: an import at start-up makes --help slow."""
-    code = (
-        "import sys, apcbatch.cli, apcbatch.cli.program\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'numpy', 'tqdm', 'yaml', 'sqlite3', 'tokenizers'}\n"
-        "found = heavy & set(sys.modules)\n"
-        "assert not found, found"
+def test_what_needs_no_weights_loads_no_torch(tmp_path):
+    """Fault: a plan, a look at a prompt or a usage error waits for torch, or a plan needs the weights."""
+    (tmp_path / "in.jsonl").write_text(
+        '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n' * 3
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = (
+        "import sys; from apcbatch.cli.program import main\n"
+        "for code, *arguments in ((0, 'plan'), (0, 'show'), (2, 'tune-block-size', '--policy', 'none')):\n"
+        "    assert main([arguments[0], 'in.jsonl', *arguments[1:]]) == code, arguments\n"
+        "    assert not {'torch', 'transformers'} & set(sys.modules), arguments"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
 def test_version(capsys):

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from apcbatch.cli.program import main
-from tests.conftest import ROOT
 
 CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
 
@@ -61,15 +58,3 @@ def test_what_cannot_be_used_ends_with_2_and_a_sentence(arguments, sentence, cap
     captured = capsys.readouterr()
     assert sentence in captured.err and "Traceback" not in captured.err and captured.out == ""
     assert (tmp_path / "in.jsonl").read_text() == CHAT * 3
-
-
-def test_no_weights_and_no_torch(tmp_path):
-    """Fault: a plan loads torch, or needs the weights of a model whose configuration is all it uses."""
-    code = (
-        "import sys; from apcbatch.cli.program import main; code = main(['plan', sys.argv[1]]); "
-        "sys.exit(code or 10 * ('torch' in sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "in.jsonl")], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

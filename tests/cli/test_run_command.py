@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from apcbatch.cli import invocation
 from apcbatch.cli import main as entry_point
+from apcbatch.cli import streams
 from apcbatch.cli.program import main
 from apcbatch.config import OPTIONS
 from apcbatch.formats import FORMAT_CHOICES, TURNS
-from apcbatch.job import opening
+from apcbatch.job import open
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def nothing_is_loaded(monkeypatch, tmp_path):
     def refuse(config, warn):
         raise AssertionError("the weights would have been loaded")
 
-    monkeypatch.setattr(opening, "make_engine", refuse)
+    monkeypatch.setattr(open, "make_engine", refuse)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text('{"messages":[{"role":"user","content":"Hi"}]}\n')
 
@@ -108,11 +108,11 @@ def test_how_the_program_was_called(monkeypatch, tmp_path):
     script.chmod(0o755)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.argv", [str(script)])
-    assert invocation.program_words() == [str(script)]
+    assert streams.program_words() == [str(script)]
     monkeypatch.setenv("PATH", str(script.parent))
-    assert invocation.program_words() == ["apcbatch"]
+    assert streams.program_words() == ["apcbatch"]
     monkeypatch.setattr("sys.argv", ["/lib/apcbatch/__main__.py"])
-    assert invocation.program_words()[1:] == ["-m", "apcbatch"]
+    assert streams.program_words()[1:] == ["-m", "apcbatch"]
 
 
 def test_the_entry_point_takes_the_process_arguments(monkeypatch, capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ import pytest
 from apcbatch.cli import tune
 from apcbatch.cli.program import main
 from apcbatch.tuning import measurement
-from tests.conftest import ROOT
 
 CHOICE = SimpleNamespace(recommended=SimpleNamespace(block_size=96), min_gain_tokens=7, reason="it is the best.")
 CHAT = '{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Hello"}]}\n'
@@ -72,25 +70,12 @@ def test_without_matplotlib_a_picture_is_refused_with_what_to_install(monkeypatc
     assert "--plot needs matplotlib, which is not there; run: pip install" in capsys.readouterr().err
 
 
-def test_nothing_is_loaded_before_it_is_needed(tmp_path):
-    """Fault: a usage error waits for torch."""
-    code = (
-        "import sys; from apcbatch.cli.program import main; "
-        "code = main(['tune-block-size', sys.argv[1], '--policy', 'none']); "
-        "sys.exit(10 * (code != 2 or 'torch' in sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "in.jsonl")], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("config", [None, "base.yaml"])
 def test_what_was_written_and_what_to_run_next_is_said(monkeypatch, tmp_path, capsys, config):
     """Fault: the file is written in silence; or the command that is named does not run with the choice."""
     monkeypatch.setattr(tune, "_find", lambda *_: CHOICE)
     monkeypatch.setattr("apcbatch.tuning.export.text.tuning_lines", lambda *_: iter(["table"]))
-    monkeypatch.setattr("apcbatch.tuning.export.json.tuning_document", lambda *_: {})
+    monkeypatch.setattr("apcbatch.tuning.export.documents.tuning_document", lambda *_: {})
     (tmp_path / "base.yaml").write_text("max_running: 5\n")
     given = ["--config", config] if config else []
     assert main(["tune-block-size", "in.jsonl", "--write", "t.yaml", "--limit", "2", "--window", "9", *given]) == 0

@@ -1,5 +1,5 @@
 """Workers in virtual time that compute in passes, as engines on GPUs do: a pass takes hardly longer for many requests
-than for one, and a pass with prompts in it longer than one without. They stand behind the seam like those of
+than for one, and a pass with prompts in it longer than one without. They stand behind the runtime like those of
 simulator.py, and have all the units that they were given at a time.
 """
 
@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from apcbatch.cluster.seam import Event, Ready, Said, WorkerFacts, WorkerId
-from apcbatch.cluster.unit import Answer, Done, Key, Made, Message, Piece, Unit
-from apcbatch.engine.gate import Gate
+from apcbatch.cluster.runtime import Event, Ready, Received, WorkerFacts, WorkerId
+from apcbatch.cluster.wire import Answer, Done, Exported, Key, Message, Piece, Unit
+from apcbatch.engine.admission import PrefillAdmission
 from apcbatch.plan.footprint import Footprint
 from apcbatch.prefix import PrefixHasher, as_token_array
 from apcbatch.types import Request, RequestPlan, Result
@@ -77,7 +77,7 @@ class Batcher:
         self.num_passes = self.num_with_prompts = 0
         self.running: list[_Sequence] = []
         self._speeds = speeds
-        self._gate = Gate(speeds.max_running, cost=3)
+        self._prefill_admission = PrefillAdmission(speeds.max_running, cost=3)
         self._waiting: deque[_Sequence] = deque()
         self._held: set[Key] = set()
         self._tallies: dict[int, _Tally] = {}  # by unit
@@ -138,7 +138,7 @@ class Batcher:
         num_free = most - num_before
         if not (self._waiting and num_free and budget):
             return prompts
-        if decodes and not prompts and not self._gate.opens(num_free):
+        if decodes and not prompts and not self._prefill_admission.opens(num_free):
             return prompts
         for one in list(self._waiting):
             if len(self.running) < most and budget and (one.source is None or one.source in self._held):
@@ -147,7 +147,7 @@ class Batcher:
                 prompts[one] = min(one.left, budget)
                 budget -= prompts[one]
         if len(self.running) in (num_before, most):
-            self._gate.close()
+            self._prefill_admission.close()
         return prompts
 
     def _publish(self, one: _Sequence, position: int) -> list[Message]:
@@ -156,7 +156,7 @@ class Batcher:
         if key not in one.unit.exports:
             return []
         self.now += self._speeds.state_s
-        return [Made(one.unit.number, key, position, self._speeds.state_bytes, key)]
+        return [Exported(one.unit.number, key, position, self._speeds.state_bytes, key)]
 
     def _finish(self, one: _Sequence) -> list[Message]:
         self.running.remove(one)
@@ -184,8 +184,8 @@ def seconds_alone(requests: Sequence[Request], speeds: Speeds = H200) -> float:
     return batcher.now
 
 
-class BatchSeam:
-    """Implements apcbatch.cluster.seam.Seam over Batchers, each on a node of its own."""
+class BatchRuntime:
+    """Implements apcbatch.cluster.runtime.Runtime over Batchers, each on a node of its own."""
 
     def __init__(self, speeds: Speeds = H200) -> None:
         self.now = self.last_answer_s = 0.0
@@ -224,7 +224,7 @@ class BatchSeam:
         events: list[Event] = []
         while self._agenda and self._agenda[0][0] <= self.now:
             events.append(heapq.heappop(self._agenda)[2])
-        if any(isinstance(event, Said) and isinstance(event.message, Answer) for event in events):
+        if any(isinstance(event, Received) and isinstance(event.message, Answer) for event in events):
             self.last_answer_s = self.now
         return events
 
@@ -251,7 +251,7 @@ class BatchSeam:
         while inbox and inbox[0][0] <= batcher.now:
             batcher.begin(inbox.popleft()[1])
         for message in batcher.step():
-            self._say(batcher.now + self._speeds.call_s, Said(worker, message))
+            self._say(batcher.now + self._speeds.call_s, Received(worker, message))
 
     def _say(self, when: float, event: Event) -> None:
         self._num_said += 1

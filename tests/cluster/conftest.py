@@ -14,7 +14,7 @@ from tests.plan.test_plan_cases import read_words
 @pytest.fixture(scope="session")
 def tau_data(shared_data: Path) -> Dataset:
     """Customer service: long stems that many conversations share."""
-    return read_words(shared_data / "tau_bench.jsonl")
+    return read_words(shared_data / "tau_bench.jsonl", 60)
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from apcbatch.cluster.unit import Key, Piece, Unit
-from apcbatch.cluster.wire import take_apart
+from apcbatch.cluster.wire import Export, Import, Key, Piece, Unit, encode_request
 from apcbatch.plan.planner import Plan
 from apcbatch.prefix import prefix_key
 from apcbatch.types import Request
@@ -28,11 +27,13 @@ def cut(requests: Sequence[Request], plan: Plan, fingerprint: bytes, source: ran
     group_of = {index: number for number, group in enumerate(groups) for index in group}
     units = []
     for number, group in enumerate(groups):
-        pieces, exports, imports = [], set(), {}
-        for index in group:
+        pieces, exports, imports = [], {}, {}
+        for place, index in enumerate(group):
             todo, leader, reads = plan.requests[index], plan.leaders[index], []
             if leader is not None and group_of[leader] != number:
-                imports[key_at(index, todo.resume_at)] = None
+                key = key_at(index, todo.resume_at)
+                readers = imports[key].readers if key in imports else ()
+                imports[key] = Import(todo.resume_at, (*readers, place))
             for position in todo.keep:
                 readers = [
                     other for other in plan.order
@@ -40,8 +41,8 @@ def cut(requests: Sequence[Request], plan: Plan, fingerprint: bytes, source: ran
                 ]  # fmt: skip
                 here = [other for other in readers if group_of[other] == number]
                 if len(here) < len(readers):
-                    exports.add(key_at(index, position))
-                reads.append(len(here))
-            pieces.append(Piece(index, take_apart(requests[index]), replace(todo, reads=tuple(reads))))
-        units.append(Unit(number, tuple(pieces), frozenset(exports), tuple(imports)))
+                    exports[key_at(index, position)] = Export(index, position)
+                reads.append(len(here) + (len(here) < len(readers)))
+            pieces.append(Piece(index, encode_request(requests[index]), replace(todo, reads=tuple(reads))))
+        units.append(Unit(number, tuple(pieces), exports, imports))
     return units

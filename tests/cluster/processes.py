@@ -1,6 +1,6 @@
-"""A seam whose workers are processes of this machine: the real driver and real workers, without Ray.
+"""A runtime whose workers are processes of this machine: the real driver and real workers, without Ray.
 
-Must not know: the driver. Invariant: a worker ends when the seam does.
+Must not know: the driver. Invariant: a worker ends when the runtime does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeAlias
 
-from apcbatch.cluster.at_work import read_at_work
-from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId
-from apcbatch.cluster.unit import Done, Key, Made, Message, Unit
+from apcbatch.cluster.recovery import read_in_flight
+from apcbatch.cluster.runtime import Event, Lost, Ready, Received, WorkerFacts, WorkerId
+from apcbatch.cluster.wire import Done, Exported, Key, Message, Unit
 
 Order: TypeAlias = tuple[Unit, Mapping[Key, bytes]]
-_SPAWN = multiprocessing.get_context("spawn")
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["apcbatch.cluster.worker"])  # so that torch is imported once
 
 
 @dataclass(eq=False)
@@ -41,8 +42,8 @@ class _Local:
     lent: dict[int, list[State]] = field(default_factory=dict)
 
 
-class ProcessSeam:
-    """Implements Seam. config: values of the run's Config by name. folder: for notes of what is at work."""
+class ProcessRuntime:
+    """Implements Runtime. config: values of the run's Config by name. folder: for notes of what is at work."""
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
         self._config, self._folder = dict(config), folder
@@ -53,8 +54,8 @@ class ProcessSeam:
     def spawn(self) -> WorkerId:
         self._num_spawned += 1
         worker = self._num_spawned
-        ours, its = _SPAWN.Pipe()
-        process = _SPAWN.Process(target=_work, args=(self._config, its, self._at_work_path(worker)), daemon=True)
+        ours, its = _SERVER.Pipe()
+        process = _SERVER.Process(target=_work, args=(self._config, its, self._in_flight_path(worker)), daemon=True)
         process.start()
         its.close()
         self.workers[worker] = _Local(process, ours)
@@ -71,8 +72,8 @@ class ProcessSeam:
         talks = {local.talk: worker for worker, local in self.workers.items()}
         return [self._heard(talks[talk]) for talk in wait(talks, timeout_s) if isinstance(talk, Connection)]
 
-    def at_work(self, worker: WorkerId) -> Collection[int] | None:
-        return read_at_work(self._at_work_path(worker))
+    def in_flight(self, worker: WorkerId) -> Collection[int] | None:
+        return read_in_flight(self._in_flight_path(worker))
 
     def kill(self, worker: WorkerId) -> None:
         local = self.workers.pop(worker, None)
@@ -88,7 +89,7 @@ class ProcessSeam:
         for worker in list(self.workers):
             self.kill(worker)
 
-    def _at_work_path(self, worker: WorkerId) -> str:
+    def _in_flight_path(self, worker: WorkerId) -> str:
         return str(self._folder / f"{worker}.at-work")
 
     def _heard(self, worker: WorkerId) -> Event:
@@ -101,22 +102,22 @@ class ProcessSeam:
             return Lost(worker, f"its process ended with status {local.process.exitcode}")
         if isinstance(word, WorkerFacts):
             return Ready(worker, word)
-        if isinstance(word, Made):
+        if isinstance(word, Exported):
             state = State(word.state)
             self.states.add(state)
             word = replace(word, state=state)
         if isinstance(word, Done):
             local.lent.pop(word.unit, None)
-        return Said(worker, word)
+        return Received(worker, word)
 
 
-def _work(config: Mapping[str, Any], talk: Connection, at_work: str) -> None:
+def _work(config: Mapping[str, Any], talk: Connection, in_flight: str) -> None:
     """A worker's process: units as they come, a new one while those before it run."""
     from apcbatch.cluster.worker import Worker
 
-    worker = Worker(config, threads=1, node="here", at_work=at_work, speak=talk.send)
+    worker = Worker(config, threads=1, node="here", in_flight=in_flight, report_alive=talk.send)
     orders: SimpleQueue[Order | None] = SimpleQueue()
-    Thread(target=_listen, args=(talk, orders), daemon=True).start()  # so that neither end waits for the other
+    Thread(target=_poll, args=(talk, orders), daemon=True).start()  # so that neither end waits for the other
     talk.send(worker.facts())
     while True:
         while not (worker.is_busy and orders.empty()):
@@ -128,8 +129,8 @@ def _work(config: Mapping[str, Any], talk: Connection, at_work: str) -> None:
             talk.send(message)
 
 
-def _listen(talk: Connection, orders: SimpleQueue[Order | None]) -> None:
-    """Hand on what the seam says; None at the end."""
+def _poll(talk: Connection, orders: SimpleQueue[Order | None]) -> None:
+    """Hand on what the runtime says; None at the end."""
     with suppress(EOFError):
         while True:
             orders.put(talk.recv())

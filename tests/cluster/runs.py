@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.settings import ClusterSettings, Hooks
+from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.engine.serving import serve
 from apcbatch.plan.planner import Plan, Planner
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.types import Request, Result
 from tests.cluster.simulated_work import answer_of
-from tests.cluster.simulator import SimSeam, Speeds, Trouble
+from tests.cluster.simulator import SimRuntime, Speeds, Trouble
 from tests.plan.plan_oracle import Dataset
 
 SPEEDS = Speeds()
@@ -86,7 +86,7 @@ def lower_bound(requests: Sequence[Request], speeds: Speeds, num_workers: int) -
 @dataclass
 class Outcome:
     results: list[Result]
-    seam: SimSeam
+    runtime: SimRuntime
     engine: ClusterEngine
     own_s: float  # that the driver itself took
 
@@ -95,19 +95,29 @@ class Outcome:
         return {result.id: result for result in self.results}
 
 
+def num_lost(engine: ClusterEngine) -> int:
+    """Workers that ended on their own."""
+    return sum(one["ending"] == "lost" for one in engine.counters.workers)
+
+
+def num_sent(engine: ClusterEngine) -> int:
+    """States that a worker received from another node."""
+    return sum(one["states_received"] for one in engine.counters.workers)
+
+
 def audit(engine: ClusterEngine, settings: ClusterSettings, most_bytes: int = SPEEDS.node_bytes) -> None:
     """Every unanswered request is in exactly one place; what is held is within the bounds of each node."""
-    places = [item for item in engine._intake.buffered]
-    places += engine._loose
-    groups = list(engine._placing.waiting)
-    groups += engine._placing.queue
+    places = [item for item in engine._submitted.buffered]
+    places += engine._unplanned
+    groups = list(engine._scheduler.waiting)
+    groups += engine._scheduler.queue
     for group in groups:
         places += group.items
-    for worker in engine._crew:
-        alone = any(errand.group.is_alone for errand in worker.errands)
-        assert not alone or len(worker.errands) == 1, "a suspect has something beside it"
-        for errand in worker.errands:
-            places += [item for item in errand.items.values() if not item.is_done]
+    for worker in engine._workers:
+        alone = any(assignment.group.is_alone for assignment in worker.assignments)
+        assert not alone or len(worker.assignments) == 1, "a suspect has something beside it"
+        for assignment in worker.assignments:
+            places += [item for item in assignment.items.values() if not item.is_done]
     numbers = [item.number for item in places]
     assert len(numbers) == len(set(numbers)), "a request is in two places"
     assert not any(item.is_done for item in places), "a request that has its result is to be computed again"
@@ -120,8 +130,8 @@ def audit(engine: ClusterEngine, settings: ClusterSettings, most_bytes: int = SP
         assert state.home in state.nodes
         by_home[state.home] += state.num_bytes
     for node, num_bytes in by_home.items():
-        assert num_bytes == states.num_bytes(node) <= most_bytes, "a node has more than it has room for"
-    assert states._nodes.keys() <= by_home.keys() | {worker.known.node for worker in engine._crew.ready}, "it grows"
+        assert num_bytes == states._nodes[node].num_bytes <= most_bytes, "a node has more than it has room for"
+    assert states._nodes.keys() <= by_home.keys() | {worker.known.node for worker in engine._workers.ready}, "it grows"
 
 
 def run(
@@ -138,18 +148,18 @@ def run(
 ) -> Outcome:
     """Answer requests. stop_after: the driver dies when it has so many results."""
     chosen = ClusterSettings(num_workers, **settings)
-    seam = SimSeam(speeds, trouble, per_node)
-    engine = ClusterEngine(seam, chosen, hooks or Hooks(to_wire=lambda request: request))
+    runtime = SimRuntime(speeds, trouble, per_node)
+    engine = ClusterEngine(runtime, chosen, hooks or Hooks(to_wire=lambda request: request))
     if audited:
-        seam.check = lambda: audit(engine, chosen, speeds.node_bytes)
+        runtime.check = lambda: audit(engine, chosen, speeds.node_bytes)
     results: list[Result] = []
     source: Iterator[Request] = iter(requests)
-    begin = time.thread_time() - seam.spent_s
+    begin = time.thread_time() - runtime.spent_s
     for some in serve(engine, lambda: next(source, None)):
         results += some
         if stop_after is not None and len(results) >= stop_after:
             break
-    return Outcome(results, seam, engine, time.thread_time() - begin - seam.spent_s)
+    return Outcome(results, runtime, engine, time.thread_time() - begin - runtime.spent_s)
 
 
 def check_answers(outcome: Outcome, requests: Sequence[Request]) -> None:
@@ -160,7 +170,7 @@ def check_answers(outcome: Outcome, requests: Sequence[Request]) -> None:
     for result in outcome.results:
         assert result.tag == by_id[result.id].tag
         if result.error is not None:
-            assert result.error.code == "worker_lost" and outcome.seam.deaths[result.id] >= 2, result.error
+            assert result.error.code == "worker_lost" and outcome.runtime.deaths[result.id] >= 2, result.error
         else:
             assert result.token_ids == answer_of(by_id[result.id])
 

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from apcbatch.cluster.seam import WorkerId
-from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Unit, Without
+from apcbatch.cluster.runtime import WorkerId
+from apcbatch.cluster.wire import Alive, Answer, Done, Export, Exported, ImportFailed, Key, Unit
 from apcbatch.prefix import PrefixHasher, as_token_array
 from apcbatch.types import Request, Result
 
 if TYPE_CHECKING:
-    from tests.cluster.simulator import SimSeam
+    from tests.cluster.simulator import SimRuntime
 
 MAX_RUNNING = 32
 NEVER = float("inf")
 KEYS = b"keys"
-SPEAKS_EVERY_S = 5.0
+ALIVE_EVERY_S = 5.0
 
 
 @dataclass(eq=False)
@@ -62,10 +62,10 @@ class SimWork:
     """One unit, computed in virtual time: prompts first, then answers, so many requests at a time."""
 
     def __init__(
-        self, seam: SimSeam, worker: WorkerId, one: SimWorker, unit: Unit, states: Mapping[Key, Token]
+        self, runtime: SimRuntime, worker: WorkerId, one: SimWorker, unit: Unit, states: Mapping[Key, Token]
     ) -> None:
-        self.seam, self.worker, self.one, self.unit = seam, worker, one, unit
-        self.now = self.spoke = seam.now
+        self.runtime, self.worker, self.one, self.unit = runtime, worker, one, unit
+        self.now = self.spoke = runtime.now
         self.reads: dict[Key, int] = {}  # of what is held
         self.given: set[Key] = set()
         self.missing: set[Key] = set()
@@ -75,48 +75,48 @@ class SimWork:
         self._adopt(states)
 
     def run(self) -> None:
-        seam, unit = self.seam, self.unit
-        begin, pieces = seam.now, unit.pieces
+        runtime, unit = self.runtime, self.unit
+        begin, pieces = runtime.now, unit.pieces
         for first in range(0, len(pieces), MAX_RUNNING):
             results, spans = [], dict[int, Span]()
             for piece in pieces[first : first + MAX_RUNNING]:
                 span = spans[piece.number] = Span(piece.request.id, piece.number, self.now)
                 self.one.spans.append(span)
-                if piece.request.id in seam.trouble.poison:
-                    seam._at(self.now, lambda: seam._die(self.worker, seam.now, "a request ended it"))
+                if piece.request.id in runtime.trouble.poison:
+                    runtime._at(self.now, lambda: runtime._die(self.worker, runtime.now, "a request ended it"))
                     self.now += 1.0
                     return
-                if piece.request.id in seam.trouble.hanging:
+                if piece.request.id in runtime.trouble.hanging:
                     self.now = NEVER
                     return
                 results.append((piece, self._prefill(piece)))
             for piece, result in results:
                 tokens = len(result.token_ids)
                 self.decode_tokens += tokens
-                self._compute(tokens / seam.speeds.decode_tokens_per_s)
+                self._compute(tokens / runtime.speeds.decode_tokens_per_s)
                 spans[piece.number].end = self.now
-                seam.say(self.worker, self.now, Answer(unit.number, piece.number, result))
-        assert unit.exports <= self.made | self.missing, "nobody in the unit makes what it is to export"
+                runtime.say(self.worker, self.now, Answer(unit.number, piece.number, result))
+        assert unit.exports.keys() <= self.made | self.missing, "nobody in the unit makes what it is to export"
         left = {key for key, reads in self.reads.items() if reads and key not in self.missing}
         assert not left or self.missing, "a snapshot was kept for readers that do not come"
         counters = {"store_bytes_written": 1.0, "import_bytes": self.import_bytes, "import_s": self.import_s}
         done = Done(unit.number, self.now - begin, self.prefill_tokens, self.decode_tokens, counters)
-        seam.say(self.worker, self.now, done)
+        runtime.say(self.worker, self.now, done)
 
     def _compute(self, seconds: float) -> None:
         """Let time pass, and say now and then that the worker is alive."""
-        seam, end = self.seam, self.now + seconds
-        while self.spoke + SPEAKS_EVERY_S < end:
-            self.spoke += SPEAKS_EVERY_S
-            seam.speak(self.worker, self.spoke, Alive(self.unit.number))
+        runtime, end = self.runtime, self.now + seconds
+        while self.spoke + ALIVE_EVERY_S < end:
+            self.spoke += ALIVE_EVERY_S
+            runtime.report_alive(self.worker, self.spoke, Alive(self.unit.number))
         self.now = end
 
     def _adopt(self, states: Mapping[Key, Token]) -> None:
-        speeds = self.seam.speeds
+        speeds = self.runtime.speeds
         for key, token in states.items():
-            if token.home in self.seam.gone:
+            if token.home in self.runtime.gone:
                 self.missing.add(key)
-                self.seam.say(self.worker, self.now, Without(self.unit.number, key))
+                self.runtime.say(self.worker, self.now, ImportFailed(self.unit.number, key))
                 continue
             if self.one.node not in token.nodes:
                 token.nodes.add(self.one.node)
@@ -124,7 +124,7 @@ class SimWork:
                 self.now += took_s
                 self.import_bytes += speeds.state_bytes
                 self.import_s += took_s
-                self.seam.bytes_sent += speeds.state_bytes
+                self.runtime.bytes_sent += speeds.state_bytes
             self.given.add(key)
 
     def _prefill(self, piece) -> Result:
@@ -135,11 +135,11 @@ class SimWork:
         if plan is not None:
             positions = sorted({plan.resume_at, *plan.keep} - {0})
             keys = dict(PrefixHasher(KEYS, tokens).keys_at(positions))
-            cached = self._resumed(plan.resume_at, keys)
-            self._keep(plan, keys, cached)
-        self._compute((len(tokens) - cached) / self.seam.speeds.prefill_tokens_per_s)
+            cached = self._resume(plan.resume_at, keys)
+            self._keep(piece, keys, cached)
+        self._compute((len(tokens) - cached) / self.runtime.speeds.prefill_tokens_per_s)
         self.prefill_tokens += len(tokens) - cached
-        self.seam.computed_tokens += len(tokens) - cached
+        self.runtime.computed_tokens += len(tokens) - cached
         return Result(
             request.id,
             len(tokens),
@@ -151,7 +151,7 @@ class SimWork:
             ideal_cached_tokens=plan.ideal if plan else None,
         )
 
-    def _resumed(self, resume_at: int, keys: Mapping[int, Key]) -> int:
+    def _resume(self, resume_at: int, keys: Mapping[int, Key]) -> int:
         if not resume_at:
             return 0
         key = keys[resume_at]
@@ -164,19 +164,19 @@ class SimWork:
         assert key in self.missing, "a request resumes from what is neither made in its unit nor imported"
         return 0
 
-    def _keep(self, plan, keys: Mapping[int, Key], cached: int) -> None:
-        for position, reads in zip(plan.keep, plan.reads, strict=True):
+    def _keep(self, piece, keys: Mapping[int, Key], cached: int) -> None:
+        for position, reads in zip(piece.plan.keep, piece.plan.reads, strict=True):
             assert position > cached, "a request keeps what it has resumed from already"
             key = keys[position]
-            is_exported = key in self.unit.exports
-            assert reads or is_exported, "a snapshot is kept for nobody"
-            self.reads[key] = self.reads.get(key, 0) + reads
+            is_exported = self.unit.exports.get(key) == Export(piece.number, position)
+            assert reads, "a snapshot is kept for nobody"
+            self.reads[key] = self.reads.get(key, 0) + reads - is_exported
             if is_exported:
                 self.made.add(key)
-                when = self.now + (position - cached) / self.seam.speeds.prefill_tokens_per_s
+                when = self.now + (position - cached) / self.runtime.speeds.prefill_tokens_per_s
                 token = Token(key, position, self.one.node, when, {self.one.node})
-                size = self.seam.speeds.state_bytes
-                self.seam.say(self.worker, when, Made(self.unit.number, key, position, size, token))
+                size = self.runtime.speeds.state_bytes
+                self.runtime.say(self.worker, when, Exported(self.unit.number, key, position, size, token))
 
 
 def answer_of(request: Request) -> list[int]:

@@ -1,4 +1,4 @@
-"""Workers in virtual time behind the seam: they take seconds by their rates, and die, stammer and dawdle as they are
+"""Workers in virtual time behind the runtime: they take seconds by their rates, and die, stammer and dawdle as they are
 told. What a worker does with a unit is in simulated_work.py.
 """
 
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from apcbatch.cluster.seam import Event, Lost, Ready, Said, WorkerFacts, WorkerId
-from apcbatch.cluster.unit import Alive, Answer, Key, Message, Unit
+from apcbatch.cluster.runtime import Event, Lost, Ready, Received, WorkerFacts, WorkerId
+from apcbatch.cluster.wire import Alive, Answer, Key, Message, Unit
 from apcbatch.plan.footprint import Footprint
 from tests.cluster.simulated_work import KEYS, NEVER, SimWork, SimWorker, Span, Token
 
@@ -53,8 +53,8 @@ class Trouble:
 SPEEDS, CALM = Speeds(), Trouble()
 
 
-class SimSeam:
-    """Implements apcbatch.cluster.seam.Seam. facts_of: facts of some workers that differ from those of the others."""
+class SimRuntime:
+    """Implements cluster/runtime.py::Runtime. facts_of: facts of some workers that differ from those of the others."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class SimSeam:
             self.now = end
         return events
 
-    def at_work(self, worker: WorkerId) -> set[int] | None:
+    def in_flight(self, worker: WorkerId) -> set[int] | None:
         one = self.workers[worker]
         when = min(one.ends, self.now)
         return None if self.trouble.is_blind else {span.number for span in self._running(one, when)}
@@ -204,9 +204,9 @@ class SimSeam:
 
         self._at(work.now, end)
 
-    def speak(self, worker: WorkerId, when: float, message: Alive) -> None:
+    def report_alive(self, worker: WorkerId, when: float, message: Alive) -> None:
         """Say that a worker is alive, if it still is then."""
-        one, said = self.workers[worker], Said(worker, message)
+        one, said = self.workers[worker], Received(worker, message)
         self._at(when, lambda: said if one.ends >= when else None)
 
     def say(self, worker: WorkerId, when: float, message: Message) -> None:
@@ -216,7 +216,7 @@ class SimSeam:
         call_s, dice = self.speeds.call_s, self._random
         late = dice.random() * self.trouble.delay_s if self.trouble.delay_s else 0.0
         one.said_until = arrives = max(one.said_until, when + call_s + late)
-        said = Said(worker, message)
+        said = Received(worker, message)
 
         def arrive() -> Event | None:
             if one.ends < when:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.settings import ClusterSettings, Hooks
-from apcbatch.cluster.unit import Unit
-from tests.cluster.batches import H200, BatchSeam, seconds_alone
+from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.wire import Unit
+from tests.cluster.batches import H200, BatchRuntime, seconds_alone
 from tests.cluster.runs import Planned, first, planned
 from tests.cluster.simulated_work import answer_of
 from tests.plan.plan_oracle import Dataset
@@ -21,44 +21,48 @@ def chosen(tau_data: Dataset) -> Planned:
     return planned(first(tau_data, 60), max_tokens=64)
 
 
+@pytest.fixture(scope="module")
+def alone_s(chosen: Planned) -> float:
+    return seconds_alone(chosen.requests)
+
+
 def seconds(chosen: Planned, num_workers: int) -> float:
     """How long a cluster takes, in virtual time."""
-    seam = BatchSeam()
-    engine = ClusterEngine(seam, ClusterSettings(num_workers), Hooks(to_wire=lambda request: request))
+    runtime = BatchRuntime()
+    engine = ClusterEngine(runtime, ClusterSettings(num_workers), Hooks(to_wire=lambda request: request))
     answers = {result.id: result for result in engine.run(chosen.requests)}
     assert len(answers) == len(chosen.requests)
     for request in chosen.requests:
         assert request.plan is not None
         assert answers[request.id].token_ids == answer_of(request)
         assert answers[request.id].cached_tokens == request.plan.resume_at
-    return seam.last_answer_s
+    return runtime.last_answer_s
 
 
 @pytest.mark.data
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "least"), [(1, 0.9), (2, 1.75), (4, 3.0)])
-def test_workers_are_kept_full(chosen: Planned, num_workers: int, least: float) -> None:
+def test_workers_are_kept_full(chosen: Planned, alone_s: float, num_workers: int, least: float) -> None:
     """Catches units that come too late or are too few for a GPU's passes to be full: it is no faster for few."""
-    gain = seconds_alone(chosen.requests) / seconds(chosen, num_workers)
-    print(f"{num_workers} workers are {gain:.2f} times as fast as one engine alone")
-    assert gain >= least
+    assert alone_s / seconds(chosen, num_workers) >= least
 
 
 @pytest.mark.data
 def test_what_units_bring_along_leaves_room(chosen: Planned) -> None:
     """Catches many units at a worker whose states do not fit into its pool beside each other."""
     speeds = replace(H200, pool_bytes=8 * H200.state_bytes)
-    seam = BatchSeam(speeds)
-    engine = ClusterEngine(seam, ClusterSettings(2), Hooks(to_wire=lambda request: request))
+    runtime = BatchRuntime(speeds)
+    engine = ClusterEngine(runtime, ClusterSettings(2), Hooks(to_wire=lambda request: request))
     imported: list[int] = []
-    submit = seam.submit
+    submit = runtime.submit
 
     def watched(worker: int, unit: Unit, states: Mapping[bytes, bytes]) -> None:
         submit(worker, unit, states)
-        one = engine._crew.get(worker)
+        one = engine._workers.get(worker)
         assert one is not None
-        if len(one.errands) > 1:
-            imported.append(sum(errand.import_bytes for errand in one.errands) // H200.state_bytes)
+        if len(one.assignments) > 1:
+            imported.append(sum(assignment.import_bytes for assignment in one.assignments) // H200.state_bytes)
 
-    seam.submit = watched  # type: ignore[method-assign]
+    runtime.submit = watched  # type: ignore[method-assign]
     assert len(list(engine.run(chosen.requests))) == len(chosen.requests)
     assert max(imported) == 4

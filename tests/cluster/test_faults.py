@@ -8,19 +8,18 @@ import random
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.settings import ClusterSettings, Hooks
+from apcbatch.cluster.runtime import ClusterSettings, Hooks
 from apcbatch.errors import StoppedError
-from tests.cluster.runs import Planned, check_answers, first, planned, run
-from tests.cluster.simulator import SimSeam, Speeds, Trouble
+from tests.cluster.runs import Planned, check_answers, first, num_lost, planned, run
+from tests.cluster.simulator import SimRuntime, Speeds, Trouble
+from tests.effort import seeds
 from tests.plan.plan_oracle import Dataset, random_dataset
 
-SEEDS = 200
 
-
-def seeded(seed: int, longest_s: float) -> dict:
+def seeded(seed: int) -> dict:
     """The arguments of a troubled run."""
     source = random.Random(seed)
-    kills = tuple((source.uniform(0, longest_s), source.random() < 0.4) for _ in range(source.randint(1, 3)))
+    kills = tuple((source.uniform(0, 6), source.random() < 0.4) for _ in range(source.randint(1, 3)))
     return {
         "num_workers": source.choice((1, 2, 4, 8)),
         "speeds": Speeds(start_s=source.choice((0.0, 0.5, 3.0))),
@@ -31,64 +30,64 @@ def seeded(seed: int, longest_s: float) -> dict:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_seeded_kills(tau_data: Dataset) -> None:
     """Catches a request that is lost, doubled or answered differently because a worker, a node or the driver died.
     After the driver's death the run goes on with what is not answered, planned anew, on another number of workers; so
     it does, as with --retry-errors, for a request that two kills happened to hit."""
     data = first(tau_data, 10)
     requests = planned(data).requests
-    num_killed = num_retried = 0
-    for seed in range(SEEDS):
+    num_killed = 0
+    for seed in seeds(200):
         left, answered, again = requests, set[str](), 0
         driver_dies = seed % 4 == 0
-        outcome = run(left, **seeded(seed, 6.0), stop_after=1 + seed if driver_dies else None)
+        stop_after = 1 + seed % (len(left) - 1) if driver_dies else None
+        outcome = run(left, **seeded(seed), stop_after=stop_after)
         while True:
             got = {result.id for result in outcome.results}
             check_answers(outcome, [request for request in left if request.id in got])
             assert driver_dies or len(got) == len(left), "results are lost"
-            num_killed += outcome.seam.num_killed + driver_dies
-            num_retried += sum(result.error is not None for result in outcome.results)
+            num_killed += outcome.runtime.num_killed + driver_dies
             answered |= {result.id for result in outcome.results if result.error is None}
             left = planned(data, skip=frozenset(map(int, answered))).requests
             if not left:
                 break
             again += 1
-            outcome, driver_dies = run(left, **seeded(seed + 1000 * again, 6.0)), False
+            outcome, driver_dies = run(left, **seeded(seed + again)), False
         assert len(answered) == len(requests)
-    print(f"{num_killed} kills in {SEEDS} runs; {num_retried} requests that two of them hit were retried")
-    assert num_killed >= 1.5 * SEEDS and num_retried < 0.1 * num_killed
+    assert num_killed, "nothing was killed"
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_kills_on_any_forest(seed: int) -> None:
+def test_kills_on_any_forest() -> None:
     """Catches the same on small trees of every shape, with several states of one request and readers at every depth."""
-    chosen = planned(random_dataset(seed), block_size=1 + seed % 3)
-    source = random.Random(seed)
-    kills = tuple((source.uniform(0, 8), source.random() < 0.7) for _ in range(3))
     speeds = Speeds(prefill_tokens_per_s=10, decode_tokens_per_s=100, start_s=0.5, node_death_s=0.3)
-    trouble = Trouble(kills, twice=0.2, delay_s=0.2, seed=seed)
-    outcome = run(chosen.requests, 1 + seed % 5, speeds, trouble, most_states=1 + seed % 9, least_unit_s=0.1)
-    check_answers(outcome, chosen.requests)
+    for seed in seeds(400):
+        chosen = planned(random_dataset(seed), block_size=1 + seed % 3)
+        source = random.Random(seed)
+        kills = tuple((source.uniform(0, 8), source.random() < 0.7) for _ in range(3))
+        trouble = Trouble(kills, twice=0.2, delay_s=0.2, seed=seed)
+        outcome = run(chosen.requests, 1 + seed % 5, speeds, trouble, most_states=1 + seed % 9, least_unit_s=0.1)
+        check_answers(outcome, chosen.requests)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_states_outlive_their_worker(tau: Planned, seed: int) -> None:
+def test_states_outlive_their_worker(tau: Planned) -> None:
     """Catches states that are thrown away and computed again because the process that made them ended: they lie with
     the node; and states of a lost node that are waited for."""
-    kills = ((2.0 + seed / 2, False), (4.0 + seed / 2, False))
-    outcome = run(tau.requests, 4, trouble=Trouble(kills, seed=seed))
-    check_answers(outcome, tau.requests)
-    assert outcome.engine.counters.workers_lost == 2 and outcome.engine.counters.states_lost == 0
-    outcome = run(tau.requests, 4, trouble=Trouble(((4.0, True),), seed=seed))
-    check_answers(outcome, tau.requests)
+    for seed in seeds(20):
+        begin = random.Random(seed).uniform(2, 4.5)
+        outcome = run(tau.requests, 4, trouble=Trouble(((begin, False), (begin + 2, False)), seed=seed))
+        check_answers(outcome, tau.requests)
+        assert num_lost(outcome.engine) == 2 and outcome.engine._states.num_lost == 0
+        outcome = run(tau.requests, 4, trouble=Trouble(((4.0, True),), seed=seed))
+        check_answers(outcome, tau.requests)
 
 
 def test_a_node_goes_in_silence(tau: Planned) -> None:
     """Catches a state that every reader asks for in vain, one after the other, because no worker was left on its node
     to be lost with it."""
-    seam = SimSeam()
+    runtime = SimRuntime()
     settings = ClusterSettings(4)
-    engine = ClusterEngine(seam, settings, Hooks(to_wire=lambda request: request))
+    engine = ClusterEngine(runtime, settings, Hooks(to_wire=lambda request: request))
     results, gone = [], ""
     for request in tau.requests:
         engine.submit(request)
@@ -97,10 +96,10 @@ def test_a_node_goes_in_silence(tau: Planned) -> None:
         if not gone and len(engine._states) > 2:
             gone = next(iter(engine._states)).home
             held = sum(state.home == gone for state in engine._states)
-            seam.gone.add(gone)
+            runtime.gone.add(gone)
     assert sorted(result.id for result in results) == sorted(request.id for request in tau.requests)
-    counters = engine.counters
-    assert 0 < counters.imports_missed <= held + 4 * len(engine._crew) and counters.states_lost > 0
+    missing = sum(one["states_missing"] for one in engine.counters.workers)
+    assert 0 < missing <= held + 4 * len(engine._workers) and engine._states.num_lost > 0
 
 
 def test_a_lost_state_is_computed_once(tau: Planned) -> None:
@@ -108,23 +107,23 @@ def test_a_lost_state_is_computed_once(tau: Planned) -> None:
     quiet = run(tau.requests, 4)
     outcome = run(tau.requests, 4, trouble=Trouble(kills=((4.0, True), (6.0, True))))
     check_answers(outcome, tau.requests)
-    again = outcome.seam.computed_tokens - quiet.seam.computed_tokens
-    assert again < 0.2 * quiet.seam.computed_tokens
+    again = outcome.runtime.computed_tokens - quiet.runtime.computed_tokens
+    assert again < 0.2 * quiet.runtime.computed_tokens
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_request_that_ends_workers_ends_two(tau: Planned, seed: int) -> None:
+def test_a_request_that_ends_workers_ends_two(tau: Planned) -> None:
     """Catches a run that a poisonous request ends, one that ends more workers than it takes to know it, and innocent
     requests that are blamed with it."""
-    source = random.Random(seed)
-    ids = frozenset(request.id for request in source.sample(tau.requests, 1 + seed % 4))
-    outcome = run(tau.requests, source.choice((1, 2, 4, 8)), trouble=Trouble(poison=ids))
-    check_answers(outcome, tau.requests)
-    errors = {result.id: result.error for result in outcome.results if result.error is not None}
-    assert set(errors) == ids
-    assert {id: outcome.seam.deaths[id] for id in ids} == dict.fromkeys(ids, 2)
-    assert outcome.engine.counters.workers_lost <= 2 * len(ids)
-    assert all(error.retryable and "2 workers ended" in error.message for error in errors.values())
+    for seed in seeds(40):
+        source = random.Random(seed)
+        ids = frozenset(request.id for request in source.sample(tau.requests, 1 + seed % 4))
+        outcome = run(tau.requests, source.choice((1, 2, 4, 8)), trouble=Trouble(poison=ids))
+        check_answers(outcome, tau.requests)
+        errors = {result.id: result.error for result in outcome.results if result.error is not None}
+        assert set(errors) == ids
+        assert {id: outcome.runtime.deaths[id] for id in ids} == dict.fromkeys(ids, 2)
+        assert num_lost(outcome.engine) <= 2 * len(ids)
+        assert all(error.retryable and "2 workers ended" in error.message for error in errors.values())
 
 
 def test_what_a_worker_was_at_is_not_known(tau: Planned) -> None:
@@ -133,20 +132,19 @@ def test_what_a_worker_was_at_is_not_known(tau: Planned) -> None:
     outcome = run(tau.requests, 4, trouble=Trouble(poison=ids, is_blind=True))
     check_answers(outcome, tau.requests)
     assert {result.id for result in outcome.results if result.error is not None} == ids
-    assert outcome.engine.counters.workers_lost <= 4
+    assert num_lost(outcome.engine) <= 4
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_innocent_are_never_given_up(tau: Planned, seed: int) -> None:
+def test_the_innocent_are_never_given_up(tau: Planned) -> None:
     """Catches a request that is an error record because it ran beside a poisonous one, or was lost with a machine."""
-    source = random.Random(seed)
-    ids = frozenset(request.id for request in source.sample(tau.requests, 2))
-    kills = tuple((source.uniform(0, 6), True) for _ in range(6))
-    outcome = run(
-        tau.requests, 4, Speeds(start_s=0.5), trouble=Trouble(kills, poison=ids, twice=0.1, delay_s=0.05, seed=seed)
-    )
-    check_answers(outcome, tau.requests)
-    assert {result.id for result in outcome.results if result.error is not None} == ids
+    for seed in seeds(60):
+        source = random.Random(seed)
+        ids = frozenset(request.id for request in source.sample(tau.requests, 2))
+        kills = tuple((source.uniform(0, 6), True) for _ in range(6))
+        trouble = Trouble(kills, poison=ids, twice=0.1, delay_s=0.05, seed=seed)
+        outcome = run(tau.requests, 4, Speeds(start_s=0.5), trouble)
+        check_answers(outcome, tau.requests)
+        assert {result.id for result in outcome.results if result.error is not None} == ids
 
 
 def test_a_request_that_hangs_is_found(tau: Planned) -> None:
@@ -155,15 +153,15 @@ def test_a_request_that_hangs_is_found(tau: Planned) -> None:
     outcome = run(tau.requests, 3, trouble=Trouble(hanging=ids), worker_timeout_s=20.0)
     check_answers(outcome, tau.requests)
     assert {result.id for result in outcome.results if result.error is not None} == ids
-    assert outcome.engine.counters.workers_lost == 2
-    assert outcome.seam.last_answer_s < 100
+    assert num_lost(outcome.engine) == 2
+    assert outcome.runtime.last_answer_s < 100
 
 
 def test_a_silent_worker_is_given_up(tau: Planned) -> None:
     """Catches a run that waits forever for a worker that says nothing."""
     outcome = run(tau.requests, 3, trouble=Trouble(mute=frozenset({1})), worker_timeout_s=20.0)
     check_answers(outcome, tau.requests)
-    assert outcome.engine.counters.workers_lost == 1
+    assert num_lost(outcome.engine) == 1
 
 
 def test_a_worker_that_takes_long_is_kept(tau: Planned) -> None:
@@ -172,7 +170,7 @@ def test_a_worker_that_takes_long_is_kept(tau: Planned) -> None:
     slow = Speeds(prefill_tokens_per_s=20.0, decode_tokens_per_s=0.2)
     outcome = run(tau.requests[:40], 2, slow, worker_timeout_s=20.0)
     check_answers(outcome, tau.requests[:40])
-    assert outcome.engine.counters.workers_lost == 0
+    assert num_lost(outcome.engine) == 0
     assert max(len(result.token_ids) for result in outcome.results) / slow.decode_tokens_per_s > 100
 
 

@@ -145,7 +145,7 @@ def test_a_start_that_fails_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_head_that_is_gone_ends_the_run(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a run that Ray ends a minute after its head, with Ray's words and without the command that continues."""
-    monkeypatch.setattr(ray_cluster, "HEAD_LOOKED_AT_S", 0.0)
+    monkeypatch.setattr(ray_cluster, "HEAD_CHECK_S", 0.0)
     monkeypatch.setattr(ray_cluster, "HEAD_GONE_S", 0.05)
     head = Head(address_of(listening))
     head.check()

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import apcbatch.cluster
 
 
+@pytest.mark.slow
 def test_the_driver_imports_no_torch_and_no_ray() -> None:
     """Catches a driver that needs what only its workers should, and Ray where nobody asked for a cluster."""
     folder = Path(apcbatch.cluster.__path__[0])

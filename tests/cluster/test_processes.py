@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cluster.driver import ClusterEngine
-from apcbatch.cluster.settings import ClusterSettings, Hooks
-from apcbatch.cluster.wire import take_apart
+from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.wire import encode_request
 from apcbatch.engine.serving import serve
 from apcbatch.plan.planner import Planner
-from tests.cluster.processes import ProcessSeam
+from tests.cluster.processes import ProcessRuntime
+from tests.cluster.runs import num_lost
 from tests.cluster.test_worker import BLOCK, POOL_BYTES, alone, record, requests_of
 from tests.plan.plan_oracle import Dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
@@ -28,6 +29,7 @@ def many_prompts() -> Dataset:
     return Dataset(prompts, list(range(len(prompts))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kills"), [("mamba", 0), ("jamba", 1)])
 def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Catches an answer that depends on where it was computed or on a worker that was killed, one that is lost or
@@ -35,10 +37,10 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
     folder, data = str(tiny_checkpoint(family)), many_prompts()
     requests, plan = requests_of(data), make_plan(data, Planner(BLOCK))
     expected = alone(folder, requests, plan)
-    seam = ProcessSeam({"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}, tmp_path)
-    engine = ClusterEngine(seam, ClusterSettings(2, least_unit_s=1e-6), Hooks(to_wire=take_apart))
-    while len(engine._crew.ready) < 2:
-        engine._listen(1.0)
+    runtime = ProcessRuntime({"model": folder, "device": "cpu", "block_size": BLOCK, "pool_size": POOL_BYTES}, tmp_path)
+    engine = ClusterEngine(runtime, ClusterSettings(2, least_unit_s=1e-6), Hooks(to_wire=encode_request))
+    while len(engine._workers.ready) < 2:
+        engine._poll(1.0)
     source = iter([replace(requests[index], plan=plan.requests[index]) for index in plan.order])
     found: dict[int, tuple] = {}
     was_lent, killed = False, 0
@@ -46,15 +48,15 @@ def test_a_plan_over_processes(family: str, kills: int, tiny_checkpoint: Callabl
         for result in results:
             assert int(result.id) not in found
             found[int(result.id)] = record(result)
-        was_lent |= any(states for local in seam.workers.values() for states in local.lent.values())
+        was_lent |= any(states for local in runtime.workers.values() for states in local.lent.values())
         if killed < kills and found:
-            os.kill(next(local.process.pid for local in seam.workers.values() if local.lent), signal.SIGKILL)
+            os.kill(next(local.process.pid for local in runtime.workers.values() if local.lent), signal.SIGKILL)
             killed += 1
-    assert engine.counters.workers_lost == killed == kills
+    assert num_lost(engine) == killed == kills
     assert {index: one[:5] for index, one in found.items()} == {index: one[:5] for index, one in expected.items()}
     if not kills:
         assert found == expected and was_lent
-    while any(local.lent for local in seam.workers.values()):  # until the last unit is said to be done
-        engine._listen(1.0)
-    assert not seam.states
-    seam.close()
+    while any(local.lent for local in runtime.workers.values()):  # until the last unit is said to be done
+        engine._poll(1.0)
+    assert not runtime.states
+    runtime.close()

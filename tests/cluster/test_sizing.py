@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.cluster.sizing import Machine, workers_for
+from apcbatch.cluster.open import workers_for
+from apcbatch.cluster.ray_cluster import Machine
 from apcbatch.errors import UsageError
 
 HEAD, SMALL, LARGE, GPUS = Machine(0), Machine(4), Machine(16), Machine(32, 4)
@@ -44,7 +45,7 @@ def test_nothing_to_count_is_said(machines, cpus, gpus):
 def test_a_worker_may_have_several_gpus():
     """Fault: `--gpus` that asks Ray for one GPU, or for none, and a worker that spreads its model over GPUs that it
     does not have."""
-    from apcbatch.cluster.opening import _gpus_of, _options_of
+    from apcbatch.cluster.open import _gpus_of, _options_of
     from apcbatch.config import Config
 
     for given, expected in (

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from apcbatch import Request
-from apcbatch.cluster.wire import Assembler, take_apart
-from apcbatch.data.chat_options import ChatOptions
-from apcbatch.data.constraint import Form
-from apcbatch.data.grammar_source import Thinking
-from apcbatch.data.render import Renderer
-from apcbatch.data.stop_texts import StopRule
-from apcbatch.data.structure import Structure
+from apcbatch.cluster.wire import RequestDecoder, encode_request
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.grammar.constraint import ConstraintFactory
+from apcbatch.data.grammar.llguidance import Thinking
+from apcbatch.data.grammar.structured_output import StructuredOutput
+from apcbatch.data.output.stop_texts import StopTextsFactory
 from apcbatch.errors import RequestError
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import RequestPlan
@@ -41,17 +41,17 @@ def test_every_setting_arrives() -> None:
     plan = RequestPlan(resume_at=2, forked=True)
     fields = set(Request.__dataclass_fields__)
     assert set(EVERYTHING) | {"id", "token_ids", "plan", "tag", "ending", "constraint"} == fields
-    wire = pickle.loads(pickle.dumps(take_apart(request)))
-    arrived = Assembler(nowhere).put_together(wire, plan)
+    wire = pickle.loads(pickle.dumps(encode_request(request)))
+    arrived = RequestDecoder(nowhere).decode(wire, plan)
     assert np.array_equal(arrived.token_ids, request.token_ids) and (arrived.id, arrived.plan) == ("id", plan)
     assert {name: getattr(arrived, name) for name in EVERYTHING} == EVERYTHING
 
 
 def test_defaults_do_not_travel() -> None:
     """Catches bytes for what every request has, and a setting that differs from its default by its type alone."""
-    assert take_apart(Request("id", [1])).settings == {}
-    assert take_apart(Request("id", [1], temperature=0.0, logit_bias={}, stop_token_ids=())).settings == {}
-    assert take_apart(Request("id", [1], temperature=np.float64(0.5), max_tokens=np.int32(3))).settings == {
+    assert encode_request(Request("id", [1])).settings == {}
+    assert encode_request(Request("id", [1], temperature=0.0, logit_bias={}, stop_token_ids=())).settings == {}
+    assert encode_request(Request("id", [1], temperature=np.float64(0.5), max_tokens=np.int32(3))).settings == {
         "temperature": 0.5, "max_tokens": 3,
     }  # fmt: skip
 
@@ -60,22 +60,22 @@ def test_defaults_do_not_travel() -> None:
 def test_code_does_not_travel(name: str) -> None:
     """Catches a caller's own object that is sent as if another process knew it."""
     with pytest.raises(RequestError, match="without --ray"):
-        take_apart(Request("id", [1], **{name: partial(object)}))
+        encode_request(Request("id", [1], **{name: partial(object)}))
 
 
 def test_stop_texts_and_forms_are_made_anew() -> None:
     """Catches a worker that ends or constrains its answers otherwise than the one process does."""
     renderer = Renderer.load(DEMO_DIR)
     thinking = Thinking(("<think>",), ("</think>",), False)
-    structure = Structure("regex", "[ab]{3}")
+    structure = StructuredOutput("regex", "[ab]{3}")
     request = Request(
-        "id", [1, 2], ending=StopRule(renderer.tokenizer, ("stop", "END")),
-        constraint=Form(renderer.constraints, structure, thinking),
+        "id", [1, 2], ending=StopTextsFactory(renderer.tokenizer, ("stop", "END")),
+        constraint=ConstraintFactory(renderer.grammar_compiler, structure, thinking),
     )  # fmt: skip
-    assembler = Assembler.of("demo", ChatOptions())
-    arrived = assembler.put_together(pickle.loads(pickle.dumps(take_apart(request))), None)
-    assert isinstance(arrived.ending, StopRule) and arrived.ending.texts == ("stop", "END")
-    assert isinstance(arrived.constraint, Form)
+    assembler = RequestDecoder.of("demo", ChatOptions())
+    arrived = assembler.decode(pickle.loads(pickle.dumps(encode_request(request))), None)
+    assert isinstance(arrived.ending, StopTextsFactory) and arrived.ending.texts == ("stop", "END")
+    assert isinstance(arrived.constraint, ConstraintFactory)
     assert (arrived.constraint.structure, arrived.constraint.thinking) == (structure, thinking)
     masks = []
     for one in (request, arrived):
@@ -87,8 +87,8 @@ def test_stop_texts_and_forms_are_made_anew() -> None:
         assert limits.fill(mask)
         masks.append(mask)
     assert np.array_equal(*masks)
-    again = assembler.put_together(take_apart(request), None)
-    assert isinstance(again.constraint, Form) and again.constraint.constraints is arrived.constraint.constraints
+    again = assembler.decode(encode_request(request), None)
+    assert isinstance(again.constraint, ConstraintFactory) and again.constraint.compiler is arrived.constraint.compiler
 
 
 def test_an_error_survives_a_copy() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from apcbatch.data.records import BadLine, Conversation, parse_record
-from apcbatch.data.render import Renderer
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.input.records import BadLine, Conversation, parse_record
 
 CORPUS = [
     "system user assistant tool\n",
@@ -85,6 +86,12 @@ def by_transformers(folder: Path | str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+@lru_cache(maxsize=32)
+def kept_by_transformers(folder: Path | str) -> Any:
+    """The same for a folder that does not change."""
+    return by_transformers(folder)
 
 
 def without_byte_markers(tokenizer: Tokenizer) -> Tokenizer:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.data.render import Renderer
-from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.model_files import model_files
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError
 from tests.data.conftest import STABLE_TEMPLATE
 
@@ -39,8 +40,11 @@ def test_a_named_pipe_is_told_and_not_waited_for(folder: Path, name: str) -> Non
 def test_a_file_without_an_end_is_told(folder: Path) -> None:
     """Catches a sparse file, or a link to a device, that is read whole."""
     with open(folder / "chat_template.jinja", "wb") as file:
-        file.truncate(1 << 40)
-    with pytest.raises(ModelError, match=r"chat_template.jinja holds 1,099,511,627,776 bytes; at most 4,194,304"):
+        file.truncate(4 << 20)
+    assert "chat_template.jinja" in model_files(folder)
+    with open(folder / "chat_template.jinja", "ab") as file:
+        file.truncate((4 << 20) + 1)
+    with pytest.raises(ModelError, match=r"chat_template.jinja holds 4,194,305 bytes; at most 4,194,304 are read"):
         Renderer.load(folder)
     (folder / "chat_template.jinja").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -54,6 +58,7 @@ DAMAGE = [b"", b"{", b"null", b"[]", b"5", b'"x"', b"\xff\xfe{\0}\0", DEEP, b"{}
           b'{"version": "1.0", "added_tokens": 5}', b"\0" * 1000]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"])
 @pytest.mark.parametrize("number", range(len(DAMAGE)))
 def test_damage_is_a_sentence_or_harmless(folder: Path, name: str, number: int) -> None:
@@ -67,6 +72,7 @@ def test_damage_is_a_sentence_or_harmless(folder: Path, name: str, number: int) 
         assert name != "tokenizer.json" and tokenizer.vocab_size > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.documents import DocumentError, is_document, split_document
-from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.source import open_source
+from apcbatch.data.input.lines import DocumentError, is_document, split_document
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER
 
@@ -57,6 +57,15 @@ def test_a_record_over_the_limit_is_told_and_not_held() -> None:
     """Catches a document whose one huge record fills memory, or takes those after it along."""
     data = b'[{"a": 1}, {"b": "' + b"x" * 100 + b'"}, {"c": 2}]'
     assert records_of(data, random.Random(1), limit=50) == [b'{"a": 1}', 109, b'{"c": 2}']
+    assert records_of(data, random.Random(2), limit=108)[1] == 109
+    assert records_of(data, random.Random(3), limit=109)[1] == data[11:-11]
+
+
+def test_a_byte_order_mark_is_taken_off_the_first_chunk_alone() -> None:
+    """Catches a mark that is the first record, or one in a text that goes."""
+    mark = b"\xef\xbb\xbf"
+    chunks = iter([mark + b'["', mark + b'"]'])
+    assert list(split_document(chunks, 99)) == [(1, b'"' + mark + b'"')]
 
 
 @pytest.mark.parametrize(
@@ -146,22 +155,24 @@ def test_a_document_that_breaks_off_says_so(tmp_path: Path) -> None:
         list(open_source(str(tmp_path / "in.json")))
 
 
+@pytest.mark.slow
 def test_a_large_array_is_not_held(tmp_path: Path) -> None:
-    """Catches an array that is read as a whole: 40 MB of records within a few."""
+    """Catches an array that is read as a whole: 10 MB of records within a few."""
     path = tmp_path / "large.json"
     with path.open("wb") as file:
         file.write(b"[")
         record = json.dumps({"id": "x", "messages": [{"role": "user", "content": "y" * 20_000}]}).encode()
-        file.write(b", ".join([record] * 2000) + b"]")
+        file.write(b", ".join([record] * 500) + b"]")
     tracemalloc.start()
     try:
         count = sum(1 for _ in open_source(str(path)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert count == 2000 and peak < 20 * 2**20
+    assert count == 500 and peak < 5 * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_conversations_as_an_array(shared_data: Path, tmp_path: Path) -> None:
     """All conversations of a dataset from one array, pretty-printed or not: the same as from its lines."""

@@ -1,4 +1,4 @@
-"""Fields: each one of a body and of a line is honoured, refused with a sentence, or harmless; none is ignored."""
+"""Fields of lines, bodies and messages: each is honoured, refused with a sentence, harmless, or named in a warning."""
 
 from __future__ import annotations
 
@@ -8,37 +8,70 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.columns import MOST_NAMES, UnusedColumns
-from apcbatch.data.fields import BY_SHAPE, FIELDS, MOST_COLUMNS, SHAPES, near_setting
-from apcbatch.data.records import Conversation, parse_record
-from apcbatch.data.source import open_source
+from apcbatch.data.fields import BY_SHAPE, FIELDS, INSIDE, MOST_COLUMNS, REQUESTS, SHAPES, near_setting
+from apcbatch.data.input.layouts import MOST_NAMES, UnusedColumns
+from apcbatch.data.input.messages import MOST_WARNINGS
+from apcbatch.data.input.records import Conversation, parse_record
+from apcbatch.data.input.source import open_source
 from apcbatch.formats import CHAT_URL, COMPLETIONS_URL
 from tests.data.conftest import USER, batch, fault, good
 from tools.make_formats_docs import TARGET, document
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
-REQUESTS = ("chat", "completions", "messages", "sharegpt")
 
 
 def request(shape: str, **fields: object) -> dict[str, Any]:
-    """A sound line of a shape, with further fields in its body or in the line itself."""
-    if shape == "messages":
-        return {"id": "c", "messages": [USER], **fields}
-    if shape == "sharegpt":
-        return {"id": "c", "conversations": [{"from": "human", "value": "hi"}], **fields}
+    """A sound line with further fields in an object of a shape: the line, its body, or a message and what it holds."""
+    if shape in ("messages", "batch"):
+        return {"id": "c", "messages": [USER], **fields} if shape == "messages" else batch(**fields)
+    if shape in ("sharegpt", "spoken"):
+        spoken = {"from": "human", "value": "hi", **(fields if shape == "spoken" else {})}
+        return {"id": "c", "conversations": [spoken], **(fields if shape == "sharegpt" else {})}
     if shape == "chat":
         return batch({"messages": [USER], **fields})
-    return batch({"prompt": "once", **fields}, url=COMPLETIONS_URL)
+    if shape == "completions":
+        return batch({"prompt": "once", **fields}, url=COMPLETIONS_URL)
+    if shape == "message":
+        return {"messages": [{**USER, **fields}]}
+    if shape == "part":
+        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **fields}]}]}
+    function = {"name": "f", "arguments": "{}", **(fields if shape == "function" else {})}
+    call = {"id": "a", "type": "function", "function": function, **(fields if shape == "call" else {})}
+    return {"messages": [USER, {"role": "assistant", "content": "a", "tool_calls": [call]}]}
 
 
-def fields(kind: str) -> list[Any]:
-    """(shape, field) for each field of a kind in each shape that has it."""
-    return [
-        pytest.param(shape, field, id=f"{shape}-{field.name}")
-        for shape in REQUESTS
-        for field in BY_SHAPE[shape].values()  # type: ignore[index]
-        if field.kind == kind
-    ]
+# Where the objects of a shape stand in the lines of `request`.
+PLACES = {
+    "spoken": "conversations[0]",
+    "message": "messages[0]",
+    "part": "messages[0].content[0]",
+    "call": "messages[1].tool_calls[0]",
+    "function": "messages[1].tool_calls[0].function",
+}
+WHERE = {"chat": "body.", "completions": "body.", **{shape: f"{place}." for shape, place in PLACES.items()}}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_field_is_what_its_row_of_the_table_says(shape: str) -> None:
+    """Fault: a field is dropped that would change the answer, or a line is refused or warned of for a note, a null or a
+    default that a client writes."""
+    plain = good(request(shape))
+    for name, field in BY_SHAPE[shape].items():  # type: ignore[index]
+        taken: list[Any] = [] if field.kind == "content" else [None]
+        if field.kind == "refused":
+            sentence = fault(request(shape, **{name: {"any": "thing"}}))
+            if shape in REQUESTS:
+                start = f"{WHERE.get(shape, '')}{name} is an object, which is not supported; leave it out"
+                assert sentence.startswith(start), sentence
+                taken += field.accepted
+            assert field.hint in sentence
+            assert all(json.dumps(value) in sentence for value in field.accepted), sentence
+        elif field.kind == "harmless":
+            taken += ["x", 1, {"any": "thing"}, [True]]
+        for value in taken:
+            record = good(request(shape, **{name: value}))
+            assert (record.params, record.columns, record.warnings) == ({}, (), ()), (name, value)
+            assert record.messages == plain.messages, (name, value)
 
 
 HONOURED = {
@@ -103,25 +136,6 @@ def test_a_setting_that_cannot_be_used_is_refused_everywhere(
     assert fault(request(shape, **{name: value})) == where + sentence
 
 
-@pytest.mark.parametrize(("shape", "field"), fields("refused"))
-def test_what_would_change_the_answer_is_refused(shape: str, field: Any) -> None:
-    """Fault: `n`, `suffix` or `stream` is dropped, and the answer is another than was asked for."""
-    sentence = fault(request(shape, **{field.name: {"any": "thing"}}))
-    where = "body." if shape in ("chat", "completions") else ""
-    assert sentence.startswith(f"{where}{field.name} is an object, which is not supported; leave it out")
-    assert field.hint in sentence
-    for value in field.accepted:
-        assert json.dumps(value) in sentence
-
-
-@pytest.mark.parametrize(("shape", "field"), fields("refused"))
-def test_a_value_that_means_nothing_is_taken(shape: str, field: Any) -> None:
-    """Fault: clients that write every default into a body are refused."""
-    for value in (None, *field.accepted):
-        record = good(request(shape, **{field.name: value}))
-        assert (record.params, record.columns) == ({}, ())
-
-
 @pytest.mark.parametrize("shape", REQUESTS)
 def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
     """Fault: Python takes true for 1, so `n: true` passes."""
@@ -129,14 +143,6 @@ def test_zero_is_not_false_and_one_is_not_true(shape: str) -> None:
     assert "n is true; expected an integer" in fault(request(shape, n=True))
     for name, value in (("typical_p", True), ("stream", 0)):
         assert f"{name} is {json.dumps(value)}, which" in fault(request(shape, **{name: value}))
-
-
-@pytest.mark.parametrize(("shape", "field"), fields("harmless"))
-def test_a_harmless_field_may_be_anything(shape: str, field: Any) -> None:
-    """Fault: a request is refused for a note that changes no answer, or a warning is given for it."""
-    for value in ("x", 1, {"any": "thing"}, [True]):
-        record = good(request(shape, **{field.name: value}))
-        assert (record.params, record.columns) == ({}, ())
 
 
 @pytest.mark.parametrize(
@@ -269,15 +275,44 @@ def test_the_columns_of_a_file_are_told(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
-def test_the_shared_datasets_have_no_unknown_field(shared_data: Path, name: str) -> None:
-    """Fault: a check that is stricter than real files."""
-    told: list[str] = []
-    for record in open_source(str(shared_data / f"{name}.jsonl"), warn=told.append):
-        assert isinstance(record, Conversation) and record.params == {}
-    assert told == []
+@pytest.mark.parametrize("shape", INSIDE)
+def test_a_key_that_nobody_reads_is_named(shape: str) -> None:
+    """Fault: a key that the template might have wanted is dropped in silence, or the line is refused."""
+    record = good(request(shape, zzz=1, colour={"a": 1}))
+    place = PLACES[shape]
+    assert record.warnings == (f'keys that are not read: "zzz" (first in {place}), "colour" (first in {place})',)
+    assert record.messages == good(request(shape)).messages
+    if shape != "spoken":
+        [told] = good(batch(request(shape, zzz=1))).warnings
+        assert told == f'keys that are not read: "zzz" (first in body.{place})'
 
 
+@pytest.mark.parametrize("shape", INSIDE)
+def test_what_says_nothing_is_not_named(shape: str) -> None:
+    """Fault: a columnar file, or the openai package, which write every key, cause a warning on each line."""
+    assert good(request(shape, zzz=None, a="", b=[], c={}, refusal=None, audio=None)).warnings == ()
+
+
+def test_a_list_of_names_has_an_end() -> None:
+    """Fault: a message with a million keys fills the record."""
+    [told] = good(request("message", **{f"k{number}": 1 for number in range(10_000)})).warnings
+    assert told.count("first in") == MOST_WARNINGS == 8 and told.endswith(", and further ones")
+    [told] = good(request("message", **{"a\nb" * 50_000: 5})).warnings
+    assert "\n" not in told and len(told) < 120
+
+
+@pytest.mark.parametrize("name", ["reasoning", "thinking"])
+def test_other_names_of_reasoning_are_read(name: str) -> None:
+    """Fault: the reasoning of a dataset is dropped because of its name; or a list of it refuses the line."""
+    said = {"role": "assistant", "content": "a"}
+    assert good({"messages": [USER, {**said, name: "hm"}]}).messages[1]["reasoning_content"] == "hm"
+    both = {**said, name: "other", "reasoning_content": "hm"}
+    assert good({"messages": [USER, both]}).messages[1]["reasoning_content"] == "hm"
+    record = good({"messages": [USER, {**said, name: [{"text": "hm"}]}]})
+    assert record.messages[1] == said and f'"{name}"' in record.warnings[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "package"), [("chat", "openai.types.chat"), ("completions", "openai.types")])
 def test_every_field_that_openai_knows_is_in_the_table(shape: str, package: str) -> None:
     """Fault: a request that `openai` writes is refused as misspelt."""
@@ -297,7 +332,7 @@ def test_no_name_is_there_twice_in_one_shape() -> None:
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    """Fault: a field changes and docs/formats.md does not (run tools/make_formats_docs.py)."""
+    """Fault: a field changes and docs/reference/formats.md does not (run tools/make_formats_docs.py)."""
     assert TARGET.read_text(encoding="utf-8") == document()
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from apcbatch.data import helper
-from apcbatch.data.constraint import Constraints
-from apcbatch.data.helper import BeyondBounds, Helper
-from apcbatch.data.structure import Structure
-from apcbatch.data.template import ChatTemplate, TemplateProcess, read_fallback
-from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.chat.template import ChatTemplate, TemplateProcess, read_fallback
+from apcbatch.data.grammar.constraint import GrammarCompiler
+from apcbatch.data.grammar.structured_output import StructuredOutput
+from apcbatch.data.helper import Helper, LimitExceeded
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import RequestError
 from tests.data.conftest import STABLE_TEMPLATE
 
+pytestmark = pytest.mark.usefixtures("own_helpers")
 USER = {"role": "user", "content": "hi"}
 COUNT = "{{ messages | length }}"
 
@@ -30,7 +31,7 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     def attacked(child: helper._Child, request: bytes, wall_seconds: float) -> None:
         if signals:
-            os.kill(child.pid, signals.pop(0))
+            os.kill(child._process.pid, signals.pop(0))
         send(child, request, wall_seconds)
 
     monkeypatch.setattr(helper._Child, "send", attacked)
@@ -42,6 +43,7 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 KILLS = [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGSTOP], [signal.SIGSEGV]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", KILLS, ids=[one[0].name for one in KILLS])
 def test_a_helper_that_is_lost_once_fails_nothing(attacks: list[int], given: list[int]) -> None:
     """Catches one kill of a template's process that made an error record, and one stop for which the run waited for
@@ -75,7 +77,7 @@ def test_a_helper_that_is_lost_twice_is_worker_lost(attacks: list[int]) -> None:
     process = TemplateProcess(COUNT, {})
     attacks += [signal.SIGKILL, signal.SIGKILL]
     first, second = process.texts([USER] * 2, None, [2, 1])
-    assert isinstance(first, RequestError) and not isinstance(first, BeyondBounds) and second == "1"
+    assert isinstance(first, RequestError) and not isinstance(first, LimitExceeded) and second == "1"
     assert first.code == "worker_lost" and first.retryable
     assert first.message == "the process for the chat template ended with status -9, twice; run it again"
 
@@ -95,7 +97,7 @@ def test_a_lost_helper_of_grammars_makes_no_error_that_stays(
     attacks: list[int], model_dir: Callable[..., Path]
 ) -> None:
     """Catches one kill after which 60 of 60 requests had a schema that "cannot be used", from what was kept."""
-    made, structure = Constraints(load_tokenizer(model_dir())), Structure("regex", "ok")
+    made, structure = GrammarCompiler(load_tokenizer(model_dir())), StructuredOutput("regex", "ok")
     attacks += [signal.SIGKILL, signal.SIGKILL]
     with pytest.raises(RequestError) as caught:
         made.constraint(structure)
@@ -108,7 +110,7 @@ def test_the_bounds_have_codes_of_their_own() -> None:
     """Catches memory that is said to be the request's fault, and time that is not."""
     process = TemplateProcess("{% for m in messages %}{{ m.content }}{% endfor %}{{ 'a' * 10**10 }}", {})
     [outcome] = process.texts([USER], None, [1])
-    assert isinstance(outcome, BeyondBounds) and outcome.code == "out_of_memory" and outcome.retryable
+    assert isinstance(outcome, LimitExceeded) and outcome.code == "out_of_memory" and outcome.retryable
 
 
 def test_the_child_ends_with_its_helper() -> None:
@@ -116,7 +118,7 @@ def test_the_child_ends_with_its_helper() -> None:
     process = TemplateProcess("x", {})
     assert list(process.texts([USER], None, [1])) == ["x"]
     child = process._helper._child
-    assert child is not None and child.status is None
+    assert child is not None and child.exit_status is None
     running = child._process
     del process, child
     assert running.poll() is not None
@@ -128,3 +130,19 @@ def test_a_helper_that_cannot_be_started_is_an_error_of_the_request(monkeypatch:
     with pytest.raises(RequestError, match="the helper cannot be started: No such file") as caught:
         Helper("x", "the helper").ask("x")
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("status", "failures", "code", "sentence"),
+    [
+        (-signal.SIGPROF, 1, "invalid_request", "it takes more than 2.5 seconds of processor time"),
+        (-signal.SIGABRT, 1, "out_of_memory", "it needs more than 1.0 GiB of memory"),
+        (-signal.SIGSEGV, 1, None, None),
+        (-signal.SIGSEGV, 2, "invalid_request", "it is nested too deeply"),
+        (1, 2, "worker_lost", "the helper ended with status 1, twice; run it again"),
+    ],
+)
+def test_how_a_helper_died_decides_the_error(status: int, failures: int, code: str | None, sentence: str) -> None:
+    """Catches a request that is blamed for a lost process, and one that is tried again though it can never end."""
+    error = Helper("x", "the helper")._error(status, "", failures, 2.5)
+    assert (error and error.code, error and error.message) == (code, sentence)

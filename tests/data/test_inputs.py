@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 from fsspec.registry import known_implementations
 
 from apcbatch.address import _PACKAGES, _named_package, open_filesystem
-from apcbatch.data import source
-from apcbatch.data.inputs import Inputs, find_inputs
-from apcbatch.data.records import BadLine, Conversation
-from apcbatch.data.source import open_source
+from apcbatch.data.input import source
+from apcbatch.data.input.inputs import Inputs, find_inputs
+from apcbatch.data.input.records import BadLine, Conversation
+from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER
 
@@ -207,12 +208,11 @@ def test_a_table_on_stdin_is_a_sentence(folder: Path) -> None:
 
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"id": "p", "messages": [USER]}]), folder / "t.parquet")
     os.mkfifo("pipe")
-    if not os.fork():
-        Path("pipe").write_bytes(Path("t.parquet").read_bytes())
-        os._exit(0)
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(Path("t.parquet").read_bytes()))
+    writer.start()
     with pytest.raises(UsageError, match="pipe holds a table .parquet., which cannot be read from a stream"):
         list(open_source("pipe"))
-    os.wait()
+    writer.join()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_child import Template
+from apcbatch.data.input.records import Conversation, parse_line
+from apcbatch.data.input.source import open_source
 from apcbatch.data.json_text import read_json, write_json
-from apcbatch.data.reading import Reading
-from apcbatch.data.records import Conversation, parse_line
-from apcbatch.data.render import Renderer
-from apcbatch.data.source import open_source
-from apcbatch.data.template_child import Template
-from apcbatch.data.tool_parsers import tool_parsers
+from apcbatch.data.output.parser import OutputParser
+from apcbatch.data.output.tool_parsers import tool_parsers
 from tests.data.conftest import by_transformers
 from tests.data.families import TEMPLATES, parser_name, written_by_the_assistant
 from tests.fuzz.mutate import number_text
@@ -65,7 +66,11 @@ def test_numbers_are_those_of_python() -> None:
         (b"[1e400, NaN]", "NaN is no number"),
         (b'[1e400, "\xff"]', "not valid UTF-8"),
         (b"[1e400,]", "Expecting value"),
-        (b"[" * 1010 + b"1" * 30 + b"]" * 1010, "nested too deeply"),
+        pytest.param(
+            b"[" * 1010 + b"1" * 30 + b"]" * 1010,
+            "nested too deeply",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="json nests as deep as orjson there"),
+        ),
     ],
 )
 def test_beyond_json_is_an_error(text: bytes, reason: str) -> None:
@@ -75,7 +80,9 @@ def test_beyond_json_is_an_error(text: bytes, reason: str) -> None:
         read_json(text)
 
 
-@pytest.mark.parametrize("value", [[float("inf")], {"a": [None, float("nan")]}, [2**70, float("inf")], ["\ud800"]])
+@pytest.mark.parametrize(
+    "value", [[float("inf")], {"a": [None, float("nan")]}, [2**70, float("inf")], ["\ud800"], [2**70, "\ud800"]]
+)
 def test_what_json_has_no_form_of_is_not_written(value: object) -> None:
     """Fault: a number that is not finite written as null."""
     with pytest.raises(ValueError):  # noqa: PT011
@@ -165,9 +172,9 @@ def test_generated_calls_keep_their_numbers(template: str) -> None:
         wanted |= {"a": found["a"], "b": found["b"]}
         function = {"name": "f", "arguments": wanted}
         message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a" * 9, "function": function}]}
-        [(_, text)] = compiled.answers([message], None, [1])
+        _, text = compiled.answer(1, [message], None)
         [written] = written_by_the_assistant(text)
-        answer = Reading(tool_parsers()[parser_name(template)], tools).read(written)
+        answer = OutputParser(tool_parsers()[parser_name(template)], tools).parse(written)
         [call] = answer.as_message()["tool_calls"]
         [given] = answer.as_output()["tool_calls"]
         assert repr(call["function"]["arguments"]) == repr(wanted), written
@@ -177,5 +184,5 @@ def test_generated_calls_keep_their_numbers(template: str) -> None:
 def test_a_call_that_json_cannot_write_stays_text() -> None:
     """Fault: a generated 1e400 that the record has as null, or as Infinity, which is no JSON."""
     text = '<tool_call>{"name": "f", "arguments": {"a": 1e400}}</tool_call>'
-    answer = Reading(tool_parsers()["hermes"]).read(text)
+    answer = OutputParser(tool_parsers()["hermes"]).parse(text)
     assert answer.content == text and not answer.calls and "cannot be read" in answer.warnings[0]

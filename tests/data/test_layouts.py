@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.layouts import ANY_LINE, LineOptions
-from apcbatch.data.records import BadLine, Conversation, parse_line
-from apcbatch.data.source import open_source
+from apcbatch.data.input.layouts import ANY_LINE, LineOptions
+from apcbatch.data.input.records import BadLine, Conversation, parse_line
+from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -98,7 +98,7 @@ def test_columns_are_named(options: LineOptions, record: dict[str, Any], message
         (ANY_LINE, {"dialog": CHAT}, 'rename "dialog" to "messages", or give --messages-column dialog'),
         (ANY_LINE, {"my talk": SPOKEN}, "--messages-column 'my talk'"),
         (ANY_LINE, {"n": 1, "question": "how?"}, 'if "question" is what the user says, give --prompt-column question'),
-        (ANY_LINE, {"data": [{"messages": CHAT}]}, "write them one a line, as jq -c '.data[]' does"),
+        (ANY_LINE, {"data": [{"messages": CHAT}, 7]}, "write them one a line, as jq -c '.data[]' does"),
         (ANY_LINE, {"instruction": "a", "input": "b"}, "--prompt-column instruction"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.records import Conversation
+from apcbatch.data.input.records import Conversation
 from tests.data.conftest import USER, fault, good
 
 

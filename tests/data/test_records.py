@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apcbatch.data.layouts import LineOptions
-from apcbatch.data.records import BadLine, Conversation, parse_line, parse_record
+from apcbatch.data.input.layouts import LineOptions
+from apcbatch.data.input.records import BadLine, Conversation, parse_line, parse_record
 from apcbatch.formats import FORMATS
 from tests.data.conftest import USER, batch, fault, good
+from tests.effort import tries
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,8 @@ LINE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=tries(600), deadline=None)
 @given(record=LINE | JSON, wanted=st.sampled_from([None, *FORMATS]))
 def test_any_json_becomes_a_conversation_or_a_bad_line(record: object, wanted: Any) -> None:
     """An exception out of a line would end the job, or lose the line."""
@@ -154,7 +156,7 @@ def test_any_json_becomes_a_conversation_or_a_bad_line(record: object, wanted: A
         orjson.dumps(parsed.params)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(500), deadline=None)
 @given(st.binary(max_size=40))
 def test_any_bytes_become_a_conversation_or_a_bad_line(data: bytes) -> None:
     """A line may hold anything."""

@@ -12,13 +12,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apcbatch.data import render
+from apcbatch.data.chat import render
+from apcbatch.data.chat.render import Renderer
 from apcbatch.data.helper_child import MAX_CHARACTERS
-from apcbatch.data.records import Conversation, parse_record
-from apcbatch.data.render import Renderer
-from apcbatch.data.source import open_source
+from apcbatch.data.input.records import Conversation, parse_record
+from apcbatch.data.input.source import open_source
 from apcbatch.errors import RequestError
-from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, by_transformers, conversation
+from tests.data.conftest import (
+    KINDS,
+    STABLE_TEMPLATE,
+    UNSTABLE_TEMPLATE,
+    by_transformers,
+    conversation,
+    kept_by_transformers,
+)
 from tests.effort import tries
 
 AGENT = conversation(
@@ -33,7 +40,7 @@ AGENT = conversation(
 
 def alone(renderer: Renderer, record: Conversation, num_messages: int) -> list[int]:
     """The prompt after so many messages, as `transformers` makes it from nothing."""
-    return by_transformers(renderer.tokenizer.source.name_or_path).apply_chat_template(
+    return kept_by_transformers(renderer.tokenizer.source.name_or_path).apply_chat_template(
         record.messages[:num_messages],
         tools=record.tools,
         add_generation_prompt=True,
@@ -86,6 +93,7 @@ CONTENT = st.text(st.sampled_from("ab '\n\t1é東🙂<|>_"), max_size=12) | st.s
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=tries(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     turns=st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), CONTENT), min_size=1, max_size=7)
@@ -227,11 +235,12 @@ def test_tools_are_rendered(model_dir: Callable[..., Path]) -> None:
     assert '"name": "get_user"' in renderer.decode(prompt.token_ids)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["tau_bench", "toolbench_dfs", "taskmaster4"])
 def test_real_conversations_have_the_tokens_they_have_alone(shared_data: Path, name: str, warnings: list[str]) -> None:
     """With the bundled model's tokenizer and template, which is prefix-stable."""
-    demo = Path(render.__file__).parents[1] / "demo"
+    demo = Path(render.__file__).parents[2] / "demo"
     renderer = Renderer.load(demo, warn=warnings.append)
     for number, record in enumerate(open_source(str(shared_data / f"{name}.jsonl"))):
         if number % 40:

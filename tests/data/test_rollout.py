@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from apcbatch.data.records import Conversation, parse_record
-from apcbatch.data.render import Renderer
-from apcbatch.data.rollout import Rollout
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.rollout import Rollout
+from apcbatch.data.input.records import Conversation, parse_record
 from apcbatch.errors import RequestError
 from tests.data.conftest import STABLE_TEMPLATE, UNSTABLE_TEMPLATE, conversation
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.data.render import Renderer
-from apcbatch.data.template import ChatTemplate, read_fallback
-from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template import ChatTemplate, read_fallback
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError, UsageError
 from tests.data.conftest import STABLE_TEMPLATE, build_tokenizer, by_transformers, save_model
 
@@ -168,6 +168,7 @@ def test_a_template_that_is_no_jinja_is_told_at_once(model_dir: Callable[..., Pa
         template_of(model_dir("gpt2", source))
 
 
+@pytest.mark.slow
 def test_deep_nesting_ends_one_conversation(model_dir: Callable[..., Path]) -> None:
     """Walking what a line holds by recursion must not end the job, however deep an interpreter can go."""
     deep: dict[str, object] = {}

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from apcbatch.data import template
-from apcbatch.data.helper import BeyondBounds
+from apcbatch.data.chat.template import ChatTemplate, TemplateProcess, read_fallback
+from apcbatch.data.chat.template_child import Template
+from apcbatch.data.helper import Helper, LimitExceeded
 from apcbatch.data.helper_child import CPU_SECONDS, DONE, MAX_CHARACTERS, MEMORY_BYTES, TOO_LONG
-from apcbatch.data.template import ChatTemplate, TemplateProcess, read_fallback
-from apcbatch.data.template_child import Template
-from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import build_tokenizer, by_transformers, save_model
 
@@ -27,9 +26,10 @@ def template_of(folder: Path) -> ChatTemplate:
 
 
 @pytest.fixture
-def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One second of processor time for a text."""
-    monkeypatch.setattr(template, "CPU_SECONDS", 1)
+def half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second of processor time for a text."""
+    monkeypatch.setitem(Helper.__init__.__kwdefaults__, "seconds", 0.5)
+    monkeypatch.setitem(Helper.__init__.__kwdefaults__, "start_seconds", 0.5)
 
 
 LOOPS = [
@@ -40,7 +40,8 @@ LOOPS = [
 ]
 
 
-@pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
+@pytest.mark.usefixtures("half_a_second")
 @pytest.mark.parametrize("source", LOOPS)
 def test_a_template_gets_bounded_time(model_dir: Callable[..., Path], source: str) -> None:
     """Catches two nested loops of 99,999, and other ways to compute for ever: the job hung at its start."""
@@ -49,7 +50,7 @@ def test_a_template_gets_bounded_time(model_dir: Callable[..., Path], source: st
         template = template_of(folder)
     except ModelError as error:
         assert str(folder) in str(error)
-        assert "cannot be used: it takes more than 1 seconds of processor time" in str(error)
+        assert "cannot be used: it takes more than 0.5 seconds of processor time" in str(error)
     else:  # what Python folds away
         template.render([USER])
 
@@ -76,7 +77,8 @@ SIZES = [
 ]
 
 
-@pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
+@pytest.mark.usefixtures("half_a_second")
 @pytest.mark.parametrize("source", SIZES)
 def test_a_template_gets_bounded_memory(model_dir: Callable[..., Path], source: str) -> None:
     """Catches one expression that takes all memory: a template of 20 characters ended the process."""
@@ -108,6 +110,7 @@ def test_what_python_cannot_compile_is_told_at_once(model_dir: Callable[..., Pat
     assert reason in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_template_that_is_no_text_is_told_at_once(tmp_path: Path) -> None:
     """Catches a number or an unknown name where the template should be."""
     folder = save_model(tmp_path, build_tokenizer("chatml"), chat_template=[{"name": "rag", "template": "x"}])
@@ -118,7 +121,8 @@ def test_a_template_that_is_no_text_is_told_at_once(tmp_path: Path) -> None:
         template_of(folder)
 
 
-@pytest.mark.usefixtures("one_second")
+@pytest.mark.slow
+@pytest.mark.usefixtures("half_a_second")
 def test_one_conversation_beyond_the_bounds_leaves_the_next_one_whole() -> None:
     """Catches a renderer that is of no more use after the child was ended, and turns behind it that fail with it."""
     process = TemplateProcess("{{ messages[-1].content * messages | length ** 60 }}", {})
@@ -129,7 +133,7 @@ def test_one_conversation_beyond_the_bounds_leaves_the_next_one_whole() -> None:
         {},
     )
     first, second, third = loop.texts([USER] * 3, None, [3, 2, 1])
-    assert (first, type(second), third) == ("3", BeyondBounds, "1")
+    assert (first, type(second), third) == ("3", LimitExceeded, "1")
     assert list(loop.texts([USER] * 3, None, [3, 1])) == ["3", "1"]
 
 
@@ -195,7 +199,7 @@ def test_the_pages_name_the_bounds() -> None:
     """Catches a bound that is not the one which users are told."""
     assert (CPU_SECONDS, MEMORY_BYTES, MAX_CHARACTERS) == (2, 1 << 30, 4_194_304)
     pages = Path(__file__).resolve().parents[2] / "docs"
-    security, commands = (pages / "security.md").read_text(), (pages / "cli.md").read_text()
+    security, commands = (pages / "security.md").read_text(), (pages / "reference" / "cli.md").read_text()
     assert f"{CPU_SECONDS} s of processor time for one text, {MEMORY_BYTES >> 30} GiB of memory" in security
     assert f"a text of {MAX_CHARACTERS:,} characters" in security
     assert f"{CPU_SECONDS} s of processor time, {MEMORY_BYTES >> 30} GiB of memory" in commands
@@ -204,5 +208,5 @@ def test_the_pages_name_the_bounds() -> None:
 @pytest.mark.parametrize(("length", "answer"), [(1, DONE), (4_194_304, DONE), (4_194_305, TOO_LONG)])
 def test_the_longest_text_is_one(length: int, answer: bytes) -> None:
     """Catches a text of just so many characters that is refused, and one more that is not."""
-    [(letter, text)] = Template("{{ 'a' * length }}", {"length": length}).answers([], None, [0])
-    assert (letter, len(text) if letter == DONE else int(text)) == (answer, length)
+    kind, text = Template("{{ 'a' * length }}", {"length": length}).answer(0, [], None)
+    assert (kind, len(text) if kind == DONE else int(text)) == (answer, length)

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import AddedToken
 
 from apcbatch.data.helper_child import REFUSED
-from apcbatch.data.tokenizer import load_tokenizer
-from apcbatch.data.tokenizer_child import load
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
+from apcbatch.data.tokenization.tokenizer_child import load
 from apcbatch.errors import ModelError
 from tests.data.conftest import KINDS, build_tokenizer, save_model
 
@@ -48,7 +48,7 @@ def test_a_decoded_answer_has_its_tool_calls_and_no_special_tokens(tmp_path: Pat
     loaded = load_tokenizer(save_model(tmp_path, tokenizer))
     ids = loaded.encode("a <tool_call>{}</tool_call> b<|im_end|><|endoftext|>").ids
     assert loaded.decode(ids) == "a {} b"
-    loaded.keep(("<tool_call>", "</tool_call>", "not there"))
+    loaded.keep_markers(("<tool_call>", "</tool_call>", "not there"))
     assert loaded.decode(ids) == "a <tool_call>{}</tool_call> b"
     assert loaded.decode([]) == ""
 
@@ -81,6 +81,16 @@ def test_what_ends_an_answer(tmp_path: Path, generation: object, config: dict, e
     assert (tokenizer.eos_token_ids, tokenizer.vocab_size) == (expected, 512)
 
 
+def test_without_a_size_in_the_config_the_vocabulary_has_the_added_tokens(tmp_path: Path) -> None:
+    """Catches ids of added tokens that are beyond the vocabulary."""
+    made = build_tokenizer("chatml")
+    made.add_tokens(["<new>"])
+    folder = save_model(tmp_path, made)
+    (folder / "config.json").write_text("{}")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.vocab_size == 1 + max(tokenizer.encode("<new>").ids)
+
+
 def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     """Each with the file at fault."""
     with pytest.raises(ModelError, match="is not a folder; expected a model folder"):
@@ -102,10 +112,11 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
         load_tokenizer(folder)
 
 
+@pytest.mark.slow
 def test_loading_does_not_import_torch(model_dir: Callable[..., Path]) -> None:
     """`plan` needs no weights and should not wait for torch."""
     code = (
-        "import sys; from apcbatch.data.render import Renderer; "
+        "import sys; from apcbatch.data.chat.render import Renderer; "
         f"renderer = Renderer.load({str(model_dir('gpt2'))!r}); "
         "renderer.template.render([{'role': 'user', 'content': 'x'}]); print('torch' in sys.modules)"
     )
@@ -127,6 +138,7 @@ def test_only_what_splits_a_text_everywhere_is_a_marker(tmp_path: Path) -> None:
         assert parts[0] + parts[1] == loaded.encode(text).ids
 
 
+@pytest.mark.slow
 def test_other_vocabulary_files_give_the_ids_of_transformers(tmp_path: Path) -> None:
     """Catches a folder without tokenizer.json that is refused, or read in another way than `transformers` does."""
     from transformers import AutoTokenizer
@@ -152,6 +164,7 @@ def test_a_tokenizer_that_cannot_be_converted_is_told(tmp_path: Path, monkeypatc
     )
 
 
+@pytest.mark.slow
 def test_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
     """Catches `trust_remote_code` turned on: the Python files of a checkpoint would run with the user's rights."""
     ran = tmp_path / "ran"

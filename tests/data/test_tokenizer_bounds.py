@@ -6,16 +6,19 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tokenizers
 
-from apcbatch.data import tokenizer as tokenizer_module
+from apcbatch.data.helper_child import DONE, REFUSED
 from apcbatch.data.model_files import MAX_FILE_BYTES, model_files_digest
-from apcbatch.data.tokenizer import load_tokenizer
-from apcbatch.data.tokenizer_bounds import growth
-from apcbatch.data.tokenizer_process import IsolatedTokenizer
+from apcbatch.data.tokenization import tokenizer as tokenizer_module
+from apcbatch.data.tokenization.bounds import growth
+from apcbatch.data.tokenization.isolated import IsolatedTokenizer
+from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.data.tokenization.tokenizer_child import _decode
 from apcbatch.errors import ModelError, RequestError
 from tests.data.conftest import CORPUS, KINDS, build_tokenizer, save_model
 
@@ -71,6 +74,70 @@ def test_what_can_take_any_time_does_not_work_in_this_process(parts: dict[str, A
     assert growth(document | long) is None and growth(document | token) is None
 
 
+LOWER, STRIP = {"type": "Lowercase"}, {"type": "Strip"}
+
+
+def sequence(*parts: Any) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": list(parts)}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "factor"),
+    [
+        (None, 1),
+        ({"type": "NFKC"}, 12),
+        (sequence(*[LOWER] * 5), 32),
+        (sequence(*[LOWER] * 6), None),
+        (sequence(*[STRIP] * 16), 1),
+        (sequence(*[STRIP] * 17), None),
+        (sequence(sequence(STRIP)), 1),
+        (sequence(sequence(sequence(STRIP))), None),
+        (replaces({"String": "ab"}, "abcde"), 3),
+        (replaces({"String": "ab"}, ""), 1),
+        (replaces({"String": "a"}, "b"), 1),
+        (replaces({"String": "a"}, "b" * 32), 32),
+        (replaces({"String": "a"}, "b" * 33), None),
+        (replaces({"String": "a" * 64}, "b"), 1),
+        (replaces({"String": "a" * 65}, "b"), None),
+        (replaces({"String": ""}, "b"), None),
+        (replaces({"Regex": r"\d"}, "b"), None),
+        ({**STRIP, "x": -(1 << 31)}, 1),
+        ({**STRIP, "x": -(1 << 31) - 1}, None),
+        ({**STRIP, "x": [0] * 32}, 1),
+        ({**STRIP, "x": [0] * 33}, None),
+        ({**STRIP, "x": [[[[[0]]]]]}, 1),
+        ({**STRIP, "x": [[[[[[0]]]]]]}, None),
+        ({"type": ["Strip"]}, None),
+        ("Strip", None),
+    ],
+)
+def test_how_far_a_normalizer_is_known(normalizer: Any, factor: int | None) -> None:
+    """Catches a part that makes more of a text than it is said to, and one that is known and costs a process."""
+    assert growth({"model": {"vocab": {"a": 0}}, "normalizer": normalizer}) == factor
+
+
+@pytest.mark.parametrize(
+    ("document", "is_known"),
+    [
+        ({"model": {"vocab": {"y" * 512: 0}}}, True),
+        ({"model": {"vocab": {"y" * 513: 0}}}, False),
+        ({"model": {"vocab": [["y" * 64, 0.0]]}}, True),
+        ({"model": {"vocab": [["y" * 65, 0.0]]}}, False),
+        ({"model": {"vocab": {}, "max_input_chars_per_word": 1000}}, True),
+        ({"model": {"vocab": {}, "max_input_chars_per_word": 1001}}, False),
+        ({"model": {"vocab": {}}, "added_tokens": [{"content": "y" * 512}]}, True),
+        ({"model": {"vocab": {}}, "added_tokens": [{"content": "y" * 513}]}, False),
+        ({"model": {"vocab": {}}, "added_tokens": [5]}, False),
+        ({"model": {"vocab": {}}, "added_tokens": {"a": 1}}, False),
+        ({"model": {}}, False),
+        ({"model": 5}, False),
+    ],
+)
+def test_how_far_a_vocabulary_is_known(document: dict[str, Any], is_known: bool) -> None:
+    """Catches a vocabulary whose longest token makes each character of a text expensive."""
+    assert growth(document) == (1 if is_known else None)
+
+
 def test_a_text_that_the_library_panics_at_fails_alone(tmp_path: Path) -> None:
     """Catches 41 characters that ended a run: the library's panic is no Exception."""
     tokenizer = load_tokenizer(with_parts(tmp_path, pre_tokenizer=BACKTRACKS))
@@ -100,6 +167,7 @@ def test_a_panic_in_this_process_is_the_requests_error() -> None:
             call()
 
 
+@pytest.mark.slow
 def test_a_normalizer_gets_bounded_memory(tmp_path: Path) -> None:
     """Catches a normalizer that makes terabytes of eight letters."""
     tokenizer = load_tokenizer(with_parts(tmp_path, normalizer=GROWS))
@@ -108,6 +176,7 @@ def test_a_normalizer_gets_bounded_memory(tmp_path: Path) -> None:
     assert tokenizer.encode("hi").ids
 
 
+@pytest.mark.slow
 def test_a_decoder_gets_bounded_memory(tmp_path: Path) -> None:
     """Catches an answer of eight tokens that takes all memory as it is written."""
     parts = {"type": "Sequence", "decoders": [{"type": "Fuse"}, *SHRINKS["decoders"]]}
@@ -118,6 +187,7 @@ def test_a_decoder_gets_bounded_memory(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("hi").ids)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_loaded_in_its_bounds_is_told(tmp_path: Path) -> None:
     """Catches added tokens that a normalizer makes gigabytes of before any text comes."""
     added = [{"id": 0, "content": "a" * 4000, "single_word": False, "lstrip": False, "rstrip": False,
@@ -175,7 +245,7 @@ def odd_neighbour(path: Path, kind: str) -> None:
         path.mkdir()
     elif kind == "large":
         with open(path, "wb") as file:
-            file.truncate(3 << 30)
+            file.truncate((64 << 20) + 1)
     else:
         path.symlink_to({"dangling": "nowhere", "device": "/dev/zero"}[kind])
 
@@ -189,7 +259,7 @@ def test_what_the_tokenizer_needs_must_be_a_file(tmp_path: Path, kind: str) -> N
         kept = path.read_bytes() if path.exists() else None
         path.unlink(missing_ok=True)
         odd_neighbour(path, kind)
-        with pytest.raises(ModelError, match=f"{name} (cannot be read|holds 3,221,225,472 bytes)"):
+        with pytest.raises(ModelError, match=f"{name} (cannot be read|holds 67,108,865 bytes)"):
             load_tokenizer(folder)
         path.rmdir() if kind == "folder" else path.unlink()
         if kept is not None:
@@ -201,3 +271,22 @@ def test_the_bounds_are_those_that_the_pages_name() -> None:
     page = (DEMO.parents[1] / "docs" / "security.md").read_text()
     assert f"regular files of up to {MAX_FILE_BYTES >> 20} MiB" in page
     assert f"a text of more than {tokenizer_module.MAX_BYTES_HERE >> 20} MiB" in page
+
+
+def test_a_text_of_tokens_is_bounded() -> None:
+    """Catches a decoded text of just the most characters that is refused, or one more that is sent."""
+    backend: Any = SimpleNamespace(decode=lambda token_ids, skip_special_tokens: "x" * token_ids[0])
+    assert _decode(backend, [1 << 24], False) == (DONE, "x" * (1 << 24))
+    told = "the text of 1 tokens has 16,777,217 characters; at most 16,777,216"
+    assert _decode(backend, [(1 << 24) + 1], False) == (REFUSED, told)
+
+
+def test_added_tokens_are_bounded() -> None:
+    """Catches a pattern of megabytes that is compiled from what a checkpoint adds to its vocabulary."""
+    token = tokenizers.AddedToken("x" * (1 << 19), normalized=True)
+    added = {0: token, 1: token}
+    source: Any = SimpleNamespace(backend_tokenizer=SimpleNamespace(get_added_tokens_decoder=lambda: added))
+    assert Tokenizer(source, 2).markers is None
+    added[2] = tokenizers.AddedToken("y")
+    with pytest.raises(ModelError, match="its added tokens have more than 1,048,576 characters"):
+        Tokenizer(source, 3)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apcbatch.data.messages import check_messages
-from apcbatch.data.records import Conversation
-from apcbatch.data.source import open_source
-from apcbatch.data.template_child import Template
-from apcbatch.data.tool_parser import Call
-from apcbatch.data.tool_parsers import choose_tool_parser, tool_parsers
+from apcbatch.data.chat.template_child import Template
+from apcbatch.data.input.messages import check_messages
+from apcbatch.data.input.records import Conversation
+from apcbatch.data.input.source import open_source
+from apcbatch.data.output.tool_parser import Call
+from apcbatch.data.output.tool_parsers import choose_tool_parser, tool_parsers
 from apcbatch.formats import TOOL_PARSERS
 from tests.data.conftest import by_transformers
 from tests.data.families import CALLS, TEMPLATES, parser_name, written_by_the_assistant
+from tests.effort import tries
 
 PARSERS = list(tool_parsers().values())
 SCHEMA = {
@@ -78,7 +81,7 @@ def test_the_calls_of_another_family_are_text(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_template_tells_the_parser(name: str) -> None:
     """Fault: auto takes another family's parser, or two parsers claim one template."""
-    assert [parser.name for parser in PARSERS if parser.tells(TEMPLATES[name])] == [parser_name(name)]
+    assert [parser.name for parser in PARSERS if parser.detects(TEMPLATES[name])] == [parser_name(name)]
     chosen = choose_tool_parser("auto", "", TEMPLATES[name])
     assert chosen is not None and chosen.name == parser_name(name)
     first = choose_tool_parser("auto", '["\\\\s*<TOOLCALL>"]', TEMPLATES[name])
@@ -235,30 +238,37 @@ def test_a_schema_of_no_use_types_nothing(parameters: Any) -> None:
         assert call.arguments == {"n": "5"}
 
 
+@pytest.fixture(scope="module")
+def recorded(shared_data: Path) -> list[Conversation]:
+    """The real conversations."""
+    names = ("tau_bench", "toolbench_dfs", "taskmaster4")
+    found = [record for name in names for record in open_source(str(shared_data / f"{name}.jsonl"))]
+    assert all(isinstance(record, Conversation) for record in found) and len(found) == 952
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_recorded_calls_come_back(shared_data: Path, template: str) -> None:
-    """Every call of the real conversations, written by a family's template and read again, is the same call."""
+def test_recorded_calls_come_back(recorded: list[Conversation], template: str) -> None:
+    """Calls of the real conversations, written by a family's template and read again, are the same calls."""
     compiled, parser = Template(TEMPLATES[template], {}), tool_parsers()[parser_name(template)]
+    records = random.sample(recorded, min(tries(len(recorded)), len(recorded)))
     num_calls = 0
-    for name in ("tau_bench", "toolbench_dfs", "taskmaster4"):
-        for record in open_source(str(shared_data / f"{name}.jsonl")):
-            assert isinstance(record, Conversation)
-            messages = [as_object(message) for message in record.messages]
-            [(letter, text)] = compiled.answers(messages, record.tools, [len(messages)], {})
-            assert letter == b"d", text
-            said = [message for message in messages if message["role"] == "assistant"]
-            written = written_by_the_assistant(text)
-            assert len(written) == len(said)
-            for message, text in zip(said, written, strict=True):
-                found = parser.find(text, record.tools or [])
-                wanted = [call["function"] for call in message.get("tool_calls", [])]
-                made = [{"name": call.name, "arguments": call.arguments} for call in found.calls]
-                num_calls += len(made)
-                assert made == wanted and found.num_malformed == 0
-                if template != "llama3, bare":
-                    assert found.content.strip() == message["content"].strip()
-    assert num_calls == 2833 + 130
+    for record in records:
+        messages = [as_object(message) for message in record.messages]
+        kind, text = compiled.answer(len(messages), messages, record.tools)
+        assert kind == b"d", text
+        said = [message for message in messages if message["role"] == "assistant"]
+        for message, written in zip(said, written_by_the_assistant(text), strict=True):
+            found = parser.find(written, record.tools or [])
+            wanted = [call["function"] for call in message.get("tool_calls", [])]
+            made = [{"name": call.name, "arguments": call.arguments} for call in found.calls]
+            num_calls += len(made)
+            assert made == wanted and found.num_malformed == 0
+            if template != "llama3, bare":
+                assert found.content.strip() == message["content"].strip()
+    assert num_calls == 2833 + 130 or 0 < len(records) < len(recorded) and num_calls
 
 
 # What transformers would parse these families' answers with.
@@ -270,6 +280,7 @@ RESPONSE_TEMPLATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", RESPONSE_TEMPLATES)
 def test_transformers_reads_the_same_calls(shared_data: Path, model_dir: Callable[..., Path], name: str) -> None:
@@ -281,7 +292,7 @@ def test_transformers_reads_the_same_calls(shared_data: Path, model_dir: Callabl
     for record in open_source(str(shared_data / "toolbench_dfs.jsonl")):
         assert isinstance(record, Conversation)
         messages = [as_object(message) for message in record.messages]
-        [(_, whole)] = compiled.answers(messages, record.tools, [len(messages)])
+        _, whole = compiled.answer(len(messages), messages, record.tools)
         for text in written_by_the_assistant(whole):
             theirs = tokenizer.parse_response(text, schema, prefix="").get("tool_calls", [])
             ours = tool_parsers()[name].find(text, record.tools or []).calls
@@ -323,36 +334,87 @@ def test_any_text_is_an_answer(text: str) -> None:
         assert all(character in rest for character in found.content), "the content is the text without pieces of it"
 
 
-def hostile(seed: int) -> Callable[[int], str]:
+def hostile() -> Callable[[int], str]:
     """A text of so many pieces, some of them again and again."""
-    generator = random.Random(seed)
-    unit = "".join(generator.choices(PIECES, k=generator.randint(1, 6)))
-    head = "".join(generator.choices(PIECES, k=generator.randint(0, 3)))
-    tail = "".join(generator.choices(PIECES, k=generator.randint(0, 3)))
+    unit = "".join(random.choices(PIECES, k=random.randint(1, 6)))
+    head, tail = ("".join(random.choices(PIECES, k=random.randint(0, 3))) for _ in range(2))
     return lambda count: head + unit * count + tail
 
 
+# Times that each character is looked at. Behind each marker 256 characters are tried as JSON; the square would be
+# some thousand times.
+MOST_LOOKS = 100
+
+
+class Counted(str):
+    """A text that counts the characters which are taken out of it."""
+
+    taken = 0
+
+    def __getitem__(self, key: Any) -> str:
+        part = super().__getitem__(key)
+        Counted.taken += len(part)
+        return part
+
+    def partition(self, separator: str) -> tuple[str, str, str]:
+        Counted.taken += len(self)
+        return super().partition(separator)
+
+
+class CountedPattern:
+    """A pattern that counts the characters which it goes over."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def search(self, text: str, place: int = 0) -> re.Match[str] | None:
+        found = self._pattern.search(text, place)
+        Counted.taken += (len(text) if found is None else found.end()) - place
+        return found
+
+    def match(self, text: str, place: int = 0) -> re.Match[str] | None:
+        found = self._pattern.match(text, place)
+        Counted.taken += found.end() - place if found is not None else 1
+        return found
+
+    def finditer(self, text: str) -> Iterator[re.Match[str]]:
+        Counted.taken += len(text)
+        return self._pattern.finditer(text)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patterns of all parsers count what they go over."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(
+            (
+                "apcbatch.data.output.tool_parsers.",
+                "apcbatch.data.output.json_calls",
+                "apcbatch.data.output.tool_parser",
+            )
+        ):
+            for key, value in list(vars(module).items()):
+                if isinstance(value, re.Pattern):
+                    monkeypatch.setattr(module, key, CountedPattern(value))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("counted")
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
 def test_work_grows_with_the_text(parser: Any) -> None:
-    """Fault: a hostile answer takes the square of its length: then this takes minutes."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    texts = [hostile(seed + number) for number in range(12)]
+    """Fault: a hostile answer takes the square of its length."""
+    texts = [hostile() for _ in range(tries(120))]
     units = [*parser.markers, '<tool_call>{"', "<function=f><parameter=a>", '[TOOL_CALLS]f{"a":"', "<function=f>\n"]
     units += ["<tool_call><function=f><parameter=a></parameter>", '<tool_call>{"a":[', "</parameter>\n ", "{", "[{"]
     texts += [lambda count, unit=unit: unit * count for unit in units]
+    texts.append(lambda count: "<function=f><parameter=a>" * count + "</parameter><parameter=b>")
     for text in texts:
-        written = text(50_000)
+        written, Counted.taken = Counted(text(2_000)), 0
         found = parser.find(written, TOOLS)
+        assert Counted.taken < MOST_LOOKS * len(written), written[:200]
         assert len(found.content) <= len(written)
-
-
-@pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.name)
-def test_a_million_markers_are_text(parser: Any) -> None:
-    """Fault: an answer that repeats itself to its limit holds the run up."""
-    text = parser.markers[0] * 1_000_000
-    found = parser.find(text, TOOLS)
-    assert found.content == text and found.calls == []
+        if written == parser.markers[0] * 2_000:
+            assert found.content == written and found.calls == []
 
 
 def test_messages_of_an_answer_are_messages() -> None:

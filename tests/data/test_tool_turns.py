@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.render import Renderer
-from apcbatch.data.rollout import Rollout
-from apcbatch.data.tool_parser import Call
-from apcbatch.data.tool_turns import follow_calls
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.rollout import Rollout, follow_calls
+from apcbatch.data.output.tool_parser import Call
 from tests.data.conftest import good
 
 RECORDED = {
@@ -97,7 +96,7 @@ def test_a_rollout_shows_the_generated_ids(make_renderer: Callable[..., Renderer
     ]
     made = []
     for text in said:
-        answer = renderer.reading(record, rollout.prompt).read(text)
+        answer = renderer.output_parser(record, rollout.prompt).parse(text)
         assert answer.warnings == [] and len(answer.calls) == 1
         made.append(answer.calls[0].id)
         following = rollout.advance(renderer.tokenizer.encode(text).ids, stopped=False)
@@ -119,5 +118,5 @@ def test_a_rollout_says_where_calls_and_answers_differ(make_renderer: Callable[.
     second = rollout.advance(renderer.tokenizer.encode("no call").ids, stopped=False)
     assert second is not None
     sentence = "turn 1 generated 0 tool calls, and 1 recorded message of a tool follows"
-    assert second.warnings == (sentence,) == renderer.reading(record, second).warnings
+    assert second.warnings == (sentence,) == renderer.output_parser(record, second).warnings
     assert renderer.decode(second.token_ids).endswith("no call[RESULT recorded1]one[assistant]")

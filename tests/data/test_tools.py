@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.structure import check_structure
-from apcbatch.data.tools import check_tools
+from apcbatch.data.grammar.structured_output import check_structured_output
+from apcbatch.data.input.tools import check_tools
 from apcbatch.errors import RequestError
 from tests.data.conftest import USER, batch, fault, good
 
@@ -49,7 +49,7 @@ def test_a_tool_of_each_shape(name: str) -> None:
         assert json.dumps(conversation.tools) == json.dumps([expected])  # keys in their order too
         assert conversation.warnings == ()
     assert json.dumps(tool) == before
-    structure = check_structure({"tool_choice": "required"}, check_tools([tool]))
+    structure = check_structured_output({"tool_choice": "required"}, check_tools([tool]))
     assert structure is not None
     assert json.loads(structure.text) == [["f", {"type": "object"} if name == "a name alone" else SCHEMA]]
 
@@ -91,7 +91,7 @@ def test_a_misspelt_schema_is_said() -> None:
         ({"function": {"name": "f", "paramters": SCHEMA}}, "tools[0].function"),
     ):
         [sentence] = good({"messages": [USER], "tools": [tool]}).warnings
-        assert sentence == f'{where} has no parameters: its keys "paramters" hold no call to a schema'
+        assert sentence == f'{where} has no parameters; its keys "paramters" are not known as a schema'
 
 
 def test_parameters_that_are_no_schema_force_nothing() -> None:
@@ -101,7 +101,7 @@ def test_parameters_that_are_no_schema_force_nothing() -> None:
     with pytest.raises(
         RequestError, match='the parameters of the tool "f" are no JSON schema .they have "query", "limit"'
     ):
-        check_structure({"tool_choice": "required"}, tools)
+        check_structured_output({"tool_choice": "required"}, tools)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1', "{'a': 1}", "[1]", "null", ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.data.turns import choose_turns
+from apcbatch.data.chat.turns import choose_turns, recorded_turns
 from apcbatch.errors import RequestError
 from apcbatch.formats import Turns
 
@@ -42,8 +42,12 @@ def test_the_work_of_one_line_is_bounded() -> None:
     """Catches one line of a million short turns: each renders all before it, which never ends."""
     messages = [{"role": role, "content": ""} for role in ("user", "assistant")] * 4_096
     assert len(choose_turns(messages, "each")) == 4_096
-    many = messages * 100
+    beyond = "4,096 turns have 16,781,312 messages before them in all; at most 16,777,216 are rendered"
+    with pytest.raises(RequestError, match=beyond):
+        recorded_turns([{"role": "system", "content": ""}, *messages], "each")
+    many = messages * 2
     for turns in ("each", "rollout"):
-        with pytest.raises(RequestError, match="409,600 turns have .* split the conversation, or give --turns last"):
+        with pytest.raises(RequestError, match="8,192 turns have .* split the conversation, or give --turns last"):
             choose_turns(many, turns)
-    assert choose_turns(many, "last")[0].number == 409_600
+    assert choose_turns(many, "last")[0].number == 8_192
+    assert recorded_turns(many, "last") == [(8_192, 16_383)]

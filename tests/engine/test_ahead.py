@@ -3,7 +3,6 @@ give what passes one after the other give."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shutil
@@ -15,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine import runner
+from apcbatch.engine import step
+from tests.engine import runs
+from tests.engine.runs import ending, told
 from tests.tiny import VOCAB
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def draws(seed: int) -> list[Request]:
@@ -37,44 +36,30 @@ def draws(seed: int) -> list[Request]:
 def serve(folder: Path, requests: list[Request], ahead: bool, **options: object) -> tuple[dict[str, Result], Engine]:
     """The results by id, and the engine, closed."""
     engine = Engine(folder, **{"pool_size_bytes": 8 << 20, "block_size": 16, **options})
-    engine._launcher.runs_ahead = ahead
-    results = {result.id: result for result in engine.run(requests)}
-    engine.close()
-    return results, engine
+    engine._pipeline.runs_ahead = ahead
+    return runs.serve(engine, requests), engine
 
 
-def told(result: Result) -> tuple[object, ...]:
-    """What does not depend on time."""
-    error = result.error and result.error.code
-    return result.token_ids, result.logprobs, result.finish_reason, result.cached_tokens, error
+def outcomes(results: dict[str, Result]) -> dict[str, object]:
+    return {key: (told(result), result.cached_tokens) for key, result in results.items()}
 
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Of each pass: how many chunks it has, and whether it was begun ahead."""
-    noted, run_pass = [], runner.run_pass
+    noted, run_pass = [], step.run_pass
 
-    def note(
-        model: object, decodes: object, chunks: list[runner.Chunk], before: runner.Pass | None = None
-    ) -> torch.Tensor:
+    def note(model: object, decodes: object, chunks: list[step.Chunk], before: step.Pass | None = None) -> torch.Tensor:
         noted.append((len(chunks), before is not None))
         return run_pass(model, decodes, chunks, before)
 
-    monkeypatch.setattr(runner, "run_pass", note)
+    monkeypatch.setattr(step, "run_pass", note)
     return noted
 
 
-def ending(folder: Path, target: Path, eos: list[int]) -> Path:
-    """A copy of a checkpoint whose answers end with any of these tokens."""
-    shutil.copytree(folder, target)
-    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    return target
-
-
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-@pytest.mark.parametrize("options", [
-    {"policy": "none"}, {"policy": "none", "max_running": 3}, {"policy": "last", "max_running": 4},
-    {"policy": "all", "max_batch_tokens": 40},
+@pytest.mark.parametrize(("family", "options"), [
+    ("mamba", {"policy": "none"}), ("jamba", {"policy": "none", "max_running": 3}),
+    ("jamba", {"policy": "last", "max_running": 4}), ("mamba", {"policy": "all", "max_batch_tokens": 40}),
 ])  # fmt: skip
 def test_answers_are_the_same(
     family: str, options: dict[str, object], tiny_checkpoint: Callable[..., Path], tmp_path: Path, passes: list
@@ -87,8 +72,7 @@ def test_answers_are_the_same(
     assert not any(ahead for _, ahead in passes)
     results, _ = serve(folder, draws(seed), True, **options)
     assert any(ahead for _, ahead in passes)
-    for key, result in results.items():
-        assert told(result) == told(expected[key]), f"seed {seed}"
+    assert outcomes(results) == outcomes(expected), f"seed {seed}"
     assert {result.finish_reason for result in results.values()} == {"stop", "length"}, f"seed {seed}"
 
 
@@ -125,6 +109,4 @@ def test_numbers_that_become_infinite_end_one_answer(
     results, _ = serve(broken, requests, True, policy="none")
     assert any(ahead for _, ahead in passes)
     assert results["1"].error is not None and results["1"].error.code == "non_finite"
-    assert {key: told(result) for key, result in results.items()} == {
-        key: told(result) for key, result in expected.items()
-    }
+    assert outcomes(results) == outcomes(expected)

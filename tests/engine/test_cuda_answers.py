@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from apcbatch import Engine, Request, Result
-from tests.engine.test_forks import alone, by_id, check_same, several
+from tests.engine.runs import by_id
+from tests.engine.test_forks import alone, check_same, several
 from tests.engine.test_scoring import scored
 
 pytestmark = pytest.mark.cuda

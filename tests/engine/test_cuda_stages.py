@@ -12,10 +12,11 @@ import torch
 from apcbatch import Engine, Request
 from apcbatch.model import graphs
 from apcbatch.model.batch import Batch
-from apcbatch.model.hop import Hop
+from apcbatch.model.peer_transfer import Hop
+from tests.engine.runs import told
 from tests.engine.test_cuda_engine import MODELS
 from tests.engine.test_sameness import agent_prompts
-from tests.engine.test_stages import of_every_kind, serve, told
+from tests.engine.test_stages import of_every_kind, serve
 from tests.tiny import VOCAB
 
 pytestmark = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from apcbatch import Engine, Request
-from apcbatch.engine import runner
+from apcbatch.engine import step
 from apcbatch.model.batch import Batch
 
 LISTS = ("token_ids", "logits_rows", "context")
@@ -22,10 +22,10 @@ def test_it_says_what_the_long_way_says(
 ) -> None:
     """Catches a token, a slot, a page or a place of keys and values that is another one than `make_batch` names for the
     same chunks: in long answers, in several answers to one prompt, beside prompts that begin later."""
-    compared, short, made = [], runner.DecodeBatches.batch, []
+    compared, short, made = [], step.DecodeBatches.batch, []
 
-    def both(decodes: runner.DecodeBatches, chunks: list[runner.Chunk]) -> Batch:
-        long, one = runner.make_batch(chunks), short(decodes, chunks)
+    def both(decodes: step.DecodeBatches, chunks: list[step.Chunk]) -> Batch:
+        long, one = step.make_batch(chunks), short(decodes, chunks)
         made.append(one)
         assert all(torch.equal(getattr(one, name), getattr(long, name)) for name in LISTS)
         assert all(torch.equal(getattr(one.ragged, name), getattr(long.ragged, name)) for name in OF_RAGGED)
@@ -36,7 +36,7 @@ def test_it_says_what_the_long_way_says(
         compared.append(len(chunks))
         return one
 
-    monkeypatch.setattr(runner.DecodeBatches, "batch", both)
+    monkeypatch.setattr(step.DecodeBatches, "batch", both)
     engine = Engine(tiny_checkpoint(family), block_size=16, max_running=4, max_batch_tokens=64)
     requests = [Request(f"{n}", [1 + n] * (3 + 29 * n), max_tokens=200 - 40 * n, ignore_eos=True) for n in range(5)]
     requests.append(Request("several", [7, 8, 9], n=3, temperature=0.7, max_tokens=20, ignore_eos=True))

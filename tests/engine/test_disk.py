@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,13 +14,7 @@ import torch
 from apcbatch import Engine, Request, Result
 from apcbatch.model.arena import StateArena
 from apcbatch.store import Store
-from tests.tiny import VOCAB
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    """`count` random token ids, other than the stop token."""
-    source = random.Random(seed)
-    return [source.randrange(1, VOCAB) for _ in range(count)]
+from tests.engine.runs import tokens
 
 
 def serve(folder: Path, store: Path, prompt: list[int], **options: object) -> tuple[Result, list[str]]:
@@ -35,7 +30,6 @@ def serve(folder: Path, store: Path, prompt: list[int], **options: object) -> tu
 
 def snapshot_files(store: Path) -> list[Path]:
     """The store's snapshot files, largest position last (a later link of a chain is never older)."""
-    import json
 
     def position(path: Path) -> int:
         size = int.from_bytes(path.read_bytes()[:8], "little")
@@ -48,11 +42,6 @@ def snapshot_files(store: Path) -> list[Path]:
 def on_host(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slots where the host reaches them, and as if they were on a device."""
     monkeypatch.setattr(StateArena, "on_host", request.param)
-
-
-@pytest.fixture(params=["mamba", "jamba"])
-def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
-    return tiny_checkpoint(request.param)
 
 
 def test_a_new_process_resumes_from_disk(folder: Path, tmp_path: Path) -> None:
@@ -145,17 +134,15 @@ def test_a_snapshot_comes_back_from_disk_bit_for_bit(dtype: str, tiny_checkpoint
     assert [str(part.dtype) for part in read.values()] == ["torch.float32", f"torch.{dtype}", f"torch.{dtype}"]
 
 
-@pytest.mark.parametrize("policy", ["last", "planned"])
-def test_an_answer_whose_snapshot_was_dropped_meanwhile_is_not_stored(
-    policy: str, folder: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_an_answer_whose_snapshot_was_dropped_meanwhile_is_not_stored(folder: Path, tmp_path: Path) -> None:
     """Catches a slot that is written under the key of the snapshot that it held before: answers that run together in a
     pool of a few snapshots, whose ends are kept until they are complete."""
-    options = {"block_size": 4, "policy": policy}
+    options = {"block_size": 4, "policy": random.choice(["last", "planned"])}
     with closing_engine(folder) as engine:
         room = 3 * (engine.footprint.state_bytes + 64 * engine.footprint.kv_token_bytes)
     requests = [
-        Request(str(seed), tokens(10 + seed, seed), max_tokens=3 + 5 * seed, ignore_eos=True) for seed in range(8)
+        Request(str(seed), tokens(10 + seed, seed), max_tokens=3 + 5 * seed, ignore_eos=True) for seed in range(6)
     ]
     with closing_engine(folder, store=tmp_path, pool_size_bytes=room, max_running=4, **options) as engine:
         results = {result.id: result for result in engine.run(requests)}

@@ -15,10 +15,9 @@ from apcbatch import Engine, Request
 from apcbatch.plan.forecast import forecast
 from apcbatch.plan.planner import Planner
 from apcbatch.plan.prefix_tree import PrefixTree
+from tests.effort import tries
 from tests.plan.plan_oracle import random_dataset, within_vocabulary
 from tests.tiny import VOCAB
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_requests(seed: int) -> tuple[list[Request], list[int]]:
@@ -75,7 +74,7 @@ def test_the_engine_agrees(policy: str, max_running: int, tiny_checkpoint: Calla
     """Catches the engine and the tables drifting apart, requests side by side that overtake each other or one that
     needs more slots, failed ones that are counted, and a scored prompt that is called cold."""
     for family, order in (("mamba", "auto"), ("mamba", "file"), ("jamba", "auto")):
-        for seed in random.sample(range(10**6), 2):
+        for seed in random.sample(range(10**6), tries(10)):
             check(tiny_checkpoint(family), policy, order, max_running, seed)
 
 

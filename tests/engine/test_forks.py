@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine import runner
+from apcbatch.engine import step
 from apcbatch.engine.sampler import greedy
 from apcbatch.plan.planner import Planner
+from tests.effort import tries
+from tests.engine.runs import by_id, serve, tokens, told
 from tests.engine.test_given_back import Books
-from tests.engine.test_reuse import tokens
 from tests.engine.test_tight_pool import requests_of
 from tests.plan.plan_oracle import dataset, make_plan
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOMY = 16 << 20
 
@@ -34,22 +33,13 @@ def alone(requests: list[Request]) -> list[Request]:
     return [replace(request, id=name, n=1) for request, name in names]
 
 
-def told(result: Result) -> tuple[Any, ...]:
-    """What an answer is, to the bit."""
-    return result.token_ids, result.logprobs, result.top_logprobs, result.finish_reason, result.stop_reason
-
-
 def check_same(requests: list[Request], found: dict[str, Result], expected: dict[str, Result]) -> None:
     for request in requests:
         result = found[request.id]
         assert result.error is None, result.error
         names = [request.id] + [f"{request.id}\0{answer}" for answer in range(1, request.n)]
-        assert [told(answer) for answer in result.answers] == [told(expected[name]) for name in names]
+        assert told(result) == [one for name in names for one in told(expected[name])]
         assert result.cached_tokens + result.computed_tokens == result.prompt_tokens == len(request.token_ids)
-
-
-def by_id(results: Any) -> dict[str, Result]:
-    return {result.id: result for result in results}
 
 
 def several(max_tokens: int = 9) -> list[Request]:
@@ -73,29 +63,23 @@ def several(max_tokens: int = 9) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-@pytest.mark.parametrize("policy", ["all", "last", "planned", "none"])
-@pytest.mark.parametrize("max_running", [1, 2, 3, 16])
-def test_answers_equal_those_of_requests_alone(
-    family: str, policy: str, max_running: int, tiny_checkpoint: Callable[..., Path]
-) -> None:
+@pytest.mark.slow
+def test_answers_equal_those_of_requests_alone(folder: Path, open_engine: Callable[..., Engine]) -> None:
     """Catches a fork that reads a state which another one has written to, a page that two of them write, a stream of
     numbers that depends on the order of answers, and answers that wait for each other for ever."""
-    folder, requests = tiny_checkpoint(family), several()
-    reference = Engine(folder, block_size=16, policy="none", pool_size_bytes=ROOMY)
-    expected = by_id(reference.run(alone(requests)))
-    engine = Engine(folder, block_size=16, policy=policy, max_running=max_running, pool_size_bytes=ROOMY)
-    books = Books(engine)
-    check_same(requests, by_id(engine.run(requests)), expected)
-    books.balance()
-    assert not engine._scheduler.forks
-    check_same(requests, by_id(engine.run(requests)), expected)  # cached now
-    books.balance()
-    engine.close()
-    reference.close()
+    requests = several()
+    expected = serve(open_engine(folder, policy="none"), alone(requests))
+    for policy, max_running in (("all", 1), ("all", 16), ("last", 2), ("planned", 3), ("none", 16), ("none", 1)):
+        engine = open_engine(folder, policy=policy, max_running=max_running)
+        books = Books(engine)
+        for _ in range(2):  # the second time the prompts are cached
+            check_same(requests, by_id(engine.run(requests)), expected)
+            books.balance()
+            assert not engine._scheduler.forks
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=tries(80), deadline=None)
 @given(data=st.data())
 def test_random_schedules(data: st.DataObject, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a deadlock, a page or a slot that is lost, and an answer that depends on what ran beside it, with random
@@ -127,7 +111,7 @@ def test_random_schedules(data: st.DataObject, tiny_checkpoint: Callable[..., Pa
         max_batch_tokens=data.draw(st.sampled_from([5, 64, 2048])),
         pool_size_bytes=pages * page_bytes + data.draw(small) * state_bytes,
     )
-    engine._launcher.runs_ahead = data.draw(st.booleans())  # as on a device
+    engine._pipeline.runs_ahead = data.draw(st.booleans())  # as on a device
     books = Books(engine)
     found = by_id(engine.run(requests))
     for name, result in found.items():
@@ -149,13 +133,13 @@ def test_a_prompt_is_computed_once(
 ) -> None:
     """Catches a prefill for each answer, and a slot that stays empty while answers wait for one."""
     engine = Engine(tiny_checkpoint("jamba"), policy="none", max_running=max_running, pool_size_bytes=ROOMY)
-    run_pass, counts = runner.run_pass, []
+    run_pass, counts = step.run_pass, []
 
-    def count(model: Any, decodes: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
+    def count(model: Any, decodes: Any, chunks: list[step.Chunk], before: Any = None) -> Any:
         counts.append([chunk.count for chunk in chunks])
         return run_pass(model, decodes, chunks, before)
 
-    monkeypatch.setattr(runner, "run_pass", count)
+    monkeypatch.setattr(step, "run_pass", count)
     request = Request("a", tokens(100, 1), max_tokens=11, temperature=1.0, ignore_eos=True, n=6)
     (result,) = engine.run([request])
     assert counts[0] == [100] and set(sum(counts[1:], [])) == {1}
@@ -171,9 +155,9 @@ def test_greedy_answers_are_computed_once(
 ) -> None:
     """Catches equal answers that are each computed, and fewer of them than were asked for."""
     engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=ROOMY)
-    run_pass, sizes = runner.run_pass, []
+    run_pass, sizes = step.run_pass, []
     monkeypatch.setattr(
-        runner,
+        step,
         "run_pass",
         lambda model, decodes, chunks, before=None: (
             sizes.append(len(chunks)) or run_pass(model, decodes, chunks, before)
@@ -216,11 +200,11 @@ def test_an_answer_that_breaks_costs_its_own_request_alone(
     """Catches siblings of a failed answer that run on, or hold what they had, and other requests that fail with it."""
     folder = tiny_checkpoint("jamba")
     engine = Engine(folder, policy="all", block_size=16, max_running=3, pool_size_bytes=ROOMY)
-    books, run_pass = Books(engine), runner.run_pass
+    books, run_pass = Books(engine), step.run_pass
     bad = Request("bad", tokens(80, 1), max_tokens=40, temperature=1.0, ignore_eos=True, n=3)
     good = Request("good", tokens(70, 2), max_tokens=40, temperature=1.0, ignore_eos=True, n=2)
 
-    def breaks(model: Any, decodes: Any, chunks: list[runner.Chunk], before: Any = None) -> Any:
+    def breaks(model: Any, decodes: Any, chunks: list[step.Chunk], before: Any = None) -> Any:
         logits, hidden, _ = run_pass(model, decodes, chunks, before)
         sampled = [chunk.sequence for chunk in chunks if chunk.samples]
         for row, sequence in enumerate(sampled):
@@ -229,26 +213,26 @@ def test_an_answer_that_breaks_costs_its_own_request_alone(
                 logits[row, 3] = float("nan")
         return logits, hidden, greedy(model.backend, logits, False)
 
-    monkeypatch.setattr(runner, "run_pass", breaks)
+    monkeypatch.setattr(step, "run_pass", breaks)
     found = by_id(engine.run([bad, good]))
     assert found["bad"].error is not None and found["bad"].error.code == "non_finite" and len(found) == 2
     books.balance()
     reference = Engine(folder, policy="none", pool_size_bytes=ROOMY)
     check_same([good], found, by_id(reference.run(alone([good]))))
-    monkeypatch.setattr(runner, "run_pass", run_pass)
+    monkeypatch.setattr(step, "run_pass", run_pass)
     check_same([bad], by_id(engine.run([bad])), by_id(reference.run(alone([bad]))))
     books.balance()
     engine.close()
     reference.close()
 
 
-@pytest.mark.parametrize("failing", range(1, 12))
+@pytest.mark.parametrize("failing", [1, 2, 4, 7, 10])
 def test_a_pass_that_fails_fails_each_request_once(
     failing: int, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Catches a request that fails once for each of its answers, and what a failed pass leaves held."""
     engine = Engine(tiny_checkpoint("jamba"), policy="all", block_size=16, max_running=3, pool_size_bytes=ROOMY)
-    books, run_pass, passes = Books(engine), runner.run_pass, []
+    books, run_pass, passes = Books(engine), step.run_pass, []
 
     def fails_once(*arguments: Any) -> Any:
         passes.append(arguments)
@@ -256,7 +240,7 @@ def test_a_pass_that_fails_fails_each_request_once(
             raise RuntimeError("the pass broke")
         return run_pass(*arguments)
 
-    monkeypatch.setattr(runner, "run_pass", fails_once)
+    monkeypatch.setattr(step, "run_pass", fails_once)
     requests = several()
     results = list(engine.run(requests))
     assert sorted(result.id for result in results) == sorted(request.id for request in requests)
@@ -265,7 +249,7 @@ def test_a_pass_that_fails_fails_each_request_once(
     engine.close()
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("steps", [0, 2, 5])
 def test_given_up_midway(steps: int, tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Catches what waiting answers hold when a run is given up, and an engine that cannot go on after that."""
     engine = Engine(
@@ -329,13 +313,4 @@ def test_each_answer_has_its_own_ending(tiny_checkpoint: Callable[..., Path]) ->
     (result,) = engine.run([request])
     assert [len(answer.token_ids) for answer in result.answers] == [3, 4, 5, 6]
     assert {answer.stop_reason for answer in result.answers} == {"enough"}
-    engine.close()
-
-
-@pytest.mark.parametrize("n", [0, -1, 129, 1.5, True, None])
-def test_a_number_of_answers_that_is_none(n: Any, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Catches a bound that is not kept, and a request that ends without a sentence."""
-    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=ROOMY)
-    (result,) = engine.run([Request("a", [1, 2], n=n)])
-    assert result.error is not None and "expected a whole number from 1 to 128" in str(result.error)
     engine.close()

@@ -12,16 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import (
+    AutoModelForCausalLM,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.sampler import draw, request_key
+from tests.effort import tries
 from tests.tiny import VOCAB
 
 PROMPT = torch.randint(1, VOCAB, (21,), generator=torch.Generator().manual_seed(5)).tolist()
 NEW_TOKENS = 48
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def answer(folder: Path, **options: object) -> Result:
@@ -55,8 +60,9 @@ def generated(folder: Path) -> list[int]:
     return tokens[0, len(PROMPT) :].tolist()
 
 
-@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
-@pytest.mark.parametrize("place", ["generation_config.json", "both", "several"])
+@pytest.mark.parametrize(("family", "place"), [
+    ("mamba", "generation_config.json"), ("falcon_mamba", "both"), ("jamba", "several"),
+])  # fmt: skip
 def test_answers_end_where_those_of_transformers_do(
     family: str, place: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -103,12 +109,12 @@ def test_the_last_token_may_be_the_end(tiny_checkpoint, tmp_path: Path) -> None:
 # Drawing
 
 
-def warped(logits: torch.Tensor, temperature: float, top_p: float) -> np.ndarray:
-    """The distribution that transformers' processors give, in float64."""
-    row = logits.double().unsqueeze(0)
-    row = TemperatureLogitsWarper(temperature)(None, row)
-    if top_p < 1:
-        row = TopPLogitsWarper(top_p)(None, row)
+def cut(logits: torch.Tensor, temperature: float, top_p: float, top_k: int = 0, min_p: float = 0.0) -> np.ndarray:
+    """The distribution that transformers' warpers give in the order of docs/sampling.md, in float64."""
+    row = TemperatureLogitsWarper(temperature)(None, logits.double().unsqueeze(0))
+    row = TopKLogitsWarper(min(top_k, len(logits)))(None, row) if top_k else row
+    row = MinPLogitsWarper(min_p)(None, row) if min_p else row
+    row = TopPLogitsWarper(top_p)(None, row) if top_p < 1 else row
     return row.softmax(-1)[0].numpy()
 
 
@@ -136,16 +142,19 @@ def assert_likely(frequencies: Counter[int], expected: np.ndarray, count: int) -
     assert statistic <= bound, f"chi-square {statistic:.1f} of {degrees} degrees; expected at most {bound:.1f}"
 
 
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 2.5, 50.0])
-@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.6, 0.1])
-def test_tokens_come_as_often_as_transformers_says(temperature: float, top_p: float) -> None:
-    """Fault: a temperature that multiplies, a top_p that is ignored or cuts one token too many or too few, a draw
-    that leans to one side."""
+@pytest.mark.parametrize(("temperature", "top_k", "min_p", "top_p"), [
+    (0.3, 0, 0.0, 1.0), (0.7, 0, 0.0, 0.1), (1.0, 0, 0.0, 0.95), (2.5, 0, 0.0, 0.6), (50.0, 0, 0.0, 1.0),
+    (0.6, 5, 0.0, 1.0), (1.7, 1, 0.0, 1.0), (1.7, 0, 0.08, 1.0), (1.7, 9, 0.05, 0.8), (1.7, 6, 0.0, 0.7),
+    (0.6, 0, 0.3, 0.9), (1.7, 500, 0.0, 0.95),
+])  # fmt: skip
+def test_tokens_come_as_often_as_transformers_says(temperature: float, top_k: int, min_p: float, top_p: float) -> None:
+    """Fault: a temperature that multiplies, a cut that is ignored, comes in another order or keeps one token too many
+    or too few, a draw that leans to one side."""
     logits = torch.randn(23, generator=torch.Generator().manual_seed(11)) * 2
-    expected = warped(logits, temperature, top_p)
-    frequencies = drawn(logits, temperature, top_p, 6000)
+    expected, count = cut(logits, temperature, top_p, top_k, min_p), max(3000, tries(6000))
+    frequencies = drawn(logits, temperature, top_p, count, top_k, min_p)
     assert all(expected[token] > 0 for token in frequencies), "a token came that is cut away"
-    assert_likely(frequencies, expected, 6000)
+    assert_likely(frequencies, expected, count)
 
 
 def kept_tokens(logits: Sequence[float], temperature: float, top_p: float) -> set[int]:
@@ -153,12 +162,12 @@ def kept_tokens(logits: Sequence[float], temperature: float, top_p: float) -> se
 
 
 @pytest.mark.parametrize("top_p", [0.2, 0.5, 0.8, 0.9, 0.97])
-@pytest.mark.parametrize("seed", range(4))
-def test_top_p_keeps_what_transformers_keeps(top_p: float, seed: int) -> None:
+def test_top_p_keeps_what_transformers_keeps(top_p: float) -> None:
     """Fault: a cut by another rule than the fewest likeliest tokens that have the probability together."""
-    logits = torch.randn(9, generator=torch.Generator().manual_seed(seed))
-    expected = warped(logits, 1.0, top_p)
-    assert kept_tokens(logits.tolist(), 1.0, top_p) == {token for token in range(9) if expected[token] > 0}
+    for seed in range(tries(10)):
+        logits = torch.randn(9, generator=torch.Generator().manual_seed(int(100 * top_p) + seed))
+        expected = cut(logits, 1.0, top_p)
+        assert kept_tokens(logits.tolist(), 1.0, top_p) == {token for token in range(9) if expected[token] > 0}, seed
 
 
 def test_the_ends_of_top_p() -> None:
@@ -170,8 +179,9 @@ def test_the_ends_of_top_p() -> None:
     assert kept_tokens([0.0, 2.0, 2.0], 1.0, 1e-9) == {1}
 
 
-@pytest.mark.parametrize("temperature", [5e-324, 1e-307, 1e-200, 1e-100])
-@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1.0, 1e38])
+@pytest.mark.parametrize(
+    ("temperature", "scale"), [(5e-324, 1e-40), (5e-324, 1e38), (1e-307, 1.0), (1e-200, 1e38), (1e-100, 1e-30)]
+)
 def test_a_temperature_near_zero_is_greedy(temperature: float, scale: float) -> None:
     """Fault: logits divided by 1e-307 became infinite, their differences NaN, and any token an answer. All weight is
     on the largest logit; among equal ones it is shared."""
@@ -197,15 +207,14 @@ def test_temperature_and_top_p_reach_the_engine(tiny_checkpoint: Callable[..., P
     with torch.no_grad():
         logits = oracle(torch.tensor([PROMPT])).logits[0, -1]
     engine = Engine(folder, pool_size_bytes=16 << 20, block_size=5)
-    count = 1500
-    for temperature, top_p in ((0.8, 1.0), (2.0, 0.7)):
-        requests = (
-            Request(f"r{i}", PROMPT, max_tokens=1, temperature=temperature, top_p=top_p, seed=3) for i in range(count)
-        )
-        frequencies = Counter(result.token_ids[0] for result in engine.run(requests))
-        expected = warped(logits, temperature, top_p)
-        assert_likely(frequencies, expected, count)
-        assert sum(frequencies[token] for token in range(VOCAB) if expected[token] == 0) <= 2  # at the very edge
+    count, temperature, top_p = max(800, tries(1500)), 2.0, 0.7
+    requests = (
+        Request(f"r{i}", PROMPT, max_tokens=1, temperature=temperature, top_p=top_p, seed=3) for i in range(count)
+    )
+    frequencies = Counter(result.token_ids[0] for result in engine.run(requests))
+    expected = cut(logits, temperature, top_p)
+    assert_likely(frequencies, expected, count)
+    assert sum(frequencies[token] for token in range(VOCAB) if expected[token] == 0) <= 2  # at the very edge
     engine.close()
 
 

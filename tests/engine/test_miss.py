@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.engine.coverage import Match
-from apcbatch.engine.miss import explain_miss
+from apcbatch.engine.coverage import Match, explain_miss
 
 FORK, END = Match(0, True, True), Match(0, False, True)
 

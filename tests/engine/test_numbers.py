@@ -3,8 +3,8 @@ sentence."""
 
 from __future__ import annotations
 
-import json
 import math
+import random
 import shutil
 import sys
 import tracemalloc
@@ -16,29 +16,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from apcbatch import Engine, Request, Result
-from apcbatch.engine.pages import PagePool
+from apcbatch.engine.pool import PagePool
 from apcbatch.engine.sequence import make_sequence
-from apcbatch.errors import ERROR_CODES, RETRYABLE, RequestError, UsageError
+from apcbatch.errors import ERROR_CODES, RETRYABLE, UsageError
+from tests.effort import tries
+from tests.engine import runs
+from tests.engine.runs import ending
 from tests.tiny import VOCAB
 
 PROMPT = [1 + i * 7 % 90 for i in range(40)]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def serve(folder: Path, *requests: Request, **options: object) -> dict[str, Result]:
-    """The results by id, of an engine that was closed since."""
-    engine = Engine(folder, **{"pool_size_bytes": 4 << 20, "block_size": 8, **options})
-    results = {result.id: result for result in engine.run(requests)}
-    engine.close()
-    return results
-
-
-def ending(folder: Path, target: Path, eos: int) -> Path:
-    """A copy of a checkpoint whose answers end with this token."""
-    shutil.copytree(folder, target)
-    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
-    return target
+    """The results by id, of an engine of its own."""
+    return runs.serve(Engine(folder, **{"pool_size_bytes": 4 << 20, "block_size": 8, **options}), requests)
 
 
 # One request
@@ -51,7 +42,7 @@ def test_memory_grows_as_tokens_come(tiny_checkpoint: Callable[..., Path], tmp_p
     folder = tiny_checkpoint("mamba", tie_word_embeddings=False)
     whole = serve(folder, Request("r", PROMPT, max_tokens=200, ignore_eos=True))["r"].token_ids
     last = max(set(whole), key=whole.index)
-    folder = ending(folder, tmp_path / "model", last)
+    folder = ending(folder, tmp_path / "model", [last])
     requests = [
         Request("huge", PROMPT, max_tokens=(1 << 31) - 100),
         Request("small", PROMPT[:9], max_tokens=3),
@@ -74,13 +65,13 @@ def test_a_token_costs_the_same_however_many_come() -> None:
     sequence = make_sequence(Request("r", [1, 2, 3], max_tokens=10**12), VOCAB, None, 10**13)
     rooms = set()
     tracemalloc.start()
-    for token in range(100_000):
+    for token in range(20_000):
         sequence.append(token % VOCAB, 0.0)
         rooms.add(len(sequence.tokens))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(rooms) <= 18 and peak < 2_000_000
-    assert sequence.tokens[:5].tolist() == [1, 2, 3, 0, 1] and sequence.num_tokens == 100_003
+    assert len(rooms) <= 14 and peak < 500_000
+    assert sequence.tokens[:5].tolist() == [1, 2, 3, 0, 1] and sequence.num_tokens == 20_003
 
 
 def test_the_room_for_tokens_ends_at_the_limit() -> None:
@@ -112,36 +103,9 @@ def test_kv_that_can_never_fit_costs_nobody_else(tiny_checkpoint: Callable[..., 
     assert results["huge"].error and results["huge"].error.code == "out_of_memory"
     assert "1000000000 tokens" in results["huge"].error.message and "--pool-size" in results["huge"].error.message
     assert results["b"].error is None and results["b"].cached_tokens > 0
+    (alone,) = engine.run([Request("huge", PROMPT, max_tokens=10**10)])
+    assert alone.error is not None and alone.error.code == "out_of_memory"
     engine.close()
-
-
-def kind(value: object) -> str:
-    """A name for a test's value, however many digits it has."""
-    return value if isinstance(value, str) else type(value).__name__
-
-
-@pytest.mark.parametrize("field, value", [
-    ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "9"), ("max_tokens", None),
-    ("max_tokens", True), ("max_tokens", math.nan), ("max_tokens", 1 << 63), ("max_tokens", 10**5000),
-    ("temperature", -1e-9), ("temperature", math.nan), ("temperature", math.inf), ("temperature", 10**400),
-    ("temperature", 10**5000), ("temperature", "1"), ("temperature", None), ("temperature", True),
-    ("top_p", 0), ("top_p", -0.1), ("top_p", 1.0001), ("top_p", math.nan), ("top_p", 10**400), ("top_p", "1"),
-    ("top_p", None), ("seed", 1.5), ("seed", "x"), ("seed", 1 << 64), ("seed", 10**5000), ("seed", None),
-], ids=kind)  # fmt: skip
-def test_a_number_that_cannot_be_used_is_an_error_record(field: str, value: object) -> None:
-    """Fault: a TypeError, OverflowError or ValueError out of the engine, which ends the job, for one request."""
-    with pytest.raises(RequestError, match=f"{field} is .*; expected") as caught:
-        make_sequence(Request("r", PROMPT, **{field: value}), VOCAB, None)
-    assert caught.value.code == "invalid_request" and len(caught.value.message) < 200
-
-
-@pytest.mark.parametrize("field, value", [
-    ("max_tokens", 1), ("temperature", 5e-324), ("temperature", 1.7e308), ("temperature", 3), ("top_p", 5e-324),
-    ("top_p", 1), ("seed", -(1 << 63)), ("seed", (1 << 64) - 1),
-])  # fmt: skip
-def test_a_number_at_the_edge_is_taken(field: str, value: object) -> None:
-    """Fault: a bound that is one too narrow."""
-    assert make_sequence(Request("r", PROMPT, **{field: value}), VOCAB, None).num_prompt == len(PROMPT)
 
 
 # The engine's arguments
@@ -180,23 +144,16 @@ def test_the_hosts_memory_may_run_out(tiny_checkpoint: Callable[..., Path], monk
     monkeypatch.setattr(engine._model, "passed", greedy_for_memory)
     (result,) = engine.run([Request("r", PROMPT)])
     assert result.error is not None and result.error.code == "out_of_memory" and result.error.retryable
-    monkeypatch.setattr("apcbatch.model.place.CausalLM", greedy_for_memory)
+    monkeypatch.setattr("apcbatch.model.devices.CausalLM", greedy_for_memory)
     with pytest.raises(UsageError, match="weights do not fit the memory .* smaller --pool-size, or run where"):
         Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
 
 
 def test_pages_cost_memory_when_they_are_used() -> None:
-    """Fault: a list with an entry for each of a billion pages. Pages are handed out once, and again when released."""
+    """Fault: a list with an entry for each of a billion pages."""
     pool = PagePool(1 << 31)
     first = [pool.allocate() for _ in range(5)]
     assert first == [0, 1, 2, 3, 4] and pool.num_free == (1 << 31) - 5
-    small = PagePool(2)
-    pages = torch.tensor([small.allocate(), small.allocate()]).numpy()
-    assert small.num_free == 0
-    with pytest.raises(IndexError):
-        small.allocate()
-    assert small.release(pages) == 2 and small.num_free == 2
-    assert {small.allocate(), small.allocate()} == {0, 1}
 
 
 # Weights and logits that are not finite
@@ -216,22 +173,25 @@ def names_of(folder: Path) -> list[str]:
     return [name for name in load_file(folder / "model.safetensors") if "experts" not in name]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba"])
 def test_weights_that_are_not_finite_give_no_answer(
-    family: str, value: float, tiny_checkpoint: Callable[..., Path], tmp_path: Path
+    family: str, tiny_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Fault: an answer out of NaN (token 0, again and again), or one that an infinite weight went into: for a number
     of any tensor, in prefill and decoding alike."""
-    folder = tiny_checkpoint(family)
+    folder = tiny_checkpoint(family, num_hidden_layers=2)
     assert "non_finite" in ERROR_CODES and "non_finite" not in RETRYABLE
-    for number, name in enumerate(names_of(folder)):
-        broken = poisoned(folder, tmp_path / str(number), name, 0, value)
-        request = Request("r", [0, *PROMPT], max_tokens=3, logprobs=number % 2 == 0, temperature=number % 3)
-        result = serve(broken, request)["r"]
-        shutil.rmtree(broken)
-        assert result.error is not None and result.error.code == "non_finite", name
-        assert "NaN or infinite" in result.error.message and result.token_ids == []
+    values = random.sample([math.nan, math.inf, -math.inf], 3)
+    for turn in range(min(3, tries(10))):
+        for number, name in enumerate(names_of(folder)):
+            value = values[(number + turn) % 3]
+            broken = poisoned(folder, tmp_path / f"{turn} {number}", name, 0, value)
+            request = Request("r", [0, *PROMPT], max_tokens=3, logprobs=number % 2 == 0, temperature=number % 3)
+            result = serve(broken, request)["r"]
+            shutil.rmtree(broken)
+            assert result.error is not None and result.error.code == "non_finite", (name, value)
+            assert "NaN or infinite" in result.error.message and result.token_ids == []
 
 
 @pytest.mark.parametrize("policy", ["all", "last"])

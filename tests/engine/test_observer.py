@@ -9,21 +9,20 @@ from collections import Counter
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.job.stem_rows import stem_rows
-from apcbatch.job.stems import StemTree
+from apcbatch.job.tracing.edge_rows import edge_columns
+from apcbatch.job.tracing.edges import TraceTree
 from apcbatch.plan.planner import Planner
 from apcbatch.prefix import prefix_key
+from tests.effort import tries
 from tests.plan.plan_oracle import random_dataset, within_vocabulary
 from tests.tiny import VOCAB
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Listener:
     """Notes what it is told, and fills a tree with it."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.steps, self.prompts, self.tree = engine, [], [], StemTree()
+        self.engine, self.steps, self.prompts, self.tree = engine, [], [], TraceTree()
         self.kept_keys: list[bytes] = []
         self.evicted: list[bytes] = []
         self.held: set[bytes] = set()
@@ -50,10 +49,10 @@ class Listener:
                 self.gone_at_once += 1
         self.tree.kept(tokens, snapshots, 1.0)
 
-    def let_go(self, key, evicted) -> None:
+    def dropped(self, key, evicted) -> None:
         self.held.discard(key)
         self.evicted += [key] * evicted
-        self.tree.let_go(key, evicted, 2.0)
+        self.tree.removed(key, evicted, 2.0)
 
 
 def serve(checkpoint, seed, observed, **options):
@@ -106,7 +105,7 @@ def test_what_is_told_adds_up(family, policy, tiny_checkpoint, tmp_path):
         assert told == Counter((one.prompt_tokens, one.cached_tokens, one.cached_from) for one in good), where
         by_prompt = Counter(prompt for prompt, _, _ in listener.prompts)
         assert by_prompt == Counter(tuple(r.token_ids) for r in requests if results[r.id].error is None), where
-        rows = stem_rows(listener.tree.root, lambda token_ids: "")
+        rows = edge_columns(listener.tree.root, lambda token_ids: "")
         assert sum(rows.restored) == sum(one.cached_tokens for one in good), where
         assert sum(rows.computed) == sum(one.computed_tokens for one in good), where
         assert sum(rows.snapshots) == len(listener.kept_keys), where
@@ -127,10 +126,10 @@ def test_what_is_told_adds_up(family, policy, tiny_checkpoint, tmp_path):
 def test_dropped_snapshots_are_those_that_were_evicted(tiny_checkpoint):
     """Fault: what a full memory pushes out is not told, or what its last reader releases is told as evicted."""
     seed, dropped = random.randrange(10**6), 0
-    for number in range(6):
+    for number in range(tries(30)):
         options = {"policy": "all", "pool_size_bytes": 1 << 15, "max_running": 2}
         _, _, listener, counters = serve(tiny_checkpoint("mamba"), seed + number, True, **options)
-        rows = stem_rows(listener.tree.root, lambda token_ids: "")
+        rows = edge_columns(listener.tree.root, lambda token_ids: "")
         assert sum(rows.dropped) == counters.snapshots_evicted, f"seed {seed + number}"
         dropped += counters.snapshots_evicted
     assert dropped, f"seed {seed}: nothing was pushed out"
@@ -164,7 +163,7 @@ def test_a_step_that_nobody_observes_measures_nothing(tiny_checkpoint, monkeypat
 
     monkeypatch.setattr(engine_module, "facts_between", unwanted)
     monkeypatch.setattr(SnapshotPool, "own_bytes", unwanted)
-    monkeypatch.setattr(engine_module, "replace", unwanted)
+    monkeypatch.setattr(engine_module.Counters, "copy", unwanted)
     options = {"policy": "all", "pool_size_bytes": 1 << 17, "max_running": 3}
     _, results, _, _ = serve(tiny_checkpoint("mamba"), 1, False, **options)
     assert all(result.error is None for name, result in results.items() if name != "bad")

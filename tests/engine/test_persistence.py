@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,10 +13,10 @@ import torch
 
 from apcbatch import Engine, Request
 from apcbatch.config import Config
-from apcbatch.engine.engine import Counters
-from apcbatch.engine.pages import NO_PAGES
+from apcbatch.engine.counters import Counters
+from apcbatch.engine.open import EngineOptions
 from apcbatch.engine.persistence import WRITE_THREADS, Persistence
-from apcbatch.engine.pool import Snapshot
+from apcbatch.engine.pool import NO_PAGES, Snapshot
 from apcbatch.layout import CONV, SSM, StateLayout
 from apcbatch.model.arena import StateArena
 
@@ -202,19 +201,10 @@ def test_the_python_surface_has_the_defaults_of_the_command(tiny_checkpoint: Cal
     engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
     assert (engine.dtype, engine.block_size) == (Config().dtype, Config().block_size)
     engine.close()
-    options = {name: one.default for name, one in inspect.signature(Engine).parameters.items()}
+    options, config = EngineOptions(), Config()
     for name in ("dtype", "exact", "block_size", "max_batch_tokens", "max_running", "store"):
-        assert options[name] == getattr(Config(), name), name
-    assert options["store_size_bytes"] == Config().store_size
-
-
-def test_an_array_of_numpy_integers_is_a_prompt(tiny_checkpoint: Callable[..., Any]) -> None:
-    """Catches a prompt that only lists can be."""
-    engine = Engine(tiny_checkpoint("mamba"), pool_size_bytes=1 << 20)
-    prompts = [[1, 2, 3], np.array([1, 2, 3]), (1, 2, 3)]
-    answers = [list(engine.run([Request("r", prompt, max_tokens=3, ignore_eos=True)])) for prompt in prompts]
-    assert len({tuple(answer.token_ids) for [answer] in answers}) == 1
-    engine.close()
+        assert getattr(options, name) == getattr(config, name), name
+    assert options.store_size_bytes == config.store_size
 
 
 @pytest.mark.parametrize("policy", ["last", "planned"])

@@ -1,4 +1,4 @@
-"""What each policy keeps, promises and waits for, and who owes which boundary."""
+"""What each policy keeps, pending and waits for, and who owes which boundary."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from apcbatch.engine.coverage import Match
+from apcbatch.engine.pending import PendingSnapshots
 from apcbatch.engine.policy import Retention, keeps_snapshots, retention_of
-from apcbatch.engine.promises import Promises
 from apcbatch.types import POLICIES, Policy, Request, RequestPlan
 
 PROMPT, LENGTH, BLOCK = 300, 400, 64  # 300 tokens of prompt, 100 of the answer
@@ -41,10 +41,10 @@ def test_without_a_plan(policy: Policy, of_prompt: list[int], of_answer: list[in
     """Catches a policy that keeps another one's boundaries, or an answer whose snapshots pile up."""
     one = retention(policy)
     one.saw_fork(192)
-    assert list(one.kept(0, PROMPT)) == list(one.promised_at_begin(0)) == of_prompt
+    assert list(one.kept(0, PROMPT)) == list(one.pending_at_begin(0)) == of_prompt
     assert list(one.kept(PROMPT, LENGTH)) == of_answer
     assert list(one.kept_at_once(192, PROMPT)) == [position for position in of_prompt if position > 192]
-    assert (list(one.kept_if_room(0, LENGTH)), list(one.promised_at_submission())) == ([], [])
+    assert (list(one.kept_if_room(0, LENGTH)), list(one.pending_at_submission())) == ([], [])
     assert [one.supersedes(position) for position in (256, 320)] == [False, replaced]
     assert one.is_stored(256) and one.is_for_this_run(256) and not one.is_for_later(256)
     assert one.counts_on(256) and one.reads(256) == 0
@@ -64,10 +64,10 @@ def test_only_a_fork_that_was_seen_is_kept() -> None:
 def test_a_plan_decides_under_every_policy_that_keeps(policy: Policy) -> None:
     """Catches a plan that is not followed where requests without one run beside it."""
     one = retention(policy, PLAN)
-    assert list(one.kept(0, LENGTH)) == list(one.promised_at_submission()) == [128, 192, 256]
+    assert list(one.kept(0, LENGTH)) == list(one.pending_at_submission()) == [128, 192, 256]
     assert list(one.kept_at_once(0, LENGTH)) == [128, 256]
     assert list(one.kept_if_room(0, LENGTH)) == [192]
-    assert list(one.promised_at_begin(0)) == []
+    assert list(one.pending_at_begin(0)) == []
     assert list(one.key_positions()) == [64, 128, 192, 256]
     assert [one.reads(position) for position in (64, 128, 192, 256)] == [0, 1, 0, 2]
     assert [one.is_for_this_run(position) for position in (128, 192, 256)] == [True, False, True]
@@ -95,51 +95,55 @@ def test_the_ideal_leaves_a_token_to_compute() -> None:
 
 def test_without_a_plan_a_longer_prefix_is_waited_for() -> None:
     """Catches a wait for less than is there, for one's own whole prompt, or for what nobody will publish."""
-    one, promises = retention("all"), Promises()
+    one, pending = retention("all"), PendingSnapshots()
     keys = keys_of(one)
-    one.follow(keys, promises)
-    assert not one.waits(keys, promises, lambda: 0)
-    promises.make(3, [(64, b"64"), (192, b"192")])
-    assert not one.waits(keys, promises, lambda: 192)
-    assert one.waits(keys, promises, lambda: 128)
-    promises.settle(3, 64)
-    assert one.waits(keys, promises, lambda: 128)
-    promises.settle(3)
-    assert not one.waits(keys, promises, lambda: 128)
+    one.follow(keys, pending)
+    assert not one.waits(keys, pending, lambda: 0)
+    pending.add(3, [(64, b"64"), (192, b"192")])
+    assert not one.waits(keys, pending, lambda: 192)
+    assert one.waits(keys, pending, lambda: 128)
+    pending.remove(3, 64)
+    assert one.waits(keys, pending, lambda: 128)
+    pending.remove(3)
+    assert not one.waits(keys, pending, lambda: 128)
     exact = retention_of("all", Request("r", [1] * 64), 64, BLOCK)
-    promises.make(4, [(64, b"64")])
-    assert not exact.waits(keys_of(exact), promises, lambda: 0)
+    pending.add(4, [(64, b"64")])
+    assert not exact.waits(keys_of(exact), pending, lambda: 0)
 
 
 def test_with_a_plan_the_leader_is_waited_for() -> None:
     """Catches a follower that waits for another one's copy of its prefix, or for somebody who came after it."""
-    one, promises = retention("planned", PLAN), Promises()
+    one, pending = retention("planned", PLAN), PendingSnapshots()
     keys = keys_of(one)
     for number in (3, 7):
-        promises.make(number, [(64, b"64")])
-    one.follow(keys, promises)
-    promises.make(8, [(64, b"64")])
-    promises.settle(3)
-    assert one.waits(keys, promises, lambda: 64)
-    promises.settle(7)
-    assert not one.waits(keys, promises, lambda: 0)
+        pending.add(number, [(64, b"64")])
+    one.follow(keys, pending)
+    pending.add(8, [(64, b"64")])
+    pending.remove(3)
+    assert one.waits(keys, pending, lambda: 64)
+    pending.remove(7)
+    assert not one.waits(keys, pending, lambda: 0)
     alone = retention("planned", PLAN)
-    alone.follow(keys, Promises())
-    assert not alone.waits(keys, promises, lambda: 0)
+    alone.follow(keys, PendingSnapshots())
+    assert not alone.waits(keys, pending, lambda: 0)
 
 
 def test_promises_are_gone_when_they_are_kept() -> None:
     """Catches a boundary that others wait for although nobody will publish it any more."""
-    promises = Promises()
-    promises.make(1, [])
-    promises.make(1, [(64, b"a"), (128, b"b")])
-    promises.make(2, [(64, b"a")])
-    assert (list(promises.makers(b"a")), list(promises.makers(b"b")), list(promises.makers(None))) == ([1, 2], [1], [])
-    promises.settle(1, 127)
-    assert (list(promises.makers(b"a")), list(promises.makers(b"b"))) == ([2], [1])
-    promises.settle(1)
-    promises.settle(1)
-    promises.settle(9)
-    assert (len(promises), list(promises.makers(b"b"))) == (1, [])
-    promises.settle(2)
-    assert not promises
+    pending = PendingSnapshots()
+    pending.add(1, [])
+    pending.add(1, [(64, b"a"), (128, b"b")])
+    pending.add(2, [(64, b"a")])
+    assert (list(pending.publishers(b"a")), list(pending.publishers(b"b")), list(pending.publishers(None))) == (
+        [1, 2],
+        [1],
+        [],
+    )
+    pending.remove(1, 127)
+    assert (list(pending.publishers(b"a")), list(pending.publishers(b"b"))) == ([2], [1])
+    pending.remove(1)
+    pending.remove(1)
+    pending.remove(9)
+    assert (len(pending), list(pending.publishers(b"b"))) == (1, [])
+    pending.remove(2)
+    assert not pending

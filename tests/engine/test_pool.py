@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from apcbatch.engine import pool as pool_module
-from apcbatch.engine.pages import NO_PAGES, PagePool
-from apcbatch.engine.pool import Snapshot, SnapshotPool
+from apcbatch.engine.pool import NO_PAGES, PagePool, Snapshot, SnapshotPool
 
 SLOT, PAGE = 100, 10
 
@@ -168,7 +167,7 @@ def test_an_awaited_one_takes_the_slot_that_a_pass_under_way_writes_for_nobody()
     assert shelf.pool.insert(b"e", 7, taken[0], NO_PAGES, 1, True).slot == taken[0]
     shelf.pool.cancel(b"f", taken[1])
     assert (shelf.names, shelf.pool.num_reserved, len(shelf.pool._free_slots)) == ("e", 0, 19)
-    assert (shelf.pool._under_way, shelf.pool._taken) == (set(), set())
+    assert (shelf.pool._being_written, shelf.pool._taken) == (set(), set())
 
 
 def test_an_awaited_one_does_not_give_way_to_what_is_not_published_yet() -> None:

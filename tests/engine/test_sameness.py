@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -51,16 +50,9 @@ def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Set the number of threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_checkpoint, tmp_path, threads) -> None:
+def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_checkpoint, tmp_path) -> None:
     """Catches arithmetic that depends on the grid, the budget, the batch mates, the order, the threads, the policy,
     or on whether a state was computed here or restored from RAM or disk."""
     seed = random.randrange(1 << 30)
@@ -79,7 +71,7 @@ def test_every_way_of_running_gives_the_same_bits(family: str, dtype: str, tiny_
         ({"block_size": 48, "store": tmp_path / "s", "max_running": 32}, shuffled),
     ]
     for way, order in ways:
-        threads(random.Random(str(way)).choice([1, 2]))
+        torch.set_num_threads(random.Random(str(way)).choice([1, 2]))
         warm = answers(Engine(folder, dtype=dtype, pool_size_bytes=256 << 20, **way), order)
         differing = [key for key in cold if cold[key] != warm[key]]
         assert not differing, f"seed {seed}, {family} {dtype} {way}: {differing[:3]} differ from the cold run"

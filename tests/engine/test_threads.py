@@ -10,7 +10,7 @@ import torch
 
 from apcbatch.config import Config
 from apcbatch.cores import Cores
-from apcbatch.engine import opening
+from apcbatch.engine import open
 from apcbatch.kernels.threads import set_threads, threads
 
 
@@ -24,21 +24,21 @@ def restored() -> Iterator[None]:
 
 def test_a_number_is_taken_as_it_is() -> None:
     """Catches an option that nobody reads, and one that is cut to what is thought best."""
-    opening.use_processor(Config(threads=3))
+    open.use_processor(Config(threads=3))
     assert threads() == torch.get_num_threads() == 3
 
 
 def test_the_default_is_no_more_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a container whose quota is not seen, and a torch that was told to use fewer."""
     cores = Cores(logical=8, physical=4, quota=None, nodes=1, huge_pages=None)
-    monkeypatch.setattr(opening, "find_cores", lambda: cores)
+    monkeypatch.setattr(open, "find_cores", lambda: cores)
     for torch_uses, expected in ((16, 4), (4, 4), (2, 2)):
         torch.set_num_threads(torch_uses)
-        opening.use_processor(Config())
+        open.use_processor(Config())
         assert threads() == expected
     torch.set_num_threads(4)
-    monkeypatch.setattr(opening, "find_cores", lambda: replace(cores, quota=1.5))
-    opening.use_processor(Config())
+    monkeypatch.setattr(open, "find_cores", lambda: replace(cores, quota=1.5))
+    open.use_processor(Config())
     assert threads() == 1
 
 

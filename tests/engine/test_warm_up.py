@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from apcbatch import Engine, Request
-from apcbatch.engine.warm_up import warm_up
+from apcbatch.engine.open import warm_up
 
 
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
-@pytest.mark.parametrize("max_batch_tokens", [1, 40, 4096])
+@pytest.mark.parametrize(
+    ("family", "max_batch_tokens"), [("mamba", 1), ("mamba", 4096), ("jamba", 40), ("jamba", 4096)]
+)
 def test_no_answer_changes(
     family: str, max_batch_tokens: int, tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

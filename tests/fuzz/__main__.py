@@ -35,16 +35,16 @@ TARGETS: dict[str, Callable[[Case], None]] = {
 
 
 @click.command()
-@click.option("--seconds", type=float, help="Begin no case after so long; --each bounds them otherwise.")
-@click.option("--each", type=int, default=6, show_default=True, help="Cases of each target, without --seconds.")
-@click.option("--seed", type=int, help="The first case's seed; with --target and --each 1 it repeats it.")
+@click.option("--seconds", type=float, help="Begin no case after so long; --cases bounds them otherwise.")
+@click.option("--cases", type=int, default=150, show_default=True, help="Cases in all, without --seconds.")
+@click.option("--seed", type=int, help="The first case's seed; with --target and --cases 1 it repeats it.")
 @click.option("--target", "only", type=click.Choice(sorted(TARGETS)), multiple=True, help="These targets alone.")
 @click.option("--patience", default=1.0, show_default=True, help="Multiplies what a case may take.")
 @click.option("--keep-going", is_flag=True, help="Go on after a fault; its folder stays.")
 @click.option("--folder", type=click.Path(path_type=Path), default="fuzz-out", show_default=True, help="Work there.")
 def fuzz(
     seconds: float | None,
-    each: int,
+    cases: int,
     seed: int | None,
     only: tuple[str, ...],
     patience: float,
@@ -58,9 +58,10 @@ def fuzz(
     stores.stock_store(stock, Case(folder / "stocking", random.Random(0), stock, patience))
     names = sorted(only) or sorted(TARGETS)
     first = random.randrange(1 << 31) if seed is None else seed
+    random.Random(first).shuffle(names)
     begin, counts, faults = time.monotonic(), Counter[str](), []
     number = 0
-    while (time.monotonic() - begin < seconds) if seconds is not None else number < each * len(names):
+    while (time.monotonic() - begin < seconds) if seconds is not None else number < cases:
         name, case_seed = names[number % len(names)], first + number // len(names)
         number += 1
         counts[name] += 1
@@ -83,7 +84,7 @@ def _play(name: str, seed: int, folder: Path, stock: Path, patience: float) -> s
     try:
         TARGETS[name](case)
     except Fault as fault:
-        again = shlex.join(["python", "-m", "tests.fuzz", "--target", name, "--seed", str(seed), "--each", "1"])
+        again = shlex.join(["python", "-m", "tests.fuzz", "--target", name, "--seed", str(seed), "--cases", "1"])
         ran = "\n".join(shlex.join(["apcbatch", *command]) for command in case.commands)
         return f"FAULT {name} {seed}: {fault}\nin {case.folder}:\n{ran}\nrepeat with: {again}\n"
     shutil.rmtree(case.folder, ignore_errors=True)

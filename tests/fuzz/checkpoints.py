@@ -220,7 +220,7 @@ def fuzz_helpers(case: Case) -> None:
 
     def attacked(child: helper._Child, request: bytes, wall_seconds: float) -> None:
         if draw.random() < share:
-            os.kill(child.pid, draw.choice(signals))
+            os.kill(child._process.pid, draw.choice(signals))
         send(child, request, wall_seconds)
 
     helper._Child.send = attacked  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,8 @@ from typing import IO, Any
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.job import opening
+from apcbatch.job import open
+from apcbatch.types import Result
 from tests.job.fakes import FakeEngine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,8 +40,16 @@ class Outcome:
         return self.stdout.splitlines()[:-1]
 
     @property
-    def last_words(self) -> str:
+    def final_line(self) -> str:
         return self.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_waiting() -> Iterator[None]:
+    """Runs in this process do not wait for the disk: eight times each, 4 ms and more where it is a real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)  # what is asked to be synced, test_power_cut.py sees
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +83,7 @@ def engines(monkeypatch) -> list[FakeEngine]:
         made.append(FakeEngine(config, warn))
         return made[-1]
 
-    monkeypatch.setattr(opening, "make_engine", make_engine)
+    monkeypatch.setattr(open, "make_engine", make_engine)
     return made
 
 
@@ -90,6 +99,25 @@ def apcbatch(engines, capsys, monkeypatch, tmp_path) -> Callable[..., Outcome]:
         return Outcome(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """interrupt(steps): the user presses Ctrl-C once, before the engine's step behind so many."""
+
+    def press(steps: int = 0) -> None:
+        step, left = FakeEngine.step, [steps]
+
+        def pressed(self: FakeEngine) -> list[Result]:
+            left[0] -= 1
+            if left[0] < 0:
+                monkeypatch.setattr(FakeEngine, "step", step)
+                signal.raise_signal(signal.SIGINT)
+            return step(self)
+
+        monkeypatch.setattr(FakeEngine, "step", pressed)
+
+    return press
 
 
 class Process:

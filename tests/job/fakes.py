@@ -2,6 +2,8 @@
 
 FAKE_* variables of the process steer it, for the tests that kill and interrupt real processes:
 FAKE_LOAD_S, FAKE_STEP_S: seconds that loading and a step take. FAKE_FINGERPRINT: the model fingerprint.
+FAKE_HOLD_AT: a number of answers; behind them nothing is answered until a signal drains the run, or, with
+FAKE_HOLD_ON, at all.
 FAKE_FAIL_ONCE: a file; until it is there, every third request fails with out_of_memory.
 """
 
@@ -33,17 +35,18 @@ class FakeEngine:
         self.fingerprint = os.environ.get("FAKE_FINGERPRINT", "f" * 64)
         self.context_length, self.vocab_size = CONTEXT_LENGTH, VOCAB_SIZE
         self.step_s = float(os.environ.get("FAKE_STEP_S", "0"))
+        self.hold_at = int(os.environ.get("FAKE_HOLD_AT", "0"))
         self.fail_until = os.environ.get("FAKE_FAIL_ONCE")
         self.waiting, self.running, self.seen = deque(), [], set()
         self.max_running, self.block_size = config.max_running, config.block_size
-        self.most_waiting = 0
+        self.most_waiting = self.answered = 0
         self.observer = None
         self.closed = False
         if load_s := float(os.environ.get("FAKE_LOAD_S", "0")):
             warn("loading")
             time.sleep(load_s)
         counts = """snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots
-        store_bytes_written store_bytes_read"""
+        store_bytes_written store_bytes_read store_skipped"""
         self.counters = SimpleNamespace(**dict.fromkeys(counts.split(), 0))
         self.counters.peak_device_bytes = self.counters.unique_tokens = 0
         self.counters.seconds = {"prefill": 0.0, "decode": 0.0, "store": 0.0}
@@ -65,7 +68,15 @@ class FakeEngine:
 
     def step(self) -> list[Result]:
         begin = time.perf_counter()
+        if self.step_s:
+            time.sleep(self.step_s)
+        while self.waiting and len(self.running) < self.max_running:
+            self.running.append(self.waiting.popleft())
+        if 0 < self.hold_at <= self.answered:
+            time.sleep(0.01)
+            return []
         finished = self._step()
+        self.answered += len(finished)
         if self.observer is not None:
             seconds = time.perf_counter() - begin
             tokens = sum(result.computed_tokens for result in finished)
@@ -74,9 +85,6 @@ class FakeEngine:
         return finished
 
     def _step(self) -> list[Result]:
-        time.sleep(self.step_s)
-        while self.waiting and len(self.running) < self.max_running:
-            self.running.append(self.waiting.popleft())
         finished = [result for entry in self.running if (result := self._advance(*entry)) is not None]
         ended = {result.id for result in finished}
         self.running = [entry for entry in self.running if entry[0].id not in ended]
@@ -84,6 +92,8 @@ class FakeEngine:
 
     def drop_waiting(self) -> None:
         self.waiting.clear()
+        if "FAKE_HOLD_ON" not in os.environ:
+            self.hold_at = 0
 
     def abort(self) -> None:
         self.waiting.clear()

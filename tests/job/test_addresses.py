@@ -96,7 +96,7 @@ def test_an_upload_that_fails_loses_nothing(apcbatch, tmp_path, memory, whole, m
     assert stopped.code == 1 and "the answers are safe in out.jsonl on this machine" in stopped.stderr
     assert "results in out.jsonl" in stopped.stderr
     assert answers(read_records(tmp_path / "out.jsonl")) == whole
-    words = shlex.split(stopped.last_words)
+    words = shlex.split(stopped.final_line)
     assert words[-1] == "--resume" and OUT in words
     monkeypatch.setattr(type(memory), "put_file", put)
     again = apcbatch(*words[words.index("run") :])
@@ -146,16 +146,17 @@ def test_input_and_out_are_not_the_same_address(apcbatch, tmp_path, memory):
     assert refused.code == 2 and "INPUT and the address of OUT are the same file" in refused.stderr
 
 
+@pytest.mark.slow
 def test_killed_before_the_upload(start, tmp_path, whole):
     """Fault: a kill loses answers that were to be uploaded."""
     (tmp_path / "far").mkdir()
     run = (*RUN, "-o", f"far://{tmp_path}/far/out.jsonl", "--max-running", 1)
-    process = start(*run, FAKE_STEP_S=0.05)
+    process = start(*run, FAKE_HOLD_AT=2)
     process.wait_for_lines(tmp_path / "out.jsonl", 2)
     process.send(signal.SIGKILL)
     process.end()
     assert os.listdir(tmp_path / "far") == ["out.jsonl.run.json"]
-    process = start(*run, "--resume", FAKE_STEP_S=0.05)
+    process = start(*run, "--resume", FAKE_HOLD_AT=2)
     process.wait_for_lines(tmp_path / "out.jsonl", 4)
     process.send(signal.SIGINT)
     stopped = process.end()
@@ -163,7 +164,7 @@ def test_killed_before_the_upload(start, tmp_path, whole):
     assert (
         f"results in out.jsonl, for far://{tmp_path}/far/out.jsonl is made when the run is complete" in stopped.stderr
     )
-    assert start(*shlex.split(stopped.last_words)[1:]).end().code == 0
+    assert start(*shlex.split(stopped.final_line)[1:]).end().code == 0
     assert answers(read_records(tmp_path / "far" / "out.jsonl")) == whole
 
 

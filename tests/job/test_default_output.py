@@ -6,14 +6,13 @@ import gzip
 import os
 import pty
 import shlex
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from apcbatch.errors import UsageError
-from apcbatch.job.paths import default_output
+from apcbatch.job.output_paths import default_output
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT, answers
 
@@ -64,7 +63,7 @@ def test_answers_go_to_the_current_folder_and_the_run_says_so(apcbatch, tmp_path
     packed.write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
     done = apcbatch("run", packed, *OPTIONS)
     assert done.code == 0 and done.stderr.splitlines()[0] == f"results go to {OUT}"
-    assert f"results in {OUT}" in done.last_words
+    assert f"results in {OUT}" in done.final_line
     assert len(read_records(tmp_path / OUT)) == 8 and os.listdir(tmp_path / "data") == [packed.name]
     named = apcbatch("run", packed, "-o", "named.jsonl", *OPTIONS)
     assert named.code == 0 and "results go to" not in named.stderr
@@ -75,8 +74,8 @@ def test_answers_that_are_there_are_never_replaced_unasked(apcbatch, tmp_path):
     assert apcbatch("run", "chats.jsonl", *OPTIONS).code == 0
     before = (tmp_path / OUT).read_bytes()
     refused = apcbatch("run", "chats.jsonl", *OPTIONS)
-    assert refused.code == 2 and "--resume" in refused.last_words and "--overwrite" in refused.last_words
-    assert OUT in refused.last_words and (tmp_path / OUT).read_bytes() == before
+    assert refused.code == 2 and "--resume" in refused.final_line and "--overwrite" in refused.final_line
+    assert OUT in refused.final_line and (tmp_path / OUT).read_bytes() == before
     lines = before.splitlines(keepends=True)
     (tmp_path / OUT).write_bytes(b"".join(lines[:3]))
     assert apcbatch("run", "chats.jsonl", *OPTIONS, "--resume").code == 0
@@ -88,16 +87,14 @@ def test_answers_that_are_there_are_never_replaced_unasked(apcbatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["chats.jsonl", "my chats.jsonl", "-chats.jsonl"])
-def test_the_command_that_continues_finds_the_answers(apcbatch, start, tmp_path, name):
+def test_the_command_that_continues_finds_the_answers(apcbatch, interrupt, tmp_path, name):
     """Fault: the last line of an interrupted run begins another OUT, or is no command."""
     (tmp_path / "chats.jsonl").rename(tmp_path / name)
-    run = start("run", f"./{name}", *OPTIONS, "--max-running", 1, "-q", FAKE_STEP_S=0.2)
+    interrupt(2)
+    stopped = apcbatch("run", f"./{name}", *OPTIONS, "--max-running", 1, "-q")
     output = tmp_path / name.replace(".jsonl", ".answers.jsonl")
-    run.wait_for_lines(output, 1)
-    run.send(signal.SIGINT)
-    stopped = run.end()
     assert stopped.code == 130 and 0 < len(read_records(output)) < 8
-    words = shlex.split(stopped.last_words)
+    words = shlex.split(stopped.final_line)
     assert apcbatch(*words[words.index("run") :]).code == 0
     assert len(answers(read_records(output))) == 8
     assert sorted(os.listdir(tmp_path)) == sorted(
@@ -105,6 +102,7 @@ def test_the_command_that_continues_finds_the_answers(apcbatch, start, tmp_path,
     )
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_name_is_the_first_and_the_last_word(tmp_path):
     """Fault: the bar wipes the name off the screen, or it is said only where nobody looks."""
     screen, terminal = pty.openpty()

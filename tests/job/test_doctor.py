@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from apcbatch.errors import RequestError, UsageError
 from apcbatch.job import doctor
 from apcbatch.kernels.cpu import scan as cpu
 from apcbatch.kernels.cuda import extension as cuda
+from apcbatch.model.locate import DEMO_DIR
 from apcbatch.resolution import load
 from apcbatch.types import Result
 
@@ -26,7 +28,7 @@ def text_of(check: Callable[..., str], *arguments: Any) -> str:
     """What a check found, or what is wrong with its fix."""
     try:
         return check(*arguments)
-    except doctor.Broken as broken:
+    except doctor.CheckFailed as broken:
         return f"{broken}"
 
 
@@ -56,7 +58,7 @@ def test_threads_that_are_too_many_are_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("apcbatch.kernels.threads.threads", lambda: 2)
     assert doctor._threads() == "2 on 2 cores (4 processors, 1 NUMA node), huge pages: madvise"
     monkeypatch.setattr("apcbatch.kernels.threads.threads", lambda: 5)
-    with pytest.raises(doctor.Doubtful, match="5 threads share 4 processors .* give --threads 2"):
+    with pytest.raises(doctor.CheckWarning, match="5 threads share 4 processors .* give --threads 2"):
         doctor._threads()
 
 
@@ -105,6 +107,62 @@ def test_a_model_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert found.endswith("; fix: check the checkpoint's files")
 
 
+EACH = "{% for m in messages %}{{ m.content }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (EACH + "{% endfor %}", "prefix-stable: each turn's prompt begins with the one before"),
+        (
+            EACH + "{{ loop.revindex }}{% endfor %}",
+            "usable, but not prefix-stable, so turns reuse less of each other: the chat template is not prefix-stable",
+        ),
+        (
+            EACH + "{{ raise_exception('not ' ~ messages|length) if m.tool_calls }}{% endfor %}",
+            "usable; it refuses tool calls (the chat template refuses messages[0:4]: not 4)",
+        ),
+    ],
+)
+def test_a_template_is_said_to_take_calls_and_to_be_stable(template: str, text: str, tmp_path: Path) -> None:
+    """Catches a template that spoils reuse, or refuses calls, passing; and the reason of another turn, or another
+    warning, in place of its own."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(DEMO_DIR / name)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    given = {"model": str(tmp_path), "template_kwargs": '{"mood": 1}'}  # which is another warning
+    assert text_of(doctor._template, load(given, None, {})).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "warnings", "text"),
+    [
+        (None, None, "can be written; none given"),
+        ("new", None, "{} can be written (made)"),
+        ("old", None, "{} can be written"),
+        ("old", ["a", "b"], "store {}: b; fix: give --store a folder that this user can write"),
+        ("old", [], "store {}: it is read-only; fix: give --store a folder that this user can write"),
+    ],
+)
+def test_a_store_is_said_to_take_states_or_not(
+    name: str | None, warnings: list[str] | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a folder that was made in silence, a store that nothing can be written to passing, and one left open."""
+    (tmp_path / "old").mkdir()
+    closed: list[bool] = []
+
+    def read_only(path: Path, warn: Callable[[str], None]) -> Any:
+        for sentence in warnings or ():
+            warn(sentence)
+        return SimpleNamespace(is_read_only=True, close=lambda: closed.append(True))
+
+    if warnings is not None:
+        monkeypatch.setattr("apcbatch.store.Store.open", read_only)
+    folder = None if name is None else str(tmp_path / name)
+    assert text_of(doctor._store, folder) == text.format(folder)
+    assert closed == ([] if warnings is None else [True])
+
+
 @pytest.mark.parametrize("difference", [0.0, 1e-2, float("nan")])
 def test_a_scan_is_compared_with_the_reference(difference: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a scan that is off, or that gives no numbers, being called equal, and a state that is not compared."""
@@ -122,7 +180,7 @@ def test_a_scan_is_compared_with_the_reference(difference: float, monkeypatch: p
 
 def test_every_check_is_made_and_each_failure_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a check that ends the others, one that is left out, and a failure without a fix."""
-    raised = (None, doctor.Broken("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"),
+    raised = (None, doctor.CheckFailed("a", "b"), UsageError("c"), None, OSError("d"), None, ValueError("e"),
               ImportError("f"), RuntimeError("g"))  # fmt: skip
     errors = dict(zip(CHECKS, raised, strict=True))
 

@@ -135,7 +135,7 @@ def test_equal_lines_draw_one_after_the_other(answered, apcbatch, tmp_path):
 
 def test_what_is_not_drawn_costs_no_digest(answered, monkeypatch):
     """Fault: greedy lines, and lines with an id or a seed, pay for a digest of their content, or are warned of."""
-    monkeypatch.setattr(EqualLines, "enter", lambda self, record: pytest.fail("digested"))
+    monkeypatch.setattr(EqualLines, "add", lambda self, record: pytest.fail("digested"))
     line = without_id(1)
     write = [conversation(1), without_id(2, temperature=0), without_id(3, seed=1), line | {"temperature": 0}]
     assert "equals" not in answered(write)[1]

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from apcbatch.job.tracing.trace_file import read_trace
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT, answers
+from tests.job.test_trace import agrees
 
+pytestmark = pytest.mark.slow
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
 PROGRAM = f"{sys.executable} -m tests.job.fake_main"
 
@@ -37,7 +40,7 @@ def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_p
     """Fault: SIGKILL loses or doubles a request."""
     out = tmp_path / "out.jsonl"
     for lines in (1, 9, 22):
-        process = start(*RUN, "--resume", FAKE_STEP_S=0.01)
+        process = start(*RUN, "--resume", FAKE_HOLD_AT=lines)
         process.wait_for_lines(out, lines)
         process.send(signal.SIGKILL)
         assert process.end().code == -signal.SIGKILL
@@ -49,9 +52,10 @@ def test_killed_three_times_each_request_is_there_once(undisturbed, start, tmp_p
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
-    """Fault: what runs is dropped, or new requests are begun, or the last line does not continue the run."""
+    """Fault: what runs is dropped, or new requests are begun, or the last line, or the trace's command, does not
+    continue the run."""
     out = tmp_path / "out.jsonl"
-    process = start(*RUN, FAKE_STEP_S=0.03)
+    process = start(*RUN, FAKE_HOLD_AT=2)
     process.wait_for_lines(out, 2)
     process.send(number)
     drained = process.end()
@@ -59,24 +63,27 @@ def test_one_signal_drains(undisturbed, start, tmp_path, number, code):
     answered = len(read_records(out))
     assert drained.summary["requests"] == answered < 40
     assert "running requests are finished first" in drained.stderr
-    words = shlex.split(drained.last_words)
+    words = shlex.split(drained.final_line)
     assert words[-1] == "--resume"
     resumed = start(*words[1:]).end()
     assert resumed.code == 0 and resumed.summary["requests"] == 40 - answered
     assert answers(read_records(out)) == undisturbed
+    segment, _ = read_trace(tmp_path / "out.jsonl.trace.jsonl").segments
+    assert segment.end.exit_code == code and segment.continue_command == drained.final_line
+    agrees(segment, drained.summary)
 
 
 def test_the_second_signal_stops_at_once(undisturbed, start, tmp_path):
     """Fault: a second Ctrl-C waits for what runs, or leaves something that cannot be resumed."""
     out = tmp_path / "out.jsonl"
-    process = start(*RUN[:4], "--max-tokens", 4, "--max-running", 30, FAKE_STEP_S=0.5)
+    process = start(*RUN[:4], "--max-tokens", 4, "--max-running", 30, FAKE_HOLD_AT=1, FAKE_HOLD_ON=1)
     process.wait_for_lines(out, 1)
     process.send(signal.SIGINT)
     process.wait_for_words("running requests are finished first")
     process.send(signal.SIGINT)
     stopped = process.end()
     assert stopped.code == 130
-    assert shlex.split(stopped.last_words)[-1] == "--resume"
+    assert shlex.split(stopped.final_line)[-1] == "--resume"
     resumed = start(*RUN, "--resume").end()
     assert resumed.code == 0
     assert answers(read_records(out)) == undisturbed
@@ -107,5 +114,5 @@ def test_interrupted_while_loading(undisturbed, start, tmp_path):
     stopped = process.end()
     assert stopped.code == 130 and "Traceback" not in stopped.stderr
     assert not (tmp_path / "out.jsonl").exists()
-    assert start(*shlex.split(stopped.last_words)[1:]).end().code == 0
+    assert start(*shlex.split(stopped.final_line)[1:]).end().code == 0
     assert answers(read_records(tmp_path / "out.jsonl")) == undisturbed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.data.template import NO_TEMPLATE
+from apcbatch.data.chat.template import NO_TEMPLATE
 from apcbatch.model.locate import BUNDLED, DEMO_DIR, note_of
 from tests.chats import conversation, write_lines
 from tests.job.test_openai_types import batch_line

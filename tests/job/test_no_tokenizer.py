@@ -7,7 +7,7 @@ import json
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.data.tokenizer import TOKENIZER_FILES
+from apcbatch.data.tokenization.tokenizer import TOKENIZER_FILES
 from apcbatch.model.locate import locate_model
 from tests.chats import conversation, read_records, write_lines
 from tests.openai_types import parsed

@@ -5,17 +5,15 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import signal
 
 import pytest
 
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
-from tests.job.fakes import FakeEngine
 
 SUMMARY_KEYS = """requests ok errors prompt_tokens cached_tokens computed_tokens unique_tokens
 completion_tokens hit_rate ideal_hit_rate cached_by_source miss_reasons store_bytes_written store_bytes_read
-snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots seconds
+store_skipped snapshots_written snapshots_read snapshots_for_later snapshots_evicted peak_live_snapshots seconds
 prefill_tokens_per_s decode_tokens_per_s
 workers peak_rss_bytes peak_device_bytes block_size policy model dtype device version"""
 
@@ -55,61 +53,6 @@ def test_every_turn_is_answered_once_and_the_summary_adds_up(apcbatch, engines, 
     assert summary["cached_by_source"] == {"memory": cached, "disk": 0}
     assert len(done.lines) == 6
     assert engines[0].closed
-
-
-def test_the_response_has_the_shape_of_openai(apcbatch, tmp_path):
-    """Fault: a client of the OpenAI Batch API cannot read the line."""
-    write_lines(tmp_path / "in.jsonl", [conversation(9, turns=1)])
-    apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 3, "--logprobs")
-    (record,) = read_records(tmp_path / "out.jsonl")
-    assert list(record) == ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]
-    assert (record["id"], record["custom_id"], record["line"], record["turn"]) == (
-        "apc-000000",
-        "c-9#1",
-        1,
-        1,
-    )
-    assert record["error"] is None
-    response = record["response"]
-    assert (response["status_code"], response["request_id"]) == (200, "apc-000000")
-    body = response["body"]
-    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
-    assert (body["id"], body["object"], body["model"]) == ("apc-000000", "chat.completion", "demo")
-    (choice,) = body["choices"]
-    assert choice["index"] == 0 and choice["finish_reason"] == "length"
-    assert choice["message"].keys() == {"role", "content", "refusal", "tool_calls"}
-    entries = choice["logprobs"]["content"]
-    token_ids = record["apcbatch"]["completion_token_ids"]
-    assert [entry["logprob"] for entry in entries] == [-token / 3 for token in token_ids], "full float precision"
-    assert all(entry["bytes"] is None or bytes(entry["bytes"]).decode() == entry["token"] for entry in entries)
-    usage = body["usage"]
-    assert usage["total_tokens"] == usage["prompt_tokens"] + 3
-    assert record["apcbatch"].keys() == {
-        "conversation", "line_digest", "request_digest", "cached_from", "cached_tokens", "computed_tokens",
-        "ideal_cached_tokens", "boundary", "miss_reason", "finish_reason", "stop_reason", "prefill_ms", "decode_ms",
-        "warnings", "completion_token_ids",
-    }  # fmt: skip
-
-
-def test_a_completion_line_gets_a_text_completion(apcbatch, tmp_path):
-    """Fault: /v1/completions is answered as if it were a chat."""
-    lines = [
-        batch_line("t", "/v1/completions", prompt="Once upon", max_tokens=2, logprobs=1),
-        batch_line("i", "/v1/completions", prompt=[5, 6, 7], max_tokens=4),
-    ]
-    write_lines(tmp_path / "in.jsonl", lines)
-    assert apcbatch("run", "in.jsonl", "-o", "out.jsonl").code == 0
-    text, ids = sorted(read_records(tmp_path / "out.jsonl"), key=lambda record: record["line"])
-    body = text["response"]["body"]
-    assert body["object"] == "text_completion" and text["custom_id"] == "t"
-    choice = body["choices"][0]
-    logprobs = choice["logprobs"]
-    assert "".join(logprobs["tokens"]) == choice["text"] and len(logprobs["token_logprobs"]) == 2
-    places = zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
-    assert all(choice["text"].startswith(token, begin) for begin, token in places)
-    assert ids["response"]["body"]["usage"]["prompt_tokens"] == 3
-    assert ids["response"]["body"]["usage"]["completion_tokens"] == 4, "the body's max_tokens wins over the flag's"
-    assert ids["response"]["body"]["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize("data", ["\n", "question,answer\n1,2\n"])
@@ -156,7 +99,7 @@ def test_each_bad_line_is_an_error_record_and_the_others_complete(apcbatch, tmp_
     assert codes == {number: {code} for number, (_, code) in enumerate(CASE_22, start=1)}
     assert (done.summary["ok"], done.summary["errors"]) == (3, 11)
     kinds = "1 context_length_exceeded, 2 duplicate_id, 1 invalid_json, 7 invalid_request"
-    assert done.last_words.startswith(f"nothing is left to do: the error records ({kinds}) would come again")
+    assert done.final_line.startswith(f"nothing is left to do: the error records ({kinds}) would come again")
     assert done.summary["errors_by_code"] == {
         "context_length_exceeded": 1, "duplicate_id": 2, "invalid_json": 1, "invalid_request": 7,
     }  # fmt: skip
@@ -177,7 +120,7 @@ def test_the_error_line_on_the_terminal(apcbatch, tmp_path):
 
 def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(apcbatch, tmp_path, monkeypatch):
     """Fault: an exception while a prompt is made ends the job."""
-    from apcbatch.data.render import Renderer
+    from apcbatch.data.chat.render import Renderer
 
     render = Renderer.render
 
@@ -195,13 +138,13 @@ def test_an_unexpected_failure_of_one_conversation_is_an_internal_error_record(a
     }
     assert set(errors) == {"c-1#1", "c-1#2"}
     assert errors["c-1#1"]["code"] == "internal" and errors["c-1#1"]["retryable"]
-    assert done.last_words.endswith("--resume --retry-errors")
+    assert done.final_line.endswith("--resume --retry-errors")
 
 
 @pytest.mark.parametrize("turns", ["each", "rollout"])
 def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, tmp_path, monkeypatch, turns):
     """Fault: a conversation that the template refuses as a whole is an `internal` error, or loses turns."""
-    from apcbatch.data.template import ChatTemplate
+    from apcbatch.data.chat.template import ChatTemplate
     from apcbatch.errors import RequestError
 
     texts = ChatTemplate.texts
@@ -214,7 +157,7 @@ def test_a_conversation_that_cannot_be_rendered_keeps_its_own_reason(apcbatch, t
     monkeypatch.setattr(ChatTemplate, "texts", strict)
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(3)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 1, "--turns", turns)
-    assert done.code == 3 and done.last_words.startswith("nothing is left to do: the error records (2 invalid_request)")
+    assert done.code == 3 and done.final_line.startswith("nothing is left to do: the error records (2 invalid_request)")
     errors = {
         record["custom_id"]: record["error"] for record in read_records(tmp_path / "out.jsonl") if record["error"]
     }
@@ -229,7 +172,7 @@ def test_strict_ends_at_the_first_error(apcbatch, tmp_path):
     write_lines(tmp_path / "in.jsonl", [conversation(1), "{", *(conversation(number) for number in range(2, 40))])
     stopped = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--strict")
     assert stopped.code == 1
-    assert stopped.last_words.endswith("--strict --resume")
+    assert stopped.final_line.endswith("--strict --resume")
     assert len(read_records(tmp_path / "out.jsonl")) == 1
     resumed = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--strict", "--resume")
     assert resumed.code == 3
@@ -267,13 +210,13 @@ def test_results_on_stdout_leave_the_narration_to_stderr(apcbatch, tmp_path):
 
 def test_an_input_that_breaks_off_is_answered_up_to_there(apcbatch, tmp_path):
     """Fault: a damaged file passes for its beginning, or takes along the lines before the cut."""
-    lines = "".join(json.dumps(conversation(number, turns=1)) + "\n" for number in range(3000))
+    lines = "".join(json.dumps(conversation(number, turns=1)) + "\n" for number in range(400))
     data = gzip.compress(lines.encode())
     (tmp_path / "in.jsonl.gz").write_bytes(data[: len(data) * 3 // 4])
     done = apcbatch("run", "in.jsonl.gz", "-o", "out.jsonl", "--max-tokens", 1, "-q")
     assert done.code == 3 and "in.jsonl.gz cannot be read further after line" in done.stderr
     records = sorted(read_records(tmp_path / "out.jsonl"), key=lambda record: record["line"])
-    assert len(records) > 1000 and [record["line"] for record in records] == list(range(1, len(records) + 1))
+    assert len(records) > 100 and [record["line"] for record in records] == list(range(1, len(records) + 1))
     assert all(record["error"] is None for record in records[:-1])
     assert records[-1]["error"]["code"] == "invalid_json"
     assert f"cannot be read further after line {len(records) - 1}" in records[-1]["error"]["message"]
@@ -324,22 +267,13 @@ def test_no_more_is_read_than_the_engine_asks_for(apcbatch, engines, tmp_path):
         ([conversation(0)], ("--turns", "rollout"), 130),
     ],
 )
-def test_an_interrupt_that_stops_nothing_is_no_interrupt(
-    apcbatch, engines, tmp_path, monkeypatch, lines, options, code
-):
+def test_an_interrupt_that_stops_nothing_is_no_interrupt(apcbatch, interrupt, tmp_path, lines, options, code):
     """Fault: Ctrl-C while the last requests run, which are finished, ends with 130 and a command that does nothing."""
-    step = FakeEngine.step
-
-    def interrupted(self):
-        signal.raise_signal(signal.SIGINT)
-        monkeypatch.setattr(FakeEngine, "step", step)
-        return self.step()
-
-    monkeypatch.setattr(FakeEngine, "step", interrupted)
+    interrupt()
     write_lines(tmp_path / "in.jsonl", lines)
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, *options)
     assert done.code == code, done.stderr
-    assert done.last_words.startswith("apcbatch run") == (code == 130)
+    assert done.final_line.startswith("apcbatch run") == (code == 130)
 
 
 def test_a_stop_token_that_the_model_does_not_have_is_refused(apcbatch, engines, tmp_path):
@@ -348,13 +282,3 @@ def test_a_stop_token_that_the_model_does_not_have_is_refused(apcbatch, engines,
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--stop-token-id", 7, "--stop-token-id", 999999)
     assert done.code == 2 and not engines and not (tmp_path / "out.jsonl").exists()
     assert "--stop-token-id is 999999; the model demo has the token ids 0 to 4095" in done.stderr
-
-
-def test_sampling_does_not_depend_on_what_was_answered_before(apcbatch, tmp_path):
-    """Fault: a request's id, hence its draws, depends on which part of the run it falls into."""
-    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(4)])
-    options = ("--temperature", 1, "--seed", 5, "--max-tokens", 4)
-    apcbatch("run", "in.jsonl", "-o", "one.jsonl", *options)
-    apcbatch("run", "in.jsonl", "-o", "two.jsonl", *options, "--limit", 2)
-    apcbatch("run", "in.jsonl", "-o", "two.jsonl", *options, "--resume")
-    assert answers(read_records(tmp_path / "one.jsonl")) == answers(read_records(tmp_path / "two.jsonl"))

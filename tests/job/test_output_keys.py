@@ -1,4 +1,5 @@
-"""docs/formats.md lists each key of the output: compared with the lines and summaries of real runs, both ways."""
+"""docs/reference/formats.md lists each key of the output: compared with the lines and summaries of real runs, both
+ways."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.cluster.tally import Tally
+from apcbatch.cluster.workers import WorkerCounts
 from tests.chats import conversation, read_records, write_lines
 from tests.job import test_openai_types
 from tests.job.test_openai_types import batch_line, varied_lines
@@ -86,7 +87,7 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
     summaries = [
         json.loads((tmp_path / name).read_text()) for name in ("real.summary", "score.summary", "calls.summary")
     ]
-    summaries.append({**summaries[0], "workers": [Tally(1, "host", "cpu").summary()]})  # only a cluster has them
+    summaries.append({**summaries[0], "workers": [WorkerCounts(1, "host", "cpu").summary()]})  # only a cluster has them
     names = ("real", "two", "score", "calls")
     traces = [one for name in names for one in read_records(tmp_path / f"{name}.out.trace.jsonl")]
     for trace in traces:
@@ -105,7 +106,7 @@ def test_each_key_that_is_written_is_listed_and_the_reverse(
 
 
 def test_the_page_has_the_tables() -> None:
-    """Fault: the list changes and docs/formats.md does not (run tools/make_formats_docs.py)."""
+    """Fault: the list changes and docs/reference/formats.md does not (run tools/make_formats_docs.py)."""
     page = TARGET.read_text(encoding="utf-8")
     assert page == document()
     for key in (*RECORD, *SUMMARY, *TRACE):

@@ -27,19 +27,21 @@ def run(capsys: pytest.CaptureFixture[str], out: str, *options: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("order", ["auto", "file"])
-@pytest.mark.parametrize("max_running", ["1", "2", "32"])
-def test_each_unique_token_is_computed_once(chats, capsys, tmp_path, order: str, max_running: str) -> None:
+@pytest.mark.slow
+def test_each_unique_token_is_computed_once(chats, capsys, tmp_path) -> None:
     """Fault: a shared token is computed twice, a snapshot is written for nobody, or an answer changes."""
     run(capsys, "cold.jsonl", "--policy", "none")
-    summary = run(capsys, "out.jsonl", "--block-size", "1", "--order", order, "--max-running", max_running)
-    assert summary["requests"] == 15
-    assert summary["computed_tokens"] <= summary["unique_tokens"] + 15
-    assert summary["snapshots_written"] == summary["snapshots_read"] > 0
-    assert summary["snapshots_for_later"] == 0
-    assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "cold.jsonl"))
+    for how in (("file", "1"), ("auto", "2"), ("file", "32"), ("auto", "32")):
+        options = ("--block-size", "1", "--order", how[0], "--max-running", how[1], "--overwrite")
+        summary = run(capsys, "out.jsonl", *options)
+        assert summary["requests"] == 15, how
+        assert summary["computed_tokens"] <= summary["unique_tokens"] + 15, how
+        assert summary["snapshots_written"] == summary["snapshots_read"] > 0, how
+        assert summary["snapshots_for_later"] == 0, how
+        assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "cold.jsonl")), how
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", ["1", "16", "48"])
 def test_the_hit_rate_is_that_of_keeping_everything(chats, capsys, block_size: str) -> None:
     """Fault: the plan keeps too little."""
@@ -71,6 +73,7 @@ def test_a_second_run_starts_from_what_was_kept_for_later(chats, capsys, tmp_pat
     assert answers(read_records(tmp_path / "first.jsonl")) == answers(read_records(tmp_path / "second.jsonl"))
 
 
+@pytest.mark.slow
 def test_the_order_is_the_one_that_was_asked_for(tmp_path, monkeypatch, capsys) -> None:
     """Fault: --order file works in the order of the tree, or the default in that of the file; both give the same
     answers. And the planning is a part of the time, where there is a plan."""

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from apcbatch.config import Config
+from apcbatch.display import cells
 from apcbatch.errors import RequestError
 from apcbatch.job import printer as printer_module
 from apcbatch.job.printer import Printer
@@ -109,6 +110,7 @@ def test_a_terminal_gets_one_bar(monkeypatch, progress, shown, columns):
         assert (hit in text and "1/4" in text and "eta 00:00" in text) == shown
     assert ("loading a model" in text) == shown
     assert text.endswith("\r") == shown and "\n" not in text
+    assert all(cells(part) < columns for part in text.split("\r") if "loading" in part)
 
 
 def terminal_of(monkeypatch, columns, **environment):
@@ -127,7 +129,7 @@ SUMMARY = {
     "prompt_tokens": 123456, "cached_tokens": 120000, "computed_tokens": 3456, "completion_tokens": 900,
     "hit_rate": 0.972, "ideal_hit_rate": 0.975, "cached_by_source": {"memory": 100000, "disk": 20000},
     "seconds": {"load": 1.0, "plan": 0.1, "prefill": 2.0, "decode": 3.0, "store": 0.2, "total": 6.5},
-    "prefill_tokens_per_s": 1728.0, "decode_tokens_per_s": None,
+    "prefill_tokens_per_s": 1728.0, "decode_tokens_per_s": None, "store_skipped": 7,
     "workers": [
         {"id": id, "node": node, "prefill_tokens": prefill, "decode_tokens": 100, "busy_s": busy_s,
          "tokens_per_s": rate, "ending": ending}
@@ -160,6 +162,7 @@ def test_a_terminal_is_not_overrun(monkeypatch, columns, colour):
                  "errors 1 duplicate_id, 3 invalid_request", "123,456 tokens, 97.2 % restored", "ideal 97.5 %",
                  "100,000 from memory, 20,000 from disk", "3,456 tokens, 1,728 a second", "answers 900 tokens",
                  "load 1.0, plan 0.1, prefill 2.0, decode 3.0, store 0.2", "results out.jsonl",
+                 "store 7 snapshots not stored; later runs compute them again",
                  "workers 4 (1 lost, 1 let go): 4,200 tokens in 5.0 s of work; the slowest 100 a second (3 on a), "
                  "the fastest 1,500 a second (4 on c)"):  # fmt: skip
         assert part in words, part

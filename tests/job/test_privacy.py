@@ -47,6 +47,7 @@ def holders(folder: Path, secret: str) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and any(f in path.read_bytes() for f in forms)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["planned", "all"])
 def test_tenants_with_two_salts_find_nothing_of_each_other(run, policy) -> None:
     """Fault: whoever shares a store sees by a hit which prompts another one sent."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.reading import Reading
-from apcbatch.data.tool_parsers import tool_parsers
+from apcbatch.data.output.parser import OutputParser
+from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.errors import RequestError
 from apcbatch.job.record import Ticket, error_line, read_record, result_line
 from apcbatch.types import Result
@@ -38,7 +38,10 @@ def test_each_number_of_a_chat_record_is_its_own() -> None:
     """Catches a count of another field, a token without its bytes, and bytes that only a whole character would have."""
     record = read(result_line(Ticket(17, 9, 3, "c-9#3", "c-9"), RESULT, RENDERER, "m", 1_795_219_200))
     assert (record["id"], record["custom_id"], record["line"], record["turn"]) == ("apc-000017", "c-9#3", 9, 3)
+    assert list(record) == ["id", "custom_id", "line", "turn", "response", "error", "apcbatch"]
+    assert (record["response"]["status_code"], record["response"]["request_id"]) == (200, "apc-000017")
     body = record["response"]["body"]
+    assert list(body) == ["id", "object", "created", "model", "choices", "usage"]
     assert (body["id"], body["created"], body["object"]) == ("apc-000017", 1_795_219_200, "chat.completion")
     [choice] = body["choices"]
     assert choice["logprobs"]["refusal"] is None and choice["logprobs"]["content"] == [
@@ -127,9 +130,47 @@ def test_an_answer_is_read_back_if_it_holds_token_ids(token_id: Any) -> None:
     assert found == (record if type(token_id) is int and token_id in (0, 2**31 - 1) else None)
 
 
+def _set(place: Any, *keys: Any, value: Any) -> None:
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "is_read"),
+    [
+        (["line"], 1, True), (["line"], 0, False), (["line"], 2**63 - 1, True), (["line"], 2**63, False),
+        (["line"], None, False), (["turn"], 1, True), (["turn"], 0, False), (["id"], 5, False), (["id"], None, False),
+        (["custom_id"], None, True), (["custom_id"], 5, False), (["apcbatch"], None, False),
+        (["response"], {}, False), (["response", "body", "choices"], [], False),
+        (["response", "body", "choices", 0, "finish_reason"], None, False), (["apcbatch", "stop_reason"], 1.5, False),
+        (["apcbatch", "finish_reason"], 5, False), (["apcbatch", "completion_token_ids"], "3", False),
+        (["error"], {"code": "internal", "message": "", "retryable": True}, False),
+    ],
+)  # fmt: skip
+def test_only_a_whole_answer_is_read_back(keys: list[Any], value: Any, is_read: bool) -> None:
+    """Fault: a record that nobody can have written counts as an answer, and --resume leaves its request out."""
+    record = read(result_line(Ticket(1, 1, None, "c", None), RESULT, RENDERER, "m", 0))
+    _set(record, *keys, value=value)
+    assert read_record(json.dumps(record).encode()) == (record if is_read else None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [(["response"], {}), (["error"], 5), (["error", "code"], 5), (["error", "message"], None),
+     (["error", "retryable"], 0)],
+)  # fmt: skip
+def test_only_a_whole_error_is_read_back(keys: list[Any], value: Any) -> None:
+    """Fault: a record that is neither answer nor error counts as an error."""
+    record = read(error_line(Ticket(1, 1, None, "c", None), RequestError("internal", "broke")))
+    assert read_record(json.dumps(record).encode()) == record
+    _set(record, *keys, value=value)
+    assert read_record(json.dumps(record).encode()) is None
+
+
 def test_calls_of_several_answers_have_ids_of_their_own() -> None:
     """Fault: two choices of one request have calls of the same id."""
-    tools = Reading(tool_parser=tool_parsers()["hermes"])
+    tools = OutputParser(tool_parser=tool_parsers()["hermes"])
     texts = {1: '<tool_call>{"name": "f"}</tool_call>'}
     renderer: Any = SimpleNamespace(decode=lambda ids: "".join(texts[one] for one in ids), tokenizer=RENDERER.tokenizer)
     one = replace(RESULT, token_ids=[1], logprobs=None)

@@ -70,7 +70,7 @@ def test_the_turns_after_a_failure_fail_for_the_same_reason(apcbatch, tmp_path, 
     long["messages"][3]["content"] = "word " * 5000
     write_lines(tmp_path / "in.jsonl", [long, conversation(8, turns=2)])
     done = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS)
-    assert done.code == 3 and done.last_words.startswith("nothing is left to do")
+    assert done.code == 3 and done.final_line.startswith("nothing is left to do")
     turns = by_conversation(tmp_path / "out.jsonl")["c-7"]
     codes = {turn: record["error"] and record["error"]["code"] for turn, record in turns.items()}
     assert codes == {1: None, **dict.fromkeys((2, 3, 4), "context_length_exceeded")}
@@ -93,15 +93,11 @@ def test_retrying_a_turn_runs_the_turns_after_it(apcbatch, chats, tmp_path, monk
     assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
 
 
-def test_an_interrupted_rollout_ends_with_what_runs(chats, start, apcbatch, tmp_path):
+def test_an_interrupted_rollout_ends_with_what_runs(chats, interrupt, apcbatch, tmp_path):
     """Fault: after Ctrl-C the conversations that run are followed to their last turn."""
-    import signal
-
     out = tmp_path / "out.jsonl"
-    process = start("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 2, FAKE_STEP_S=0.05)
-    process.wait_for_lines(out, 1)
-    process.send(signal.SIGINT)
-    drained = process.end()
+    interrupt(4)
+    drained = apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--max-running", 2)
     assert drained.code == 130 and 1 <= len(read_records(out)) <= 6
     apcbatch("run", "in.jsonl", "-o", "whole.jsonl", *OPTIONS)
     assert apcbatch("run", "in.jsonl", "-o", "out.jsonl", *OPTIONS, "--resume").code == 0

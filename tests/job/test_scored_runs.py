@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.data.recorded import render_answers
-from apcbatch.data.records import parse_record
-from apcbatch.data.render import Renderer
+from apcbatch.data.chat.recorded_answers import render_answers
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.input.records import parse_record
 from apcbatch.job import request as request_module
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import ROOT
@@ -223,27 +223,25 @@ def test_each_recorded_answer_is_scored(run: Callable[..., Any]) -> None:
     assert summary["completion_tokens"] == 0 and summary["seconds"]["decode"] == 0
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--policy", "all", "--block-size", "8"),
-        ("--policy", "last", "--block-size", "8", "--max-running", "2"),
-        ("--policy", "planned", "--block-size", "1", "--max-batch-tokens", "13"),
-        ("--store", "store", "--block-size", "8"),
-    ],
-)
-def test_scores_are_the_same_cached_or_cold(run: Callable[..., Any], options: tuple[str, ...]) -> None:
+@pytest.mark.slow
+def test_scores_are_the_same_cached_or_cold(run: Callable[..., Any]) -> None:
     """Catches a score that depends on what was reused: the same bits under each policy, also read from a store."""
     lines = recorded()
     _, cold, _ = run(lines, "--score", "--policy", "none")
-    _, warm, summary = run(lines, "--score", "--overwrite", *options)
-    assert scores(cold) == scores(warm) and summary["cached_tokens"] > 0
-    _, again, summary = run(lines, "--score", "--overwrite", *options)
-    assert scores(cold) == scores(again)
-    if "--store" in options:
-        assert summary["cached_by_source"]["disk"] > 0
+    store = ("--store", "store", "--block-size", "8")
+    for options in (
+        ("--policy", "all", "--block-size", "8"),
+        ("--policy", "last", "--block-size", "8", "--max-running", "2"),
+        ("--policy", "planned", "--block-size", "1", "--max-batch-tokens", "13"),
+        store,
+        store,
+    ):
+        _, warm, summary = run(lines, "--score", "--overwrite", *options)
+        assert scores(cold) == scores(warm) and summary["cached_tokens"] > 0, options
+    assert summary["cached_by_source"]["disk"] > 0, "of the first run with the store"
 
 
+@pytest.mark.slow
 def test_a_scored_run_goes_on(run: Callable[..., Any], tmp_path: Path) -> None:
     """Catches answers that are scored again, or taken for generated ones, when a run is resumed."""
     lines = recorded()

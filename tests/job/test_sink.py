@@ -9,6 +9,8 @@ import random
 import pytest
 
 from apcbatch.errors import StoppedError, UsageError
+from apcbatch.job import sink as sink_module
+from apcbatch.job.disk import Disk
 from apcbatch.job.sink import FileSink, StreamSink, open_sink
 
 
@@ -73,6 +75,45 @@ def test_a_full_disk_stops_the_run_resumably(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert sink.path.read_bytes() == line(1)[:10]
     assert sink.cut_torn_line() == 10
+    sink.close()
+
+
+class WatchedDisk(Disk):
+    """Notes the calls that make lines safe, and what empties the file."""
+
+    def __init__(self):
+        self.calls = []
+
+    def truncate(self, fd, size):
+        super().truncate(fd, size)
+        self.calls.append("truncate")
+
+    def sync(self, fd):
+        super().sync(fd)
+        self.calls.append("sync")
+
+    def sync_folder(self, folder):
+        super().sync_folder(folder)
+        self.calls.append(folder)
+
+
+def test_what_was_written_is_synced_once(tmp_path, monkeypatch):
+    """Fault: an OUT that was emptied has its old lines after a power cut, or idle runs sync OUT again and again."""
+    monkeypatch.setattr(sink_module, "SYNC_EVERY_S", 0.0)
+    sink = FileSink(tmp_path / "out.jsonl", disk := WatchedDisk())
+    sink.truncate()
+    assert disk.calls == ["truncate", "sync", str(tmp_path)]
+    for number in range(2):
+        sink.append(line(number))
+        for _ in range(2):
+            sink.sync_if_due()
+            sink._background.finish()
+        sink.finish(ordered=False)
+        assert disk.calls[3:] == ["sync"] * (number + 1)
+    sink.append(line(2))
+    sink.finish(ordered=False)
+    sink.finish(ordered=False)
+    assert disk.calls[3:] == ["sync"] * 3
     sink.close()
 
 

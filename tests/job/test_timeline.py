@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from apcbatch.engine.observer import StepFacts
-from apcbatch.job.timeline import Timeline
+from apcbatch.job.tracing.timeline import Timeline
 
 
 def facts(draw: random.Random) -> StepFacts:
@@ -18,7 +18,7 @@ def test_sums_stay_however_many_passes_come():
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     for count in (0, 1, 7, 8, 9, 100, 1000):
-        timeline, clock, told, failures = Timeline(most_rows=8), 0.0, [], 0
+        timeline, clock, told, failures = Timeline(max_rows=8), 0.0, [], 0
         for _ in range(count):
             told.append(facts(draw))
             clock += told[-1].seconds + draw.random()
@@ -26,7 +26,7 @@ def test_sums_stay_however_many_passes_come():
             if draw.random() < 0.1:
                 timeline.add_failure()
                 failures += 1
-        rows = timeline.passes()
+        rows = timeline.columns()
         assert len(rows.seconds) <= 8 and (count < 8 or len(rows.seconds) >= 4), (seed, count)
         assert sum(rows.passes) == count and sum(rows.failures) == failures
         for name in ("prefill_tokens", "decode_tokens"):
@@ -43,11 +43,11 @@ def test_failures_are_in_the_pass_that_they_came_with():
     """Fault: the error record of a line that never came to the engine is lost, or the first pass is."""
     timeline = Timeline()
     timeline.add_failure()
-    assert timeline.passes().failures == [1] and timeline.passes().passes == [0]
+    assert timeline.columns().failures == [1] and timeline.columns().passes == [0]
     timeline.add(StepFacts(0.5, 0.1, 0.1, 0.1, 0, 0, 0, 0, 0, 0), 1.0)
-    assert timeline.passes().passes == [0], "a step without a pass is idle"
+    assert timeline.columns().passes == [0], "a step without a pass is idle"
     timeline.add(StepFacts(0.5, 0.1, 0.1, 0.1, 3, 0, 1, 0, 0, 0), 2.0)
     timeline.add(StepFacts(0.5, 0.1, 0.1, 0.1, 3, 0, 1, 0, 0, 0), 4.0)
     timeline.add_failure()
-    rows = timeline.passes()
+    rows = timeline.columns()
     assert (rows.failures, rows.passes, rows.begin_s) == ([1, 1], [1, 1], [1.5, 3.5])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
 from tests.chats import read_records, write_lines
 from tests.data.conftest import build_tokenizer, save_model
 from tests.data.families import TEMPLATES

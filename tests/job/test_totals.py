@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apcbatch.config import Config
-from apcbatch.job.totals import COUNTED_BY_THE_ENGINE, Totals
+from apcbatch.job.totals import ENGINE_COUNTS, Totals
 from apcbatch.types import Result
 from apcbatch.version import VERSION
 
@@ -19,7 +19,7 @@ ENGINE: Any = SimpleNamespace(
         seconds={"prefill": 2.0, "decode": 0.5, "store": 0.25},
         unique_tokens=77,
         peak_device_bytes=5,
-        **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
+        **{name: 100 + number for number, name in enumerate(ENGINE_COUNTS)},
     ),
     dtype="bfloat16",
     device="cpu",
@@ -64,7 +64,7 @@ def test_the_summary_adds_up(clock: list[float], monkeypatch: pytest.MonkeyPatch
         "workers": None, "prompt_tokens": 250, "cached_tokens": 136, "computed_tokens": 114, "unique_tokens": 77,
         "completion_tokens": 13, "hit_rate": 136 / 250, "ideal_hit_rate": 150 / 250,
         "cached_by_source": {"memory": 96, "disk": 40}, "miss_reasons": {"below_grid": 2, "cold": 1},
-        **{name: 100 + number for number, name in enumerate(COUNTED_BY_THE_ENGINE)},
+        **{name: 100 + number for number, name in enumerate(ENGINE_COUNTS)},
         "score": None,
         "seconds": {"load": 4.0, "plan": 1.5, "prefill": 2.0, "decode": 0.5, "store": 0.25, "total": 12.0},
         "prefill_tokens_per_s": 57.0, "decode_tokens_per_s": 18.0,

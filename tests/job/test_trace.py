@@ -8,13 +8,15 @@ import random
 import shlex
 import signal
 import stat
+from types import SimpleNamespace
 
 import pytest
 
-from apcbatch.job import trace as trace_module
 from apcbatch.job.disk import Disk
-from apcbatch.job.segment import Segment
-from apcbatch.job.trace_file import read_trace
+from apcbatch.job.tracing import recorder as trace_module
+from apcbatch.job.tracing.segment import Segment
+from apcbatch.job.tracing.trace_file import read_trace
+from apcbatch.resolution import resolve
 from tests.chats import conversation, read_records, write_lines
 from tests.job.conftest import answers
 from tests.job.fakes import FakeEngine
@@ -35,7 +37,7 @@ def chats(tmp_path):
 
 def agrees(segment: Segment, summary: dict) -> None:
     """The sums of a segment are those of the summary."""
-    stems, passes = segment.stems, segment.passes
+    stems, passes = segment.edges, segment.passes
     assert segment.end is not None and segment.end.summary == summary
     assert sum(stems.restored) == summary["cached_tokens"]
     assert sum(stems.computed) == summary["computed_tokens"]
@@ -53,12 +55,12 @@ def test_a_run_leaves_one_segment(apcbatch, chats, trace):
     [segment] = read_trace(trace).segments
     agrees(segment, done.summary)
     assert segment.end.exit_code == 3 and segment.continue_command is None
-    assert "nothing is left to do" in done.last_words
+    assert "nothing is left to do" in done.final_line
     assert segment.input == "in.jsonl" and segment.worker == "main" and segment.fingerprint == "f" * 64
     assert segment.program[1:5] == list(RUN[:4]), segment.program
     assert segment.program[segment.program.index("--block-size") :][:2] == ["--block-size", "16"]
     assert ("block_size", 16, "--block-size") in segment.options and ("seed", 0, "default") in segment.options
-    assert any("number" in text for text in segment.stems.text), "a stem's first words are there"
+    assert any("number" in text for text in segment.edges.text), "a stem's first words are there"
     assert stat.S_IMODE(os.stat(trace).st_mode) == stat.S_IMODE(os.stat(trace.with_name("out.jsonl")).st_mode)
 
 
@@ -77,17 +79,19 @@ def test_each_resume_adds_a_segment(apcbatch, chats, trace, tmp_path):
     assert segment.program[-1] == "--overwrite"
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(start, apcbatch, tmp_path, trace):
     """Fault: a kill -9 costs the whole picture, or leaves one that --resume cannot go on from."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(40)])
     assert apcbatch("run", "in.jsonl", "-o", "whole.jsonl", "--max-tokens", 4, "--no-trace").code == 0
-    process = start(*RUN, FAKE_STEP_S=0.03)
+    process = start(*RUN, FAKE_HOLD_AT=70)
     process.wait_for_lines(tmp_path / "out.jsonl", 70)
+    process.wait_for_lines(trace, 1)
     process.send(signal.SIGKILL)
     assert process.end().code == -signal.SIGKILL
     [killed] = read_trace(trace).segments
     written = len((tmp_path / "out.jsonl").read_bytes().splitlines())
-    assert killed.end is None and 0 < killed.stems.requests[0] <= written
+    assert killed.end is None and 0 < killed.edges.requests[0] <= written
     assert {"run", "in.jsonl", "out.jsonl", "--resume"} <= set(shlex.split(killed.continue_command))
     last = start(*RUN, "--resume").end()
     assert last.code == 0, last.stderr
@@ -95,19 +99,6 @@ def test_killed_and_resumed(start, apcbatch, tmp_path, trace):
     assert found[0] == killed
     agrees(found[1], last.summary)
     assert answers(read_records(tmp_path / "out.jsonl")) == answers(read_records(tmp_path / "whole.jsonl"))
-
-
-def test_a_signal_says_how_to_go_on(start, tmp_path, trace):
-    """Fault: the trace of a run that was interrupted has another command than the last line on stderr."""
-    write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
-    process = start(*RUN, FAKE_STEP_S=0.03)
-    process.wait_for_lines(tmp_path / "out.jsonl", 2)
-    process.send(signal.SIGINT)
-    done = process.end()
-    [segment] = read_trace(trace).segments
-    assert segment.end.exit_code == done.code == 130
-    assert segment.continue_command == done.last_words
-    agrees(segment, done.summary)
 
 
 def without_times(path) -> list[dict]:
@@ -139,9 +130,9 @@ def test_no_trace_is_an_option_like_others(apcbatch, chats, trace, monkeypatch):
     """Fault: it cannot be set in the environment, or the command that continues traces again."""
     monkeypatch.setenv("APCBATCH_TRACE", "false")
     done = apcbatch(*RUN, "--strict")
-    assert done.code == 1 and "--no-trace" in done.last_words and not trace.exists()
+    assert done.code == 1 and "--no-trace" in done.final_line and not trace.exists()
     done = apcbatch(*RUN, "--overwrite", "--strict", "--trace")
-    assert "--trace" in done.last_words.split() and trace.exists()
+    assert "--trace" in done.final_line.split() and trace.exists()
     shown = apcbatch("run", "--show-config")
     assert "trace: false" in shown.stdout and "# APCBATCH_TRACE" in shown.stdout
 
@@ -235,6 +226,30 @@ def test_a_file_that_appears_during_a_run_stays(apcbatch, chats, trace, monkeypa
     assert done.stderr.count("another program has put a file there while this run went on") == 1
 
 
+def test_writes_become_rarer(monkeypatch):
+    """Fault: a run of hours writes its trace every two seconds, or the picture of a killed one is minutes old."""
+    monkeypatch.setattr(trace_module, "TIMES_ITS_COST", 0)
+    now, written = [0.0], []
+    file = SimpleNamespace(path="t", write=lambda segment: written.append(now[0]))
+    engine = SimpleNamespace(fingerprint="f", dtype="float32", device="cpu")
+    trace = trace_module.RunTrace(
+        file,
+        engine,
+        resolve({}, {}, {}, ""),
+        ["run"],
+        "in",
+        "go on",
+        decode=str,
+        elapsed_s=lambda: now[0],
+        warn=pytest.fail,
+    )
+    for second in range(100):
+        now[0] = float(second)
+        trace.write_if_due()
+        trace.close()
+    assert written == [2, 6, 14, 30, 60, 90]
+
+
 def test_writing_often_leaves_the_same_trace(apcbatch, chats, trace, monkeypatch):
     """Fault: what is written on the way changes what is gathered, or a reader finds half a file."""
     apcbatch(*RUN)
@@ -252,8 +267,8 @@ def test_writing_often_leaves_the_same_trace(apcbatch, chats, trace, monkeypatch
     monkeypatch.setattr(Disk, "rename", watched)
     apcbatch(*RUN, "--overwrite")
     assert len(seen) > 10 and [segment.end is None for segment in seen] == [True] * (len(seen) - 1) + [False]
-    assert seen[-1].stems == rarely.stems
-    assert [segment.stems.requests[0] for segment in seen] == sorted(segment.stems.requests[0] for segment in seen)
+    assert seen[-1].edges == rarely.edges
+    assert [segment.edges.requests[0] for segment in seen] == sorted(segment.edges.requests[0] for segment in seen)
 
 
 def test_secrets_and_long_words_stay_out(apcbatch, chats, trace):
@@ -269,18 +284,19 @@ def test_secrets_and_long_words_stay_out(apcbatch, chats, trace):
 
 def test_many_requests_stay_within_the_bounds(apcbatch, tmp_path, trace, monkeypatch):
     """Fault: the rows of the file grow with the input."""
-    monkeypatch.setattr(trace_module, "stem_rows", lambda root, decode: rows(root, decode, 50))
-    from apcbatch.job.stem_rows import stem_rows as rows
+    monkeypatch.setattr(trace_module, "edge_columns", lambda root, decode: rows(root, decode, 50))
+    from apcbatch.job.tracing.edge_rows import edge_columns as rows
 
     seed = random.randrange(10**6)
     draw = random.Random(seed)
     write_lines(tmp_path / "in.jsonl", [conversation(draw.randrange(10**6)) for _ in range(300)])
     done = apcbatch(*RUN, "-q")
     [segment] = read_trace(trace).segments
-    assert len(segment.stems.parent) <= 50 and sum(segment.stems.hidden) > 0, seed
+    assert len(segment.edges.parent) <= 50 and sum(segment.edges.hidden) > 0, seed
     agrees(segment, done.summary)
 
 
+@pytest.mark.slow
 def test_names_that_are_no_utf8(start, tmp_path):
     """Fault: the command that continues cannot be written as JSON, and the trace ends a run that has its answers."""
     name, out = os.fsdecode(b"in\xff.jsonl"), os.fsdecode(b"out\xff.jsonl")

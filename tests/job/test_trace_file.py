@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import random
+import re
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,17 +16,18 @@ import orjson
 import pytest
 
 from apcbatch.errors import UsageError
-from apcbatch.job import trace_file
 from apcbatch.job.disk import Disk
-from apcbatch.job.segment import End, Passes, Segment, Stems
-from apcbatch.job.trace_file import TraceError, TraceFile, read_trace, trace_path
+from apcbatch.job.tracing import trace_file
+from apcbatch.job.tracing.segment import MAX_PASS_ROWS, EdgeColumns, End, PassColumns, Segment, line_of
+from apcbatch.job.tracing.trace_file import TraceError, TraceFile, read_trace, trace_path
+from tests.effort import tries
 
 COUNTS = ("requests", "restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes", "dropped", "hidden")
 
 
 def segment(draw: random.Random, rows: int = 5, **changes) -> Segment:
     """A random one."""
-    passes = Passes(*([draw.randint(0, 9) for _ in range(rows)] for _ in fields(Passes)))
+    passes = PassColumns(*([draw.randint(0, 9) for _ in range(rows)] for _ in fields(PassColumns)))
     parent = [-1, *(draw.randrange(row) for row in range(1, rows))]
     end = [0]
     for above in parent[1:]:
@@ -32,12 +36,12 @@ def segment(draw: random.Random, rows: int = 5, **changes) -> Segment:
     begin = [end[max(0, above)] for above in parent]
     text = [draw.choice(["", "a b", "</script>\u2028\x00\n", "é🙂"]) for _ in range(rows)]
     dropped_s = [draw.choice([None, 1.5]) for _ in range(rows)]
-    stems = Stems(parent=parent, begin=begin, end=end, text=text, dropped_s=dropped_s, **counts)
+    stems = EdgeColumns(parent=parent, begin=begin, end=end, text=text, dropped_s=dropped_s, **counts)
     texts = {name: draw.choice(["x", "é"]) for name in ("version", "worker", "input", "model", "fingerprint")}
     facts = {"dtype": "float32", "device": "cpu", "machine": {"cpu": None, "cores": 2}, "begin": 12.5}
     options = [("block_size", 64, "default"), ("stop", ["a"], "--stop")]
     facts |= {"program": ["a", "b"], "options": options, "continue_command": draw.choice([None, "apcbatch run"])}
-    whole = Segment(**texts, **facts, passes=passes, stems=stems, end=End(1.5, 3, {"requests": 1}))
+    whole = Segment(**texts, **facts, passes=passes, edges=stems, end=End(1.5, 3, {"requests": 1}))
     return replace(whole, **changes)
 
 
@@ -58,15 +62,14 @@ def opened(out: Path, warned: list[str] | None = None) -> TraceFile:
 
 def test_what_is_written_is_read(out):
     """Fault: a field, a type or the order of segments is lost on the way."""
-    seed = random.randrange(10**6)
-    draw, written = random.Random(seed), []
+    draw, written = random.Random(random.random()), []
     for number in range(5):
         file = opened(out)
         file.write(segment(draw, end=None))  # which the next write of the same process replaces
         written.append(segment(draw, rows=draw.randint(1, 40), **({"end": None} if number == 2 else {})))
         file.write(written[-1])
         found = read_trace(trace_path(str(out)))
-        assert found.segments == written and not found.notes, f"seed {seed}"
+        assert found.segments == written and not found.notes
 
 
 def test_a_trace_has_the_permissions_of_out(out):
@@ -90,6 +93,38 @@ def test_the_oldest_segments_go_when_the_file_is_full(out, monkeypatch):
     found = read_trace(trace_path(str(out)))
     assert [segment.worker for segment in found.segments] == ["6", "7", "8"]
     assert any("older segments, which were dropped" in note for note in found.notes)
+
+
+def test_a_segment_stays_while_there_is_room_for_it(out, monkeypatch):
+    """Fault: a segment that fits to the byte is dropped, or the file has a byte more than its bound."""
+    opened(out).write(one := segment(random.Random(0)))
+    path = Path(trace_path(str(out)))
+    whole = path.stat().st_size + len(line_of(one, 1))
+    before = path.read_bytes()
+    for room, kept in ((whole, 2), (whole - 1, 1)):
+        monkeypatch.setattr(trace_file, "MAX_BYTES", room)
+        path.write_bytes(before)
+        opened(out).write(one)
+        assert len(read_trace(path).segments) == kept and path.stat().st_size <= room
+
+
+def test_a_trace_is_removed_for_good(out, monkeypatch):
+    """Fault: the trace of answers that are gone is back after a power cut, or one that stays ends in a traceback."""
+    opened(out).write(segment(random.Random(0)))
+    path, done = trace_path(str(out)), []
+
+    def refused(self, path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "unlink", refused)
+        with pytest.raises(UsageError, match=f"^{re.escape(path)} cannot be removed: Permission denied; choose anothe"):
+            opened(out).remove()
+    unlink = Disk.unlink
+    monkeypatch.setattr(Disk, "unlink", lambda self, name: (done.append(name), unlink(self, name)))
+    monkeypatch.setattr(Disk, "sync_folder", lambda self, folder: done.append((folder, os.path.exists(path))))
+    opened(out).remove()
+    assert done == [path, (str(out.parent), False)]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b'{"format":1}\n', b"\x00\xff", b'{"role":"user"}\n', b"[1]"])
@@ -167,13 +202,11 @@ def damaged(draw: random.Random, found: dict) -> dict:
 
 def test_damage_is_a_sentence_or_harmless(out):
     """Fault: a trace that was written by hand, or damaged, ends in a traceback, or in columns of two lengths."""
-    seed = random.randrange(10**6)
-    draw = random.Random(seed)
-    path = Path(trace_path(str(out)))
+    path, count, draw = Path(trace_path(str(out))), tries(2000), random.Random(random.random())
     opened(out).write(segment(draw))
     whole = orjson.loads(path.read_bytes())
     refused = 0
-    for number in range(500):
+    for number in range(count):
         path.write_text(json.dumps(damaged(draw, whole)))
         try:
             [found] = read_trace(path).segments
@@ -181,12 +214,54 @@ def test_damage_is_a_sentence_or_harmless(out):
             assert "cannot be read: " in str(error)
             refused += 1
             continue
-        for table in (found.passes, found.stems):
-            assert len({len(getattr(table, field.name)) for field in fields(table)}) == 1, (seed, number)
-        stems = found.stems
+        for table in (found.passes, found.edges):
+            assert len({len(getattr(table, field.name)) for field in fields(table)}) == 1, number
+        stems = found.edges
         for row, parent in enumerate(stems.parent):
-            assert -1 <= parent < row and stems.begin[row] == (stems.end[parent] if row else 0), (seed, number)
-    assert refused > 250, f"seed {seed}: most damage is noticed"
+            assert -1 <= parent < row and stems.begin[row] == (stems.end[parent] if row else 0), number
+    assert refused > count / 2, "most damage is noticed"
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value", "is_read"),
+    [
+        ((), "continue", 5, False), ((), "continue", None, True), ((), "version", 5, False),
+        ((), "machine", None, False), ((), "begin", -1, False), ((), "begin", 0, True), ((), "begin", 2.0**40, True),
+        ((), "begin", True, False), ((), "program", "run", False), ((), "program", [5], False), ((), "end", None, True),
+        ((), "options", [["a", 1]], False), ((), "options", [[1, 1, "x"]], False), ((), "options", ["abc"], False),
+        (("end",), "seconds", -1, False), (("end",), "exit_code", -1, False), (("end",), "exit_code", 0, True),
+        (("end",), "summary", [], False), (("stems",), "hidden", [2**63 - 1], True),
+        (("stems",), "hidden", [0], True), (("stems",), "hidden", [2**63], False), (("stems",), "hidden", [-1], False),
+        (("stems",), "hidden", [1.0], False), (("stems",), "hidden", [], False), (("stems",), "parent", [0], False),
+        (("stems",), "parent", [-2], False),
+        (("stems",), "begin", [1], False), (("stems",), "end", [1], False), (("stems",), "text", [5], False),
+        (("stems",), "dropped_s", [None], True), (("stems",), "dropped_s", [0], True),
+        (("stems",), "dropped_s", [-1], False),
+    ],
+)  # fmt: skip
+def test_each_field_is_checked(out, place, name, value, is_read):
+    """Fault: a value of another type, or one beyond its range, reaches the report."""
+    path = Path(trace_path(str(out)))
+    opened(out).write(segment(random.Random(0), rows=1))
+    whole = orjson.loads(path.read_bytes())
+    found = whole["segment"]
+    for key in place:
+        found = found[key]
+    assert name in found
+    found[name] = value
+    path.write_bytes(orjson.dumps(whole))
+    with nullcontext() if is_read else pytest.raises(TraceError, match="cannot be read"):
+        assert len(read_trace(path).segments) == 1
+
+
+@pytest.mark.parametrize(("rows", "is_read"), [(0, True), (MAX_PASS_ROWS, True), (MAX_PASS_ROWS + 1, False)])
+def test_rows_are_read_up_to_their_bound(out, rows, is_read):
+    """Fault: a trace that somebody made up fills the memory of the report, or a long run's own is refused."""
+    one = segment(random.Random(0), rows=3)
+    passes = PassColumns(*([0] * rows for _ in fields(PassColumns)))
+    opened(out).write(replace(one, passes=passes))
+    with nullcontext() if is_read else pytest.raises(TraceError, match=f"expected one number up to {MAX_PASS_ROWS}"):
+        assert read_trace(trace_path(str(out))).segments[0].passes == passes
 
 
 @pytest.mark.parametrize("seconds", [1e308, 2.0**40 + 1])

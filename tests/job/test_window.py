@@ -11,9 +11,9 @@ import pytest
 
 from apcbatch.cli.program import main
 from apcbatch.config import Config
-from apcbatch.data.inputs import find_inputs
+from apcbatch.data.input.inputs import find_inputs
+from apcbatch.job.planning import REQUEST_TOKENS, Window
 from apcbatch.job.record import Ticket
-from apcbatch.job.window import REQUEST_TOKENS, Window
 from apcbatch.job.work import Tag
 from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.planner import Planner

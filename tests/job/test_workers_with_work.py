@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.cluster import opening as cluster_opening
+from apcbatch.cluster import open as cluster_opening
 from tests.chats import conversation, read_records, write_lines
 from tests.job.fakes import FakeEngine
 

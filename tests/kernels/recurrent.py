@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,14 +21,6 @@ TOLERANCES = {torch.float32: (6e-4, 2e-3), torch.bfloat16: (3e-2, 5e-2), torch.f
 
 # Run the test on the CPU and on a CUDA device.
 on_devices = pytest.mark.usefixtures("device")
-
-
-def fresh_seed() -> int:
-    """Seed torch with a new number and print it, so that a failure shows what to seed with."""
-    seed = random.randrange(2**31)
-    print(f"torch.manual_seed({seed})")
-    torch.manual_seed(seed)
-    return seed
 
 
 @contextlib.contextmanager
@@ -118,8 +109,17 @@ class Scan:
         return torch.randn(slots, 2, *self.A.shape)[:, 1]
 
     def tokens(self, begin: int, end: int) -> Scan:
-        rows = {name: getattr(self, name)[begin:end] for name in ("x", "dt", "B", "C")}
-        return dataclasses.replace(self, z=None if self.z is None else self.z[begin:end], **rows)
+        return self.at(slice(begin, end))
+
+    def at(self, rows: slice | torch.Tensor) -> Scan:
+        """These tokens alone."""
+        cut = {name: getattr(self, name)[rows] for name in ("x", "dt", "B", "C")}
+        return dataclasses.replace(self, z=None if self.z is None else self.z[rows], **cut)
+
+    @property
+    def arguments(self) -> tuple[torch.Tensor | None, ...]:
+        """Those before the states, as the op takes them."""
+        return self.x, self.dt, self.A, self.B, self.C, self.D, self.z, self.dt_bias
 
     def channels(self, begin: int, end: int) -> Scan:
         """The same tokens in channels begin to end only; B and C are shared by all channels."""
@@ -132,29 +132,13 @@ class Scan:
 
     def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         poison(self.x.shape, self.dtype)
-        return backend_for(self.x.device).selective_scan(
-            self.x, self.dt, self.A, self.B, self.C, self.D, self.z, self.dt_bias, state, batch
-        )
+        return backend_for(self.x.device).selective_scan(*self.arguments, state, batch)
 
     def expect(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         """The reference in float64; state must be float64."""
-
-        def wide(value: torch.Tensor | None) -> torch.Tensor | None:
-            return None if value is None else value.double()
-
+        wide = (None if value is None else value.double() for value in self.arguments)
         with one_thread():
-            return reference.selective_scan(
-                self.x.double(),
-                self.dt.double(),
-                self.A.double(),
-                self.B.double(),
-                self.C.double(),
-                wide(self.D),
-                wide(self.z),
-                wide(self.dt_bias),
-                state,
-                batch,
-            )
+            return reference.selective_scan(*wide, state, batch)
 
 
 @dataclass
@@ -178,6 +162,11 @@ class Conv:
 
     def tokens(self, begin: int, end: int) -> Conv:
         return dataclasses.replace(self, x=self.x[begin:end])
+
+    def channels(self, begin: int, end: int) -> Conv:
+        """With a bias."""
+        cut = slice(begin, end)
+        return Conv(self.x[:, cut].contiguous(), self.weight[cut].clone(), self.bias[cut].clone(), self.dtype)
 
     def run(self, state: torch.Tensor, batch: Ragged) -> torch.Tensor:
         poison(self.x.shape, self.dtype)

@@ -11,7 +11,6 @@ import torch
 
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.isa import available_isas, isa, set_isa
-from tests.kernels.recurrent import fresh_seed
 
 ops = CpuBackend()
 
@@ -69,7 +68,6 @@ def in_steps(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def test_the_arithmetic_is_the_one_stated():
     """A processor, or an order of the steps, that adds in another way: one name of numerics for two arithmetics."""
-    fresh_seed()
     sizes = [[int(torch.randint(1, most, ())) for most in (70, 600, 90)] for _ in range(12)]
     for t, inputs, outputs in [*sizes, [37, 2100, 41]]:
         x, weight = bfloat16(t, inputs), bfloat16(outputs, inputs)
@@ -79,7 +77,6 @@ def test_the_arithmetic_is_the_one_stated():
 
 def test_any_cut_of_the_rows_gives_the_same_bits():
     """A row alone, in company, at the end of a register or of a block: all are one arithmetic."""
-    fresh_seed()
     sizes = [[int(torch.randint(1, most, ())) for most in (400, 900, 300)] for _ in range(12)]
     for t, inputs, outputs in [*sizes, [150, 4200, 70]]:
         packed, x = ops.pack_linear(bfloat16(outputs, inputs)), bfloat16(t, inputs)
@@ -93,13 +90,10 @@ def test_any_cut_of_the_rows_gives_the_same_bits():
 
 def test_vectors_and_registers_agree_on_any_numbers():
     """One or two rows are multiplied by vectors: another rounding of the smallest numbers, or of a zero."""
-    generator = torch.Generator().manual_seed(fresh_seed())
 
     def any_numbers(*shape: int) -> torch.Tensor:
-        exponents = torch.randint(-75, 10, (shape[0], 1), generator=generator) + torch.randint(
-            -8, 8, shape, generator=generator
-        )
-        return (torch.randn(shape, generator=generator) * torch.exp2(exponents)).to(torch.bfloat16)
+        exponents = torch.randint(-75, 10, (shape[0], 1)) + torch.randint(-8, 8, shape)
+        return (torch.randn(shape) * torch.exp2(exponents)).to(torch.bfloat16)
 
     packed, x = ops.pack_linear(any_numbers(150, 290)), any_numbers(40, 290)
     whole = ops.linear(x, packed, out_dtype=torch.float32)

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS as PAGE
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.isa import set_isa
+from apcbatch.kernels.row_arguments import PAGE_TOKENS as PAGE
+from tests.effort import tries
 
 ops = CpuBackend()
+
+pytestmark = pytest.mark.pairwise
 
 FLOATS = [torch.float32, torch.bfloat16]
 
@@ -107,13 +110,12 @@ def test_matches_float64(heads, kv_heads, head_dim, dtype, isa):
 def test_cuts_change_nothing(heads, kv_heads, head_dim, dtype, isa):
     """Cached == cold: a query's bits must not depend on where its prefill was cut, or on being decoded
     alone."""
-    draw = random.Random(head_dim)
     case = make_case([300, 77], [0, 61], heads, kv_heads, head_dim, dtype)
     whole = case.attend()
     for sequence, length in enumerate((300, 77)):
         first = int(case.cu_seqlens[sequence])
-        for _ in range(4):
-            cuts = [0, *sorted(draw.sample(range(1, length), draw.randint(1, 9))), length]
+        for _ in range(tries(20)):
+            cuts = [0, *sorted(random.sample(range(1, length), random.randint(1, 9))), length]
             for begin, end in zip(cuts, cuts[1:], strict=False):
                 assert torch.equal(case.piece(sequence, begin, end), whole[first + begin : first + end])
         for position in range(0, length, 23):
@@ -135,13 +137,16 @@ def test_later_tokens_cannot_be_seen(dtype, isa):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_threads_and_instruction_sets_give_the_same_bits(dtype, isa, threads):
+def test_threads_and_instruction_sets_give_the_same_bits(dtype, every_isa, threads):
     """A split of the work, or a vector width, that changes a sum."""
     case = make_case([1, 150, 40], [129, 3, 64], 6, 2, 20, dtype)
-    y = case.attend()
-    set_isa("amx" if isa == "amx" and dtype == torch.bfloat16 else "plain")
-    torch.set_num_threads(1)
-    assert torch.equal(case.attend(), y)
+    for isa in every_isa:
+        set_isa(isa)
+        torch.set_num_threads(threads)
+        y = case.attend()
+        set_isa("amx" if isa == "amx" and dtype == torch.bfloat16 else "plain")
+        torch.set_num_threads(1)
+        assert torch.equal(case.attend(), y), isa
 
 
 def test_large_scores_neither_overflow_nor_vanish(isa):
@@ -166,6 +171,11 @@ def test_write_kv_touches_its_rows_only(dtype, cache_dtype, isa):
     ops.write_kv(kv[:, :2], kv[:, 2:], k_cache, v_cache, slots)
     reference.write_kv(kv[:, :2], kv[:, 2:], expected_k, expected_v, slots)
     assert torch.equal(k_cache, expected_k) and torch.equal(v_cache, expected_v)
+    ops.write_kv(kv[:1, :2], kv[:1, 2:], k_cache, v_cache, torch.tensor([5 * PAGE - 1]))
+    assert torch.equal(k_cache[-1, -1], kv[0, :2].to(cache_dtype))
+    for slot in (-1, 5 * PAGE):
+        with pytest.raises(ValueError, match=f"token_slots must .*{5 * PAGE}"):
+            ops.write_kv(kv[:1, :2], kv[:1, 2:], k_cache, v_cache, torch.tensor([slot]))
 
 
 def test_no_tokens_are_no_work():

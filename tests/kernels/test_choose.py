@@ -8,9 +8,10 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.isa import set_isa
-from tests.kernels.recurrent import fresh_seed
 
 ops = CpuBackend()
+
+pytestmark = pytest.mark.pairwise
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 7, 16, 33, 70])
@@ -46,21 +47,24 @@ def test_greedy_matches_float64(v, isa):
     assert torch.allclose(logprobs, expected, rtol=2e-7, atol=3e-7)
 
 
-def test_a_token_has_one_logprob(isa, threads):
+def test_a_token_has_one_logprob(every_isa, threads):
     """A log-probability that differs in a bit between greedy and sampling, between rows, threads or
     processors."""
     torch.manual_seed(0)
     logits = torch.randn(37, 5003)
-    tokens, logprobs = ops.greedy(logits)
-    for row in range(0, 37, 5):
-        assert ops.token_logprob(logits[row], int(tokens[row])) == float(logprobs[row])
-    assert torch.equal(ops.token_logprobs(logits, tokens), logprobs)
     chosen = torch.randint(0, 5003, (37,))
-    several = ops.token_logprobs(logits[:, :], chosen)
-    assert several.tolist() == [ops.token_logprob(row, int(token)) for row, token in zip(logits, chosen, strict=True)]
+    expected = []
+    for isa in every_isa:
+        set_isa(isa)
+        tokens, logprobs = ops.greedy(logits)
+        for row in range(0, 37, 5):
+            assert ops.token_logprob(logits[row], int(tokens[row])) == float(logprobs[row])
+        assert torch.equal(ops.token_logprobs(logits, tokens), logprobs)
+        several = ops.token_logprobs(logits, chosen)
+        assert several.tolist() == [ops.token_logprob(row, int(one)) for row, one in zip(logits, chosen, strict=True)]
+        expected = expected or [logprobs, several]
+        assert torch.equal(logprobs, expected[0]) and torch.equal(several, expected[1]), isa
     assert torch.allclose(several, reference.token_logprobs(logits, chosen), rtol=1e-6)
-    set_isa("plain")
-    assert torch.equal(ops.greedy(logits)[1], logprobs) and torch.equal(ops.token_logprobs(logits, chosen), several)
     assert ops.token_logprob(logits[2], 77) == pytest.approx(reference.token_logprob(logits[2], 77), rel=1e-6)
 
 
@@ -75,7 +79,6 @@ def test_masked_logits_have_no_weight(isa):
 @pytest.mark.parametrize("v", [1, 15, 16, 17, 64, 129, 1000])
 def test_rows_that_are_not_finite_have_no_token(v, isa):
     """A number that is not finite in a place where no vector looks, and a row beside it that is marked with it."""
-    fresh_seed()
     for wrong in (torch.nan, torch.inf, -torch.inf):
         for place in {0, v // 2, v - 1}:
             logits = torch.randn(3, v)

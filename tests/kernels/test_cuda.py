@@ -14,7 +14,7 @@ import torch
 
 from apcbatch.kernels.cuda import scan as cuda
 from apcbatch.kernels.cuda.batch import DeviceBatch
-from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, fresh_seed, ragged, same_bits
+from tests.kernels.recurrent import DTYPES, Conv, Scan, assert_close, ragged, same_bits
 
 pytestmark = pytest.mark.cuda
 LENGTHS = [1, 2, 3, 4, 5, 15, 16, 17, 23, 24, 25, 63, 64, 65, 129, 372, 1134]
@@ -28,14 +28,14 @@ def on_cuda() -> Iterator[None]:
         yield
 
 
-def mixed_batch(generator: random.Random, lengths: list[int]):
+def mixed_batch(lengths: list[int]):
     """Some sequences with an initial state, a final slot, snapshots; slots 0 to 4 b."""
     b = len(lengths)
-    initial = [generator.choice([-1, s]) for s in range(b)]
-    final = [generator.choice([-1, s, b + s]) for s in range(b)]
+    initial = [random.choice([-1, s]) for s in range(b)]
+    final = [random.choice([-1, s, b + s]) for s in range(b)]
     kept: list[list[tuple[int, int]]] = []
     for s, n in enumerate(lengths):
-        positions = sorted(generator.sample(range(1, n + 1), min(n, 2)))
+        positions = sorted(random.sample(range(1, n + 1), min(n, 2)))
         kept.append([(position, (2 + i) * b + s) for i, position in enumerate(positions)])
     return ragged(lengths, initial, final, kept)
 
@@ -43,9 +43,8 @@ def mixed_batch(generator: random.Random, lengths: list[int]):
 @pytest.mark.parametrize("d_state", [8, 16, 64, 128])
 def test_float16_scan_matches_float64(d_state):
     """float16 read as bfloat16, or a state that is not float32 beside it."""
-    generator = random.Random(fresh_seed())
     inputs = Scan.random(sum(LENGTHS), 24, d_state, torch.float16)
-    batch = mixed_batch(generator, LENGTHS)
+    batch = mixed_batch(LENGTHS)
     arena = inputs.arena(4 * len(LENGTHS))
     wide = arena.double()
     assert_close(inputs.run(arena, batch), inputs.expect(wide, batch), torch.float16)
@@ -55,10 +54,9 @@ def test_float16_scan_matches_float64(d_state):
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_float16_convolution_matches_float64(weight_dtype):
     """A weight read as another dtype, or float16 rounded twice."""
-    generator = random.Random(fresh_seed())
     inputs = Conv.random(sum(LENGTHS), 24, 4, torch.float16)
     inputs = dataclasses.replace(inputs, weight=inputs.weight.to(weight_dtype), bias=inputs.bias.to(weight_dtype))
-    batch = mixed_batch(generator, LENGTHS)
+    batch = mixed_batch(LENGTHS)
     arena = inputs.arena(4 * len(LENGTHS))
     wide = arena.double()
     assert_close(inputs.run(arena, batch), inputs.expect(wide, batch), torch.float16)
@@ -69,9 +67,8 @@ def test_float16_convolution_matches_float64(weight_dtype):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
 def test_lanes_change_nothing(dtype, d_state):
     """A sum whose order depends on how many lanes share a channel, or a lane that loses a token at a tile's edge."""
-    generator = random.Random(fresh_seed())
     inputs = Scan.random(sum(LENGTHS), 152, d_state, dtype)
-    batch = mixed_batch(generator, LENGTHS)
+    batch = mixed_batch(LENGTHS)
     start = inputs.arena(4 * len(LENGTHS))
     results = []
     for lanes in (1, 2, 4, 8):
@@ -99,9 +96,8 @@ def test_lanes_change_nothing(dtype, d_state):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_at_any_address(dtype, offset):
     """A group read across a row's end, or other bits where rows cannot be read in groups."""
-    generator = random.Random(fresh_seed())
     scan, conv = Scan.random(sum(LENGTHS), 48, 16, dtype), Conv.random(sum(LENGTHS), 48, 4, dtype)
-    batch = mixed_batch(generator, LENGTHS)
+    batch = mixed_batch(LENGTHS)
 
     def moved(rows: torch.Tensor) -> torch.Tensor:
         wide = torch.full((rows.shape[0], rows.shape[1] + offset + 5), float("nan"), dtype=dtype)
@@ -122,11 +118,10 @@ def test_rows_at_any_address(dtype, offset):
 def test_single_tokens_of_many_sequences(dtype, d_state):
     """A sequence that goes on with the inputs of the one before it in its block, or other bits where channels do not
     lie in pairs."""
-    generator = random.Random(fresh_seed())
     inputs = Scan.random(401, 1026, d_state, dtype)
     wide = torch.zeros(401, 1027, dtype=dtype)
     wide[:, 1:] = inputs.x
-    batch = mixed_batch(generator, [1] * 401)
+    batch = mixed_batch([1] * 401)
     start = inputs.arena(4 * 401)
     together, apart = start.clone(), start.clone()
     y = inputs.run(together, batch)
@@ -139,11 +134,10 @@ def test_single_tokens_of_many_sequences(dtype, d_state):
 def test_single_tokens_of_many_convolutions(dtype, width):
     """A sequence that goes on with the inputs of the one before it in its block, taps of another channel, or other bits
     where channels do not lie in fours."""
-    generator = random.Random(fresh_seed())
     inputs = Conv.random(401, 1028, width, dtype)
     wide = torch.zeros(401, 1029, dtype=dtype)
     wide[:, 1:] = inputs.x
-    batch = mixed_batch(generator, [1] * 401)
+    batch = mixed_batch([1] * 401)
     start = inputs.arena(4 * 401)
     together, apart, exact = start.clone(), start.clone(), start.double()
     y = inputs.run(together, batch)
@@ -156,8 +150,7 @@ def test_single_tokens_of_many_convolutions(dtype, width):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_agrees_with_the_cpu_kernels(dtype):
     """CPU and CUDA that compute different functions: they may differ by roundings alone."""
-    generator = random.Random(fresh_seed())
-    batch = mixed_batch(generator, LENGTHS)
+    batch = mixed_batch(LENGTHS)
     with torch.device("cpu"):
         for inputs in (Scan.random(sum(LENGTHS), 24, 16, dtype), Conv.random(sum(LENGTHS), 24, 4, dtype)):
             arena = inputs.arena(4 * len(LENGTHS))
@@ -174,7 +167,6 @@ def test_agrees_with_the_cpu_kernels(dtype):
 
 def test_batch_in_place():
     """A batch whose old slots are used when others are written into it."""
-    fresh_seed()
     inputs = Scan.random(6, 40, 16, torch.bfloat16)
     first = ragged([1] * 6, range(6), range(6))
     other = ragged([1] * 6, range(6, 12), range(6, 12))
@@ -192,7 +184,6 @@ def test_batch_in_place():
 
 def test_captured_graph_follows_its_batch():
     """A launch that cannot be captured, or a replay that goes on with the slots of the capture."""
-    fresh_seed()
     scan, conv = Scan.random(4, 48, 16, torch.bfloat16), Conv.random(4, 48, 4, torch.bfloat16)
     batches = [ragged([1] * 4, slots, slots) for slots in ([0, 1, 2, 3], [7, 5, 4, 6])]
     start = [scan.arena(8), conv.arena(8)]
@@ -219,7 +210,7 @@ def test_captured_graph_follows_its_batch():
 REFUSED = {
     "x must be (4, d_inner)": {"x": (5, 24)},
     "dt must be torch.float32 on cuda:0 (like x) of shape (4, 24)": {"dt": (4, 23)},
-    "A must have 1 to 128 rows on a CUDA device": {"A": (129, 24)},
+    "A must have 1 to 128 rows on cuda": {"A": (129, 24)},
     "D must be contiguous of shape (24,) and torch.float32 on cuda:0": {"D": (23,)},
     "state must be torch.float32 on cuda:0 of shape (num_slots, 16, 24)": {"state": (9, 24, 16)},
     "state must have slot 7": {"state": (7, 16, 24)},

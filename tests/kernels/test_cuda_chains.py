@@ -1,4 +1,4 @@
-"""Products of one chain on a CUDA device: right against float64, and the same bits for any number of rows, whichever
+"""Fixed-order products on a CUDA device: right against float64, and the same bits for any number of rows, whichever
 kernel makes them."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from apcbatch.kernels.cuda import chains
-from apcbatch.kernels.cuda.chains import Chains, pieces_of
+from apcbatch.kernels.cuda import fixed_order
+from apcbatch.kernels.cuda.fixed_order import FixedOrderProducts, pieces_of
 
 pytestmark = pytest.mark.cuda
 DEVICE = torch.device("cuda", 0)
@@ -45,7 +45,7 @@ def test_a_row_has_the_bits_that_it_has_alone(outputs: int, inputs: int, dtype: 
     """Catches a kernel that adds in another order, one that splits the inputs, rows and columns that are left out, and
     rows that begin where a kernel cannot read them."""
     weight, x = wide(outputs, inputs, dtype=dtype), wide(300, inputs, dtype=dtype)
-    chained = Chains(DEVICE)
+    chained = FixedOrderProducts(DEVICE)
     assert chained.takes(weight)
     pieces = pieces_of(weight)
 
@@ -72,7 +72,7 @@ def test_many_rows_of_two_pieces_have_the_bits_of_few() -> None:
     """Catches pieces that the library adds to the result in another order, to what was there before, or rounded."""
     weight, x = wide(2400, 1024, dtype=torch.bfloat16), wide(1500, 1024, dtype=torch.bfloat16)
     assert pieces_of(weight) == 2
-    chained = Chains(DEVICE)
+    chained = FixedOrderProducts(DEVICE)
     for out_dtype in (torch.float32, torch.bfloat16):
         y = chained.product(x, weight, out_dtype, 2)
         few = [chained.product(part, weight, out_dtype, 2) for part in x.split(32)]
@@ -82,14 +82,14 @@ def test_many_rows_of_two_pieces_have_the_bits_of_few() -> None:
 def test_no_rows() -> None:
     """Catches a launch of no blocks."""
     weight = wide(32, 64, dtype=torch.bfloat16)
-    assert Chains(DEVICE).product(weight[:0], weight, torch.float32, 1).shape == (0, 32)
+    assert FixedOrderProducts(DEVICE).product(weight[:0], weight, torch.float32, 1).shape == (0, 32)
 
 
 class Spoilt:
     """The extension with a library whose first kernel, or whose only one, multiplies by other weights."""
 
     def __init__(self, weight: torch.Tensor, alone: bool) -> None:
-        self._real, self._weight, self._alone, self.asked = chains.extension(), weight, alone, 0
+        self._real, self._weight, self._alone, self.asked = fixed_order.extension(), weight, alone, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -114,13 +114,13 @@ class Spoilt:
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_kernel_of_other_bits_is_not_taken(dtype: torch.dtype, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a library that is trusted to make chains: here its first kernel does not, or none does."""
+    """Catches a library that is trusted to sum in fixed order: here its first kernel does not, or none does."""
     weight, x = wide(320, 256, dtype=dtype), wide(100, 256, dtype=dtype)
     pieces = 2 if dtype == torch.bfloat16 else 1
-    expected = Chains(DEVICE).product(x, weight, torch.float32, pieces)
+    expected = FixedOrderProducts(DEVICE).product(x, weight, torch.float32, pieces)
     other = weight.clone()
     other[-1] *= 1.5
     spoilt = Spoilt(other, alone)
-    monkeypatch.setattr(chains, "extension", lambda: spoilt)
-    assert torch.equal(Chains(DEVICE).product(x, weight, torch.float32, pieces), expected)
+    monkeypatch.setattr(fixed_order, "extension", lambda: spoilt)
+    assert torch.equal(FixedOrderProducts(DEVICE).product(x, weight, torch.float32, pieces), expected)
     assert spoilt.asked == 1

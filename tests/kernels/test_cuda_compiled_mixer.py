@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from apcbatch.kernels.cuda import compiled_mixer
-from apcbatch.kernels.cuda.compiled_mixer import CompiledMixers
-from apcbatch.kernels.cuda.mixer import DeviceMixer, DeviceMixers
+from apcbatch.kernels.cuda import compiled_mamba
+from apcbatch.kernels.cuda.compiled_mamba import CompiledMambaStack
+from apcbatch.kernels.cuda.mamba import DeviceMamba, DeviceMambaStack
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.ragged import Ragged
-from tests.kernels.recurrent import fresh_seed, ragged, same_bits
+from tests.kernels.recurrent import ragged, same_bits
 from tests.kernels.test_cuda_few_rows import CUDA, NORMS, RandomMixer
 
 pytestmark = pytest.mark.cuda
@@ -52,11 +52,11 @@ def random_mixer(size: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, nor
     return mixer
 
 
-def device_mixers(mixers: list[RandomMixer]) -> tuple[list[DeviceMixer], States]:
+def device_mixers(mixers: list[RandomMixer]) -> tuple[list[DeviceMamba], States]:
     """The mixers, each over an arena of its own."""
     states = [mixer.arena() for mixer in mixers]
     return [
-        DeviceMixer(mixer.norm, mixer.weights, ssm[:, 0], conv[:, 0])
+        DeviceMamba(mixer.norm, mixer.weights, ssm[:, 0], conv[:, 0])
         for mixer, (ssm, conv) in zip(mixers, states, strict=True)
     ], states
 
@@ -89,14 +89,16 @@ def passed(
     parts, states = device_mixers(mixers)
     residual, taken = Residual(begin.clone(), begin), []
     with patch.context() as during:
-        run = CompiledMixers.__call__
+        run = CompiledMambaStack.__call__
         during.setattr(
-            CompiledMixers, "__call__", lambda *arguments: calls > 0 and (taken.append(run(*arguments)) or taken[-1])
+            CompiledMambaStack,
+            "__call__",
+            lambda *arguments: calls > 0 and (taken.append(run(*arguments)) or taken[-1]),
         )
-        during.setattr(compiled_mixer.torch, "empty", poisoned)
-        during.setattr(compiled_mixer.torch, "empty_like", lambda like: poisoned(like.shape, dtype=like.dtype))
+        during.setattr(compiled_mamba.torch, "empty", poisoned)
+        during.setattr(compiled_mamba.torch, "empty_like", lambda like: poisoned(like.shape, dtype=like.dtype))
         if calls == 1:
-            DeviceMixers(parts)(residual, batch)
+            DeviceMambaStack(parts)(residual, batch)
         else:
             for part in parts:
                 part(residual, batch)
@@ -112,7 +114,6 @@ def test_have_the_bits_of_the_ops_one_by_one(
 ) -> None:
     """A size, an address, a stride or a kernel that is mistaken, arrays that overlap, a residual that is not added, an
     op that is left out, a mixer that reads what another has left before it is there."""
-    fresh_seed()
     mixers = [random_mixer(size, dtype, norms) for _ in range(2)]
     for lengths in LENGTHS:
         batch, begin = batch_of(lengths), torch.randn(sum(lengths), size[0])
@@ -125,12 +126,11 @@ def test_have_the_bits_of_the_ops_one_by_one(
 def test_leave_to_the_ops_what_they_do_not_take() -> None:
     """Biases of projections, rows that do not lie aligned, kernels that are yet to be found, free products, a slot that
     no state has, single tokens that other kernels take, mixers that differ."""
-    fresh_seed()
     size, odd, few, many = (64, 112, 16, 16, 4), (64, 112, 3, 16, 4), ragged([5, 2]), ragged([300])
 
     def taken(batch: Ragged, *mixers: RandomMixer) -> bool:
         begin = torch.randn(batch.num_tokens, size[0])
-        return DeviceMixers(device_mixers(list(mixers))[0])(Residual(begin, begin), batch)
+        return DeviceMambaStack(device_mixers(list(mixers))[0])(Residual(begin, begin), batch)
 
     plain = random_mixer(size)
     assert taken(few, plain) and taken(few, plain, random_mixer(size))

@@ -10,11 +10,11 @@ import torch
 from apcbatch.kernels.cuda.backend import CudaBackend
 from apcbatch.kernels.cuda.few_rows import FewRows
 from apcbatch.kernels.cuda.linear import DeviceLinear
-from apcbatch.kernels.cuda.mixer import DeviceMixer
+from apcbatch.kernels.cuda.mamba import DeviceMamba
 from apcbatch.kernels.cuda.scan import batch_on
-from apcbatch.kernels.layer import MixerWeights, PreNorm
+from apcbatch.kernels.layer import MambaWeights, PreNorm
 from apcbatch.kernels.ragged import Ragged
-from tests.kernels.recurrent import fresh_seed, poison, ragged, same_bits
+from tests.kernels.recurrent import poison, ragged, same_bits
 
 pytestmark = pytest.mark.cuda
 CUDA = torch.device("cuda", 0)
@@ -54,7 +54,7 @@ class RandomMixer:
         self.ops, self.size, self.dtype = CudaBackend(CUDA, exact), size, dtype
         inner = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
         self.norm = PreNorm(1 + 0.2 * torch.randn(h), EPS)
-        self.weights = MixerWeights(
+        self.weights = MambaWeights(
             in_proj=self._linear(2 * d, h),
             x_proj=self._linear(r + 2 * n, d),
             dt_proj=self._linear(d, r),
@@ -87,7 +87,7 @@ class RandomMixer:
         residual = self.ops.residual(begin.clone())
         for shape in ((2, len(begin), self.size[1]), (len(begin), self.size[1])):
             poison(shape, torch.bfloat16)
-        DeviceMixer(self.norm, self.weights, ssm[:, 0], conv[:, 0])(residual, batch)
+        DeviceMamba(self.norm, self.weights, ssm[:, 0], conv[:, 0])(residual, batch)
         assert residual.delta is not None
         return residual.delta, ssm, conv
 
@@ -109,7 +109,6 @@ def test_have_the_bits_of_the_ops_one_by_one(
 ) -> None:
     """A row or a column that is left out, another sequence's slot or state, a rounding that is left out, a wrong
     half of in_proj, states that are read before they are there."""
-    fresh_seed()
     mixer = RandomMixer(size, norms)
     for rows in range(1, 9):
         begin, batch = torch.randn(rows, size[0]), mixed(rows)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from apcbatch.kernels import reference
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.cuda.backend import CudaBackend
-from apcbatch.kernels.cuda.linear import CHAINED_ROWS
+from apcbatch.kernels.cuda.linear import FIXED_ORDER_ROWS
 from apcbatch.kernels.cuda.norm import rms_norms
+from apcbatch.kernels.row_arguments import PAGE_TOKENS
 
 EXACT, ops = (CudaBackend(torch.device("cuda", 0), exact) for exact in (True, False))
 
@@ -114,7 +114,7 @@ def test_numbers_that_are_not_finite_have_no_token(wrong: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> None:
     """Catches a product whose bits change with how many rows come together, where exactness was asked for: with inputs
-    of which there are no chains in bfloat16, too."""
+    which bfloat16 does not multiply in fixed order, too."""
     weight, x = draw(305, 264, dtype=dtype), draw(300, 264, dtype=dtype)
     packed = EXACT.pack_linear(weight)
     y = ops.linear(x, packed, out_dtype=torch.float32)
@@ -124,16 +124,16 @@ def test_exact_products_do_not_depend_on_the_rows_beside(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("inputs", [264, 272])  # without chains in bfloat16, and with
+@pytest.mark.parametrize("inputs", [264, 272])  # bfloat16 is multiplied in fixed order only with the second
 def test_fast_products_of_few_rows_are_the_exact_ones(dtype: torch.dtype, inputs: int) -> None:
     """Catches few rows that are left to the library, and more rows that are not: their products are its own."""
     weight, x = draw(305, inputs, dtype=dtype), draw(300, inputs, dtype=dtype)
     fast, exact = ops.pack_linear(weight), EXACT.pack_linear(weight)
     assert torch.equal(ops.linear(x, fast), x @ weight.t())
-    for few in (x[:1], x[:CHAINED_ROWS]):
+    for few in (x[:1], x[:FIXED_ORDER_ROWS]):
         y = ops.linear(few, fast, out_dtype=torch.float32)
         assert close(y, few.double() @ weight.double().t(), dtype)
-        assert exact.chains is None or torch.equal(y, ops.linear(few, exact, out_dtype=torch.float32))
+        assert exact.fixed_order is None or torch.equal(y, ops.linear(few, exact, out_dtype=torch.float32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.cpu.attention import PAGE_TOKENS
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.ragged import Ragged
-from tests.kernels.recurrent import Conv, Scan, fresh_seed, ragged, same_bits
+from apcbatch.kernels.row_arguments import PAGE_TOKENS
+from tests.kernels.recurrent import Conv, Scan, ragged, same_bits
 
 ops = CpuBackend()
 
@@ -24,7 +24,6 @@ Op = Callable[[], torch.Tensor]
 
 def shared_ops() -> dict[str, Op]:
     """One call of each kernel that takes scratch inside a parallel region, with work for two threads."""
-    fresh_seed()
     scan, conv, batch = Scan.random(96, 128, 32, torch.float32), Conv.random(96, 2048, 4, torch.float32), [48, 48]
     weight, x, logits = torch.randn(512, 256), torch.randn(64, 256), torch.randn(64, 2048)
     packed = ops.pack_linear(weight)
@@ -71,13 +70,19 @@ def test_memory_runs_out_in_one_thread():
 
 
 FORK = """
-import os, torch
+import multiprocessing, os, threading, torch
 from tests.kernels.test_failures import shared_ops
 torch.set_num_threads(2)
 calls = shared_ops()
-expected = {name: call() for name, call in calls.items()}
+expected = {}
+def compute(name): return name, calls[name]().numpy().tobytes()
+thread = threading.Thread(target=lambda: expected.update(map(compute, calls)))
+thread.start(); thread.join()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert dict(pool.map(compute, calls)) == expected, "workers of a pool"
 square = torch.ones(512, 512)
 square @ square  # torch's own threads
+assert dict(map(compute, calls)) == expected
 for generation in range(2):  # a child, and a child of the child
     child = os.fork()
     if child:
@@ -85,38 +90,17 @@ for generation in range(2):  # a child, and a child of the child
         break
 else:
     status = 0
-same = all(torch.equal(call(), expected[name]) for name, call in calls.items())
+same = dict(map(compute, calls)) == expected
 square @ square
 os._exit(0 if same and status == 0 else 1)
 """
 
 
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    """The script's end; fails the test where it hangs."""
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
-
-
+@pytest.mark.slow
 def test_a_forked_process_computes():
-    """The fault: after any kernel in the parent, one in a forked child waited for threads that do not exist."""
-    ended = run_script(FORK)
-    assert ended.returncode == 0, ended.stderr
-
-
-def test_a_pool_of_forked_workers_computes():
-    """The same for multiprocessing's workers, while the kernels ran in another thread of the parent."""
-    ended = run_script(
-        "import multiprocessing, threading, torch\n"
-        "from tests.kernels.test_failures import shared_ops\n"
-        "torch.set_num_threads(2)\n"
-        "calls = shared_ops()\n"
-        "def total(name): return float(calls[name]().double().sum())\n"
-        "if __name__ == '__main__':\n"
-        "    expected = []\n"
-        "    thread = threading.Thread(target=lambda: expected.extend(map(total, calls)))\n"
-        "    thread.start(); thread.join()\n"
-        "    with multiprocessing.get_context('fork').Pool(2) as pool:\n"
-        "        assert pool.map(total, calls) == expected\n"
-    )
+    """The fault: after any kernel in the parent, in whichever thread, one in a forked child or in a worker of a pool
+    waited for threads that do not exist."""
+    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -8,9 +8,11 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.layer import Expert, PreNorm
-from tests.kernels.recurrent import DTYPES, fresh_seed, poison, same_bits
+from tests.kernels.recurrent import DTYPES, poison, same_bits
 
 ops = CpuBackend()
+
+pytestmark = pytest.mark.pairwise
 
 SHAPES = [(16, 24), (33, 45), (40, 44), (70, 130)]  # h, f
 
@@ -37,7 +39,7 @@ def run(part, sums):
     """What a fused part leaves to be added to sums."""
     poison((sums.shape[0], 4096), torch.float32)
     residual = ops.residual(sums.clone())
-    part(residual)
+    part(residual, None)
     return residual.delta
 
 
@@ -68,10 +70,9 @@ def mixed(x, router, experts, per_token, k=ops):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
     """The gated product in place overwrites a value that is still to be read, or the down projection reads beside."""
-    fresh_seed()
     gate_up, down = make_mlp(*shape, dtype)
     norm = make_norm(shape[0])
-    mlp = ops.mlp(norm, *pack([(gate_up, down)]))
+    mlp = ops.sub_block("mlp", norm, *pack([(gate_up, down)]))
     for t in (1, 5, 37):
         sums = torch.randn(t, shape[0])
         assert same_bits(run(mlp, sums), one_by_one(normed(norm, sums, dtype), gate_up, down))
@@ -83,12 +84,11 @@ def test_mlp_equals_its_ops_one_by_one(shape, dtype, isa):
 def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, isa):
     """A token that gets another's expert or weight, a sum in the order of likelihood instead of experts, a part that
     was fused into the sum unrounded; an expert that nobody chose."""
-    fresh_seed()
     experts = [make_mlp(*shape, dtype) for _ in range(5)]
     router = torch.randn(5, shape[0]).to(dtype)
     router[3] = -100 * router[1]  # hardly ever chosen
     norm, sums = make_norm(shape[0]), torch.randn(41, shape[0])
-    mixture = ops.mixture(norm, ops.pack_linear(router), pack(experts), per_token)
+    mixture = ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), per_token)
     expected = mixed(normed(norm, sums, dtype), router, experts, per_token)
     for rows in (slice(0, 1), slice(3, 8), slice(0, 41)):
         assert same_bits(run(mixture, sums[rows]), expected[rows])
@@ -96,23 +96,21 @@ def test_mixture_equals_each_token_on_its_own(shape, dtype, per_token, isa):
 
 def test_mixture_is_close_to_float64():
     """Kernels that are wrong in the same way as the fused call."""
-    fresh_seed()
     experts = [make_mlp(33, 45, torch.float32) for _ in range(4)]
     router, norm, sums = torch.randn(4, 33), make_norm(33), torch.randn(20, 33)
     wide = [(gate_up.double(), down.double()) for gate_up, down in experts]
     x = normed(norm, sums.double(), torch.float64, reference)
     expected = mixed(x, router.double(), wide, 2, reference)
-    y = run(ops.mixture(norm, ops.pack_linear(router), pack(experts), 2), sums)
+    y = run(ops.sub_block("mixture", norm, ops.pack_linear(router), pack(experts), 2), sums)
     torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_threads_do_not_change_a_bit(dtype, threads):
     """Two threads that add to one token's sum."""
-    fresh_seed()
     experts = [make_mlp(70, 130, dtype) for _ in range(4)]
     router = ops.pack_linear(torch.randn(4, 70).to(dtype))
-    mixture = ops.mixture(make_norm(70), router, pack(experts), 2)
+    mixture = ops.sub_block("mixture", make_norm(70), router, pack(experts), 2)
     sums = torch.randn(3000, 70)
     y = run(mixture, sums)
     torch.set_num_threads(1)
@@ -126,10 +124,10 @@ def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="gate_up must be"):
         Expert(down, gate_up)
     with pytest.raises(ValueError, match="norm must be contiguous of shape"):
-        ops.mlp(make_norm(17), expert)
+        ops.sub_block("mlp", make_norm(17), expert)
     with pytest.raises(ValueError, match="must have the part's 16 columns"):
-        ops.mlp(norm, expert)(ops.residual(torch.randn(2, 17)))
+        ops.sub_block("mlp", norm, expert)(ops.residual(torch.randn(2, 17)), None)
     with pytest.raises(ValueError, match="a row of the router for each of its 2 experts"):
-        ops.mixture(norm, ops.pack_linear(torch.randn(3, 16)), [expert, expert], 1)
+        ops.sub_block("mixture", norm, ops.pack_linear(torch.randn(3, 16)), [expert, expert], 1)
     with pytest.raises(ValueError, match="experts must be alike"):
-        ops.mixture(norm, ops.pack_linear(torch.randn(2, 17)), [expert, expert], 1)
+        ops.sub_block("mixture", norm, ops.pack_linear(torch.randn(2, 17)), [expert, expert], 1)

@@ -9,12 +9,14 @@ import torch
 
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
-from apcbatch.kernels.cpu.mixer import FusedMixer
-from apcbatch.kernels.fused_seconds import recorded_parts
-from apcbatch.kernels.layer import MixerWeights, PreNorm
-from tests.kernels.recurrent import DTYPES, fresh_seed, one_thread, poison, ragged, same_bits
+from apcbatch.kernels.cpu.mamba import FusedMamba
+from apcbatch.kernels.kernel_seconds import recorded_parts
+from apcbatch.kernels.layer import MambaWeights, PreNorm
+from tests.kernels.recurrent import DTYPES, one_thread, poison, ragged, same_bits
 
 ops = CpuBackend()
+
+pytestmark = pytest.mark.pairwise
 
 SIZES = [(36, 72, 8, 3, 4), (33, 45, 5, 1, 2), (48, 160, 16, 7, 4), (17, 16, 20, 5, 1)]  # h, d, n, r, w
 NORMS = ["none", "plain", "weighted"]
@@ -30,7 +32,7 @@ class Mixer:
         self.size, self.dtype = size, dtype
         weights = tuple(1 + 0.2 * torch.randn(size) if norms == "weighted" else None for size in (r, n, n))
         self.norm = PreNorm(1 + 0.2 * torch.randn(h), 1e-5)
-        self.weights = MixerWeights(
+        self.weights = MambaWeights(
             **{k: ops.pack_linear(v) for k, v in self.plain.items()},
             in_bias=torch.randn(2 * d) if biases else None,
             out_bias=torch.randn(h) if biases else None,
@@ -49,8 +51,8 @@ class Mixer:
         ssm, conv = torch.randn(slots, 2, n, d), torch.randn(slots, 2, w - 1, d).to(self.dtype)
         return ssm[:, 1], conv[:, 1]
 
-    def fused(self, ssm: torch.Tensor, conv: torch.Tensor) -> FusedMixer:
-        return ops.mixer(self.norm, self.weights, ssm, conv)
+    def fused(self, ssm: torch.Tensor, conv: torch.Tensor) -> FusedMamba:
+        return ops.sub_block("mamba", self.norm, self.weights, ssm, conv)
 
     def one_by_one(self, sums, delta, ssm, conv, batch, k=ops, packed=None):
         """The ops in turn: the definition. sums changes; k: ops, or the reference with the plain weights."""
@@ -87,7 +89,6 @@ def run(mixer, sums, delta, batch):
 def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
     """A stride, an address or an order that is another than the single ops': the outputs, the final states and the
     snapshots of a ragged batch differ in a bit, or a slot that nobody named is touched."""
-    fresh_seed()
     mixer = Mixer(size, dtype, norms, biases=norms != "plain")
     for lengths in ([1], [1, 1, 1, 1, 1], [3, 1, 70, 2, 129, 64]):
         b = len(lengths)
@@ -108,7 +109,6 @@ def test_equals_its_ops_one_by_one(size, dtype, norms, isa):
 @pytest.mark.parametrize("norms", NORMS)
 def test_close_to_float64(norms):
     """A fused step that is wrong in the same way as the single op that it calls."""
-    fresh_seed()
     mixer = Mixer(SIZES[0], torch.float32, norms, biases=True)
     batch = ragged([40, 1], [-1, 1], [0, 1])
     (sums, delta), (ssm, conv) = torch.randn(2, 41, SIZES[0][0]), mixer.arena(2)
@@ -127,7 +127,6 @@ def test_close_to_float64(norms):
 def test_cuts_and_batch_mates_change_no_bit(dtype, threads):
     """A workspace that is shared between sequences, or read beyond a pass: a sequence cut into passes, beside others,
     gives other bits than in one pass alone."""
-    fresh_seed()
     mixer = Mixer(SIZES[2], dtype, "weighted", biases=True)
     ssm, conv = mixer.arena(6)
     fused, x, mates = mixer.fused(ssm, conv), torch.randn(200, 48), torch.randn(90, 48)
@@ -165,13 +164,13 @@ def test_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="must have slot 2, which the batch names; it has 2 slots"):
         fused(ops.residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
     with pytest.raises(ValueError, match="norm must be contiguous of shape"):
-        ops.mixer(PreNorm(torch.ones(35), 1e-5), mixer.weights, ssm, conv)
+        ops.sub_block("mamba", PreNorm(torch.ones(35), 1e-5), mixer.weights, ssm, conv)
     with pytest.raises(ValueError, match="state must be torch.float32"):
         mixer.fused(ssm[:, :-1], conv)
     with pytest.raises(ValueError, match="out_proj must be"):
-        ops.mixer(mixer.norm, replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
+        ops.sub_block("mamba", mixer.norm, replace(mixer.weights, out_proj=mixer.weights.in_proj), ssm, conv)
     with pytest.raises(ValueError, match="conv_bias must be contiguous of shape"):
-        ops.mixer(mixer.norm, replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
+        ops.sub_block("mamba", mixer.norm, replace(mixer.weights, conv_bias=torch.randn(3)), ssm, conv)
 
 
 def test_parts_are_recorded_only_while_asked():

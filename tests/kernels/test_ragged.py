@@ -23,6 +23,14 @@ def test_defaults():
     assert batch.snapshot_cu.tolist() == [0, 0, 0]
 
 
+def test_a_decode_pass_has_a_token_of_each_sequence():
+    """A pass whose highest slot is another one than the kernels write, or that has more tokens than sequences."""
+    batch = Ragged.of_decode([2, -1, 0], [2, 5, 0])
+    assert (batch.num_sequences, batch.num_tokens, batch.max_slot) == (3, 3, 5)
+    assert batch.cu_seqlens.tolist() == [0, 1, 2, 3] and Ragged.rows(3).tolist() == [0, 1, 2]
+    assert batch.initial_slots.tolist() == [2, -1, 0] and batch.snapshot_cu.tolist() == [0, 0, 0, 0]
+
+
 def test_forks_share_an_initial_slot():
     """Several sequences that begin with one snapshot being refused, or a sequence that overwrites its own."""
     ragged([1, 1], [3, 3], [0, 1])
@@ -40,8 +48,8 @@ GOOD = {
 }
 REFUSED = [
     ("cu_seqlens must go from 0", {"cu_seqlens": [1, 3, 4]}),
-    ("cu_seqlens must grow by at least 1 a sequence; at sequence 1", {"cu_seqlens": [0, 3, 3]}),
-    ("cu_seqlens must grow by at least 1 a sequence; at sequence 0", {"cu_seqlens": [0, -1, 4]}),
+    ("cu_seqlens must grow by at least 1 a sequence; at sequence 1 it goes from 3 to 3", {"cu_seqlens": [0, 3, 3]}),
+    ("cu_seqlens must grow by at least 1 a sequence; at sequence 0 it goes from 0 to -1", {"cu_seqlens": [0, -1, 4]}),
     ("cu_seqlens must have one entry more", {"cu_seqlens": []}),
     ("initial_slots must be int64 of shape (2,)", {"initial_slots": [0]}),
     ("final_slots must be int64 of shape (2,)", {"final_slots": [0, 1, 2]}),

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from apcbatch.model.ahead import Ahead
+from apcbatch.model.prefetch import Ahead
 
 NAMES = [f"thing {i}" for i in range(200)]
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from apcbatch.engine.staging import Staging
+from apcbatch.engine.snapshot_arrays import Staging
 from apcbatch.layout import CONV, KV, SSM, StateLayout
 from apcbatch.model.arena import StateArena
 

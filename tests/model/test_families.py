@@ -55,6 +55,8 @@ PRETEND = '''
 from dataclasses import replace
 
 from apcbatch.model.families import mamba
+from apcbatch.model.mamba import MAMBA
+from apcbatch.model.sub_blocks import SubBlock
 
 FAMILY = replace(
     mamba.FAMILY,
@@ -62,9 +64,8 @@ FAMILY = replace(
     architecture="PretendForCausalLM",
     embedding="net.words",
     layers="net.blocks",
-    norm="before",
     final_norm="net.after",
-    mixers={"mamba": ("core", mamba.FAMILY.mixers["mamba"][1])},
+    layer=lambda config, i: (SubBlock("before", "core", MAMBA),),
     head="net.head",
     rank=100,
 )

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from apcbatch import Engine
-from apcbatch.engine.staging import slot_in_memory
+from apcbatch.engine.snapshot_arrays import slot_in_memory
 from apcbatch.errors import ModelError, UsageError
 from apcbatch.model.arena import StateArena, Tensors
+from apcbatch.model.devices import choose_devices
 from apcbatch.model.families import load_model_config, state_layout
-from apcbatch.model.hop import Hop
-from apcbatch.model.place import choose_devices
-from apcbatch.model.spread import balanced, stage_layers
-from apcbatch.model.spread_arena import SpreadArena
+from apcbatch.model.peer_transfer import Hop
+from apcbatch.model.pipeline import balanced, stage_layers
+from apcbatch.model.pipeline_arena import SpreadArena
+from tests.model.folders import REMOVED, weights_of, with_weights
 
 CPU = torch.device("cpu")
 
@@ -126,7 +127,7 @@ def test_what_cannot_be_parted_is_refused(
     for wrong in (0, -1, True, 1.0, 65):
         with pytest.raises(UsageError, match="gpus is .*; expected an integer from 1 to 64"):
             Engine(folder, gpus=wrong)
-    monkeypatch.setattr("apcbatch.model.place.choose_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("apcbatch.model.devices.choose_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="--gpus 3: 2 GPUs are visible to this process; .*CUDA_VISIBLE_DEVICES"):
         choose_devices("cuda", 3)
@@ -134,42 +135,26 @@ def test_what_cannot_be_parted_is_refused(
     assert choose_devices("cuda", 1) == [torch.device("cuda", 0)]
 
 
-@pytest.mark.parametrize("wrong", ["missing", "surplus"])
+@pytest.mark.parametrize(
+    "name, changed", [("model.layers.2.mamba.D", REMOVED), ("model.layers.7.mamba.D", torch.ones(3))]
+)
 def test_every_tensor_is_asked_for_once(
-    wrong: str, tiny_checkpoint: Callable[..., Path], stages: Callable[[int], None], tmp_path: Path
+    name: str, changed: object, tiny_checkpoint: Callable[..., Path], stages: Callable[[int], None], tmp_path: Path
 ) -> None:
     """Catches a tensor that no stage takes, or that one takes twice."""
-    from safetensors.torch import load_file, save_file
-
-    folder = tiny_checkpoint("jamba")
-    weights = load_file(folder / "model.safetensors")
-    name = "model.layers.2.mamba.D" if wrong == "missing" else "model.layers.7.mamba.D"
-    if wrong == "missing":
-        del weights[name]
-    else:
-        weights[name] = torch.ones(3)
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    folder = with_weights(tiny_checkpoint("jamba"), tmp_path / "m", {name: changed})
     stages(2)
     with pytest.raises(ModelError, match=re.escape(name)):
-        Engine(tmp_path)
+        Engine(folder)
 
 
 def test_a_tied_head_that_is_stored_too_must_be_the_embedding(
     tiny_checkpoint: Callable[..., Path], stages: Callable[[int], None], tmp_path: Path
 ) -> None:
     """Catches a last stage that takes the stored head, or compares it with nothing."""
-    from safetensors.torch import load_file, save_file
-
     folder = tiny_checkpoint("mamba")
-    weights = load_file(folder / "model.safetensors")
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    embedding = weights_of(folder)["backbone.embeddings.weight"]
     stages(2)
-    for change, problem in ((0.0, None), (1.0, "lm_head.weight differs from the embedding")):
-        weights["lm_head.weight"] = weights["backbone.embeddings.weight"] + change
-        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        if problem is None:
-            assert Engine(tmp_path).fingerprint
-            continue
-        with pytest.raises(ModelError, match=problem):
-            Engine(tmp_path)
+    assert Engine(with_weights(folder, tmp_path / "same", {"lm_head.weight": embedding})).fingerprint
+    with pytest.raises(ModelError, match="lm_head.weight differs from the embedding"):
+        Engine(with_weights(folder, tmp_path / "other", {"lm_head.weight": embedding + 1}))

@@ -3,99 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from apcbatch import _C
-from apcbatch.kernels.backend import backend_for
-from apcbatch.kernels.isa import available_isas, set_isa
-from apcbatch.kernels.isa import isa as isa_in_use
+from apcbatch.kernels.isa import set_isa
 from apcbatch.kernels.layer import Residual
 from apcbatch.kernels.ragged import Ragged
-from apcbatch.layout import PAGE_TOKENS
-from apcbatch.model.arena import StateArena
 from apcbatch.model.batch import Batch
-from apcbatch.model.causal_lm import CausalLM
-from apcbatch.model.families import load_model_config, state_layout
-from tests.kernels.recurrent import fresh_seed, ragged, same_bits
+from tests.kernels.recurrent import ragged, same_bits
+from tests.model.passes import PASSES, Loaded
 from tests.tiny import VOCAB
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.pairwise
+
 FAMILIES = ("mamba", "falcon_mamba", "jamba")
-# Large enough that the threads of a crew share the work of one row.
+# Large enough that the threads of a pool share the work of one row.
 WIDE = {
     "mamba": {"hidden_size": 192, "time_step_rank": 12},
     "falcon_mamba": {"hidden_size": 192, "time_step_rank": 12},
     "jamba": {"hidden_size": 160, "intermediate_size": 416},
 }
-# Tokens that each sequence has before the pass, and in it.
-PASSES = {
-    "one token": ([7], [1]),
-    "a decode pass": ([3, 64, 130, 1, 0], [1, 1, 1, 1, 1]),
-    "prompts and decodes": ([0, 64, 70, 0, 1], [70, 1, 60, 3, 129]),
-}
-
-
-@pytest.fixture(params=available_isas())
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each instruction set that this processor has."""
-    before = isa_in_use()
-    set_isa(request.param)
-    yield request.param
-    set_isa(before)
-
-
-class Loaded:
-    """A model, and passes over random states."""
-
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        config = load_model_config(folder)
-        layout = state_layout(config, str(dtype).removeprefix("torch."))
-        self.arena = StateArena(layout, 16, 24, CPU)
-        self.model = CausalLM(folder, config, dtype, self.arena, backend_for(CPU))
-        self.num_layers = len(config.mixers)
-        for part in (*self.arena.slots.values(), *self.arena.pages.values()):
-            part.copy_(torch.randn(part.shape))
-
-    @property
-    def states(self) -> dict[str, torch.Tensor]:
-        """Every slot and page."""
-        return {**self.arena.slots, **self.arena.pages}
-
-    def batch(self, before: list[int], lengths: list[int]) -> Batch:
-        """Sequences that go on after so many tokens each, with a snapshot of the last one."""
-        b, total = len(lengths), sum(lengths)
-        initial = [i if context else -1 for i, context in enumerate(before)]
-        keeps = [[]] * (b - 1) + [[(lengths[-1], b)]]
-        pages = torch.arange(4 * b).view(b, 4)  # of 64 tokens each
-        owner = torch.arange(b).repeat_interleave(torch.tensor(lengths))
-        positions = torch.cat([torch.arange(n) + context for n, context in zip(lengths, before, strict=True)])
-        ends = torch.tensor(lengths).cumsum(0)
-        return Batch(
-            token_ids=torch.randint(VOCAB, (total,)),
-            ragged=ragged(lengths, initial, list(range(b)), keeps),
-            logits_rows=ends - 1,
-            page_table=pages,
-            context=torch.tensor(before),
-            token_slots=pages[owner, positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS,
-            scored_rows=torch.arange(0, total, 2),
-        )
-
-    def op_by_op(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The pass as whoever observes the backend sees it."""
-        seen = set()
-
-        def around(name: str, op: Callable[..., object], *args: object, **kwargs: object) -> object:
-            seen.add(name)
-            return op(*args, **kwargs)
-
-        with self.model.backend.observed(around):
-            answer = self.model.forward_scored(batch)
-        assert {"run_mixer", "linear", "normed"} <= seen
-        return answer
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -106,32 +37,23 @@ def test_equals_its_ops_one_by_one(
 ) -> None:
     """Catches a part that is given another address, order or state than the single ops are, and rows that two threads
     write: logits, hidden states, states, snapshots or keys and values differ in a bit."""
-    fresh_seed()
     loaded = Loaded(tiny_checkpoint(family, **WIDE[family]), dtype)
-    batch = loaded.batch(*PASSES[name])
-    begin = {role: part.clone() for role, part in loaded.states.items()}
-    expected = loaded.op_by_op(batch)
-    after = {role: part.clone() for role, part in loaded.states.items()}
-    for role, part in loaded.states.items():
-        part.copy_(begin[role])
-    answer = loaded.model.forward_scored(batch)
-    assert all(same_bits(one, other) for one, other in zip(answer, expected, strict=True))
-    assert all(same_bits(part, after[role]) for role, part in loaded.states.items())
+    loaded.assert_one_call_is_its_ops(loaded.batch(*PASSES[name]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_instruction_set(family: str, isa: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_every_instruction_set(family: str, every_isa: list[str], tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches kernels of another instruction set than the one in use."""
-    fresh_seed()
-    loaded = Loaded(tiny_checkpoint(family), torch.bfloat16)
-    batch = loaded.batch([0, 0], [9, 4])
-    assert same_bits(loaded.op_by_op(batch)[0], loaded.model.forward(batch))
+    for isa in every_isa:
+        set_isa(isa)
+        loaded = Loaded(tiny_checkpoint(family), torch.bfloat16)
+        batch = loaded.batch([0, 0], [9, 4])
+        assert same_bits(loaded.op_by_op(batch)[0], loaded.model.forward(batch)), isa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_threads_change_no_bit(family: str, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches sums whose order follows the cut of the work."""
-    fresh_seed()
     loaded = Loaded(tiny_checkpoint(family, **WIDE[family]))
     batch = loaded.batch([0] * 5, [1, 40, 1, 90, 7])
     before, answers = torch.get_num_threads(), []
@@ -206,10 +128,9 @@ def test_a_call_for_all_mixers_stands_for_the_layers(
 ) -> None:
     """Catches a device's call for all mixers that is not made, mixers that run twice or not at all, and a call that
     hides layers from whoever observes the ops or is told of each layer."""
-    fresh_seed()
     loaded, asked, moved = Loaded(tiny_checkpoint("mamba")), [], []
     model = loaded.model
-    mixers = [layer.mixer.part for layer in model.layers]
+    mixers = [entry.block.part for layer in model.layers for entry in layer]
 
     def at_once(residual: Residual, batch: Ragged) -> bool:
         asked.append(batch.num_tokens)
@@ -224,7 +145,7 @@ def test_a_call_for_all_mixers_stands_for_the_layers(
             for name, part in loaded.states.items():
                 part.copy_(before[name])
             with monkeypatch.context() as patch:
-                for name, value in (("_stack", None), ("_mixers", at_once), ("on_layer", on_layer)):
+                for name, value in (("_stack", None), ("_layer_stack", at_once), ("on_layer", on_layer)):
                     patch.setattr(model, name, value)
                 assert same_bits(model.forward(batch), expected[0])
                 assert all(same_bits(part, expected[1][name]) for name, part in loaded.states.items())
@@ -262,7 +183,6 @@ def test_refuses_numbers_that_have_changed(tiny_checkpoint: Callable[..., Path])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chooses_what_the_logits_say(family: str, threads: int, tiny_checkpoint: Callable[..., Path]) -> None:
     """Catches a token, or a log-probability, that is another one than the op gives, and a row that is not finite."""
-    fresh_seed()
     loaded = Loaded(tiny_checkpoint(family))
     batch = loaded.batch([0] * 5, [1, 40, 1, 90, 7])
     for with_logprobs in (True, False, True):

@@ -80,11 +80,10 @@ def within_vocabulary(data: Dataset, num_tokens: int, stretch: int = 1) -> Datas
     return replace(data, prompts=prompts)
 
 
-def random_held(data: Dataset, block_size: int, seed: int) -> set[Prompt]:
+def random_held(data: Dataset, block_size: int) -> set[Prompt]:
     """Some boundaries of the prompts, as a store might have them from before."""
-    source = random.Random(seed)
     boundaries = sorted({p for prompt in data.prompts for p in prefixes_on_grid(prompt, block_size)})
-    return set(source.sample(boundaries, source.randint(0, min(4, len(boundaries)))))
+    return set(random.sample(boundaries, random.randint(0, min(4, len(boundaries)))))
 
 
 def node_at(tree: PrefixTree, index: int, position: int) -> int:

@@ -8,7 +8,7 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.forecast import Forecast, forecast
 from apcbatch.plan.planner import Planner
 from apcbatch.types import RequestPlan
-from tests.plan.plan_oracle import Dataset, dataset, ideals, random_dataset, serve
+from tests.plan.plan_oracle import Dataset, dataset, ideals, serve
 
 BLOCKS = [1, 2, 3, 5, 8, 64]
 ORDERS = ["auto", "file"]
@@ -20,10 +20,8 @@ def tables(data: Dataset, **options: object) -> Forecast:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("seed", range(30))
-def test_all_and_last_are_what_the_engine_does(seed: int, order: str) -> None:
+def test_all_and_last_are_what_the_engine_does(data: Dataset, order: str) -> None:
     """Catches a table that is off by one token for one request, or counts a snapshot twice or not at all."""
-    data = random_dataset(seed)
     made = tables(data, order=order)
     work = range(len(data.prompts))  # whatever the order: a run without a plan takes the file's
     ideal = sum(ideals(data, work).values())
@@ -53,10 +51,8 @@ def _kept_above(prefix: tuple[int, ...], kept: set[tuple[int, ...]], policy: str
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("seed", range(30))
-def test_planned_is_the_plan(seed: int, order: str) -> None:
+def test_planned_is_the_plan(data: Dataset, order: str) -> None:
     """Catches a table that says something else than the plan that `run` then follows, limits included."""
-    data = random_dataset(seed)
     options = {"order": order, "capacity_bytes": 700, "min_gain_tokens": 3, "later_budget_bytes": 900}
     for block_size, grid in tables(data, **options).grids.items():
         plan, found = Planner(block_size, footprint=FOOTPRINT, **options).plan(data.tree()), grid["planned"]
@@ -84,10 +80,8 @@ def _bytes_kept(todo: RequestPlan) -> int:
     return 100 * len(todo.keep) + 3 * (max(todo.keep, default=todo.resume_at) - todo.resume_at)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_the_dataset_is_counted(seed: int) -> None:
+def test_the_dataset_is_counted(data: Dataset) -> None:
     """Catches totals or an ideal that do not fit the requests."""
-    data = random_dataset(seed)
     made = tables(data, order="file")
     covered = ideals(data, range(len(data.prompts)))
     assert made.ideals == [covered[index] for index in range(len(data.prompts))], data.where
@@ -97,10 +91,8 @@ def test_the_dataset_is_counted(seed: int) -> None:
     assert list(made.grids) == BLOCKS
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_rewritten_history_is_counted(seed: int) -> None:
+def test_rewritten_history_is_counted(data: Dataset) -> None:
     """Catches prompts that drop their past being counted where they only grow, and the other way round."""
-    data = random_dataset(seed)
     made = tables(data, order="file")
     covered = ideals(data, range(len(data.prompts)))
     lost, before = [], {}

@@ -3,9 +3,10 @@ share."""
 
 from __future__ import annotations
 
-import pytest
+import random
 
 from apcbatch.plan.planner import Plan, Planner
+from tests.effort import tries
 from tests.plan.plan_oracle import (
     HYBRID,
     STATE_ONLY,
@@ -53,11 +54,9 @@ def nearest_above(prefix: Prompt, others: set[Prompt]) -> int:
     return max((len(o) for o in others if len(o) < len(prefix) and prefix[: len(o)] == o), default=0)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_for_later_the_stems_and_the_ends_are_kept(seed: int) -> None:
+def test_for_later_the_stems_and_the_ends_are_kept(data: Dataset) -> None:
     """Catches a conversation or a shared stem that the next run would not find, and a keeper that does not
     compute it."""
-    data = random_dataset(seed)
     for block_size in BLOCKS:
         plan = make_plan(data, Planner(block_size, later_budget_bytes=None, footprint=HYBRID))
         kept, expected = kept_for_later(data, plan), stems_and_ends(data, block_size)
@@ -70,11 +69,9 @@ def test_for_later_the_stems_and_the_ends_are_kept(seed: int) -> None:
             assert owner == first, (data.where, block_size)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_for_later_the_gain_and_the_budget_hold(seed: int) -> None:
+def test_for_later_the_gain_and_the_budget_hold(data: Dataset) -> None:
     """Catches a snapshot that saves less than asked for, more bytes than allowed, and a budget that is
     counted wrong."""
-    data = random_dataset(seed)
     for block_size, min_gain in ((1, 4), (3, 1), (3, 7)):
         free = make_plan(data, Planner(block_size, "auto", HYBRID, None, min_gain, None))
         for budget in (0, free.later_bytes // 3, free.later_bytes - 1, free.later_bytes):
@@ -92,15 +89,15 @@ def test_for_later_the_gain_and_the_budget_hold(seed: int) -> None:
 def test_for_later_what_the_store_has_is_not_written_again() -> None:
     """Catches a snapshot that is paid for twice, or kept beside a held one that is nearly as good."""
     num_kept = []
-    for seed in range(30):
-        data = random_dataset(seed)
-        held = random_held(data, 2, seed)
+    for _ in range(tries(300)):
+        data = random_dataset(random.getrandbits(32))
+        held = random_held(data, 2)
         plan = make_plan(data, Planner(2, "auto", STATE_ONLY, None, 5, None), held)
         kept = set(kept_for_later(data, plan))
         assert not kept & held, data.where
         assert all(len(p) - nearest_above(p, kept | held) >= 5 for p in kept), data.where
         num_kept.append(len(kept))
-    assert sum(map(bool, num_kept)) > 20
+    assert any(num_kept)
 
 
 def test_for_later_the_stem_outlives_the_ends() -> None:

@@ -10,30 +10,26 @@ import pytest
 from apcbatch.plan.prefix_tree import PrefixTree
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.prefix import prefix_key
-from tests.plan.plan_oracle import Dataset, dataset, node_at, random_dataset
+from tests.plan.plan_oracle import Dataset, dataset, node_at
 
 
 def distinct_prefixes(data: Dataset) -> set[tuple[int, ...]]:
     return {prompt[:end] for prompt in data.prompts for end in range(1, len(prompt) + 1)}
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_every_distinct_token_is_held_once(seed: int) -> None:
+def test_every_distinct_token_is_held_once(data: Dataset) -> None:
     """Catches tokens counted twice or lost where an edge is split, and a path that leads to another
     prompt."""
-    data = random_dataset(seed)
     tree = data.tree()
     assert tree.unique_tokens == len(distinct_prefixes(data)), data.where
     for index, prompt in enumerate(data.prompts):
         assert tuple(tree.path_tokens(tree.end_node[index]).tolist()) == prompt, (data.where, index)
 
 
-@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_each_boundary_has_its_key_once(seed: int, block_size: int) -> None:
+def test_each_boundary_has_its_key_once(data: Dataset, block_size: int) -> None:
     """Catches a key that is not the one of the same prefix elsewhere, and a boundary named twice or at a
     wrong node."""
-    data = random_dataset(seed)
     tree, fingerprint = data.tree(), b"model"
     expected = {
         prefix_key(fingerprint, prefix, len(prefix))
@@ -84,10 +80,8 @@ def test_a_request_without_tokens_is_refused() -> None:
         PrefixTree().add(np.empty(0, np.int32), 0)
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_shape_counts_what_is_below(seed: int) -> None:
+def test_the_shape_counts_what_is_below(data: Dataset) -> None:
     """Catches counts that miss a request or count a conversation twice."""
-    data = random_dataset(seed)
     tree = data.tree()
     shape = TreeShape(tree)
     for index, prompt in enumerate(data.prompts):
@@ -105,11 +99,9 @@ def test_the_shape_counts_what_is_below(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_depth_first_keeps_what_shares_a_prefix_together(seed: int) -> None:
+def test_depth_first_keeps_what_shares_a_prefix_together(data: Dataset) -> None:
     """Catches an order that leaves a subtree and comes back, or that takes a long prompt before its own
     prefix."""
-    data = random_dataset(seed)
     order = TreeShape(data.tree()).order("auto")
     assert sorted(order) == list(range(len(data.prompts)))
     for prefix in distinct_prefixes(data):

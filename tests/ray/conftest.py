@@ -14,7 +14,9 @@ STORE_BYTES = 100 << 20
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs Ray where it is not installed."""
+    """Put the Ray tests first, so that pytest-xdist gives all of them to one process, which has the one cluster. Skip
+    them where Ray is not installed."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
     if importlib.util.find_spec("ray") is None:
         for item in items:
             if item.get_closest_marker("ray"):

@@ -1,4 +1,4 @@
-"""A worker without an engine, which does what its units say: the id of a request is an order."""
+"""A worker without an engine that obeys its units: the id of a request is an order. Its pool_bytes are its pid."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from apcbatch.cluster.at_work import AtWork
-from apcbatch.cluster.seam import WorkerFacts
-from apcbatch.cluster.unit import Alive, Answer, Done, Key, Made, Message, Piece, Unit, Without
+from apcbatch.cluster.recovery import InFlightFile
+from apcbatch.cluster.runtime import WorkerFacts
+from apcbatch.cluster.wire import Alive, Answer, Done, Exported, ImportFailed, Key, Message, Piece, Unit
 from apcbatch.errors import UsageError
 from apcbatch.plan.footprint import Footprint
 from apcbatch.types import Result
@@ -20,14 +20,14 @@ GATHER_S = 60.0
 
 class FakeWorker:
     """Orders: `say N`, N answers' worth of tokens; `make N`, a state of N bytes for each export; `sleep S`; `die`;
-    `raise`; `warn`; `speak`, that it computes; `gather N`, the units that have begun once there are N. threads: -1
-    cannot be opened."""
+    `raise`; `warn`; `report_alive`, that it computes; `gather N`, the units that have begun once there are N. threads:
+    -1 cannot be opened."""
 
-    def __init__(self, *, node: str, at_work: str, warn: Any, speak: Any, threads: int) -> None:
+    def __init__(self, *, node: str, in_flight: str, warn: Any, report_alive: Any, threads: int) -> None:
         if threads < 0:
             raise UsageError("the model cannot be read; give another --model")
-        self._node, self._warn, self._speak, self._threads = node, warn, speak, threads
-        self._at_work = AtWork(at_work)
+        self._node, self._warn, self._report_alive, self._threads = node, warn, report_alive, threads
+        self._in_flight = InFlightFile(in_flight)
         self._going: list[Iterator[Message]] = []
         self._num_begun = 0
         warn("a worker was opened")
@@ -36,7 +36,7 @@ class FakeWorker:
         return WorkerFacts(
             fingerprint="f", key_fingerprint=b"k", node=self._node, device="cpu", dtype="float32",
             threads=self._threads, footprint=Footprint(1), context_length=None, vocab_size=8,
-            max_request_tokens=99,
+            max_request_tokens=99, pool_bytes=os.getpid(),
         )  # fmt: skip
 
     def held(self, keys: Collection[Key]) -> set[Key]:
@@ -63,26 +63,26 @@ class FakeWorker:
     def _work(self, unit: Unit, states: Mapping[Key, Any]) -> Iterator[Message]:
         for key in unit.imports:
             if key not in states:
-                yield Without(unit.number, key)
+                yield ImportFailed(unit.number, key)
         for piece in unit.pieces:
             yield from self._obey(unit, piece, states)
         yield Done(unit.number, 0.0, 0, 0, {})
 
     def _obey(self, unit: Unit, piece: Piece, states: Mapping[Key, Any]) -> Iterator[Message]:
-        self._at_work.begin(piece.number)
+        self._in_flight.begin(piece.number)
         order, _, operand = piece.request.split()[0], None, piece.request.split()[-1]
         if order == "make":
             for key in sorted(unit.exports):
                 state = key * (int(operand) // len(key))
-                yield Made(unit.number, key, 1, len(state), state)
+                yield Exported(unit.number, key, 1, len(state), state)
         elif order == "sleep":
             time.sleep(float(operand))
         elif order == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif order == "raise":
             raise RuntimeError("the device is broken")
-        elif order == "speak":
-            self._speak(Alive(unit.number))
+        elif order == "report_alive":
+            self._report_alive(Alive(unit.number))
         elif order == "warn":
             self._warn(operand)
         elif order == "gather":
@@ -93,7 +93,7 @@ class FakeWorker:
             yield Answer(unit.number, piece.number, Result(id="units", prompt_tokens=1, token_ids=[self._num_begun]))
             return
         read = [sum(bytes(states[key]).count(key) for key in unit.imports if key in states)]
-        self._at_work.end(piece.number)
+        self._in_flight.end(piece.number)
         yield Answer(unit.number, piece.number, Result(id=piece.request, prompt_tokens=1, token_ids=read))
 
 

@@ -45,7 +45,7 @@ PASS_COLUMNS = (
     "begin_s", "seconds", "prefill_s", "decode_s", "store_s", "passes", "prefill_tokens", "decode_tokens", "running",
     "waiting", "pool_bytes", "store_bytes", "failures",
 )  # fmt: skip
-STEM_COLUMNS = (
+EDGE_COLUMNS = (
     "parent", "begin", "end", "requests", "restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes",
     "dropped", "dropped_s", "text", "hidden",
 )  # fmt: skip
@@ -53,7 +53,7 @@ REQUEST_COLUMNS = (
     "id", "line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "prefill_ms", "decode_ms",
     "finish", "error", "answer", "calls",
 )  # fmt: skip
-MOST_STEMS = 4096
+MOST_EDGES = 4096
 MOST_TURNS = 100
 
 
@@ -85,12 +85,12 @@ class Run:
         self.trace, self.prompts, self.errors, self.hostile = trace, prompts, errors, hostile
         self.segments_count = segments
         self.rows: dict[str, list[Any]] = {name: [] for name in REQUEST_COLUMNS}
-        self.stems: dict[str, list[Any]] = {name: [] for name in STEM_COLUMNS}
+        self.edges: dict[str, list[Any]] = {name: [] for name in EDGE_COLUMNS}
         self.is_long = requests > 2000
-        self._add_stem(-1, 0, 0, "")
+        self._add_edge(-1, 0, 0, "")
         self._draw_requests()
 
-    def _add_stem(self, parent: int, begin: int, end: int, words: str) -> int:
+    def _add_edge(self, parent: int, begin: int, end: int, words: str) -> int:
         draw = self.draw
         snapshots = draw.choice((0, 0, 1, 2))
         dropped = draw.randint(0, snapshots) if draw.random() < 0.3 else 0
@@ -99,29 +99,29 @@ class Run:
             "snapshot_bytes": snapshots * 1_540_096, "dropped": dropped,
             "dropped_s": round(draw.uniform(0, 10), 3) if dropped else None, "text": words,
         }  # fmt: skip
-        for name in STEM_COLUMNS:
-            self.stems[name].append(row.get(name, 0))
-        return len(self.stems["parent"]) - 1
+        for name in EDGE_COLUMNS:
+            self.edges[name].append(row.get(name, 0))
+        return len(self.edges["parent"]) - 1
 
     def _draw_requests(self) -> None:
-        """Conversations below shared stems; each turn is one request and one edge more."""
+        """Conversations below shared edges; each turn is one request and one edge more."""
         draw, shared = self.draw, []
         for n in range(max(1, min(40, self.requests // 20))):
             end = draw.randint(200, 2000)
-            first = self._add_stem(0, 0, end, f"<|system|> agent {n}: {text(draw, 6, self.hostile)}"[:80])
-            second = self._add_stem(first, end, end + draw.randint(20, 300), f"tools {n}")
+            first = self._add_edge(0, 0, end, f"<|system|> agent {n}: {text(draw, 6, self.hostile)}"[:80])
+            second = self._add_edge(first, end, end + draw.randint(20, 300), f"tools {n}")
             shared.append(draw.choice((first, second)))
         line = 0
         while len(self.rows["id"]) < self.requests:
             line += 1
-            stem = draw.choice(shared)
-            node, position, name = stem, self.stems["end"][stem], draw.choice(("support", "search", "files"))
+            edge = draw.choice(shared)
+            node, position, name = edge, self.edges["end"][edge], draw.choice(("support", "search", "files"))
             for turn in range(1, draw.randint(2, 9)):
                 if len(self.rows["id"]) >= self.requests:
                     break
                 begin, position = position, position + draw.randint(20, 400)
-                if len(self.stems["parent"]) < MOST_STEMS:
-                    node = self._add_stem(node, begin, position, text(draw, 4, self.hostile)[:80])
+                if len(self.edges["parent"]) < MOST_EDGES:
+                    node = self._add_edge(node, begin, position, text(draw, 4, self.hostile)[:80])
                 self._draw_request(f"{name}-{line}#{turn}", line, turn, node, position)
 
     def _draw_request(self, name: str, line: int, turn: int, node: int, length: int) -> None:
@@ -158,18 +158,18 @@ class Run:
             self._count(node, length, cached, source)
 
     def _count(self, node: int, length: int, cached: int, source: int) -> None:
-        """Enter a request into the stems of its path; what lies beyond a node's end belongs to the node (folded)."""
-        stems, first = self.stems, True
+        """Enter a request into the edges of its path; what lies beyond a node's end belongs to the node (folded)."""
+        edges, first = self.edges, True
         while node >= 0:
-            begin, end = stems["begin"][node], length if first else stems["end"][node]
+            begin, end = edges["begin"][node], length if first else edges["end"][node]
             restored = max(0, min(end, cached) - begin)
-            stems["requests"][node] += 1
-            stems["hidden"][node] += first and stems["end"][node] < length
-            stems["restored"][node] += restored
-            stems["computed"][node] += end - begin - restored
+            edges["requests"][node] += 1
+            edges["hidden"][node] += first and edges["end"][node] < length
+            edges["restored"][node] += restored
+            edges["computed"][node] += end - begin - restored
             if source:
-                stems[("memory", "disk")[source - 1]][node] += restored
-            node, first = stems["parent"][node], False
+                edges[("memory", "disk")[source - 1]][node] += restored
+            node, first = edges["parent"][node], False
 
     def passes(self, seconds: float) -> dict[str, list[Any]]:
         """The columns of some passes that lie in so many seconds, with gaps."""
@@ -197,9 +197,9 @@ class Run:
         made = []
         for n in range(self.segments_count):
             seconds = round(self.times.uniform(5, 20), 3)
-            stems = self.stems if n == 0 else {name: self.stems[name][:1] for name in STEM_COLUMNS}
+            edges = self.edges if n == 0 else {name: self.edges[name][:1] for name in EDGE_COLUMNS}
             if n:
-                stems = stems | {name: [0] for name in ("requests", "restored", "computed", "memory", "disk", "hidden")}
+                edges = edges | {name: [0] for name in ("requests", "restored", "computed", "memory", "disk", "hidden")}
             last = n == self.segments_count - 1
             end = {"seconds": seconds, "exit_code": 0 if last else 130, "summary": self.summary()}
             made.append(
@@ -207,7 +207,7 @@ class Run:
                     **self.ran(n),
                     "worker": "main",
                     "passes": self.passes(seconds),
-                    "stems": stems,
+                    "stems": edges,
                     "continue": None if last and not self.unfinished else "apcbatch run in.jsonl -o out.jsonl --resume",
                     "end": None if last and self.unfinished else end,
                 }
@@ -252,7 +252,7 @@ class Run:
             "miss_reasons": {REASONS[r]: n for r, n in Counter(rows["reason"]).items() if r},
             "prefill_tokens_per_s": 2301.5, "decode_tokens_per_s": 801.25,
             "seconds": {"load": 2.5, "plan": 0.25, "prefill": 4.5, "decode": 6.25, "store": 0.75, "total": 14.5},
-            "peak_rss_bytes": 812_000_000, "peak_device_bytes": None,
+            "peak_rss_bytes": 812_000_000, "peak_device_bytes": None, "store_skipped": self.number % 3,
             "warnings": [f"the bundled model is tiny {HOSTILE[0] if self.hostile else ''}".strip()],
         }  # fmt: skip
 
@@ -265,7 +265,10 @@ class Run:
         """The run as the page gets it."""
         summary, rows, done = self.summary(), self.rows, not self.unfinished
         ideal = sum(max(0, value) for value in rows["ideal"])
-        timed = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "peak_device_bytes")
+        timed = (
+            "prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "peak_device_bytes",
+            "store_skipped",
+        )  # fmt: skip
         copied = (
             "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
             "completion_tokens", "hit_rate", "ideal_hit_rate", "warnings",
@@ -312,7 +315,7 @@ class Run:
                 "ideal": ideal,
                 "misses": sorted(misses, key=lambda miss: -miss["tokens"]),
             },
-            "tree": {**self.stems, "note": None} if self.trace else None,
+            "tree": {**self.edges, "note": None} if self.trace else None,
             "timelines": [
                 {"worker": "main", "begin": 1795219200.1 + 60 * n, "seconds": 12.5, "passes": self.passes(12.0)}
                 for n in range(count)

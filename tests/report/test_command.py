@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -66,7 +68,9 @@ def test_the_page_is_named_after_out(name: str, report: str, out: Path, apcbatch
     assert (tmp_path / report).exists() and [path.name for path in folder.iterdir()] == [name]
 
 
-def test_only_a_report_is_replaced(out: Path, apcbatch: Command, tmp_path: Path) -> None:
+def test_only_a_report_is_replaced(
+    out: Path, apcbatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fault: a slip of the hand replaces answers, or the second report of a run needs a flag."""
     page = tmp_path / "r.html"
     assert apcbatch("report", "out.jsonl", "-o", "r.html").code == 0
@@ -77,12 +81,20 @@ def test_only_a_report_is_replaced(out: Path, apcbatch: Command, tmp_path: Path)
         page.write_bytes(content)
         done = apcbatch("report", "out.jsonl", "-o", "r.html")
         assert done.code == 2 and "--overwrite" in done.stderr and page.read_bytes() == content
+    page.write_bytes(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(report_file, "open_regular_file", Mock(side_effect=PermissionError(13, "Permission denied")))
+        assert apcbatch("report", "out.jsonl", "-o", "r.html").code == 2
+    page.write_bytes(b"")
+    assert apcbatch("report", "out.jsonl", "-o", "r.html").code == 0
+    page.write_bytes(b"notes of mine")
     assert apcbatch("report", "out.jsonl", "-o", "r.html", "--overwrite").code == 0
     assert page.read_bytes().startswith(report_file.FIRST_BYTES)
 
 
 def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command, tmp_path: Path) -> None:
     """Fault: a traceback, an exit code of success, or a file of the run that is replaced."""
+    (tmp_path / "torn.gz").write_bytes(gzip.compress(random.randbytes(1000).replace(b"\n", b""))[:500])
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     (tmp_path / "notes.txt").write_text("mine\n")
     (tmp_path / "folder").mkdir()
@@ -92,11 +104,14 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("folder",): "folder",
         ("pipe",): "named pipe",
         ("-",): "give the file's name",
-        ("s3://bucket/out.jsonl",): "give that file, or a copy",
+        ("s3://bucket/out.jsonl",): "its run has left out.jsonl in the folder where it ran, with out.jsonl.run.json",
+        ("s3://",): "its run has left OUT in the folder where it ran",
         ("notes.txt",): "has no record of this program",
+        ("torn.gz",): "output torn.gz cannot be read further before its first line: ",
         ("out.jsonl.run.json",): "has no record of this program",
         ("out.jsonl", "./out.jsonl"): "is given twice",
-        ("out.jsonl",) * 9: "8 at most",
+        ("out.jsonl",) * 9: "9 OUTs are given; one report shows 8 at most",
+        ("out.jsonl",) * 8: "is given twice",
         ("out.jsonl", "-o", "-"): "needs a file",
         ("out.jsonl", "-o", "s3://bucket/r.html"): "a file on this machine",
         ("out.jsonl", "-o", "folder"): "is a folder",
@@ -110,7 +125,9 @@ def test_what_is_refused_is_refused_with_a_sentence(out: Path, apcbatch: Command
         ("out.jsonl", "-o", "in.jsonl", "--overwrite", "--prompts", "in.jsonl"): "are the same file",
         ("out.jsonl", "-o", "t.json", "--tune", "t.json"): "are the same file",
         ("out.jsonl", "--tune", "none.json"): "--tune none.json cannot be read",
+        ("out.jsonl", "--tune", "notes.txt"): "tune-block-size --json",
         ("out.jsonl", "--prompts", "none.jsonl"): "cannot read none.jsonl",
+        ("out.jsonl", "--prompts", "in.jsonl", "--model", "./none"): "./none",
         (): "Missing argument",
     }
     for arguments, sentence in cases.items():
@@ -140,6 +157,22 @@ def test_hostile_texts_are_not_in_the_page(out: Path, apcbatch: Command, tmp_pat
     assert all(answer.startswith("".join(HOSTILE)) for answer in table["answer"])
 
 
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (1, "1 kB"),
+        (1_499, "1 kB"),
+        (482_400, "482 kB"),
+        (999_400, "999 kB"),
+        (1_000_000, "1.0 MB"),
+        (1_949_000, "1.9 MB"),
+    ],
+)
+def test_the_size_of_a_page(size: int, shown: str) -> None:
+    """Fault: a page of 0 kB, or one whose size is a thousand times another's."""
+    assert report_file.shown_bytes(size) == shown
+
+
 def test_several_runs_and_a_curve(out: Path, apcbatch: Command, tmp_path: Path) -> None:
     """Fault: options of the command do not reach the page."""
     (tmp_path / "again.jsonl").write_bytes(out.read_bytes())
@@ -156,6 +189,7 @@ def test_several_runs_and_a_curve(out: Path, apcbatch: Command, tmp_path: Path) 
     assert shown["curve"]["recommended"]["block_size"] == 16 and shown["curve"]["source"] == "tune-block-size"
 
 
+@pytest.mark.slow
 def test_a_report_needs_no_torch(out: Path, tmp_path: Path) -> None:
     """Fault: a page that takes a second to make takes five, or is not made where torch is missing."""
     code = (
@@ -183,6 +217,7 @@ def test_a_run_writes_its_report(apcbatch: Command, tmp_path: Path) -> None:
     assert again.code == 3 and data_of(tmp_path / "r.html")["runs"][0]["verdict"]["segments"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_run_too(number: signal.Signals, code: int, start: Callable[..., Any], tmp_path: Path) -> None:
     """Fault: the run that needs a look most has no page; or the command that continues is no longer the last line."""
@@ -206,8 +241,14 @@ def test_strict_stops_with_a_report(apcbatch: Command, tmp_path: Path) -> None:
     assert data_of(tmp_path / "r.html")["runs"][0]["verdict"]["exit_code"] == 1
 
 
-@pytest.mark.parametrize(("lines", "code"), [([conversation(1)], 0), ([conversation(1), {"messages": []}], 3)])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("odd"), MemoryError()])
+@pytest.mark.parametrize(
+    ("lines", "code", "error"),
+    [
+        ([conversation(1)], 0, OSError(28, "No space left on device")),
+        ([conversation(1), {"messages": []}], 3, RuntimeError("odd")),
+        ([conversation(1)], 0, MemoryError()),
+    ],
+)
 def test_a_report_that_fails_is_a_warning(
     lines: list[Any], code: int, error: Exception, apcbatch: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from apcbatch.job.trace_file import read_trace
-from apcbatch.report.curve import read_curve
-from apcbatch.report.tree import merge_stems
+from apcbatch.errors import UsageError
+from apcbatch.job.tracing.trace_file import read_trace
+from apcbatch.report.curve import MOST_CANDIDATES, read_curve
+from apcbatch.report.tree import merge_edges
 from tests.chats import conversation, write_lines
 from tests.job.conftest import Outcome
 from tests.report.conftest import document_of
@@ -48,8 +50,8 @@ def test_a_made_up_trace_is_one(tmp_path: Path) -> None:
     path.write_bytes(b"".join(trace_lines(120, random.randrange(1 << 30), 3)))
     trace = read_trace(path)
     assert len(trace.segments) == 3 and not trace.notes
-    tree = merge_stems(trace.segments)
-    assert tree is not None and sum(tree["restored"]) == sum(map(sum, (one.stems.restored for one in trace.segments)))
+    tree = merge_edges(trace.segments)
+    assert tree is not None and sum(tree["restored"]) == sum(map(sum, (one.edges.restored for one in trace.segments)))
 
 
 def test_the_curve_of_a_plan(real: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -64,12 +66,44 @@ def test_the_curve_of_a_plan(real: Callable[..., Outcome], tmp_path: Path) -> No
     assert shape(curve) | {"recommended": ...} == shape(made) | {"recommended": ...}
 
 
+ROW = {"block_size": 64, "cached_tokens": 5, "computed_tokens": 0, "store_bytes": (1 << 60) - 1, "hit_rate": 0}
+
+
+def test_the_bounds_of_a_curve(tmp_path: Path) -> None:
+    """Fault: as many candidates as may be, or numbers at the ends of what they may be, are refused or changed."""
+    path, rows = tmp_path / "tune.json", [ROW | {"block_size": size} for size in range(MOST_CANDIDATES, 0, -1)]
+    for chosen in (7, None, "7"):
+        recommended = {"block_size": chosen} if chosen else []
+        path.write_text(json.dumps({"candidates": rows, "recommended": recommended, "policy": 3, "model": "m"}))
+        curve = read_curve(str(path))
+        assert [row["block_size"] for row in curve["candidates"]] == [*range(1, MOST_CANDIDATES + 1)]
+        assert (curve["recommended"] or {}).get("block_size") == (7 if chosen == 7 else None)
+        assert (curve["source"], curve["policy"], curve["model"]) == ("tune-block-size", "", "m")
+        assert curve["candidates"][0] == ROW | {"block_size": 1, "predicted_s": None, "measured_s": None}
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"candidates":[]}', b'{"candidates":[3]}', b'{"candidates":[{"block_size":true}]}']
+    ("content", "sentence"),
+    [
+        ("", "cannot be read"),
+        ("[]", "has no candidates"),
+        ("{}", "has no candidates"),
+        ('{"candidates":[]}', "has no candidates"),
+        ({"candidates": [ROW] * (MOST_CANDIDATES + 1)}, "has no candidates"),
+        ({"candidates": {"block_size": 1}}, "has no candidates"),
+        ({"candidates": [3]}, "candidate 1 lacks"),
+        ({"candidates": [ROW, ROW | {"block_size": True}]}, "candidate 2 lacks"),
+        ({"candidates": [ROW | {"cached_tokens": -1}]}, "candidate 1 lacks"),
+        ({"candidates": [ROW | {"store_bytes": 1 << 60}]}, "candidate 1 lacks"),
+        ({"candidates": [ROW | {"hit_rate": None}]}, "candidate 1 lacks"),
+        ({"candidates": [ROW | {"hit_rate": True}]}, "candidate 1 lacks"),
+        ({"candidates": [ROW | {"measured_prefill_s": -0.5}]}, "candidate 1 lacks"),
+        ({"candidates": [ROW | {"predicted_prefill_s": "1"}]}, "candidate 1 lacks"),
+    ],
 )
-def test_another_file_than_a_curve(content: bytes, real: Callable[..., Outcome], tmp_path: Path) -> None:
-    """Fault: a traceback, or a picture of nothing."""
-    (tmp_path / "out.jsonl").write_bytes(b"")
-    (tmp_path / "tune.json").write_bytes(content)
-    done = real("report", "out.jsonl", "--tune", "tune.json")
-    assert done.code == 2 and "tune-block-size --json" in done.stderr and not (tmp_path / "out.report.html").exists()
+def test_another_file_than_a_curve(content: Any, sentence: str, tmp_path: Path) -> None:
+    """Fault: a traceback, or a picture of nothing or of numbers that no command writes."""
+    path = tmp_path / "tune.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(UsageError, match=f"--tune {path}:? {sentence}.*tune-block-size --json"):
+        read_curve(str(path))

@@ -9,37 +9,41 @@ from typing import Any
 
 import pytest
 
-from apcbatch.report.fit import LENGTHS, PAGE_BYTES, fit
+from apcbatch.report.fit import FRAME_BYTES, LENGTHS, PAGE_BYTES, REQUESTS_OF_A_PAGE, _short_id, _two_digits, fit
 from apcbatch.report.page import page
-from apcbatch.report.texts import Texts, shortened, shortened_calls, shortened_middle
+from apcbatch.report.texts import MOST_CHARACTERS, Texts, shortened, shortened_calls, shortened_middle
+from tests.effort import tries
 from tests.report.documents import document
 from tests.report.runs import HOSTILE, text
 
 COUNTS = ("line", "turn", "prompt", "cached", "ideal", "computed", "out", "from", "reason", "finish", "error")
 
 
-def long_document(requests: int, seed: int) -> dict[str, Any]:
+def long_document(requests: int, seed: int, trace: bool) -> dict[str, Any]:
     """A document of one run with answers of some hundred random words."""
     draw = random.Random(seed)
-    made = document(requests, seed, runs=1, prompts=False, hostile=False)
+    made = document(requests, seed, runs=1, prompts=False, hostile=False, trace=trace)
     table = made["runs"][0]["requests"]
     table["answer"] = [text(draw, 60, False) + f" {draw.random()}" for _ in table["id"]]
     table["answer_characters"] = None
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", ["short", "uuid"])
 def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
     """Fault: a page too large to be opened or sent. Random ids weigh more than all other columns."""
-    made = long_document(50_000, random.randrange(1 << 30))
+    requests = min(REQUESTS_OF_A_PAGE, tries(REQUESTS_OF_A_PAGE))
+    page_bytes = FRAME_BYTES + (PAGE_BYTES - FRAME_BYTES) * requests // REQUESTS_OF_A_PAGE  # as many for each request
+    made = long_document(requests, random.randrange(1 << 30), trace=requests == REQUESTS_OF_A_PAGE)
     table = made["runs"][0]["requests"]
     draw = random.Random(random.randrange(1 << 30))
     if ids == "uuid":
         table["id"] = [str(uuid.UUID(int=draw.getrandbits(128))) for _ in table["id"]]
     before = copy.deepcopy({name: table[name] for name in COUNTS})
-    fitted = fit(made)
-    assert len(page(fitted, "large")) < PAGE_BYTES
-    new, notes = fitted["runs"][0]["requests"], fitted["runs"][0]["notes"]
+    fitted = fit(made, page_bytes)
+    assert len(page(fitted, "large")) < page_bytes
+    new, notes = fitted["runs"][0]["requests"], fitted["runs"][0]["notes"][len(made["runs"][0]["notes"]) :]
     assert {name: new[name] for name in COUNTS} == before
     limit = new["answer_characters"]
     assert limit is not None and new["answer"] == [shortened(answer, limit) for answer in table["answer"]]
@@ -48,9 +52,9 @@ def test_fifty_thousand_requests_fit_two_megabytes(ids: str) -> None:
         longer = LENGTHS[LENGTHS.index(limit) + 1]
         grown = new | {"answer": [shortened(answer, longer) for answer in table["answer"]]}
         larger = made | {"runs": [made["runs"][0] | {"requests": grown}]}
-        assert len(page(larger, "larger")) > 0.9 * PAGE_BYTES, "there was room for more"
+        assert len(page(larger, "larger")) > 0.9 * page_bytes, "there was room for more"
     else:
-        assert len(set(new["id"])) == 50_000 and len(notes) >= 1
+        assert len(set(new["id"])) == requests and len(notes) >= 1
         assert all(old.startswith(short.rstrip("\u2026")) for old, short in zip(table["id"], new["id"], strict=True))
 
 
@@ -61,10 +65,11 @@ def test_what_fits_is_not_touched() -> None:
     assert fit(made) == before
 
 
-@pytest.mark.parametrize("page_bytes", [190_000, 260_000, 500_000])
+@pytest.mark.slow
+@pytest.mark.parametrize("page_bytes", [190_000, 260_000])
 def test_any_bound_holds(page_bytes: int) -> None:
     """Fault: prompts, calls or errors are not cut where answers are, so that the page is still too large."""
-    made = document(300, random.randrange(1 << 30), runs=3, trace=False)
+    made = document(max(100, tries(300)), random.randrange(1 << 30), runs=3, trace=False)
     draw = random.Random(random.randrange(1 << 30))
     for run in made["runs"]:
         table = run["requests"]
@@ -94,6 +99,41 @@ def test_texts_are_held_within_a_bound() -> None:
     for (answer, calls), kept, kept_calls in zip(whole, texts.answers, texts.calls, strict=True):
         assert len(kept) <= limit and (kept == answer or answer.startswith(kept[:-1]))
         assert (kept_calls is None) == (calls is None)
+
+
+def test_whole_texts_are_not_said_to_be_cut() -> None:
+    """Fault: a page says that its texts were cut and they are whole, or the other way round."""
+    for length, characters in ((MOST_CHARACTERS, None), (MOST_CHARACTERS + 1, MOST_CHARACTERS)):
+        for answer, calls in (("x" * length, None), ("", [{"name": "f", "arguments": "x" * length}])):
+            texts = Texts()
+            texts.add(answer, calls)
+            assert texts.characters == characters
+    texts = Texts(most_held=MOST_CHARACTERS)
+    assert [texts.error(sentence) for sentence in ("a", "b", "a", "")] == [1, 2, 1, 0] and texts.errors == [
+        "",
+        "a",
+        "b",
+    ]
+    texts.add("x" * (MOST_CHARACTERS - 2), None)
+    assert texts.characters is None
+    texts.error("c")
+    assert texts.characters == MOST_CHARACTERS // 2 == len(texts.answers[0])
+
+
+def test_times_have_two_digits_and_ids_a_length() -> None:
+    """Fault: a rounded time is another one, or an id that has room is cut."""
+    for value, rounded in (
+        (0, 0),
+        (7, 7),
+        (99, 99),
+        (100, 100),
+        (104, 100),
+        (105, 110),
+        (12_499, 12_000),
+        (12_500, 13_000),
+    ):
+        assert _two_digits(value) == rounded
+    assert [_short_id("abcdef", length) for length in (7, 6, 5)] == ["abcdef", "abcdef", "abcd\u2026"]
 
 
 def test_shortening_shows_itself() -> None:

@@ -8,13 +8,19 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import orjson
 import pytest
 
+from apcbatch.report.out_file import find_out
+from apcbatch.report.run import read_run
+from apcbatch.report.tokens import turn_sums
+from apcbatch.report.verdict import verdict
 from tests.chats import conversation, read_records, write_lines
 from tests.conftest import SHARED_DATA
 from tests.job.conftest import Outcome
@@ -24,7 +30,7 @@ COUNTS = (
     "requests", "ok", "errors", "errors_by_code", "prompt_tokens", "cached_tokens", "computed_tokens",
     "completion_tokens", "hit_rate", "ideal_hit_rate",
 )  # fmt: skip
-MEASURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "warnings")
+MEASURES = ("prefill_tokens_per_s", "decode_tokens_per_s", "seconds", "peak_rss_bytes", "store_skipped", "warnings")
 RUN = ("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 4, "--max-running", 3, "--progress", "none")
 
 
@@ -80,13 +86,15 @@ def batch(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"b-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ("--turns", "each", "--policy", "all", "--store", "store"),
-        ("--turns", "rollout", "--limit", 3),
+        ("--turns", "rollout", "--limit", 1),
         ("--turns", "last", "--score"),
         ("--policy", "none"),
+        ("--policy", "all", "--store", "store", "--store-size", "0"),
     ],
     ids=lambda options: options[-1] if isinstance(options[-1], str) else "rollout",
 )
@@ -95,14 +103,16 @@ def test_of_a_real_run_every_number_is_the_summarys(
 ) -> None:
     """Fault: the page counts something else than the run, which prints its summary."""
     common = ("--max-tokens", 3, "--block-size", 16, "-q", "-o", "out.jsonl")
-    done = real("run", EXAMPLES, "--limit", 6, *common, *options)
+    done = real("run", EXAMPLES, "--limit", 2, *common, *options)
     assert done.code == 0, done.stderr
     run = run_of(tmp_path / "out.jsonl")
     check_equals_summary(run, done.summary, 0)
+    assert (done.summary["store_skipped"] > 0) == ("--store-size" in options)
     check_sums(run, read_records(tmp_path / "out.jsonl"))
     assert run["tree"]["parent"][0] == -1 and not run["notes"]
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["taskmaster4", "toolbench_dfs", "tau_bench"])
 def test_of_real_conversations_too(name: str, real: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -112,6 +122,19 @@ def test_of_real_conversations_too(name: str, real: Callable[..., Outcome], tmp_
     run = run_of(tmp_path / "out.jsonl")
     check_equals_summary(run, done.summary, done.code)
     check_sums(run, read_records(tmp_path / "out.jsonl"))
+
+
+@pytest.mark.slow
+def test_the_tool_calls_of_a_real_record(real: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: a call that the model made is not in the report, or not with the arguments that OUT has."""
+    line = json.loads(EXAMPLES.read_text().splitlines()[1])
+    write_lines(tmp_path / "in.jsonl", [line | {"messages": line["messages"][:2]}])
+    assert real("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 64, "-q").code == 0
+    [record] = read_records(tmp_path / "out.jsonl")
+    message = record["response"]["body"]["choices"][0]["message"]
+    table = run_of(tmp_path / "out.jsonl")["requests"]
+    assert message["tool_calls"] and table["calls"] == [[call["function"] for call in message["tool_calls"]]]
+    assert table["answer"] == [message["content"] or ""] and table["finishes"][table["finish"][0]] == "tool_calls"
 
 
 def test_errors_several_inputs_and_several_answers(real: Callable[..., Outcome], tmp_path: Path) -> None:
@@ -139,6 +162,7 @@ def test_errors_several_inputs_and_several_answers(real: Callable[..., Outcome],
     assert sum("[answer 3 of 3]" in answer for answer in table["answer"]) == 1
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_lines_that_are_there(start: Callable[..., Any], tmp_path: Path) -> None:
     """Fault: without the end of its last process a run has no report, or one that says it ended."""
     write_lines(tmp_path / "in.jsonl", [conversation(number) for number in range(20)])
@@ -227,3 +251,40 @@ def test_a_damaged_packed_out_is_refused(apcbatch: Callable[..., Outcome], tmp_p
     (tmp_path / "out.jsonl.gz").write_bytes(data[: len(data) // 2])
     done = apcbatch("report", "out.jsonl.gz")
     assert done.code == 2 and "cannot be read further" in done.stderr
+
+
+def test_turns_from_the_hundredth_on_are_one_row() -> None:
+    """Fault: a turn is counted in another's row, or an error as if it had been answered."""
+    numbers = {"turn": [0, 1, 1, 99, 100, 101], "cached": [7, 1, 2, 3, 4, 5], "error": [0, 0, 1, 0, 0, 0]}
+    requests: Any = SimpleNamespace(numbers=numbers | {"computed": [9, 10, 20, 30, 40, 50]})
+    assert turn_sums(requests) == {
+        "turn": [1, 99, 100], "requests": [1, 1, 2], "cached": [1, 3, 9], "computed": [10, 30, 90],
+    }  # fmt: skip
+
+
+def test_what_a_summary_says_wrongly_is_not_known(apcbatch: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Fault: a trace that somebody made up, or one of another version, ends the report in a traceback, or a number that
+    cannot be is shown."""
+    write_lines(tmp_path / "in.jsonl", [conversation(1)])
+    apcbatch(*RUN, "--policy", "all")
+    found = read_run(find_out(str(tmp_path / "out.jsonl")))
+    [segment] = found.segments
+    assert segment.end is not None
+    for given, seconds, peak, skipped in (
+        ({}, 0.0, None, None),
+        ({"seconds": {"load": 2.5}, "peak_rss_bytes": 1, "store_skipped": 0}, 2.5, 1, 0),
+        ({"seconds": {"load": 2**53}, "peak_rss_bytes": 0, "store_skipped": 2**53}, 2**53, None, 2**53),
+        ({"seconds": {"load": 2**53 + 1}, "peak_rss_bytes": True, "store_skipped": 2**53 + 1}, 0.0, None, None),
+        ({"seconds": {"load": -1}, "peak_rss_bytes": "1", "store_skipped": -1}, 0.0, None, None),
+        ({"seconds": [1], "peak_rss_bytes": 1.5, "store_skipped": None}, 0.0, None, None),
+    ):
+        end = replace(segment.end, summary=given)
+        told = verdict(found.requests, [replace(segment, end=end)], True)
+        assert (told["seconds"]["load"], told["peak_rss_bytes"], told["store_skipped"]) == (seconds, peak, skipped)
+    ends = [
+        replace(segment.end, summary={"prefill_tokens_per_s": rate, "seconds": {"prefill": took}, "warnings": said})
+        for rate, took, said in ((10.0, 1.0, ["a", "b"]), (40.0, 0.5, ["b"]), (None, 9.0, "c"), (70.0, 0.0, None))
+    ]
+    told = verdict(found.requests, [replace(segment, end=end) for end in ends], True)
+    assert told["prefill_tokens_per_s"] == 20.0 and told["decode_tokens_per_s"] is None
+    assert told["warnings"] == ["a", "b"] and told["seconds"]["prefill"] == 10.5

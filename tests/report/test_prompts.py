@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apcbatch.data.inputs import find_inputs
+from apcbatch.data.input.inputs import Inputs, find_inputs
+from apcbatch.errors import UsageError
 from apcbatch.job.inspection import inspect
 from apcbatch.report.document import make_document
 from apcbatch.report.out_file import find_out
 from apcbatch.report.prompts import PromptReader
+from apcbatch.report.run import read_run
 from apcbatch.report.texts import ELLIPSIS, shortened_prompt
 from apcbatch.resolution import resolve
 from tests.chats import read_records, write_lines
@@ -30,6 +33,7 @@ def rows_with_prompts(out: Path, *inputs: Path, warned: list[str] | None = None)
     return make_document([find_out(str(out))], prompts=reader)["runs"][0]["requests"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["examples", pytest.param("taskmaster4", marks=pytest.mark.data)])
 def test_they_are_the_conversations_of_the_requests(source: str, apcbatch: Command, tmp_path: Path) -> None:
     """Fault: the prompt beside an answer is of another turn or another line, or it is the template's text and not a
@@ -64,6 +68,7 @@ def test_a_completion_is_its_text(apcbatch: Command, tmp_path: Path) -> None:
 
 def test_a_long_conversation_keeps_its_first_and_its_last_messages() -> None:
     """Fault: a shortened prompt has lost what was asked last, or is longer than the limit."""
+    assert len(shortened_prompt([["user", ""]] * 50, 8)) == 10, "one that says nothing takes room too"
     draw = random.Random(seed := random.randrange(1 << 30))
     for _ in range(300):
         prompt = [["user", "x" * draw.choice((0, 3, 40, 900))] for _ in range(draw.randint(1, 9))]
@@ -79,10 +84,23 @@ def test_another_input_is_refused(apcbatch: Command, tmp_path: Path) -> None:
     lines = EXAMPLES.read_text().splitlines()[:4]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
     apcbatch("run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", 2, "--policy", "all", "-q")
-    assert apcbatch("report", "out.jsonl", "--prompts", "in.jsonl", "-o", "r.html").code == 0
-    (tmp_path / "in.jsonl").write_text("\n".join(lines).replace("the", "teh") + "\n")
-    done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl", "-o", "other.html")
-    assert done.code == 2 and "is not the input of out.jsonl" in done.stderr
+    whole = (tmp_path / "in.jsonl").read_bytes()
+    (tmp_path / "copy.jsonl").write_bytes(whole)
+    assert apcbatch("report", "out.jsonl", "--prompts", "copy.jsonl", "-o", "r.html").code == 0
+    for other in (whole.replace(b"the", b"teh"), whole + b"\n", whole[:-1]):
+        (tmp_path / "in.jsonl").write_bytes(other)
+        done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl", "-o", "other.html")
+        assert done.code == 2 and "is not the input of out.jsonl" in done.stderr
+        assert f"had {len(whole):,} bytes (it has {len(other):,} bytes)" in done.stderr
+    facts = json.loads((run_file := tmp_path / "out.jsonl.run.json").read_text())
+    facts["config"] |= {"an_option_of_a_later_version": 1}
+    facts["input"] |= {"size_bytes": None, "xxh3_of_ends": None, "name": "user/data/one"}  # as of a dataset of the Hub
+    run_file.write_text(json.dumps(facts))
+    run = read_run(find_out(str(tmp_path / "out.jsonl")))
+    for name, is_refused in (("user/data/one", False), ("user/data/two", True)):
+        reader = PromptReader(Inputs((name,), (name,)), "demo", warn=print)
+        with pytest.raises(UsageError, match="had no size") if is_refused else nullcontext():
+            reader._config(run)
     assert not (tmp_path / "other.html").exists()
 
 
@@ -117,9 +135,10 @@ def test_what_cannot_be_known_is_refused(apcbatch: Command, tmp_path: Path) -> N
     apcbatch(*run, "-o", "out.jsonl")
     run_file = tmp_path / "out.jsonl.run.json"
     facts = json.loads(run_file.read_text())
-    run_file.write_text(json.dumps(facts | {"model_files": "0" * 32}))
-    done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl")
-    assert done.code == 2 and "--model" in done.stderr
+    for other in ("0" * 32, "f" * 32):
+        run_file.write_text(json.dumps(facts | {"model_files": other}))
+        done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl")
+        assert done.code == 2 and "--model" in done.stderr
     run_file.unlink()
     done = apcbatch("report", "out.jsonl", "--prompts", "in.jsonl")
     assert done.code == 2 and "leave --prompts out" in done.stderr

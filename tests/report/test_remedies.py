@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from apcbatch.config import OPTIONS
-from apcbatch.report.remedies import DIVERGED, REMEDIES, UNKNOWN, remedy
+from apcbatch.report.tokens import DIVERGED, REMEDIES, UNKNOWN, remedy
 from apcbatch.types import MissReason, Policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "caching.md"

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from apcbatch.job.segment import MOST_STEMS, Segment, Stems, parsed, segment_of
-from apcbatch.report.tree import ADDED, merge_stems
+from apcbatch.job.tracing.segment import MAX_EDGE_ROWS, EdgeColumns, Segment, parsed, segment_of
+from apcbatch.report.tree import ADDED, merge_edges
 from tests.report.documents import trace_lines
 
 SUMS = ("restored", "computed", "memory", "disk", "snapshots", "snapshot_bytes", "dropped")
@@ -24,58 +24,58 @@ def sums(columns: dict[str, Any]) -> dict[str, int]:
 
 
 def check_is_a_tree(tree: dict[str, Any]) -> None:
-    columns = {field.name: tree[field.name] for field in dataclasses.fields(Stems)}
+    columns = {field.name: tree[field.name] for field in dataclasses.fields(EdgeColumns)}
     line = trace_lines(20, 0, 1)[0]
     segment = parsed(line)["segment"] | {"stems": columns}
     segment_of(orjson.loads(orjson.dumps(segment)))  # which refuses what is no tree
 
 
 def test_sums_stay_whatever_is_put_together() -> None:
-    """Fault: what a process restored is lost or counted twice where its stems meet another's."""
+    """Fault: what a process restored is lost or counted twice where its edges meet another's."""
     for _ in range(5):
         draw = random.randrange(1 << 30)
         parts = [*segments(150, draw), *segments(90, draw + 1), *segments(150, draw)]
-        tree = merge_stems(parts)
+        tree = merge_edges(parts)
         assert tree is not None and tree["note"] is None
         check_is_a_tree(tree)
-        assert sums(tree) == {name: sum(sum(getattr(one.stems, name)) for one in parts) for name in SUMS}
-        assert tree["requests"][0] == sum(one.stems.requests[0] for one in parts)
+        assert sums(tree) == {name: sum(sum(getattr(one.edges, name)) for one in parts) for name in SUMS}
+        assert tree["requests"][0] == sum(one.edges.requests[0] for one in parts)
 
 
-def test_the_same_stems_are_one() -> None:
+def test_the_same_edges_are_one() -> None:
     """Fault: a resumed run shows its shared prefix once for each process."""
     [one] = segments(150, random.randrange(1 << 30))
-    words = [text or f"stem {row}" for row, text in enumerate(one.stems.text)]
-    one = dataclasses.replace(one, stems=dataclasses.replace(one.stems, text=[f"{w} {n}" for n, w in enumerate(words)]))
-    tree = merge_stems([one, one])
-    assert tree is not None and tree["parent"] == one.stems.parent
+    words = [text or f"edge {row}" for row, text in enumerate(one.edges.text)]
+    one = dataclasses.replace(one, edges=dataclasses.replace(one.edges, text=[f"{w} {n}" for n, w in enumerate(words)]))
+    tree = merge_edges([one, one])
+    assert tree is not None and tree["parent"] == one.edges.parent
     for name in ADDED:
-        assert tree[name] == [2 * value for value in getattr(one.stems, name)]
+        assert tree[name] == [2 * value for value in getattr(one.edges, name)]
 
 
 def test_a_late_drop_is_later() -> None:
     """Fault: times of a resumed process count from its own begin, as if they were before."""
     [one] = segments(60, random.randrange(1 << 30))
     later = dataclasses.replace(one, begin=one.begin + 100)
-    tree = merge_stems([one, later])
+    tree = merge_edges([one, later])
     assert tree is not None
     dropped = [s for s in tree["dropped_s"] if s is not None]
-    last = max((s for s in one.stems.dropped_s if s is not None), default=None)
+    last = max((s for s in one.edges.dropped_s if s is not None), default=None)
     assert (max(dropped) if dropped else None) == (None if last is None else last + 100)
 
 
-def test_no_more_stems_than_a_page_shows() -> None:
+def test_no_more_edges_than_a_page_shows() -> None:
     """Fault: many resumed processes make a tree of any size; or what is left out is lost from the sums."""
     draw = random.randrange(1 << 30)
     parts = [one for n in range(4) for one in segments(3000, draw + n)]
-    assert sum(len(one.stems.parent) for one in parts) > MOST_STEMS
-    tree = merge_stems(parts)
-    assert tree is not None and len(tree["parent"]) == MOST_STEMS and "stems that save least" in tree["note"]
+    assert sum(len(one.edges.parent) for one in parts) > MAX_EDGE_ROWS
+    tree = merge_edges(parts)
+    assert tree is not None and len(tree["parent"]) == MAX_EDGE_ROWS and "edges that save least" in tree["note"]
     check_is_a_tree(tree)
-    assert sums(tree) == {name: sum(sum(getattr(one.stems, name)) for one in parts) for name in SUMS}
+    assert sums(tree) == {name: sum(sum(getattr(one.edges, name)) for one in parts) for name in SUMS}
     assert sum(tree["hidden"]) > 0
 
 
 def test_without_a_trace_there_is_no_tree() -> None:
     """Fault: an empty picture in place of a sentence."""
-    assert merge_stems([]) is None
+    assert merge_edges([]) is None

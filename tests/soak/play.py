@@ -29,7 +29,7 @@ from apcbatch.kernels.isa import available_isas, numerics, set_isa
 from apcbatch.kernels.isa import isa as isa_in_use
 from apcbatch.layout import PAGE_TOKENS
 from apcbatch.model.families import load_model_config, state_layout
-from apcbatch.store.publisher import Batch, Publisher
+from apcbatch.store.writer import Batch, Writer
 from tests.soak.compare import Difference, compare, num_prompt, read_records
 from tests.soak.ways import Draw, Kill, Part, Way
 from tests.tiny import save_tiny
@@ -258,14 +258,14 @@ def _environment(isa: str, **variables: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _slow_writes(seconds: float) -> Iterator[None]:
     """Stores in this process wait so long before each write: what waits for it may be dropped or used meanwhile."""
-    process = Publisher.process
+    store = Writer._store
 
-    def wait_and_process(self: Publisher, batch: Batch) -> None:
+    def wait_and_store(self: Writer, batch: Batch) -> None:
         time.sleep(seconds)
-        process(self, batch)
+        store(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Publisher, "process", wait_and_process)
+        patch.setattr(Writer, "_store", wait_and_store)
         yield
 
 

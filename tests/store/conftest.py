@@ -6,7 +6,9 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 
 from apcbatch.layout import TensorLayout
 from apcbatch.store import Store, StoredSnapshot
-from apcbatch.store.format import OBJECT_SUFFIX
+from apcbatch.store.format import INDEX_NAME, OBJECT_SUFFIX
 
 FINGERPRINT = hashlib.sha256(b"a model").digest()
 LAYOUT = {
@@ -65,6 +67,16 @@ def put_chain(store: Store, conversation: object, length: int, **options: Any) -
 
 def object_files(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(Path(folder).rglob(f"*{OBJECT_SUFFIX}"))
+
+
+def num_bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in object_files(folder))
+
+
+def execute(folder: Path, statement: str, *values: object) -> None:
+    """Change the index behind the store's back."""
+    with closing(sqlite3.connect(folder / INDEX_NAME)) as db, db:
+        db.execute(statement, values)
 
 
 def path_of(folder: str | os.PathLike[str], key: bytes) -> Path:

@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 
-from apcbatch.store.files import Buffer, FileLock, FileReader, Files, Kind
+from apcbatch.store.environment import Buffer, FileLock, FileReader, Files, Kind
 
 CALLS = (
     "make_folders",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apcbatch.store import Store
-from apcbatch.store.notices import MAX_BAD_SNAPSHOT_LINES
+from apcbatch.store.status import MAX_BAD_SNAPSHOT_LINES
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
 from tests.store.faults import PowerCutFiles
 

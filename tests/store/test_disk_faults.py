@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from apcbatch.errors import UsageError
-from apcbatch.store import Store
+from apcbatch.store import Store, database, environment
 from apcbatch.store.database import Database, IndexUnavailable, Values
 from apcbatch.store.index import Index
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, put_chain
@@ -115,7 +118,7 @@ def test_an_index_on_a_read_only_medium_is_read(
                 raise IndexUnavailable("unable to open database file")
             super().__init__(path, mode)
 
-    monkeypatch.setattr("apcbatch.store.opening.Index", RefusingIndex)
+    monkeypatch.setattr("apcbatch.store.open.Index", RefusingIndex)
     with Store.open(folder, warn=warnings.append) as store:
         assert store.is_read_only and store.present(keys) == set(keys)
         assert_is(store.get(keys[1], FINGERPRINT), keys[1])
@@ -181,3 +184,23 @@ def test_a_folder_that_vanishes_costs_no_answer(folder: Path, warnings: list[str
         store.put(key, 16, None, FINGERPRINT, arrays_of(key), lambda _, ok: done.append(ok))
         store.flush()
         assert done == [False]
+
+
+def test_a_lock_that_the_system_refuses_leaves_no_file_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a descriptor that stays open each time that a file system without locks is asked for one."""
+
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(environment.fcntl, "flock", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No locks available"):
+        environment.Files().lock(f"{folder}.lock", 0)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_what_sqlite_says_is_cut_and_printable() -> None:
+    """Catches bytes of a damaged index that move the terminal's cursor, or fill its screen."""
+    with pytest.raises(database.IndexDamaged) as caught, database._BOUNDARY:
+        raise sqlite3.DatabaseError("\x1b[2J" + "x" * 300)
+    assert str(caught.value) == "?[2J" + "x" * 196

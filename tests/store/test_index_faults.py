@@ -13,8 +13,17 @@ import pytest
 from apcbatch.store import Store
 from apcbatch.store.database import IndexUnavailable
 from apcbatch.store.index import Index
-from apcbatch.store.objects import Objects
-from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
+from apcbatch.store.snapshot_file import SnapshotFolder
+from tests.store.conftest import (
+    FINGERPRINT,
+    arrays_of,
+    assert_is,
+    key_of,
+    num_bytes_in,
+    object_files,
+    path_of,
+    put_chain,
+)
 
 INDEX_DAMAGES: dict[str, Callable[[Path], object]] = {
     "noise": lambda path: path.write_bytes(os.urandom(20000)),
@@ -33,7 +42,7 @@ def test_a_damaged_index_is_made_anew_from_the_files(folder: Path, warnings: lis
     it."""
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 40)
-    num_bytes = sum(path.stat().st_size for path in object_files(folder))
+    num_bytes = num_bytes_in(folder)
     INDEX_DAMAGES[name](folder / "index.sqlite")
     with Store.open(folder, warn=warnings.append) as store:
         assert store.present(keys) == set(keys)
@@ -47,22 +56,12 @@ def test_a_damaged_index_is_made_anew_from_the_files(folder: Path, warnings: lis
         assert store.present(keys) == set(keys[: len(store.present(keys))]), "an ancestor went before"
 
 
-def test_a_rebuilt_index_leaves_out_what_is_bad(folder: Path, warnings: list[str]) -> None:
-    with Store.open(folder, warn=warnings.append) as store:
-        keys = put_chain(store, "a", 4)
-    path_of(folder, keys[3]).write_bytes(b"x" * 1000)
-    (folder / "index.sqlite").unlink()
-    with Store.open(folder, warn=warnings.append) as store:
-        assert store.present(keys) == set(keys[:3])
-        assert store.stats().num_bytes == sum(path.stat().st_size for path in object_files(folder))
-
-
 def test_an_index_damaged_in_the_middle_of_a_run(folder: Path, warnings: list[str]) -> None:
     """Nothing raises, one line or two say so, and the next run has a sound store."""
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 400)
         store.flush()
-        store._index._db.run("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._index.database.run("PRAGMA wal_checkpoint(TRUNCATE)")
         with open(folder / "index.sqlite", "r+b") as file:
             file.seek(4096)
             file.write(os.urandom(120_000))
@@ -141,9 +140,9 @@ def test_a_rebuild_that_is_killed_is_done_again(
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 10)
     (folder / "index.sqlite").unlink()
-    header, count = Objects.header, 0
+    header, count = SnapshotFolder.header, 0
 
-    def killed(self: Objects, key: bytes) -> object:
+    def killed(self: SnapshotFolder, key: bytes) -> object:
         nonlocal count
         count += 1
         if count == 5:
@@ -151,7 +150,7 @@ def test_a_rebuild_that_is_killed_is_done_again(
         return header(self, key)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Objects, "header", killed)
+        patch.setattr(SnapshotFolder, "header", killed)
         with pytest.raises(KeyboardInterrupt):
             Store.open(folder, warn=warnings.append)
     with Store.open(folder, warn=warnings.append) as store:

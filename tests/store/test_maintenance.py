@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
-from apcbatch.store.objects import BadSnapshot, Objects
-from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
-
-
-def execute(folder: Path, statement: str, *values: object) -> None:
-    with sqlite3.connect(folder / "index.sqlite") as db:
-        db.execute(statement, values)
-    db.close()
+from apcbatch.store.format import INDEX_NAME
+from apcbatch.store.index import Index
+from apcbatch.store.snapshot_file import BadSnapshot, SnapshotFolder
+from tests.store.conftest import (
+    FINGERPRINT,
+    arrays_of,
+    assert_is,
+    execute,
+    key_of,
+    num_bytes_in,
+    object_files,
+    path_of,
+    put_chain,
+)
 
 
 def test_a_sound_store_has_no_faults(store: Store, folder: Path) -> None:
     put_chain(store, "a", 20)
     report = store.check()
     assert (report.num_verified, report.faults) == (20, [])
-    assert report.num_bytes == sum(path.stat().st_size for path in object_files(folder))
+    assert report.num_bytes == num_bytes_in(folder)
 
 
 def test_check_lists_each_fault_and_repairs_it(store: Store, folder: Path) -> None:
@@ -58,7 +64,7 @@ def test_check_lists_each_fault_and_repairs_it(store: Store, folder: Path) -> No
     assert report.num_files_removed == 2 and not stale.exists() and not path_of(folder, bad).exists()
     assert stranger.exists()
     assert store.present(keys) == set(keys[:18])
-    assert store.stats().num_bytes == sum(path.stat().st_size for path in object_files(folder))
+    assert store.stats().num_bytes == num_bytes_in(folder)
     stranger.unlink()
     assert store.check().faults == []
 
@@ -136,6 +142,33 @@ def test_prune_of_one_model(store: Store, folder: Path, called: str) -> None:
     assert_is(store.get(keys[0], FINGERPRINT), keys[0])
 
 
+def test_a_fingerprint_is_known_by_four_digits(folder: Path) -> None:
+    """Fault: `prune --model a` drops every model whose fingerprint begins so."""
+    with closing(_index(folder)) as index:
+        ids = [index.model_id(bytes([0xAB, number]) * 16, name) for number, name in ((1, "one"), (2, "ab0"))]
+        assert [index.model_ids(name) for name in ("AB01", "ab0", "ab", "ab0201", "")] == [ids[:1], ids[1:], [], [], []]
+        assert index.model_ids("ab02ab02") == ids[1:]
+
+
+def test_reservations_are_listed_by_session_and_key(folder: Path) -> None:
+    """Fault: the files of a killed process are looked for under other keys, or its bytes stay reserved."""
+    with closing(_index(folder)) as index:
+        index.reserve("s", [(key_of("a", 1), 5), (key_of("a", 2), 7)])
+        index.reserve("t", [(key_of("b", 1), 1)])
+        index.reserve("u", [])
+        assert index.reserved_bytes() == 13
+        assert index.reserved_keys() == [("s", key_of("a", 1)), ("s", key_of("a", 2)), ("t", key_of("b", 1))]
+        index.release("s")
+        assert index.reserved_bytes() == 1 and len(index.reserved_keys()) == 1
+
+
+def _index(folder: Path) -> Index:
+    folder.mkdir()
+    index = Index(str(folder / INDEX_NAME))
+    index.create(lambda: None)
+    return index
+
+
 def test_prune_of_nothing_in_particular_is_refused(store: Store) -> None:
     put_chain(store, "a", 2)
     with pytest.raises(UsageError, match="nothing says what to drop"):
@@ -157,7 +190,7 @@ def test_a_clock_that_was_ahead_makes_nothing_immortal(
     assert store.stats().models[0].last_used <= time.time()
     assert store.prune(older_than_s=500).num_removed == 0
     now = time.time()
-    monkeypatch.setattr("apcbatch.store.maintenance.time.time", lambda: now + 1000)
+    monkeypatch.setattr("apcbatch.store.eviction.time.time", lambda: now + 1000)
     assert store.prune(older_than_s=500).num_removed == 3
     assert store.present(keys) == set()
 
@@ -208,17 +241,8 @@ def test_a_bad_file_that_cannot_be_read_again_stays(
     def fails(*arguments: object) -> None:
         raise next(faults)
 
-    monkeypatch.setattr(Objects, "read", fails)
+    monkeypatch.setattr(SnapshotFolder, "read", fails)
     report = store.check()
     assert [fault.endswith("it is nonsense") for fault in report.faults] == [True]
     assert (report.num_files_removed, next(faults, None)) == (0, None)
     assert path_of(folder, key).read_bytes() == b"nonsense" and store.present([key]) == {key}
-
-
-def test_prune_to_nothing_takes_the_last_one_too(store: Store, folder: Path) -> None:
-    """Catches a single snapshot that no limit removes."""
-    put_chain(store, "a", 1)
-    store.flush()
-    report = store.prune(size_bytes=0)
-    assert (report.num_removed, report.num_left, report.num_bytes_left) == (1, 0, 0)
-    assert object_files(folder) == []

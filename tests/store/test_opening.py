@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,28 +10,16 @@ from apcbatch.errors import UsageError
 from apcbatch.store import Store
 from apcbatch.store.format import FORMAT_VERSION
 from apcbatch.store.index import Index
+from tests.store.conftest import execute
 
 
 def test_a_newer_store_is_refused(folder: Path, warnings: list[str]) -> None:
     """An old program must not evict or misread what a new one has written."""
     Store.open(folder, warn=warnings.append).close()
-    with sqlite3.connect(folder / "index.sqlite") as db:
-        db.execute("UPDATE meta SET value = ?", (FORMAT_VERSION + 1,))
-    db.close()
+    execute(folder, "UPDATE meta SET value = ?", FORMAT_VERSION + 1)
     for read_only in (False, True):
         with pytest.raises(UsageError, match=f"store format {FORMAT_VERSION + 1}.*newer apcbatch"):
             Store.open(folder, warn=warnings.append, read_only=read_only)
-
-
-def test_another_programs_database_is_refused_and_left_alone(folder: Path, warnings: list[str]) -> None:
-    folder.mkdir()
-    with sqlite3.connect(folder / "index.sqlite") as db:
-        db.execute("CREATE TABLE photos (name TEXT)")
-    db.close()
-    before = (folder / "index.sqlite").read_bytes()
-    with pytest.raises(UsageError, match="not a snapshot store and not empty"):
-        Store.open(folder, warn=warnings.append)
-    assert (folder / "index.sqlite").read_bytes() == before
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path, warnings: list[str]) -> None:
@@ -54,9 +41,7 @@ def test_an_index_that_cannot_be_used_is_closed_again(
 ) -> None:
     """Catches a database that stays open, and its file in use, until Python happens to collect it."""
     Store.open(folder, warn=warnings.append).close()
-    with sqlite3.connect(folder / "index.sqlite") as db:
-        db.execute("DELETE FROM meta")
-    db.close()
+    execute(folder, "DELETE FROM meta")
     opened, closed = [], []
     begin, end = Index.__init__, Index.close
 

@@ -13,7 +13,7 @@ import pytest
 
 from apcbatch.errors import UsageError
 from apcbatch.store import Store
-from apcbatch.store.format import INDEX_NAME, LOCK_NAME, MARKER, MARKER_NAME
+from apcbatch.store.format import INDEX_NAME, LOCK_NAME, STORE_ID, STORE_ID_NAME
 from tests.store.conftest import FINGERPRINT, arrays_of, assert_is, key_of, object_files, path_of, put_chain
 from tests.store.faults import FaultyFiles, bad_sector, disk_full
 
@@ -57,10 +57,10 @@ FOREIGN: dict[str, Callable[[Path], object]] = {
     "a database": photo_library,
     "an empty file named as the index": lambda folder: (folder / INDEX_NAME).touch(),
     "a file named as a snapshot": objects_of_a_user,
-    "a file named as the marker": lambda folder: (folder / MARKER_NAME).write_text("our shop in town"),
-    "a link named as the marker": lambda folder: (folder / MARKER_NAME).symlink_to("/etc/hostname"),
-    "a cut marker beside a file": lambda folder: [
-        (folder / MARKER_NAME).write_bytes(MARKER[:5]),
+    "a file named as the id file": lambda folder: (folder / STORE_ID_NAME).write_text("our shop in town"),
+    "a link named as the id file": lambda folder: (folder / STORE_ID_NAME).symlink_to("/etc/hostname"),
+    "a cut id file beside a file": lambda folder: [
+        (folder / STORE_ID_NAME).write_bytes(STORE_ID[:5]),
         (folder / "notes.txt").write_text("x"),
     ],
 }
@@ -88,7 +88,7 @@ def test_an_empty_folder_is_made_a_store_only_by_a_run(
         Store.open(folder, warn=warnings.append, **options)
     assert contents(folder) == {}
     Store.open(folder, warn=warnings.append).close()
-    assert (folder / MARKER_NAME).read_bytes() == MARKER
+    assert (folder / STORE_ID_NAME).read_bytes() == STORE_ID
     Store.open(folder, warn=warnings.append, **options).close()
 
 
@@ -99,14 +99,14 @@ def test_the_marker_is_on_the_disk_before_anything_else(folder: Path, warnings: 
     files = FaultyFiles(lambda call, path: calls.append((call, Path(path).name)))
     Store.open(folder, warn=warnings.append, files=files).close()
     changes = [call for call in calls if call[0] in ("make_folders", "write_durably", "lock", "write")]
-    assert changes[:2] == [("make_folders", "store"), ("write_durably", MARKER_NAME)]
-    for left in (b"", MARKER[:7], MARKER):
+    assert changes[:2] == [("make_folders", "store"), ("write_durably", STORE_ID_NAME)]
+    for left in (b"", STORE_ID[:7], STORE_ID):
         shutil.rmtree(folder)
         folder.mkdir()
-        (folder / MARKER_NAME).write_bytes(left)
+        (folder / STORE_ID_NAME).write_bytes(left)
         with Store.open(folder, warn=warnings.append) as store:
             assert not store.is_read_only
-        assert (folder / MARKER_NAME).read_bytes() == MARKER
+        assert (folder / STORE_ID_NAME).read_bytes() == STORE_ID
     assert warnings == []
 
 
@@ -114,28 +114,28 @@ def test_the_marker_is_on_the_disk_before_anything_else(folder: Path, warnings: 
 def test_a_store_of_an_earlier_version_has_no_marker_and_is_known(
     folder: Path, warnings: list[str], lost: list[str]
 ) -> None:
-    """Fault: stores made before there were markers are refused, whole or with only their index or their files
+    """Fault: stores made before there were id files are refused, whole or with only their index or their files
     left."""
     with Store.open(folder, warn=warnings.append) as store:
         keys = put_chain(store, "a", 3)
-    (folder / MARKER_NAME).unlink()
+    (folder / STORE_ID_NAME).unlink()
     if "index" in lost:
         (folder / INDEX_NAME).write_bytes(b"nothing of use")
     if "objects" in lost:
         shutil.rmtree(folder / "objects")
     with Store.open(folder, warn=warnings.append, read_only=True) as store:
         assert (store.get(keys[2], FINGERPRINT) is None) == ("objects" in lost)
-    assert not (folder / MARKER_NAME).exists()
+    assert not (folder / STORE_ID_NAME).exists()
     with Store.open(folder, warn=warnings.append) as store:
         assert not store.is_read_only
-    assert (folder / MARKER_NAME).read_bytes() == MARKER
+    assert (folder / STORE_ID_NAME).read_bytes() == STORE_ID
 
 
 def test_a_store_whose_marker_says_it_is_newer_is_refused(folder: Path, warnings: list[str]) -> None:
     """Fault: an old program makes a newer store's damaged index anew and removes its files as bad."""
     with Store.open(folder, warn=warnings.append) as store:
         put_chain(store, "a", 3)
-    (folder / MARKER_NAME).write_text("apcbatch snapshot store 2\n")
+    (folder / STORE_ID_NAME).write_text("apcbatch snapshot store 2\n")
     (folder / INDEX_NAME).write_bytes(b"x" * 5000)
     before = contents(folder)
     with pytest.raises(UsageError, match=r"store format 2.*newer apcbatch"):
@@ -265,7 +265,7 @@ def test_something_else_in_the_place_of_a_snapshot(folder: Path, warnings: list[
 
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize("name", [INDEX_NAME, f"{INDEX_NAME}-wal", LOCK_NAME, MARKER_NAME])
+@pytest.mark.parametrize("name", [INDEX_NAME, f"{INDEX_NAME}-wal", LOCK_NAME, STORE_ID_NAME])
 def test_something_else_in_the_place_of_a_file_of_the_store(
     folder: Path, warnings: list[str], name: str, kind: str
 ) -> None:
@@ -298,7 +298,7 @@ def test_descriptors_do_not_grow_with_what_is_read(folder: Path, warnings: list[
         path_of(folder, keys[6]).mkdir()
         before = descriptors()
         for _ in range(20):
-            store._reading._hidden.clear()
+            store._reader._hidden.clear()
             for key in [*keys, key_of("missing", 16)]:
                 store.get(key, FINGERPRINT)
             store.get_chain(keys[4], FINGERPRINT)
@@ -309,7 +309,7 @@ def test_descriptors_do_not_grow_with_what_is_read(folder: Path, warnings: list[
 
 
 def test_a_disk_that_is_full_at_the_first_opening(folder: Path, warnings: list[str]) -> None:
-    """Fault: not even the marker has room, and the run is refused, or the folder is refused ever after."""
+    """Fault: not even the id file has room, and the run is refused, or the folder is refused ever after."""
     files = FaultyFiles(lambda call, path: disk_full(path) if call == "write_durably" else None)
     with Store.open(folder, warn=warnings.append, files=files) as store:
         assert store.is_read_only

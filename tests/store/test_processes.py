@@ -38,6 +38,7 @@ def work(folder: str, number: int, limit: int, failures: multiprocessing.Queue[s
     failures.put("; ".join(wrong + [line for line in lines if "no room" not in line]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1 << 30, 25_000], ids=["roomy", "tight"])
 def test_two_processes_write_and_read_one_store(folder: Path, warnings: list[str], limit: int) -> None:
     """Both write the same keys at the same time, both evict in the tight case; nobody reads a wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -15,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apcbatch.layout import TensorLayout
-from apcbatch.store.format import MAX_HEADER_BYTES
-from apcbatch.store.header import BadSnapshot, Header, make_header, read_header
-from apcbatch.store.snapshot_file import check_layout, encode, read_tensors
-from tests.store.conftest import FINGERPRINT, arrays_of, key_of
+from apcbatch.store.format import MAX_HEADER_BYTES, BadSnapshot, Header, TensorInfo, make_header, read_header
+from apcbatch.store.snapshot_file import check_layout, decode, encode, read_tensors
+from tests.store.conftest import FINGERPRINT, key_of
 
 GOLDEN = Path(__file__).parent / "golden" / "snapshot-v1.safetensors"
 
@@ -122,6 +122,70 @@ def test_round_trip(position: int, shape: list[int], dtype: type, has_parent: bo
     )
     for name, expected in arrays.items():
         assert found[name].tobytes() == expected.tobytes() and found[name].shape == expected.shape
+
+
+MOST = {f"{number:x}".rjust(32, "n"): np.full([1] * 7 + [2], number, np.float16) for number in range(16)}
+LARGEST = (TensorInfo("a", "F32", (1 << 34,)), TensorInfo("b", "F16", (1 << 36, 0)))
+
+
+def test_the_most_that_the_format_holds_is_read_back() -> None:
+    """Catches a bound that refuses its own value, and a header that is longer than the first read."""
+    for fingerprint, position, parent in ((b"f" * 64, 1 << 40, (b"p" * 32, (1 << 40) - 1)), (b"f", 1, None)):
+        header = make_header(b"k" * 32, fingerprint, position, parent, MOST)
+        data = file_bytes(header, MOST)
+        read_back, arrays = read(data)
+        assert len(data) > 2048 and (read_back.fingerprint, read_back.position) == (fingerprint, position)
+        assert all(np.array_equal(arrays[name], MOST[name]) for name in MOST)
+    assert make_header(b"k" * 32, b"f", 1, None, LARGEST).tensors == LARGEST
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"key": b"k" * 33}, "a key has 32 bytes"),
+        ({"parent": (b"p" * 31, 1)}, "a key has 32 bytes"),
+        ({"fingerprint": b"f" * 65}, "a fingerprint has 1 to 64 bytes, this one 65"),
+        ({"position": (1 << 40) + 1}, "position 1099511627777 does not follow"),
+        ({"position": 5, "parent": (b"p" * 32, 5)}, "position 5 does not follow its parent's, 5"),
+        ({"tensors": {**MOST, "z": np.zeros(1, np.float16)}}, "holds 1 to 16 tensors, this one 17"),
+        ({"tensors": {"n" * 33: np.zeros(1, np.float16)}}, "a tensor's name is lower-case"),
+        ({"tensors": (TensorInfo("a", "F32", ((1 << 34) + 1,)),)}, "tensor a is too large"),
+        ({"tensors": (TensorInfo("a", "F32", ((1 << 36) + 1, 0)),)}, "tensor a has an impossible shape"),
+    ],
+)
+def test_one_more_than_the_format_holds_is_refused(change: dict[str, object], reason: str) -> None:
+    """Catches a snapshot that is written and that no reader takes."""
+    given = {"key": b"k" * 32, "fingerprint": b"f", "position": 9, "parent": None, "tensors": MOST} | change
+    with pytest.raises(ValueError, match=reason):
+        make_header(**given)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"key": b"j" * 32}, "it holds the snapshot 6b"),
+        ({"key": b"l" * 32}, "it holds the snapshot 6b"),
+        ({"position": 4}, "it holds the snapshot .* at 5"),
+        ({"position": 6}, "it holds the snapshot .* at 5"),
+        ({"fingerprint": b"e"}, "a model with another fingerprint"),
+        ({"fingerprint": b"g"}, "a model with another fingerprint"),
+        ({"layout": {"a": TensorLayout("F16", (1,))}}, "the model's snapshots hold"),
+        ({}, None),
+        ({"parent": (b"p" * 32, 4)}, "it continues a snapshot at 4; expected one that is whole"),
+    ],
+)
+def test_bytes_from_another_process_are_the_snapshot_that_was_asked_for(asked: dict[str, Any], reason: str) -> None:
+    """Catches the state of other tokens or of another model, which would be a wrong answer."""
+    given = {"key": b"k" * 32, "position": 5, "fingerprint": b"f", "layout": {"a": TensorLayout("F16", (2,))}} | asked
+    arrays = {"a": np.arange(2, dtype=np.float16)}
+    data = file_bytes(make_header(b"k" * 32, b"f", 5, given.pop("parent", None), arrays), arrays)
+    if reason is None:
+        found = decode(data, **given)
+        assert (found.key, found.position, found.parent, found.parent_position) == (b"k" * 32, 5, None, 0)
+        assert np.array_equal(found.arrays["a"], arrays["a"])
+    else:
+        with pytest.raises(BadSnapshot, match=reason):
+            decode(data, **given)
 
 
 def test_slices_of_a_larger_array_are_written_in_their_order() -> None:
@@ -319,8 +383,3 @@ def test_another_layout_is_refused(name: str, layout: dict[str, TensorLayout]) -
 def test_what_the_format_cannot_hold_is_a_fault_of_the_caller(arrays: dict[str, np.ndarray], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         make_header(key_of("x", 1), FINGERPRINT, 1, None, arrays)
-
-
-def test_contents_of_helpers_differ_by_key() -> None:
-    """The other tests compare contents that follow from keys; equal ones would hide a mix-up."""
-    assert arrays_of(key_of(1, 16))["ssm"].tobytes() != arrays_of(key_of(1, 32))["ssm"].tobytes()

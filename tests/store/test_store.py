@@ -16,6 +16,7 @@ from tests.store.conftest import (
     arrays_of,
     assert_is,
     key_of,
+    num_bytes_in,
     object_files,
     put_chain,
 )
@@ -130,7 +131,7 @@ def test_counters_and_stats(store: Store, folder: Path) -> None:
     store.get(keys[0], FINGERPRINT)
     store.touch(keys[0])
     store.flush()
-    num_bytes = sum(path.stat().st_size for path in object_files(folder))
+    num_bytes = num_bytes_in(folder)
     read = sum(array.nbytes for array in arrays_of(keys[0]).values())
     assert store.counters == StoreCounters(written=4, bytes_written=num_bytes, read=1, bytes_read=read)
     stats = store.stats()

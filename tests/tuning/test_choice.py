@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from apcbatch.cli.options import BLOCK_SIZES
 from apcbatch.config import Config
 from apcbatch.plan.forecast import PolicyForecast
 from apcbatch.resolution import load
-from apcbatch.tuning.candidate import Candidate, Verified
-from apcbatch.tuning.choice import Tuning, conclude
+from apcbatch.tuning.choice import Candidate, Tuning, Verified, conclude
 from apcbatch.tuning.export.plot import draw
-from apcbatch.tuning.grids import BLOCK_SIZES
 from apcbatch.tuning.measurement import Measurement, Rate
 from apcbatch.tuning.prediction import predict
+from tests.plan.plan_oracle import dataset
 
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.5, 0.1, 0.01, 0.0, 0.25, 0.02, 0.0105, 1e-3)
 SURVEY: Any = SimpleNamespace(num_windows=1)
@@ -97,19 +97,18 @@ def test_restores_and_writes_are_charged_where_they_happen(
 ) -> None:
     """Catches a restore that is charged to the wrong place, a write beyond the store's size, and snapshots for later
     runs that cost nothing."""
-    from tests.plan.plan_oracle import dataset
-
     tree = dataset([1] * 100, [1] * 60 + [2] * 40, [1] * 60 + [3] * 10).tree()
     config = load({"pool_size": 1000, "max_batch_tokens": 4096, **flags}, None, {})
     grids = {4: {"planned": table(store=700, resume_at=(0, 60, 60), peak=peak)}}
-    made: Any = SimpleNamespace(grids=grids)
-    [found] = predict(config, SimpleNamespace(tree=tree), made, COSTS)  # type: ignore[arg-type]
+    forecast: Any = SimpleNamespace(grids=grids)
+    [found] = predict(config, SimpleNamespace(tree=tree), forecast, COSTS)  # type: ignore[arg-type]
     assert (found.block_size, found.restore_s, found.write_s) == pytest.approx((4, restore_s, write_s))
     # One pass, three chunks, 150 tokens, three snapshots for this run and two for later ones.
     assert found.prefill_s == pytest.approx(0.5 + 0.3 + 1.5 + 5 * 0.25)
     assert found.total_s == pytest.approx(found.prefill_s + restore_s + write_s)
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a curve of another number, or one in other units than its title says."""
     figure_module = pytest.importorskip("matplotlib.figure")
@@ -135,6 +134,6 @@ def test_the_picture_shows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_block_sizes_are_those_of_the_documentation() -> None:
     """Catches a grid that the documentation does not have, for either command."""
-    told = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    told = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     sizes = ",".join(map(str, BLOCK_SIZES))
     assert f"besides {sizes};" in told and f" {sizes}]" in told

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from apcbatch.cli.program import main
-from apcbatch.data.inputs import find_inputs
+from apcbatch.data.input.inputs import find_inputs
 from apcbatch.model.locate import locate_model
 from apcbatch.resolution import load
-from apcbatch.tuning.export.json import forecast_document
+from apcbatch.tuning.export.documents import forecast_document
 from apcbatch.tuning.export.text import forecast_lines
-from apcbatch.tuning.forecasts import forecast_policies
+from apcbatch.tuning.prediction import forecast_policies
 from apcbatch.tuning.survey import survey
 from tests.chats import conversation, write_lines
 
@@ -41,8 +41,8 @@ def report(path: Path, **flags: object) -> tuple[list[str], dict]:
     """The lines and the document for an input."""
     config = load(flags, None, {})
     surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
-    made = forecast_policies(config, surveyed, [16, 64])
-    return list(forecast_lines(made, surveyed, config)), forecast_document(made, "planned", config)
+    forecast = forecast_policies(config, surveyed, [16, 64])
+    return list(forecast_lines(forecast, surveyed, config)), forecast_document(forecast, "planned", config)
 
 
 def test_the_document_has_its_shape(chats: Path) -> None:
@@ -56,8 +56,10 @@ def test_the_document_has_its_shape(chats: Path) -> None:
         assert candidate["cached_tokens"] + candidate["computed_tokens"] == document["dataset"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize("order", ["auto", "file"])
-@pytest.mark.parametrize("policy", ["all", "last", "planned"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "order"), [("all", "auto"), ("last", "auto"), ("planned", "auto"), ("planned", "file")]
+)
 def test_what_is_planned_is_what_run_reports(
     policy: str, order: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,17 +114,22 @@ def test_what_limits_the_rate_is_told(tmp_path: Path, chats: Path) -> None:
     """Fault: a user with a low rate is not told whether the grid, the history or the template is the reason; or a plan
     asks for weights."""
     lines, _ = report(chats)
+    assert lines[0].startswith("18 requests on 6 lines: ") and not any("memory:" in line for line in lines)
     assert "  the chat template: prefix-stable" in lines
     assert any("computed again, as 0 prompts of 18" in line for line in lines)
+    lines, _ = report(chats, pool_size="1")
+    told = "  memory: `all` keeps more than --pool-size 1 B at block 16, 64, so that its real rate is lower without a "
+    assert told + "store" in lines
+    assert any("in 3 windows, each of at most --window 2 conv" in line for line in report(chats, window="2")[0])
     model = Path(shutil.copytree(locate_model("demo"), tmp_path / "model", ignore=lambda *_: ["model.safetensors"]))
     template = "{% for m in messages %}[{{ loop.revindex }} {{ m.role }}] {{ m.content }} {% endfor %}"
     (model / "chat_template.jinja").write_text(template)
     config = load({"model": str(model)}, None, {})
     warnings: list[str] = []
     surveyed = survey(config, find_inputs([str(chats)]), warnings.append)
-    made = forecast_policies(config, surveyed, [64])
-    assert (made.unstable_templates, made.rewritten_prompts) == (6, 12)
-    lines = list(forecast_lines(made, surveyed, config))
+    forecast = forecast_policies(config, surveyed, [64])
+    assert (forecast.unstable_templates, forecast.rewritten_prompts) == (6, 12)
+    lines = list(forecast_lines(forecast, surveyed, config))
     assert any("not prefix-stable in 6 conversations" in line for line in lines)
     assert any("computed again, as 12 prompts of 18" in line for line in lines)
     assert len(warnings) == 1

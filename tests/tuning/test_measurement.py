@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from apcbatch.errors import RequestError
-from apcbatch.job import opening
+from apcbatch.job import open
 from apcbatch.plan.footprint import Footprint
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement
 from apcbatch.tuning.measurement import Measurement, Rate, _features, _Meter
-from apcbatch.tuning.workload import Workload
+from apcbatch.tuning.prediction import Workload
 from apcbatch.types import Request, Result
 
 PASS, CHUNK, TOKEN, PAIR, SNAPSHOT = 2e-3, 3e-4, 1e-4, 2e-8, 5e-4
@@ -180,7 +180,7 @@ def test_the_engine_is_one_of_its_own(
             engine.run = lambda requests: [Result("r", 1, error=RequestError("internal", "broken"))]  # type: ignore
         return engine
 
-    monkeypatch.setattr(opening, "make_engine", make)
+    monkeypatch.setattr(open, "make_engine", make)
     monkeypatch.setattr(measurement.time, "perf_counter", lambda: engine.clock)
     config = load({"store": str(tmp_path / "store"), "max_running": 7, "block_size": 64}, None, {})
     if fails:
@@ -200,7 +200,7 @@ def test_seconds_are_the_sum_of_their_parts() -> None:
     """Catches a part that is left out, counted with another's number, or the slowest rate taken for the best."""
     rates = (Rate(1, 2, 3, 40.0), Rate(1, 2, 3, 50.0), Rate(1, 2, 3, 30.0))
     costs = Measurement(rates, 1000.0, 100.0, 10.0, 1.0, 0.1, 0.6, 0.8, 0.0)
-    assert costs.prefill_s(Workload(2, 3, 5, 7.0), 11) == pytest.approx(2000 + 300 + 50 + 7 + 1.1)
+    assert Workload(2, 3, 5, 7.0).prefill_s(costs, 11) == pytest.approx(2000 + 300 + 50 + 7 + 1.1)
     assert (costs.tokens_per_s, costs.break_even_ram, costs.break_even_disk) == pytest.approx((50.0, 30.0, 40.0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from apcbatch import Engine
 from apcbatch.cli.program import main
-from apcbatch.data.inputs import find_inputs
+from apcbatch.data.input.inputs import find_inputs
 from apcbatch.errors import UsageError
 from apcbatch.model.families import load_model_config, state_layout
 from apcbatch.model.locate import locate_model
@@ -18,17 +19,14 @@ from apcbatch.plan.footprint import Footprint
 from apcbatch.plan.tree_shape import TreeShape
 from apcbatch.resolution import load
 from apcbatch.tuning import measurement
-from apcbatch.tuning.candidate import Candidate, Verified
-from apcbatch.tuning.choice import check, conclude
-from apcbatch.tuning.export.json import tuning_document
+from apcbatch.tuning.choice import Verified, check, conclude
+from apcbatch.tuning.export.documents import tuning_document, tuning_yaml
 from apcbatch.tuning.export.text import tuning_lines
-from apcbatch.tuning.export.yaml import tuning_yaml
-from apcbatch.tuning.forecasts import forecast_run
 from apcbatch.tuning.measurement import Measurement, Rate, _fit, _Sample
-from apcbatch.tuning.prediction import predict
+from apcbatch.tuning.prediction import Workload, count_work, forecast_run, predict
 from apcbatch.tuning.survey import survey
-from apcbatch.tuning.workload import Workload, walk
 from tests.chats import conversation, read_records, write_lines
+from tests.plan.plan_oracle import dataset, serve
 
 SIZES = [1, 16, 64]
 COSTS = Measurement((Rate(1, 64, 0, 1000.0),), 0.01, 0.001, 0.001, 0.0, 0.0001, 0.0002, 0.0105, 1e-8)
@@ -42,19 +40,7 @@ def chats(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "chats.jsonl", lines)
 
 
-def brute_force(prompts: list[tuple[int, ...]], order: list[int], size: int, policy: str) -> list[int]:
-    """By request: the longest grid position below its end whose prefix an earlier request kept (`last`: only the last
-    one of its prompt)."""
-    held: set[tuple[int, ...]] = set()
-    found = [0] * len(prompts)
-    for index in order:
-        prompt = prompts[index]
-        grid = range(size, len(prompt) + 1, size)
-        found[index] = max((p for p in grid if p < len(prompt) and prompt[:p] in held), default=0)
-        held.update(prompt[:p] for p in (grid[-1:] if policy == "last" else grid))
-    return found
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["all", "last", "planned"])
 def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_finds(
     policy: str, chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -62,52 +48,37 @@ def test_restored_tokens_are_those_that_run_reports_and_a_brute_force_count_find
     """Fault: the prediction has another order, other prompts or another rule than the run."""
     config = load({"policy": policy}, None, {})
     surveyed = survey(config, find_inputs([str(chats)]), pytest.fail)
-    made = forecast_run(config, surveyed, SIZES)
+    forecast = forecast_run(config, surveyed, SIZES)
     shape = TreeShape(surveyed.tree)
     order = shape.order("auto" if policy == "planned" else "file")
     ends = surveyed.tree.end_node
-    prompts = [tuple(surveyed.tree.path_tokens(ends[index]).tolist()) for index in range(shape.num_requests)]
+    data = dataset(*[surveyed.tree.path_tokens(ends[index]).tolist() for index in range(shape.num_requests)])
     for size in SIZES:
-        resume_at = made.grids[size][policy].resume_at
-        assert resume_at == brute_force(prompts, order, size, policy)
-        out = tmp_path / f"{size}.jsonl"
-        flags = [
-            "--policy",
-            policy,
-            "--block-size",
-            str(size),
-            "--max-tokens",
-            "1",
-            "--max-running",
-            "1",
-            "-q",
-        ]
-        assert main(["run", str(chats), "-o", str(out), *flags]) == 0
-        records = sorted(read_records(out), key=lambda record: record["id"])
-        assert [record["apcbatch"]["cached_tokens"] for record in records] == resume_at
-    assert made.grids[1][policy].cached_tokens > made.grids[64][policy].cached_tokens > 0
+        resume_at = forecast.grids[size][policy].resume_at
+        expected = serve(data, order, size, "last" if policy == "last" else "all").resume_at
+        assert dict(enumerate(resume_at)) == expected
+    assert forecast.grids[1][policy].cached_tokens > forecast.grids[64][policy].cached_tokens > 0
+    size, out = random.choice(SIZES), tmp_path / "out.jsonl"
+    flags = ["--policy", policy, "--block-size", str(size), "--max-tokens", "1", "--max-running", "1", "-q"]
+    assert main(["run", str(chats), "-o", str(out), *flags]) == 0
+    records = sorted(read_records(out), key=lambda record: record["id"])
+    assert [record["apcbatch"]["cached_tokens"] for record in records] == forecast.grids[size][policy].resume_at
     capsys.readouterr()
 
 
 def test_the_walk_counts_every_token_once_and_waits_for_the_turn_before() -> None:
     """Fault: a request runs before what it resumes from, a budget is exceeded, or work is counted twice."""
-    alone = walk([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 2048, 32)
+    alone = count_work([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 2048, 32)
     assert alone == Workload(passes=1, chunks=3, tokens=60, context_pairs=50 + 200 + 450)
-    chained = walk([0, 1, 2], [10, 20, 30], [0, 10, 20], [1, 1, 1], 2048, 32)
+    chained = count_work([0, 1, 2], [10, 20, 30], [0, 10, 20], [1, 1, 1], 2048, 32)
     assert (chained.passes, chained.chunks, chained.tokens) == (3, 3, 30)
-    narrow = walk([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 8, 1)
+    narrow = count_work([0, 1, 2], [10, 20, 30], [0, 0, 0], [1, 2, 3], 8, 1)
     assert (narrow.passes, narrow.tokens) == (2 + 3 + 4, 60)
 
 
 def test_costs_are_found_again_and_never_negative() -> None:
     """Fault: noise makes a cost negative, or the fit mixes up what a pass, a token and a snapshot cost."""
-    shapes = [
-        (1, 1, 64, 0, 0),
-        (1, 1, 900, 0, 0),
-        (1, 32, 512, 0, 0),
-        (1, 32, 2048, 0, 0),
-        (1, 1, 900, 0, 30),
-    ]
+    shapes = [(1, 1, 64, 0, 0), (1, 1, 900, 0, 0), (1, 32, 512, 0, 0), (1, 32, 2048, 0, 0), (1, 1, 900, 0, 30)]
     true = (0.01, 0.002, 0.0005, 0.0, 0.003)
     samples = [_Sample(row, sum(a * b for a, b in zip(row, true, strict=True))) for row in shapes]
     assert _fit(samples, has_attention=False) == pytest.approx(true)
@@ -119,34 +90,17 @@ def tuned(path: Path, **flags: object):
     """(configuration, survey, forecast, candidates with made-up costs)."""
     config = load(flags, None, {})
     surveyed = survey(config, find_inputs([str(path)]), pytest.fail)
-    made = forecast_run(config, surveyed, SIZES)
-    return config, surveyed, made, predict(config, surveyed, made, COSTS)
-
-
-def seconds(candidate: Candidate, total_s: float) -> Candidate:
-    return replace(candidate, prefill_s=total_s, restore_s=0.0, write_s=0.0)
-
-
-def test_the_choice_is_the_fastest_and_of_equals_the_smallest(chats: Path) -> None:
-    """Fault: a tie goes to the one that keeps most, or a real run counts less than a prediction."""
-    config, surveyed, made, candidates = tuned(chats)
-    timed = [seconds(one, total_s) for one, total_s in zip(candidates, (2.0, 1.0, 3.0), strict=True)]
-    assert conclude(config, surveyed, made, COSTS, timed).recommended.block_size == 16
-    tie = [seconds(one, 1.0) for one in candidates]
-    chosen = conclude(config, surveyed, made, COSTS, tie).recommended
-    assert chosen.table.written_bytes == min(one.table.written_bytes for one in candidates)
-    timed[2] = replace(timed[2], verified=Verified(0.5, 0.6, timed[2].table.cached_tokens))
-    tuning = conclude(config, surveyed, made, COSTS, timed)
-    assert tuning.recommended.block_size == 64
-    assert tuning.min_gain_tokens == 11
-    assert "is measured to take 0.60 s" in tuning.reason
+    forecast = forecast_run(config, surveyed, SIZES)
+    return config, surveyed, forecast, predict(config, surveyed, forecast, COSTS)
 
 
 def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: Path) -> None:
     """Fault: a key is missing or renamed, candidates do not ascend, or the YAML is refused by --config."""
-    config, surveyed, made, candidates = tuned(chats)
+    store = tmp_path / "store"
+    config, surveyed, forecast, candidates = tuned(chats, store=str(store))
+    assert not store.exists()
     candidates[0] = replace(candidates[0], verified=Verified(0.5, 0.6, 7))
-    tuning = conclude(config, surveyed, made, COSTS, candidates)
+    tuning = conclude(config, surveyed, forecast, COSTS, candidates)
     document = json.loads(json.dumps(tuning_document(tuning, config)))
     assert list(document) == ["dataset", "policy", "model", "candidates", "recommended"]
     assert [one["block_size"] for one in document["candidates"]] == SIZES
@@ -162,19 +116,13 @@ def test_what_is_written_has_its_shape_and_is_read_back(chats: Path, tmp_path: P
     assert any("measured 7: NOT as predicted" in line for line in lines)
 
 
-def test_writes_count_with_a_store_only(chats: Path, tmp_path: Path) -> None:
-    """Fault: a run without a store is charged for a disk, or one with a store is not."""
-    assert {one.write_s for one in tuned(chats)[3]} == {0.0}
-    assert min(one.write_s for one in tuned(chats, store=str(tmp_path / "store"), policy="all")[3]) > 0
-    assert not (tmp_path / "store").exists()
-
-
 def test_what_has_nothing_to_tune_is_refused() -> None:
     """Fault: a policy that keeps nothing is measured and a block size recommended for it."""
     with pytest.raises(UsageError, match="--policy none: nothing is kept"):
         check(load({"policy": "none"}, None, {}))
 
 
+@pytest.mark.slow
 def test_from_the_command_line_with_a_real_run(chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fault: the parts do not fit together, an output is left out, or the real run restores something else."""
     pytest.importorskip("matplotlib")
@@ -191,6 +139,7 @@ def test_from_the_command_line_with_a_real_run(chats: Path, tmp_path: Path, caps
     assert "block_size:" in Path(names["--write"]).read_text()
 
 
+@pytest.mark.slow
 def test_each_restore_is_measured_where_it_is_said_to_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: the restore from disk is measured on snapshots that are still in RAM, or that found no room beside those
     that other measurements keep."""

@@ -1,4 +1,4 @@
-"""Stems and their rows, against sums over every token of every prompt."""
+"""The edges of a trace and their rows, against sums over every token of every prompt."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from apcbatch.engine.observer import KeptSnapshot
-from apcbatch.job.segment import Stems
-from apcbatch.job.stem_rows import stem_rows
-from apcbatch.job.stems import StemTree
+from apcbatch.job.tracing.edge_rows import edge_columns
+from apcbatch.job.tracing.edges import TraceTree
+from apcbatch.job.tracing.segment import EdgeColumns
 from tests.plan.plan_oracle import random_dataset
 
 
@@ -41,10 +41,10 @@ def common(one, other):
         yield a
 
 
-def paths(stems: Stems, prompts) -> list[tuple[int, ...]]:
+def paths(edges: EdgeColumns, prompts) -> list[tuple[int, ...]]:
     """The prefix at each row's end, found by its text, which tells the first tokens of the row."""
     found: list[tuple[int, ...]] = [()]
-    for parent, begin, end, text in list(zip(stems.parent, stems.begin, stems.end, stems.text, strict=True))[1:]:
+    for parent, begin, end, text in list(zip(edges.parent, edges.begin, edges.end, edges.text, strict=True))[1:]:
         head = tuple(map(int, text.split()[:-1] if len(text) == 80 else text.split()))
         whole = found[parent] + head
         found.append(next(prompt[:end] for prompt in prompts if prompt[: begin + len(head)] == whole))
@@ -52,30 +52,30 @@ def paths(stems: Stems, prompts) -> list[tuple[int, ...]]:
 
 
 def test_each_row_counts_the_tokens_of_its_requests():
-    """Fault: a stem that is split, cut where a request was resumed, or put together again counts tokens twice, in the
+    """Fault: an edge that is split, cut where a request was resumed, or put together again counts tokens twice, in the
     wrong row, or not at all."""
     seed = random.randrange(10**6)
     for number in range(60):
         requests = list(requests_of(seed + number))
-        tree = StemTree()
+        tree = TraceTree()
         for prompt, cached, source in requests:
             tree.answered(array(prompt), cached, source)
-        stems = stem_rows(tree.root, shown)
+        edges = edge_columns(tree.root, shown)
         expected = {name: Counter() for name in ("memory", "disk", "computed", "requests")}
         for prompt, cached, source in requests:
             for position in range(len(prompt)):
                 expected[source if position < cached else "computed"][prompt[: position + 1]] += 1
                 expected["requests"][prompt[: position + 1]] += 1
         ends = {prompt for prompt, _, _ in requests}
-        prefixes = paths(stems, [prompt for prompt, _, _ in requests])
+        prefixes = paths(edges, [prompt for prompt, _, _ in requests])
         where = f"seed {seed + number}"
         assert len(set(prefixes)) == len(prefixes), where
         for row, prefix in enumerate(prefixes):
-            edge = [prefix[:p] for p in range(stems.begin[row] + 1, stems.end[row] + 1)]
+            edge = [prefix[:p] for p in range(edges.begin[row] + 1, edges.end[row] + 1)]
             for name in ("memory", "disk", "computed"):
-                assert getattr(stems, name)[row] == sum(expected[name][p] for p in edge), (where, row, name)
-            assert stems.restored[row] == stems.memory[row] + stems.disk[row]
-            assert stems.requests[row] == (expected["requests"][prefix] if prefix else len(requests)), where
+                assert getattr(edges, name)[row] == sum(expected[name][p] for p in edge), (where, row, name)
+            assert edges.restored[row] == edges.memory[row] + edges.disk[row]
+            assert edges.requests[row] == (expected["requests"][prefix] if prefix else len(requests)), where
             assert not row or len({expected["requests"][p] for p in edge}) == 1, where
         forks = {p[:-1] for p in expected["requests"]} - {()}
         branches = Counter(p[:-1] for p in expected["requests"])
@@ -90,106 +90,116 @@ def test_what_is_folded_goes_on_counting(bounds):
     folded = 0
     for number in range(60):
         requests = list(requests_of(seed + number))
-        tree = StemTree(*bounds)
+        tree = TraceTree(*bounds)
         for prompt, cached, source in requests:
             tree.answered(array(prompt), cached, source)
-            assert tree.num_tokens <= bounds[0] and tree.num_stems <= bounds[1], seed + number
+            assert tree.num_tokens <= bounds[0] and tree.num_edges <= bounds[1], seed + number
         most = random.Random(seed + number).randint(1, 9)
-        stems = stem_rows(tree.root, shown, most)
-        assert len(stems.parent) <= most
+        edges = edge_columns(tree.root, shown, most)
+        assert len(edges.parent) <= most
         for name in ("memory", "disk"):
             total = sum(cached for _, cached, source in requests if source == name)
-            assert sum(getattr(stems, name)) == total, seed + number
-        assert sum(stems.computed) == sum(len(prompt) - cached for prompt, cached, _ in requests), seed + number
-        assert stems.requests[0] == len(requests)
-        assert all(hidden <= number for hidden, number in zip(stems.hidden, stems.requests, strict=True))
-        folded += stems.hidden[0]
+            assert sum(getattr(edges, name)) == total, seed + number
+        assert sum(edges.computed) == sum(len(prompt) - cached for prompt, cached, _ in requests), seed + number
+        assert edges.requests[0] == len(requests)
+        assert all(hidden <= number for hidden, number in zip(edges.hidden, edges.requests, strict=True))
+        folded += edges.hidden[0]
     assert folded, f"nothing was folded into the root from seed {seed} on"
+
+
+@pytest.mark.parametrize(("bounds", "rows"), [((6, 9), 3), ((5, 9), 2), ((99, 2), 3), ((99, 1), 1)])
+def test_nothing_is_folded_at_the_bounds(bounds, rows):
+    """Fault: an edge is folded though there is room for it, to the token and to the edge."""
+    tree = TraceTree(*bounds)
+    for first in (1, 5):
+        tree.answered(array([first, 2, 3]), 0, "none")
+    edges = edge_columns(tree.root, shown)
+    assert (len(edges.parent), sum(edges.computed)) == (rows, 6)
 
 
 def test_the_branch_that_saves_most_stays():
     """Fault: the rows that are folded are those that the picture is about."""
-    tree = StemTree(max_stems=40)
+    tree = TraceTree(max_edges=40)
     saver = array(range(1000, 1100))
     for _ in range(3):
         tree.answered(saver, 99, "memory")
     for number in range(200):
         tree.answered(array([number, number + 1, number + 2]), 0, "none")
     for most in (4_096, 5, 2):
-        stems = stem_rows(tree.root, shown, most)
-        assert (0, 99, 3, 297) in zip(stems.begin, stems.end, stems.requests, stems.restored, strict=True)
-        assert stems.hidden[0] > 0 and len(stems.parent) <= most
+        edges = edge_columns(tree.root, shown, most)
+        assert (0, 99, 3, 297) in zip(edges.begin, edges.end, edges.requests, edges.restored, strict=True)
+        assert edges.hidden[0] > 0 and len(edges.parent) <= most
 
 
 def test_snapshots_are_counted_on_their_stem():
-    """Fault: a snapshot that was dropped is counted on the wrong stem, or not any more once its stem was split or
+    """Fault: a snapshot that was dropped is counted on the wrong edge, or not any more once its edge was split or
     folded; one that was let go because nobody waits for it counts as dropped."""
-    tree = StemTree()
+    tree = TraceTree()
     tokens = array(range(100))
     told = [KeptSnapshot(bytes([position]), position, 10 * position, True) for position in (16, 32, 48)]
     tree.kept(tokens[:48], told, 1.0)
     tree.answered(tokens, 0, "none")
     tree.answered(array([*range(40), 7, 7]), 32, "memory")
-    tree.let_go(bytes([32]), True, 2.5)
-    tree.let_go(bytes([48]), False, 3.0)
-    tree.let_go(b"unknown", True, 3.0)
+    tree.removed(bytes([32]), True, 2.5)
+    tree.removed(bytes([48]), False, 3.0)
+    tree.removed(b"unknown", True, 3.0)
     tree.kept(array([*range(40), 7, 7, 7]), [KeptSnapshot(b"x", 43, 5, False)], 4.0)
-    stems = stem_rows(tree.root, shown)
-    columns = (stems.begin, stems.end, stems.snapshots, stems.snapshot_bytes, stems.dropped, stems.dropped_s)
+    edges = edge_columns(tree.root, shown)
+    columns = (edges.begin, edges.end, edges.snapshots, edges.snapshot_bytes, edges.dropped, edges.dropped_s)
     assert sorted(zip(*columns, strict=True)) == [
         (0, 0, 0, 0, 0, None),
         (0, 40, 2, 480, 1, 2.5),
         (40, 42, 1, 5, 1, 4.0),
         (40, 100, 1, 480, 0, None),
     ]
-    small = StemTree(max_stems=1)
+    small = TraceTree(max_edges=1)
     small.kept(tokens[:48], told, 1.0)
     small.answered(tokens, 0, "none")
     small.answered(array([*range(40), 7, 7]), 32, "memory")
-    small.let_go(bytes([16]), True, 5.0)
-    stems = stem_rows(small.root, shown)
-    assert (sum(stems.snapshots), sum(stems.snapshot_bytes), sum(stems.dropped)) == (3, 960, 1)
-    assert max(at_s for at_s in stems.dropped_s if at_s is not None) == 5.0
+    small.removed(bytes([16]), True, 5.0)
+    edges = edge_columns(small.root, shown)
+    assert (sum(edges.snapshots), sum(edges.snapshot_bytes), sum(edges.dropped)) == (3, 960, 1)
+    assert max(at_s for at_s in edges.dropped_s if at_s is not None) == 5.0
 
 
 def test_the_places_of_snapshots_are_bounded():
     """Fault: --policy all with a small block keeps one object for every token of the run."""
-    tree = StemTree(max_places=10)
+    tree = TraceTree(max_positions=10)
     for number in range(20):
         positions = range(1, 101)
         told = [KeptSnapshot(f"{number}/{position}".encode(), position, 1, True) for position in positions]
         tree.kept(array([number] * 100), told, 0.0)
         tree.answered(array([number] * 100), 0, "none")
-    stems = stem_rows(tree.root, shown)
-    assert sum(stems.snapshots) == 2000
-    assert sum(len(stem.places) for stem in tree.root.children.values()) <= 10 + 20
+    edges = edge_columns(tree.root, shown)
+    assert sum(edges.snapshots) == 2000
+    assert sum(len(edge.snapshots) for edge in tree.root.children.values()) <= 10 + 20
 
 
 def test_a_text_is_asked_for_once_and_follows_its_stem():
-    """Fault: each write decodes every stem again, or a stem that was split or grew goes on with its old text."""
+    """Fault: each write decodes every edge again, or an edge that was split or grew goes on with its old text."""
     asked = []
 
     def decode(token_ids):
         asked.append(tuple(token_ids))
         return "\ufffd" + shown(token_ids)
 
-    tree = StemTree()
+    tree = TraceTree()
     tree.answered(array([1, 2, 3, 4]), 0, "none")
-    assert stem_rows(tree.root, decode).text == ["", "1 2 3 4"]
+    assert edge_columns(tree.root, decode).text == ["", "1 2 3 4"]
     tree.answered(array([1, 2, 9]), 1, "memory")
-    rows = stem_rows(tree.root, decode)
+    rows = edge_columns(tree.root, decode)
     assert sorted(rows.text) == ["", "1 2", "3 4", "9"]
-    stem_rows(tree.root, decode)
+    edge_columns(tree.root, decode)
     assert len(asked) == 4 == len(set(asked))
     tree.answered(array([555] * 500), 0, "none")
-    assert max(map(len, stem_rows(tree.root, decode).text)) == 80 and len(asked[-1]) == 32
+    assert max(map(len, edge_columns(tree.root, decode).text)) == 80 and len(asked[-1]) == 32
 
 
 def test_rows_are_whole_columns():
     """Fault: a column is shorter than the others, or a child comes before its parent."""
-    tree = StemTree()
+    tree = TraceTree()
     for prompt, cached, source in requests_of(random.randrange(10**6)):
         tree.answered(array(prompt), cached, source)
-    stems = stem_rows(tree.root, shown)
-    assert len({len(getattr(stems, field.name)) for field in fields(Stems)}) == 1
-    assert stems.parent[0] == -1 and all(0 <= parent < row for row, parent in enumerate(stems.parent) if row)
+    edges = edge_columns(tree.root, shown)
+    assert len({len(getattr(edges, field.name)) for field in fields(EdgeColumns)}) == 1
+    assert edges.parent[0] == -1 and all(0 <= parent < row for row, parent in enumerate(edges.parent) if row)

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
-from apcbatch.data.plain_tokenizer import read_plain
-from apcbatch.data.tokenizer import load_tokenizer
+from apcbatch.data.tokenization.tokenizer import load_tokenizer
+from apcbatch.data.tokenization.tokenizer_json import read_tokenizer_json
 from apcbatch.model.locate import locate_model
 from tests.conftest import ROOT
 from tests.data.conftest import CORPUS, KINDS, build_tokenizer, by_transformers, save_model
+from tests.effort import tries
 
 FIRST_SPECIAL = {"unigram": "<unk>", "metaspace": "<unk>", "legacy": "<unk>"}
 BUILT = {kind: build_tokenizer(kind).to_str() for kind in KINDS}
@@ -36,7 +37,7 @@ TEXTS = [
 
 def assert_the_same(folder: Path) -> None:
     """Compare everything that data/ uses, on texts and on random ids."""
-    ours, theirs = read_plain(folder), by_transformers(folder)
+    ours, theirs = read_tokenizer_json(folder), by_transformers(folder)
     assert ours is not None
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
@@ -118,7 +119,8 @@ def folders(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, object]]:
     return tokenizer.to_str(), config, files
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.slow
+@settings(max_examples=tries(300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(folders())
 def test_what_is_read_is_what_transformers_reads(made: tuple[str, dict[str, Any], dict[str, str]]) -> None:
     """Fault: a named token, a template, an added token or a flag means another thing than with `transformers`."""
@@ -129,7 +131,7 @@ def test_what_is_read_is_what_transformers_reads(made: tuple[str, dict[str, Any]
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         for file, content in files.items():
             (folder / file).write_bytes(content.encode())
-        if read_plain(folder) is not None:
+        if read_tokenizer_json(folder) is not None:
             assert_the_same(folder)
 
 
@@ -178,16 +180,17 @@ def test_what_is_not_certain_is_left_to_transformers(config: Any, files: dict[st
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content.encode("utf-8", "surrogateescape"))
-    assert read_plain(folder) is None
+    assert read_tokenizer_json(folder) is None
 
 
+@pytest.mark.slow
 def test_the_demo_needs_no_transformers() -> None:
     """Fault: a second of imports before the first answer; and the demo is read as `transformers` reads it."""
     folder = locate_model("demo")
     assert_the_same(folder)
     assert load_tokenizer(folder).begins_with_bos == (by_transformers(folder)("a")["input_ids"][0] == 1)
     code = (
-        "import sys; from apcbatch.data.render import Renderer; Renderer.load(sys.argv[1]); "
+        "import sys; from apcbatch.data.chat.render import Renderer; Renderer.load(sys.argv[1]); "
         "sys.exit(bool({'transformers', 'torch'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, cwd=ROOT)

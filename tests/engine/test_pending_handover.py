@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from apcbatch import Engine
-from apcbatch.engine import runner
+from apcbatch.engine import step
 from apcbatch.plan.planner import Planner
-from tests.engine.test_given_back import ROOMY, Books, by_id
-from tests.engine.test_reuse import tokens
+from tests.effort import tries
+from tests.engine.runs import by_id, serve, tokens
+from tests.engine.test_given_back import ROOMY, Books
 from tests.engine.test_tight_pool import requests_of
 from tests.plan.plan_oracle import dataset, make_plan, random_dataset, within_vocabulary
 from tests.tiny import VOCAB
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 NO_TOKEN = {token: float("-inf") for token in range(VOCAB)}
 WAYS: dict[str, dict[str, Any]] = {
@@ -35,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def failing_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], bool]], None]:
     """Have those passes raise whose number a function is true of."""
-    run_pass, numbers = runner.run_pass, iter(range(10**9))
+    run_pass, numbers = step.run_pass, iter(range(10**9))
 
     def fail(which: Callable[[int], bool]) -> None:
         def maybe(*arguments: Any) -> Any:
@@ -43,19 +42,20 @@ def failing_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int],
                 raise RuntimeError("the pass broke")
             return run_pass(*arguments)
 
-        monkeypatch.setattr(runner, "run_pass", maybe)
+        monkeypatch.setattr(step, "run_pass", maybe)
 
     return fail
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", ["mamba", "jamba"])
+@pytest.mark.parametrize(("family", "way"), [
+    ("mamba", "at its first token"), ("jamba", "at its first token"), ("mamba", "after scoring"),
+    ("mamba", "at submission"), ("jamba", "with several answers"), ("jamba", "for lack of pages"),
+    ("jamba", "with its pass"),
+])  # fmt: skip
 def test_the_others_go_on_sharing(
     family: str, way: str, tiny_checkpoint: Callable[..., Path], failing_passes: Callable[..., None]
 ) -> None:
     """Fault: the first of eleven requests that share 1,000 tokens failed, and the ten others restored none of them."""
-    if family == "mamba" and way == "for lack of pages":
-        pytest.skip("a state needs no pages")
     stem = tokens(1000, 1)
     data = dataset([*stem, 5, 6], *([*stem, 10 + k, 7] for k in range(10)))
     plan = make_plan(data, Planner(50, "file"))
@@ -82,15 +82,14 @@ def test_whatever_fails_the_rest_is_reused(
     """Catches a failure, of any kind and at any place of a random forest, that costs the others more prompt tokens than
     the failed requests were to compute themselves, changes an answer, or leaves something held for nobody."""
     failing_passes(lambda number: source.random() < share)
-    for seed in random.sample(range(10**6), 3):
+    for seed in random.sample(range(10**6), tries(40)):
         source, share = random.Random(seed), 0.0
         data = within_vocabulary(random_dataset(seed), VOCAB)
         block_size = source.choice([1, 3])
         plan = make_plan(data, Planner(block_size, source.choice(["auto", "file"])))
         options: dict[str, Any] = {"max_running": max_running, "max_batch_tokens": 23, "pool_size_bytes": ROOMY}
         cold = Engine(tiny_checkpoint(family), policy="none", **options)
-        expected = by_id(list(cold.run(requests_of(data, plan))))
-        cold.close()
+        expected = serve(cold, requests_of(data, plan))
         share = source.choice([0.0, 0.1, 0.4])
         bad = [WAYS["at its first token"], WAYS["at submission"], {}, {}, {}]
         engine = Engine(tiny_checkpoint(family), block_size=block_size, policy="planned", **options)

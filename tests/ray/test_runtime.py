@@ -1,4 +1,4 @@
-"""The seam over Ray, with workers that have no engine: what they say comes in order, what befalls them is told."""
+"""The runtime over Ray, with workers that have no engine: what they say comes in order, what befalls them is told."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from apcbatch.cluster.at_work import read_at_work
 from apcbatch.cluster.ray_cluster import RayCluster
-from apcbatch.cluster.ray_seam import RaySeam
-from apcbatch.cluster.seam import MOST_UNITS, Event, Lost, Ready, Said, WorkerKind
-from apcbatch.cluster.unit import Alive, Answer, Done, Made, Piece, Unit, Without
+from apcbatch.cluster.ray_runtime import RayRuntime
+from apcbatch.cluster.recovery import read_in_flight
+from apcbatch.cluster.runtime import MOST_UNITS, Event, Lost, Ready, Received, WorkerKind
+from apcbatch.cluster.wire import Alive, Answer, Done, Export, Exported, Import, ImportFailed, Piece, Unit
 from apcbatch.errors import UsageError
 from tests.ray.conftest import add_node
 from tests.ray.fakes import make_fake
@@ -25,13 +25,14 @@ pytestmark = pytest.mark.ray
 
 
 class Talk:
-    """A seam, and all that came of it."""
+    """A runtime, and all that came of it."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.options = {"threads": 3}
-        self.seam = RaySeam(RayCluster("auto"), WorkerKind(cpus=1), self.options, self.warnings.append, make_fake)
+        self.runtime = RayRuntime(RayCluster("auto"), WorkerKind(cpus=1), self.options, self.warnings.append, make_fake)
         self.events: list[Event] = []
+        self.pids: dict[int, int] = {}
 
     def until(self, wanted: Callable[[Event], bool]) -> Event:
         """The first event like this that has not been waited for; bounded."""
@@ -41,20 +42,22 @@ class Talk:
                 if wanted(event):
                     self.events.remove(event)
                     return event
-            self.events += self.seam.wait(0.25)
+            self.events += self.runtime.wait(0.25)
         raise AssertionError(f"it did not come; there were {self.events}")
 
     def spawn(self) -> int:
         """A worker that is ready."""
-        worker = self.seam.spawn()
-        self.until(lambda event: isinstance(event, Ready) and event.worker == worker)
+        worker = self.runtime.spawn()
+        ready = self.until(lambda event: isinstance(event, Ready) and event.worker == worker)
+        assert isinstance(ready, Ready)
+        self.pids[worker] = ready.facts.pool_bytes
         return worker
 
     def done(self, unit: int) -> list[Any]:
         """All that was said of a unit, up to Done."""
-        self.until(lambda event: isinstance(event, Said) and event.message == Done(unit, 0.0, 0, 0, {}))
-        said = [event.message for event in self.events if isinstance(event, Said) and event.message.unit == unit]
-        self.events = [event for event in self.events if not isinstance(event, Said) or event.message.unit != unit]
+        self.until(lambda event: isinstance(event, Received) and event.message == Done(unit, 0.0, 0, 0, {}))
+        said = [event.message for event in self.events if isinstance(event, Received) and event.message.unit == unit]
+        self.events = [event for event in self.events if not isinstance(event, Received) or event.message.unit != unit]
         return said
 
 
@@ -62,11 +65,10 @@ class Talk:
 def talk(nodes: Any) -> Iterator[Talk]:
     one = Talk()
     yield one
-    pids = one.seam.pids().values()
-    one.seam.close()
+    one.runtime.close()
     end = time.monotonic() + PATIENCE_S
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < end, "closing the seam left a worker's process"
+    while any(alive(pid) for pid in one.pids.values()):
+        assert time.monotonic() < end, "closing the runtime left a worker's process"
         time.sleep(0.05)
 
 
@@ -80,21 +82,22 @@ def alive(pid: int) -> bool:
 
 def unit(number: int, *orders: str, exports: tuple[bytes, ...] = (), imports: tuple[bytes, ...] = ()) -> Unit:
     pieces: list[Any] = [Piece(100 * number + index, order, None) for index, order in enumerate(orders)]
-    return Unit(number, tuple(pieces), frozenset(exports), imports)
+    made, read = dict.fromkeys(exports, Export(0, 1)), dict.fromkeys(imports, Import(1, (0,)))
+    return Unit(number, tuple(pieces), made, read)
 
 
 def test_what_a_worker_says_comes_whole_and_in_order(talk: Talk) -> None:
     """Catches messages that are lost, doubled or swapped, a state taken for a message, warnings that nobody gets."""
     worker = talk.spawn()
     orders = ["say"] * 50 + ["warn beware", "make 300000"] + ["say"] * 50
-    talk.seam.submit(worker, unit(1, *orders, exports=(b"ab", b"cd")), {})
-    talk.seam.submit(worker, unit(2, "say"), {})
+    talk.runtime.submit(worker, unit(1, *orders, exports=(b"ab", b"cd")), {})
+    talk.runtime.submit(worker, unit(2, "say"), {})
     said = talk.done(1)
     assert [one.number for one in said if isinstance(one, Answer)] == list(range(100, 202))
-    made = [one for one in said if isinstance(one, Made)]
+    made = [one for one in said if isinstance(one, Exported)]
     assert [(one.key, one.num_bytes) for one in made] == [(b"ab", 300000), (b"cd", 300000)]
     for one in made:
-        assert bytes(memoryview(talk.seam._ray.get(one.state.ref))) == one.key * (one.num_bytes // 2)
+        assert bytes(memoryview(talk.runtime._ray.get(one.state.ref))) == one.key * (one.num_bytes // 2)
     talk.done(2)
     assert talk.warnings == ["a worker was opened", "beware"]
 
@@ -103,25 +106,25 @@ def test_a_worker_is_heard_while_it_works(talk: Talk) -> None:
     """Catches a word from the middle of a pass that comes when the pass is over, or after what was said before it; and
     a worker that is asked what it is at, and does not say it."""
     worker = talk.spawn()
-    talk.seam.submit(worker, unit(1, "say", "speak", "sleep 60"), {})
-    talk.until(lambda event: isinstance(event, Said) and event.message == Alive(1))
-    talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Answer))
+    talk.runtime.submit(worker, unit(1, "say", "report_alive", "sleep 60"), {})
+    talk.until(lambda event: isinstance(event, Received) and event.message == Alive(1))
+    talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Answer))
     end = time.monotonic() + PATIENCE_S
-    path = talk.seam._remotes[worker].at_work
-    while read_at_work(path) != {102}:  # these nodes share a disk
+    path = talk.runtime._remotes[worker].in_flight
+    while read_in_flight(path) != {102}:  # these nodes share a disk
         assert time.monotonic() < end
         time.sleep(0.05)
-    assert talk.seam.at_work(worker) == {102}
+    assert talk.runtime.in_flight(worker) == {102}
     assert not os.path.exists(path)
-    talk.seam.kill(worker)
+    talk.runtime.kill(worker)
 
 
 def test_a_worker_has_all_its_units_at_a_time(talk: Talk) -> None:
     """Catches an actor with fewer threads than a worker is given units: those left over would wait for one to end."""
     worker = talk.spawn()
-    talk.seam.submit(worker, unit(1, f"gather {MOST_UNITS}"), {})
+    talk.runtime.submit(worker, unit(1, f"gather {MOST_UNITS}"), {})
     for number in range(2, MOST_UNITS + 1):
-        talk.seam.submit(worker, unit(number, "say"), {})
+        talk.runtime.submit(worker, unit(number, "say"), {})
     answers = [one.result.token_ids for one in talk.done(1) if isinstance(one, Answer)]
     assert answers[-1] == [MOST_UNITS]
 
@@ -130,25 +133,27 @@ def test_states_go_from_worker_to_worker(talk: Talk) -> None:
     """Catches a state that does not arrive on another node, or not whole, or that ends with the process that made it
     while its node lives."""
     first, second = talk.spawn(), talk.spawn()
-    talk.seam.submit(first, unit(1, "make 20", exports=(b"ab",)), {})
-    [small] = [one.state for one in talk.done(1) if isinstance(one, Made)]
-    talk.seam.submit(first, unit(2, "make 2000000", "sleep 60", exports=(b"ab",)), {})
-    said = talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Made))
-    assert isinstance(said, Said) and isinstance(said.message, Made)
+    talk.runtime.submit(first, unit(1, "make 20", exports=(b"ab",)), {})
+    [small] = [one.state for one in talk.done(1) if isinstance(one, Exported)]
+    talk.runtime.submit(first, unit(2, "make 2000000", "sleep 60", exports=(b"ab",)), {})
+    said = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Exported))
+    assert isinstance(said, Received) and isinstance(said.message, Exported)
     large = said.message.state
-    assert talk.seam._ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
-    os.kill(talk.seam.pids()[first], signal.SIGKILL)
+    assert talk.runtime._ray.wait([large.ref], timeout=PATIENCE_S, fetch_local=False)[0], "it never comes"
+    os.kill(talk.pids[first], signal.SIGKILL)
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and not lost.with_node
     talk.events.clear()
     for number, handle, count in ((3, large, 1000000), (4, small, 10), (5, large, 1000000)):
-        talk.seam.submit(second, unit(number, "say", imports=(b"ab",)), {b"ab": handle})
-        done = talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Done))
-        assert isinstance(done, Said) and isinstance(done.message, Done) and done.message.counters["import_bytes"] > 0
-        answers = [event.message for event in talk.events if isinstance(event, Said)]
+        talk.runtime.submit(second, unit(number, "say", imports=(b"ab",)), {b"ab": handle})
+        done = talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Done))
+        assert (
+            isinstance(done, Received) and isinstance(done.message, Done) and done.message.counters["import_bytes"] > 0
+        )
+        answers = [event.message for event in talk.events if isinstance(event, Received)]
         assert [one.result.token_ids for one in answers if isinstance(one, Answer)] == [[count]]
         talk.events.clear()
-    assert talk.seam.held([b"here", b"there"]) == {b"here"}
+    assert talk.runtime.held([b"here", b"there"]) == {b"here"}
 
 
 @pytest.mark.parametrize("end", ["die", "raise", "kill while idle"])
@@ -156,43 +161,43 @@ def test_the_end_of_a_worker_is_told(talk: Talk, end: str) -> None:
     """Catches a driver that waits for a dead worker, and answers that are dropped because their worker died after."""
     worker = talk.spawn()
     if end == "kill while idle":
-        os.kill(talk.seam.pids()[worker], signal.SIGKILL)
+        os.kill(talk.pids[worker], signal.SIGKILL)
     else:
-        talk.seam.submit(worker, unit(1, "say", "say", "sleep 0.5", end, "say"), {})
+        talk.runtime.submit(worker, unit(1, "say", "say", "sleep 0.5", end, "say"), {})
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and lost.worker == worker and not lost.with_node
     assert ("the device is broken" in lost.reason) == (end == "raise")
-    at_work = talk.seam.at_work(worker)
-    assert at_work == (set() if end == "kill while idle" else {103}), "who is to blame"
-    answers = [event.message for event in talk.events if isinstance(event, Said)]
+    in_flight = talk.runtime.in_flight(worker)
+    assert in_flight == (set() if end == "kill while idle" else {103}), "who is to blame"
+    answers = [event.message for event in talk.events if isinstance(event, Received)]
     numbers = [one.number for one in answers if isinstance(one, Answer)]
     # A process that is killed may take with it what it had said last.
     assert numbers[:2] == ([] if end == "kill while idle" else [100, 101])
     assert end != "raise" or numbers == [100, 101, 102]
-    talk.seam.submit(worker, unit(2, "say"), {})
-    assert talk.seam.wait(0.1) == []
+    talk.runtime.submit(worker, unit(2, "say"), {})
+    assert talk.runtime.wait(0.1) == []
 
 
 def test_who_is_let_go_leaves_its_room(talk: Talk) -> None:
     """Catches an actor that stays on the cluster although its worker was ended, so that no machine can ever go and no
     other worker has its room."""
     first, second = talk.spawn(), talk.spawn()
-    third = talk.seam.spawn()  # both nodes are full
-    assert not any(isinstance(event, Ready) for event in talk.seam.wait(1.0))
-    talk.seam.kill(first)
+    third = talk.runtime.spawn()  # both nodes are full
+    assert not any(isinstance(event, Ready) for event in talk.runtime.wait(1.0))
+    talk.runtime.kill(first)
     talk.until(lambda event: isinstance(event, Ready) and event.worker == third)
-    talk.seam.kill(third)
-    talk.seam.kill(second)
-    end, ray = time.monotonic() + PATIENCE_S, talk.seam._ray
+    talk.runtime.kill(third)
+    talk.runtime.kill(second)
+    end, ray = time.monotonic() + PATIENCE_S, talk.runtime._ray
     while ray.available_resources().get("CPU", 0) < 2:
         assert time.monotonic() < end, "the room of ended workers is not free"
-        talk.seam.wait(0.1)
+        talk.runtime.wait(0.1)
 
 
 def test_a_worker_that_cannot_be_opened_ends_the_run(talk: Talk) -> None:
     """Catches workers that are asked for again and again although the model is wrong."""
     talk.options["threads"] = -1
-    talk.seam.spawn()
+    talk.runtime.spawn()
     with pytest.raises(UsageError, match="give another --model"):
         talk.until(lambda event: False)
 
@@ -202,23 +207,23 @@ def test_a_node_goes_and_another_comes(talk: Talk, nodes: Any) -> None:
     worker that is not placed on a machine that comes later."""
     third = add_node(nodes)
     workers = [talk.spawn() for _ in range(3)]
-    ids = {talk.seam._remotes[worker].node_id: worker for worker in workers}
+    ids = {talk.runtime._remotes[worker].node_id: worker for worker in workers}
     doomed = ids[third.node_id]
     other = next(worker for worker in workers if worker != doomed)
-    talk.seam.submit(doomed, unit(1, "make 2000000", exports=(b"ab",)), {})
-    [state] = [one.state for one in talk.done(1) if isinstance(one, Made)]
-    talk.seam.submit(doomed, unit(2, "say", "sleep 60"), {})
-    talk.until(lambda event: isinstance(event, Said) and isinstance(event.message, Answer))
+    talk.runtime.submit(doomed, unit(1, "make 2000000", exports=(b"ab",)), {})
+    [state] = [one.state for one in talk.done(1) if isinstance(one, Exported)]
+    talk.runtime.submit(doomed, unit(2, "say", "sleep 60"), {})
+    talk.until(lambda event: isinstance(event, Received) and isinstance(event.message, Answer))
     nodes.remove_node(third, allow_graceful=False)
     lost = talk.until(lambda event: isinstance(event, Lost))
     assert isinstance(lost, Lost) and lost.worker == doomed and lost.with_node
-    talk.seam.submit(other, unit(3, "say", imports=(b"ab",)), {b"ab": state})
-    assert Without(3, b"ab") in talk.done(3)
-    late = talk.seam.spawn()
-    assert talk.seam.wait(0.5) == []
+    talk.runtime.submit(other, unit(3, "say", imports=(b"ab",)), {b"ab": state})
+    assert ImportFailed(3, b"ab") in talk.done(3)
+    late = talk.runtime.spawn()
+    assert talk.runtime.wait(0.5) == []
     nodes_before = len(nodes.list_all_nodes())
     fourth = add_node(nodes)
     talk.until(lambda event: isinstance(event, Ready) and event.worker == late)
     assert len(nodes.list_all_nodes()) == nodes_before + 1
-    talk.seam.kill(late)
+    talk.runtime.kill(late)
     nodes.remove_node(fourth)

@@ -6,9 +6,8 @@ import threading
 
 import pytest
 
-from apcbatch.job import beside
-from apcbatch.job.beside import Beside
-from apcbatch.job.disk import Disk
+from apcbatch.job import disk
+from apcbatch.job.disk import BackgroundCall, Disk
 from apcbatch.job.sink import FileSink
 
 
@@ -22,7 +21,7 @@ def fail() -> None:
 
 def test_what_ends_at_once_is_raised_at_once() -> None:
     """Catches a failure of a quick disk that shows seconds later."""
-    work = Beside()
+    work = BackgroundCall()
     with pytest.raises(Interrupt):
         work.begin(fail)
     work.finish()
@@ -32,8 +31,8 @@ def test_what_ends_at_once_is_raised_at_once() -> None:
 
 def test_a_slow_piece_is_waited_for_and_its_failure_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches two pieces at a time, and a failure that nobody hears of."""
-    monkeypatch.setattr(beside, "PATIENCE_S", 0.001)
-    release, work, order = threading.Event(), Beside(), list[str]()
+    monkeypatch.setattr(disk, "SHORT_CALL_S", 0.001)
+    release, work, order = threading.Event(), BackgroundCall(), list[str]()
 
     def slow() -> None:
         release.wait()
@@ -63,9 +62,9 @@ def test_lines_that_come_during_a_slow_sync_are_synced_at_the_end(tmp_path, monk
     sink = FileSink(tmp_path / "out", SlowDisk())
     sink.remove_if_unused = False
     sink.append(b"1\n")
-    sink.keep_safe()
+    sink.sync_if_due()
     sink.append(b"2\n")
-    sink.keep_safe()
+    sink.sync_if_due()
     assert synced == [b"1\n"], "the second one waits for the first"
     release.set()
     sink.finish(ordered=False)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from apcbatch.data.chat_options import ChatOptions
-from apcbatch.data.records import Conversation
-from apcbatch.data.render import Renderer
-from apcbatch.data.rollout import Rollout
-from apcbatch.data.switches import MOST_BYTES, MOST_VARIABLES, RESERVED
-from apcbatch.errors import UsageError
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.rollout import Rollout
+from apcbatch.data.chat.template_options import MOST_BYTES, MOST_VARIABLES, RESERVED, ChatOptions, check_variables
+from apcbatch.data.input.records import Conversation
+from apcbatch.errors import RequestError, UsageError
 from tests.data.conftest import batch, build_tokenizer, fault, good, save_model
-from tests.data.conftest import by_transformers as tokenizer_of
+from tests.data.conftest import kept_by_transformers as tokenizer_of
 from tests.data.families import TEMPLATES
+from tests.effort import tries
 
 TEMPLATE = """{%- if reasoning_effort %}{{- 'effort ' + reasoning_effort + '\\n' }}{%- endif %}
 {%- for document in documents or [] %}{{- '[' + document.title + '] ' + document.text + '\\n' }}{%- endfor %}
@@ -76,7 +76,7 @@ def test_prompts_are_those_of_transformers(make_renderer: Callable[..., Renderer
     generator = random.Random(seed := random.randrange(2**32))
     print("seed", seed)
     renderer, seen = make_renderer("chatml", template), set()
-    for _ in range(60):
+    for _ in range(tries(400)):
         given = given_at_random(generator)
         messages = MESSAGES if given.get("continue_final_message") else USERS
         record = good(batch({"messages": messages, **given}))
@@ -119,7 +119,7 @@ def test_a_line_that_continues_its_last_message_is_one_request(
     rollout = Rollout(renderer, record)
     assert rollout.num_turns == 1 and rollout.prompt.token_ids.tolist() == prompt.token_ids.tolist()
     assert rollout.advance([5], stopped=False) is None
-    assert renderer.reading(record, prompt).turn == 2
+    assert renderer.output_parser(record, prompt).turn == 2
 
 
 def test_a_template_that_leaves_the_last_message_out_is_refused(make_renderer: Callable[..., Renderer]) -> None:
@@ -154,7 +154,7 @@ CALLING = {"role": "assistant", "content": "a", "tool_calls": [{"function": {"na
             "chat_template_kwargs has 65 names; at most 64 are taken",
         ),
         (
-            {"chat_template_kwargs": {"a": "x" * MOST_BYTES}},
+            {"chat_template_kwargs": {"a": "x" * (MOST_BYTES - 7)}},  # with {"a":""} one more than is taken
             "chat_template_kwargs holds more than 1,048,576 bytes as JSON",
         ),
         (
@@ -201,7 +201,7 @@ def test_a_null_and_a_default_switch_nothing() -> None:
         "enable_thinking": None, "thinking": None, "reasoning_effort": None, "parallel_tool_calls": True,
     }  # fmt: skip
     record = good({"messages": MESSAGES, **defaults})
-    assert record.switches.given() == {} and not record.one_call
+    assert record.template_options.given() == {} and not record.one_call
 
 
 def test_the_run_gives_variables_and_a_line_wins(model_dir: Callable[..., Path], warnings: list[str]) -> None:
@@ -245,7 +245,7 @@ def test_what_the_template_does_not_read_is_said(make_renderer: Callable[..., Re
         renderer = make_renderer("chatml", template)
         record = good(batch({"messages": USERS, **given, "documents": [{"title": "t", "text": "x"}]}))
         [prompt] = renderer.render(record).prompts
-        assert renderer.reading(record, prompt).warnings == (f"the chat template does not read {unread}",)
+        assert renderer.output_parser(record, prompt).warnings == (f"the chat template does not read {unread}",)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_thought_that_the_prompt_began(
     messages = [*USERS, {"role": "assistant", "content": given.pop("end")}] if "end" in given else USERS
     record = good(batch({"messages": messages, **given}))
     [prompt] = renderer.render(record).prompts
-    read = renderer.reading(record, prompt).read(answer)
+    read = renderer.output_parser(record, prompt).parse(answer)
     assert (read.reasoning, read.content) == parts
 
 
@@ -280,9 +280,9 @@ def test_markers_of_thoughts_may_be_special_tokens(tmp_path: Path, special: bool
     tokenizer.add_tokens([AddedToken(text, special=special) for text in ("<think>", "</think>")])
     renderer = Renderer.load(save_model(tmp_path, tokenizer, "{{ messages[0].content }}"))
     record = good(batch())
-    reading = renderer.reading(record, renderer.render(record).prompts[0])
+    output_parser = renderer.output_parser(record, renderer.render(record).prompts[0])
     ids = renderer.tokenizer.encode("<think>a</think>b<|im_end|>").ids
-    read = reading.read(renderer.decode(ids))
+    read = output_parser.parse(renderer.decode(ids))
     assert (read.reasoning, read.content) == ("a", "b")
     plain = Renderer.load(tmp_path, options=ChatOptions(reasoning_parser="none"))
     assert plain.decode(ids) == ("ab" if special else "<think>a</think>b")
@@ -293,8 +293,8 @@ def test_a_completion_is_read_as_it_is(make_renderer: Callable[..., Renderer]) -
     renderer = make_renderer("chatml", KEPT)
     record = good(batch({"prompt": "x"}, url="/v1/completions"))
     assert isinstance(record, Conversation)
-    reading = renderer.reading(record, renderer.render(record).prompts[0])
-    assert reading.read("<think>a</think>b").content == "<think>a</think>b"
+    output_parser = renderer.output_parser(record, renderer.render(record).prompts[0])
+    assert output_parser.parse("<think>a</think>b").content == "<think>a</think>b"
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen-coder"])
@@ -307,6 +307,18 @@ def test_a_request_keeps_the_tools_that_its_parser_reads(make_renderer: Callable
     renderer = make_renderer("chatml", TEMPLATES[name])
     for given, calls in ((tools, 1), (None, 0)):
         record = good({"messages": USERS, "tools": given})
-        reading = renderer.reading(record, renderer.render(record).prompts[0])
-        assert list(reading.tools) == (given if given and name == "qwen-coder" else [])
-        assert [call.arguments for call in reading.read(text).calls] == [{"n": 5}] * calls
+        output_parser = renderer.output_parser(record, renderer.render(record).prompts[0])
+        assert list(output_parser.tools) == (given if given and name == "qwen-coder" else [])
+        assert [call.arguments for call in output_parser.parse(text).calls] == [{"n": 5}] * calls
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{f"n{number}": 1 for number in range(64)}, {"n" * 64: 1}, {"a": "x" * ((1 << 20) - len('{"a":""}'))}],
+    ids=["names", "a name", "bytes"],
+)
+def test_the_most_variables_are_taken(variables: dict[str, Any]) -> None:
+    """Fault: a bound that refuses its own value."""
+    assert check_variables(variables, "x") == variables
+    with pytest.raises(RequestError, match="x has|x holds more than 1,048,576 bytes"):
+        check_variables({name + "n" * (len(variables) == 1): one for name, one in variables.items()} | {"b": 1}, "x")

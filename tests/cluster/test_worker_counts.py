@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from apcbatch.cluster.tally import Tally
+from apcbatch.cluster.workers import WorkerCounts
 from apcbatch.errors import RequestError
 from apcbatch.types import Result
 from tests.cluster.runs import Planned, run
@@ -14,16 +14,17 @@ from tests.cluster.simulator import Trouble
 def test_a_tally_adds_up() -> None:
     """Catches a sum that is taken from another number, a first token that is counted as decoded, and errors that are
     counted as work."""
-    tally = Tally(3, "host", "cpu")
-    assert tally.summary()["tokens_per_s"] is None
+    counts = WorkerCounts(3, "host", "cpu")
+    assert counts.summary()["tokens_per_s"] is None
     some = {"cached_tokens": 6, "computed_tokens": 4, "prefill_ms": 250.0, "decode_ms": 750.0}
     other = Result("other", 10, [1, 2], **some)
-    tally.answered(Result("one", 10, [1, 2, 3], **some, others=[other]))
-    tally.answered(Result("two", 10, [], **some))
-    tally.answered(Result("three", 10, error=RequestError("invalid_request", "no")))
-    assert tally.summary() == {
+    counts.add(Result("one", 10, [1, 2, 3], **some, others=[other]))
+    counts.add(Result("two", 10, [], **some))
+    counts.add(Result("three", 10, error=RequestError("invalid_request", "no")))
+    assert counts.summary() == {
         "id": 3, "node": "host", "device": "cpu", "units": 0, "requests": 3, "prefill_tokens": 8, "decode_tokens": 3,
-        "cached_tokens": 12, "busy_s": 2.0, "tokens_per_s": 5.5, "ending": None,
+        "cached_tokens": 12, "busy_s": 2.0,
+        "states_received": 0, "states_missing": 0, "requests_unfinished": 0, "tokens_per_s": 5.5, "ending": None,
     }  # fmt: skip
 
 
@@ -40,6 +41,7 @@ def test_workers_add_up_to_the_run(tau: Planned, poison: int) -> None:
     for name in ("cached_tokens", "computed_tokens"):
         found = sum(one["prefill_tokens" if name == "computed_tokens" else name] for one in workers)
         assert found == sum(getattr(result, name) for result in answered)
-    not_ended = outcome.engine.counters.units - sum(one["units"] for one in workers)
+    assert bool(poison) == bool(sum(one["requests_unfinished"] for one in workers))
+    not_ended = outcome.engine._num_units - sum(one["units"] for one in workers)
     assert 2 * poison <= not_ended <= 4 * poison
     assert all(one["node"] and one["device"] == "cpu" for one in workers)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from apcbatch.data.inputs import find_inputs
-from apcbatch.data.source import open_source
+from apcbatch.data.input.inputs import find_inputs
+from apcbatch.data.input.source import open_source
 from apcbatch.errors import UsageError
 from tests.data.conftest import USER
 

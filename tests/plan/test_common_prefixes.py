@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-from apcbatch.plan.sharers import first_sharers
-from tests.plan.plan_oracle import random_dataset
+from apcbatch.plan.prefix_tree import common_prefixes
+from tests.plan.plan_oracle import Dataset, common
 
 
-def common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-                min(len(one), len(other)))  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_each_is_the_first_with_so_many_tokens(seed: int) -> None:
+def test_each_is_the_first_with_so_many_tokens(data: Dataset) -> None:
     """Fault: a later request is named, a longer prefix is missed, or one that begins otherwise is taken."""
-    data = random_dataset(seed)
     tree = data.tree()
     for index, prompt in enumerate(data.prompts):
         expected: list[tuple[int, int]] = []
@@ -24,4 +15,4 @@ def test_each_is_the_first_with_so_many_tokens(seed: int) -> None:
             tokens = common(data.prompts[other], prompt)
             if tokens and all(tokens > before for before, _ in expected):
                 expected.append((tokens, other))
-        assert first_sharers(tree, index) == expected, (data.where, index)
+        assert common_prefixes(tree, index) == expected, (data.where, index)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from apcbatch.data.structure import WHITESPACE, Structure, check_structure
+from apcbatch.data.grammar.structured_output import WHITESPACE, StructuredOutput, check_structured_output
 from apcbatch.errors import RequestError
 from tests.data.conftest import batch, fault, good
 
@@ -28,43 +28,51 @@ GIVEN = [
     ),
     ({"tool_choice": "auto"}, None),
     ({"tool_choice": "none"}, None),
-    ({"response_format": {"type": "json_object"}}, Structure("json", '{"type":"object"}')),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Structure("json", TEXT)),
+    ({"response_format": {"type": "json_object"}}, StructuredOutput("json", '{"type":"object"}')),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, StructuredOutput("json", TEXT)),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}},
-        Structure("json", TEXT),
+        StructuredOutput("json", TEXT),
     ),
-    ({"guided_json": SCHEMA}, Structure("json", TEXT)),
-    ({"guided_json": json.dumps(SCHEMA)}, Structure("json", TEXT)),
-    ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, Structure("json", TEXT, " ?")),
-    ({"guided_regex": "a+"}, Structure("regex", "a+")),
-    ({"guided_choice": ["yes", "no"]}, Structure("choice", '["yes","no"]')),
-    ({"guided_grammar": 'start: "a"'}, Structure("grammar", 'start: "a"')),
-    ({"structured_outputs": {"json": SCHEMA}}, Structure("json", TEXT)),
-    ({"structured_outputs": {"json": {}}}, Structure("json", "{}")),
-    ({"structured_outputs": {"json_object": True}}, Structure("json", '{"type":"object"}')),
-    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, Structure("json", TEXT, "")),
-    ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, Structure("json", TEXT, " ")),
-    ({"structured_outputs": {"regex": "a", "choice": None}}, Structure("regex", "a")),
+    ({"guided_json": SCHEMA}, StructuredOutput("json", TEXT)),
+    ({"guided_json": json.dumps(SCHEMA)}, StructuredOutput("json", TEXT)),
+    ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, StructuredOutput("json", TEXT, " ?")),
+    ({"guided_regex": "a+"}, StructuredOutput("regex", "a+")),
+    ({"guided_choice": ["yes", "no"]}, StructuredOutput("choice", '["yes","no"]')),
+    ({"guided_grammar": 'start: "a"'}, StructuredOutput("grammar", 'start: "a"')),
+    ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput("json", TEXT)),
+    ({"structured_outputs": {"json": {}}}, StructuredOutput("json", "{}")),
+    ({"structured_outputs": {"json_object": True}}, StructuredOutput("json", '{"type":"object"}')),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, StructuredOutput("json", TEXT, "")),
+    ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, StructuredOutput("json", TEXT, " ")),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": True}},
+        StructuredOutput("json", TEXT, ""),
+    ),
+    (
+        {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ", "disable_any_whitespace": False}},
+        StructuredOutput("json", TEXT, " "),
+    ),
+    ({"structured_outputs": {"regex": "a", "choice": None}}, StructuredOutput("regex", "a")),
     (
         {"tool_choice": "required"},
-        Structure(
+        StructuredOutput(
             "calls", f'[["look_up",{TEXT}],["stop",{{"type":"object"}}],["bare",{{"type":"object","properties":{{}}}}]]'
         ),
     ),
-    ({"tool_choice": NAMED}, Structure("calls", f'[["look_up",{TEXT}]]', one_call=True)),
+    ({"tool_choice": NAMED}, StructuredOutput("calls", f'[["look_up",{TEXT}]]', one_call=True)),
 ]
 
 
 @pytest.mark.parametrize(("record", "expected"), GIVEN, ids=[json.dumps(record)[:60] for record, _ in GIVEN])
 def test_every_shape_is_read(record, expected):
     """Fault: a form that is not applied, keys in another order than the schema's, a text taken for another kind."""
-    assert check_structure(record, TOOLS) == expected
+    assert check_structured_output(record, TOOLS) == expected
 
 
 def test_one_call_is_told():
     """Fault: parallel_tool_calls says false, and calls are forced one after the other."""
-    found = check_structure({"tool_choice": "required", "parallel_tool_calls": False}, TOOLS)
+    found = check_structured_output({"tool_choice": "required", "parallel_tool_calls": False}, TOOLS)
     assert found is not None and found.one_call
 
 
@@ -87,6 +95,18 @@ REFUSED = [
     ({"guided_choice": ["a", "a"]}, "guided_choice has the same text twice"),
     ({"guided_choice": [""]}, "that are not empty"),
     ({"structured_outputs": {"structural_tag": "x"}}, 'structured_outputs has the field "structural_tag"'),
+    (
+        {"structured_outputs": {"regex": "a", "x": 1}},
+        "its fields are json, regex, choice, grammar, json_object, whitespace_pattern, disable_any_whitespace",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": True}},
+        "structured_outputs.whitespace_pattern is true; expected a string",
+    ),
+    (
+        {"structured_outputs": {"json": {}, "disable_any_whitespace": " "}},
+        'structured_outputs.disable_any_whitespace is " "; expected true or false',
+    ),
     ({"structured_outputs": ["json"]}, "structured_outputs is a list; expected an object"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice ask for different forms"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.regex and structured_outputs.choice"),
@@ -102,7 +122,7 @@ REFUSED = [
 def test_what_is_no_form_is_refused(record, words):
     """Fault: half of a form is applied, or none of it, without a word."""
     with pytest.raises(RequestError) as caught:
-        check_structure(record, TOOLS)
+        check_structured_output(record, TOOLS)
     assert words in caught.value.message and caught.value.code == "invalid_request"
 
 
@@ -110,7 +130,7 @@ def test_what_is_no_form_is_refused(record, words):
 def test_a_call_cannot_be_forced_without_tools(tools):
     """Fault: `required` without tools gives a text, or a grammar of nothing."""
     with pytest.raises(RequestError, match="there are no tools"):
-        check_structure({"tool_choice": "required"}, tools)
+        check_structured_output({"tool_choice": "required"}, tools)
 
 
 @pytest.mark.parametrize("parameters", [{"type": "string"}, {"type": ["object", "null"]}, [1], {"x-guidance": {}}])
@@ -118,12 +138,12 @@ def test_a_tool_whose_parameters_are_no_object_cannot_be_forced(parameters):
     """Fault: arguments that no client reads as an object."""
     tool = {"function": {"name": "f", "parameters": parameters}}
     with pytest.raises(RequestError, match='the tool "f"'):
-        check_structure({"tool_choice": "required"}, [tool])
+        check_structured_output({"tool_choice": "required"}, [tool])
 
 
 def test_bodies_and_lines_alike():
     """Fault: a form in a body that is ignored beside messages, or the other way round."""
-    expected = {"structure": Structure("regex", "a+", WHITESPACE)}
+    expected = {"structure": StructuredOutput("regex", "a+", WHITESPACE)}
     message = {"role": "user", "content": "hi"}
     assert good(batch({"messages": [message], "guided_regex": "a+"})).params == expected
     assert good({"messages": [message], "guided_regex": "a+"}).params == expected
@@ -132,3 +152,9 @@ def test_bodies_and_lines_alike():
     assert good(completion).params == expected
     assert good({"messages": [message]}).params == {}
     assert fault(batch({"messages": [message], "guided_regex": 1})).startswith("body.guided_regex is 1; expected")
+
+
+def test_its_text_in_a_digest_is_that_of_earlier_versions() -> None:
+    """Catches a renamed class, with which --resume answers every request with structured output again."""
+    text = r"Structure(kind='regex', text='a+', whitespace=' |\\n[ \\t]{0,20}', one_call=False)"
+    assert repr(StructuredOutput("regex", "a+")) == text

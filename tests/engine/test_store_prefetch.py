@@ -10,8 +10,8 @@ from queue import Empty
 import pytest
 import torch
 
-from apcbatch.engine.read_ahead import ReadAhead
-from apcbatch.engine.staging import ALIGNMENT, Staging, slot_in_memory, staged_bytes
+from apcbatch.engine.snapshot_arrays import ALIGNMENT, Staging, slot_in_memory, staged_bytes
+from apcbatch.engine.store_prefetch import StorePrefetcher
 from apcbatch.layout import CONV, KV, SSM, StateLayout
 from apcbatch.model.arena import StateArena, Tensors
 
@@ -94,8 +94,8 @@ def test_a_buffer_comes_back_only_when_its_copy_has_ended() -> None:
 def test_what_is_wanted_is_read_in_order_into_as_many_buffers_as_there_are() -> None:
     """Catches memory without a bound, another order, a buffer handed to two, and one that is lost."""
     reader, staging = Reader(), Staging(LAYOUT, 2)
-    ahead = ReadAhead(reader, staging, num_threads=2)
-    ahead.want([b"a", b"b", b"c"])
+    ahead = StorePrefetcher(reader, staging, num_threads=2)
+    ahead.prefetch([b"a", b"b", b"c"])
     reader.gate.release(8)
     for key, number in ((b"a", 97), (b"b", 98), (b"c", 99)):
         assert eventually(lambda key=key: key in reader.begun)
@@ -111,8 +111,8 @@ def test_what_is_wanted_is_read_in_order_into_as_many_buffers_as_there_are() -> 
 def test_what_no_thread_has_begun_is_left_to_the_caller() -> None:
     """Catches an engine that waits for a buffer which another key has, for ever."""
     reader, staging = Reader(), Staging(LAYOUT, 1)
-    ahead = ReadAhead(reader, staging, num_threads=1)
-    ahead.want([b"a", b"b"])
+    ahead = StorePrefetcher(reader, staging, num_threads=1)
+    ahead.prefetch([b"a", b"b"])
     assert eventually(lambda: reader.begun == [b"a"])
     assert ahead.take(b"b") is None and ahead.take(b"c") is None
     reader.gate.release()
@@ -128,11 +128,11 @@ def test_what_is_wanted_no_more_gives_its_buffer_back() -> None:
     """Catches buffers that a sequence keeps which was dropped, or started from a longer prefix; also while one is
     read."""
     reader, staging = Reader(), Staging(LAYOUT, 2)
-    ahead = ReadAhead(reader, staging, num_threads=2)
-    ahead.want([b"a", b"b"])
+    ahead = StorePrefetcher(reader, staging, num_threads=2)
+    ahead.prefetch([b"a", b"b"])
     assert eventually(lambda: len(reader.begun) == 2)
     reader.gate.release(1)
-    ahead.want([b"c"])
+    ahead.prefetch([b"c"])
     reader.gate.release(3)
     read = None
     assert eventually(lambda: b"c" in reader.begun)
@@ -148,10 +148,10 @@ def test_a_miss_and_a_failure_reach_who_asks(fails: bool) -> None:
     """Catches a caller that waits for ever, and a thread that dies of an error."""
     reader, staging = Reader(), Staging(LAYOUT, 1)
     reader.error = ValueError("a fault") if fails else None
-    ahead = ReadAhead(reader, staging, num_threads=1)
+    ahead = StorePrefetcher(reader, staging, num_threads=1)
     reader.gate.release(2)
     for _ in range(2):
-        ahead.want([b"0"])
+        ahead.prefetch([b"0"])
         assert eventually(lambda: bool(reader.begun))
         if fails:
             with pytest.raises(ValueError, match="a fault"):
@@ -168,8 +168,8 @@ def test_a_miss_and_a_failure_reach_who_asks(fails: bool) -> None:
 def test_closing_ends_threads_that_read_or_wait_for_a_buffer() -> None:
     """Catches an engine that never ends."""
     reader, staging = Reader(), Staging(LAYOUT, 1)
-    ahead = ReadAhead(reader, staging, num_threads=3)
-    ahead.want([b"a", b"b", b"c"])
+    ahead = StorePrefetcher(reader, staging, num_threads=3)
+    ahead.prefetch([b"a", b"b", b"c"])
     assert eventually(lambda: bool(reader.begun))
     reader.gate.release(8)
     ahead.close()

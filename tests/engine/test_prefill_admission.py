@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from apcbatch.engine.admission import PrefillAdmission
 from apcbatch.engine.engine import Engine
-from apcbatch.engine.gate import Gate
 from apcbatch.model.locate import DEMO_DIR
 from apcbatch.types import Request
 
@@ -17,7 +17,7 @@ NUM_PLACES = 32
 
 def test_a_gate_without_cost_is_always_open() -> None:
     """Catches a CPU, where a prompt costs what its tokens do, that leaves places empty."""
-    gate = Gate(NUM_PLACES, cost=0)
+    gate = PrefillAdmission(NUM_PLACES, cost=0)
     for num_free in (1, 5, 1):
         assert gate.opens(num_free)
         gate.close()
@@ -25,14 +25,14 @@ def test_a_gate_without_cost_is_always_open() -> None:
 
 def test_many_free_places_open_it_at_once() -> None:
     """Catches sequences that end together and whose places stay empty."""
-    assert Gate(NUM_PLACES, cost=3).opens(NUM_PLACES // 4)
+    assert PrefillAdmission(NUM_PLACES, cost=3).opens(NUM_PLACES // 4)
 
 
 @pytest.mark.parametrize("between", [1, 4, 32, 100, 1000])
 def test_no_more_is_lost_than_a_pass_with_prompts_costs(between: int) -> None:
     """Catches a gate that stays closed while more places stand empty than the prompts would have cost, or opens for
     each place that is free. One sequence ends every `between` passes."""
-    gate, lost, num_free = Gate(NUM_PLACES, cost=3), 0, 0
+    gate, lost, num_free = PrefillAdmission(NUM_PLACES, cost=3), 0, 0
     for index in range(10 * between):
         num_free += index % between == 0
         if gate.opens(num_free):
@@ -50,7 +50,7 @@ class _Watched:
 
     def __init__(self, cost: int) -> None:
         self.engine = Engine(DEMO_DIR, max_running=16, block_size=16, policy="planned")
-        self.engine._scheduler._gate = Gate(16, cost)
+        self.engine._scheduler._prefill_admission = PrefillAdmission(16, cost)
         self.num_passes = self.num_with_prompts = 0
         schedule = self.engine._scheduler.schedule
 
@@ -63,12 +63,13 @@ class _Watched:
         self.engine._scheduler.schedule = counted  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_behind_a_gate() -> None:
     """Catches a gate that changes an answer or strands a request, and one that spares no pass with prompts."""
     source = random.Random(7)
     requests = [
         Request(str(n), [source.randrange(3, 500) for _ in range(source.randint(1, 40))], source.randint(1, 40))
-        for n in range(120)
+        for n in range(60)
     ]
     runs = {}
     for cost in (0, 3):

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apcbatch.data.sharing import SharedText, common_length
-from apcbatch.data.tokenizer import Tokenizer, load_tokenizer
+from apcbatch.data.chat.common_prefix import BaseText, common_length
+from apcbatch.data.tokenization.tokenizer import Tokenizer, load_tokenizer
 from tests.data.conftest import CORPUS, KINDS
+from tests.effort import tries
 
 # Pieces that meet at joints: words, blanks, line ends, contractions, digits, wide characters, markers.
 PIECES = [
@@ -31,11 +32,12 @@ def tokenizer(request: pytest.FixtureRequest, model_dir: Callable[..., Path]) ->
     return load_tokenizer(model_dir(request.param))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=tries(250), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(beginning=LONG, ending=TEXT, other=TEXT)
 def test_a_beginning_has_the_tokens_it_has_alone(tokenizer: Tokenizer, beginning: str, ending: str, other: str) -> None:
     """A cut at a token boundary is not enough: `a  ` before `b` ends in one token alone, in two here."""
-    base = SharedText(tokenizer, beginning + ending)
+    base = BaseText(tokenizer, beginning + ending)
     for text in (beginning, beginning + other, beginning + ending):
         shared = base.tokenise(text, common_length(text, base.text))
         assert shared.dtype == np.int32
@@ -47,7 +49,7 @@ def test_every_cut_of_a_text_has_the_tokens_it_has_alone(kind: str, model_dir: C
     """All joints of one text, inside words, numbers, characters' bytes and markers."""
     tokenizer = load_tokenizer(model_dir(kind))
     text = "".join(f"<|im_start|>{line}<|im_end|>\n" for line in CORPUS)
-    base = SharedText(tokenizer, text)
+    base = BaseText(tokenizer, text)
     for cut in range(len(text) + 1):
         assert base.tokenise(text[:cut], cut).tolist() == tokenizer.encode(text[:cut]).ids, text[:cut][-20:]
 
@@ -73,20 +75,13 @@ def test_a_long_text_is_tokenised_once(
     tokenizer = load_tokenizer(model_dir(kind))
     turns = [f"<|im_start|>user\n{line * 4}<|im_end|>\n<|im_start|>assistant\n" for line in CORPUS[:5] * 4]
     text = "".join(turns)
-    base = SharedText(tokenizer, text)
+    base = BaseText(tokenizer, text)
     lengths = encoded_characters(tokenizer, monkeypatch)
     for count in range(1, len(turns)):
         prompt = "".join(turns[:count])
         shared = base.tokenise(prompt, len(prompt))
         assert np.shares_memory(shared, base.token_ids)
     assert max(lengths) < 700 and sum(lengths) < len(text)
-
-
-def test_common_length_is_the_first_difference() -> None:
-    """The place that the warning names and that the tokens are kept up to."""
-    pairs = [("", "a", 0), ("abc", "abc", 3), ("abc", "ab", 2), ("abc", "abd", 2), ("b", "a", 0)]
-    for one, other, common in pairs:
-        assert common_length(one, other) == common
 
 
 @given(TEXT, TEXT, TEXT)
@@ -106,7 +101,7 @@ def test_only_what_follows_the_last_marker_is_tokenised_again(
     """Catches markers that are never cut at: the tokens are the same, but some hundred characters more are encoded."""
     tokenizer = load_tokenizer(model_dir("chatml"))
     text = "<|im_start|>" + "flight reservations " * 100 + "<|im_end|><|im_start|>user"
-    base = SharedText(tokenizer, text)
+    base = BaseText(tokenizer, text)
     lengths = encoded_characters(tokenizer, monkeypatch)
     for other, ending in ((text[:-2], "<|im_start|>us"), (text + " 1", "<|im_start|>user 1")):
         assert base.tokenise(other, common_length(other, text)).tolist() == tokenizer.encode(other).ids

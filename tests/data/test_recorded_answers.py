@@ -6,13 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
-from apcbatch.data.recorded import answered_turns, render_answers
-from apcbatch.data.records import Conversation
-from apcbatch.data.render import Renderer
+from apcbatch.data.chat.recorded_answers import answered_turns, render_answers
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.input.records import Conversation
 from apcbatch.errors import RequestError
-from tests.data.conftest import KINDS, STABLE_TEMPLATE, UNSTABLE_TEMPLATE, batch, conversation, good
+from tests.data.conftest import (
+    KINDS,
+    STABLE_TEMPLATE,
+    UNSTABLE_TEMPLATE,
+    batch,
+    conversation,
+    good,
+    kept_by_transformers,
+)
 
 AGENT = conversation(
     "system: The policy: an agent books, modifies or cancels flight reservations.",
@@ -29,7 +36,7 @@ THINKING = STABLE_TEMPLATE.replace("<|im_start|>assistant\\n' -}}", "<|im_start|
 
 def text_of(folder: Path, record: Conversation, num_messages: int) -> str:
     """The conversation up to an answer, as `transformers` renders it."""
-    source = PreTrainedTokenizerFast.from_pretrained(folder)
+    source = kept_by_transformers(folder)
     text: str = source.apply_chat_template(
         record.messages[:num_messages], tools=record.tools, add_generation_prompt=False, tokenize=False
     )

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apcbatch.data.call_ids import call_ids, recorded_ids
-from apcbatch.data.reading import Reading
-from apcbatch.data.reasoning import PARSERS, Thought, choose_reasoning_parser
-from apcbatch.data.tool_parser import Call
-from apcbatch.data.tool_parsers import tool_parsers
+from apcbatch.data.output.call_ids import call_ids, recorded_ids
+from apcbatch.data.output.parser import OutputParser
+from apcbatch.data.output.reasoning import PARSERS, Thought, choose_reasoning_parser
+from apcbatch.data.output.tool_parser import Call
+from apcbatch.data.output.tool_parsers import tool_parsers
 from apcbatch.formats import REASONING_PARSERS
 
 TOOLS = [{"type": "function", "function": {"name": "get"}}]
@@ -22,14 +22,14 @@ CALL = '<tool_call>{"name": "get", "arguments": {"q": "é", "n": 1}}</tool_call>
 THINK = PARSERS["think"]
 
 
-def reading(**keys: Any) -> Reading:
-    """A reading with tools and both parsers."""
-    return Reading(**{"tool_parser": tool_parsers()["hermes"], "tools": TOOLS, "reasoning_parser": THINK} | keys)
+def output_parser(**keys: Any) -> OutputParser:
+    """An output parser with tools and both parsers."""
+    return OutputParser(**{"tool_parser": tool_parsers()["hermes"], "tools": TOOLS, "reasoning_parser": THINK} | keys)
 
 
 def test_an_answer_as_openai_gives_it() -> None:
     """Fault: arguments as an object, ids that are there twice, or content that holds the calls."""
-    answer = reading(turn=3).read(f"<think>\nwell\n</think>\n\nLet me see.\n{CALL}\n{CALL}\n")
+    answer = output_parser(turn=3).parse(f"<think>\nwell\n</think>\n\nLet me see.\n{CALL}\n{CALL}\n")
     arguments = '{"q":"é","n":1}'
     assert answer.as_output() == {
         "role": "assistant",
@@ -46,7 +46,7 @@ def test_an_answer_as_openai_gives_it() -> None:
 
 def test_an_answer_goes_back_into_the_history() -> None:
     """Fault: arguments as text, which templates cannot read; reasoning or ids lost."""
-    message = reading().read(f"<think>well</think>a {CALL}").as_message()
+    message = output_parser().parse(f"<think>well</think>a {CALL}").as_message()
     function = {"name": "get", "arguments": {"q": "é", "n": 1}}
     assert message == {
         "role": "assistant",
@@ -54,45 +54,50 @@ def test_an_answer_goes_back_into_the_history() -> None:
         "reasoning_content": "well",
         "tool_calls": [{"id": "call_1_1", "type": "function", "function": function}],
     }
-    assert reading().read("a").as_message() == {"role": "assistant", "content": "a"}
+    assert output_parser().parse("a").as_message() == {"role": "assistant", "content": "a"}
 
 
 def test_content_is_null_only_beside_calls() -> None:
     """Fault: an empty answer without content, or a call with an empty one."""
-    assert reading().read(CALL).as_output()["content"] is None
-    assert reading().read("").as_output() == {"role": "assistant", "content": "", "refusal": None, "tool_calls": []}
-    assert reading().read(" a\n").as_output()["content"] == " a\n"
+    assert output_parser().parse(CALL).as_output()["content"] is None
+    assert output_parser().parse("").as_output() == {
+        "role": "assistant",
+        "content": "",
+        "refusal": None,
+        "tool_calls": [],
+    }
+    assert output_parser().parse(" a\n").as_output()["content"] == " a\n"
 
 
 def test_without_a_parser_a_call_is_text() -> None:
     """Fault: an answer to a request without tools, or with --tool-parser none, has calls."""
-    answer = reading(tool_parser=None).read(f"a {CALL} ")
+    answer = output_parser(tool_parser=None).parse(f"a {CALL} ")
     assert (answer.content, answer.calls, answer.warnings) == (f"a {CALL} ", [], [])
 
 
 def test_what_cannot_be_read_is_said() -> None:
     """Fault: a malformed call that nobody hears of."""
     bad = "<tool_call>{get it}</tool_call>"
-    [one] = reading().read(bad).warnings
+    [one] = output_parser().parse(bad).warnings
     sentence = "1 place of the answer begins a tool call that cannot be read as hermes writes calls"
     assert one == f"{sentence}; it stays in the content"
-    answer = reading().read(f"{bad} {CALL} {bad}")
+    answer = output_parser().parse(f"{bad} {CALL} {bad}")
     assert answer.content == f"{bad}  {bad}" and len(answer.calls) == 1
     assert answer.warnings[0].startswith("2 places of the answer begin a tool call")
 
 
 def test_one_call_where_one_is_wanted() -> None:
     """Fault: parallel_tool_calls false does nothing, or drops calls in silence."""
-    answer = reading(one_call=True).read(CALL * 3)
+    answer = output_parser(one_call=True).parse(CALL * 3)
     assert [call.id for call in answer.calls] == ["call_1_1"]
     assert answer.warnings == ["parallel_tool_calls is false: of the 3 tool calls in the answer the first one is given"]
-    assert reading(one_call=True).read(CALL).warnings == []
+    assert output_parser(one_call=True).parse(CALL).warnings == []
 
 
 @pytest.mark.parametrize("text", [f"<think>{CALL}", f"<think>{CALL}</think>"])
 def test_a_call_in_a_thought_is_none(text: str) -> None:
     """Fault: what a model considers is done."""
-    answer = reading().read(text)
+    answer = output_parser().parse(text)
     assert (answer.calls, answer.reasoning, answer.content) == ([], CALL, "")
     assert bool(answer.warnings) == ("</think>" not in text)
 
@@ -140,7 +145,7 @@ PIECES = ["<think>", "</think>", CALL, "<tool_call>", "x", " ", "\n"]
 @given(st.lists(st.sampled_from(PIECES)).map("".join), st.booleans())
 def test_any_text_is_taken_apart(text: str, is_open: bool) -> None:
     """Every part comes from the text, and a cut thought is said."""
-    answer = reading(is_open=is_open).read(text)
+    answer = output_parser(is_open=is_open).parse(text)
     assert (answer.reasoning or "") in text
     orjson.dumps(answer.as_output())
     if answer.reasoning is None and not answer.calls and not answer.warnings and "</think>" not in text:

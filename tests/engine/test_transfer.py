@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,38 +13,17 @@ from apcbatch import Engine, Request, Result
 from apcbatch.prefix import prefix_key
 from apcbatch.store import BadSnapshot
 from apcbatch.types import RequestPlan
-from tests.tiny import VOCAB
+from tests.engine.runs import tokens
 
 POSITION = 150  # no multiple of a page
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(1, VOCAB) for _ in range(count)]
 
 
 PROMPT = tokens(190, 1)
 
 
-@pytest.fixture(params=["mamba", "jamba"])
-def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
-    return tiny_checkpoint(request.param)
-
-
 @pytest.fixture
-def open_engine() -> Iterator[Callable[..., Engine]]:
-    opened: list[Engine] = []
-
-    def make(folder: Path | str, **options: object) -> Engine:
-        options = {"block_size": 50, "policy": "planned", "pool_size_bytes": 16 << 20, **options}
-        opened.append(Engine(folder, **options))
-        return opened[-1]
-
-    yield make
-    for engine in opened:
-        engine.close()
+def open_engine(open_engine: Callable[..., Engine]) -> Callable[..., Engine]:
+    return partial(open_engine, block_size=50, policy="planned")
 
 
 def serve(engine: Engine, prompt: list[int], plan: RequestPlan) -> Result:
@@ -68,8 +48,9 @@ def sent(engine: Engine, prompt: list[int] = PROMPT) -> bytes:
 RESUME = RequestPlan(resume_at=POSITION, ideal=POSITION)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["mamba", "jamba", "demo"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("mamba", "float32"), ("jamba", "float32"), ("jamba", "bfloat16"), ("demo", "bfloat16")]
+)
 def test_another_engine_continues_bit_for_bit(
     name: str, dtype: str, tiny_checkpoint: Callable[..., Path], open_engine: Callable[..., Engine]
 ) -> None:

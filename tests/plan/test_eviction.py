@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
 
+from apcbatch.plan.eviction import FIRST_ROWS
 from apcbatch.plan.planner import Planner
-from apcbatch.plan.rationing import FIRST_ROWS
+from tests.effort import tries
 from tests.plan.plan_oracle import STATE_ONLY, Dataset, Prompt, dataset, make_plan, random_dataset, serve
 
 BYTES = STATE_ONLY.state_bytes
@@ -59,8 +61,8 @@ def test_the_least_valuable_goes_first(room: int) -> None:
     """Catches a value that is not brought up to date when a snapshot comes or goes above, below or before its next
     use, and one dropped in the place of another."""
     compared = 0
-    for seed in range(300):
-        data = random_dataset(seed)
+    for _ in range(tries(150)):
+        data = random_dataset(random.getrandbits(32))
         for block_size in (1, 2, 5):
             plan = make_plan(data, Planner(block_size, "file", STATE_ONLY, room * BYTES))
             try:
@@ -69,7 +71,7 @@ def test_the_least_valuable_goes_first(room: int) -> None:
                 continue
             compared += 1
             assert [todo.resume_at for todo in plan.requests] == expected, (data.where, block_size)
-    assert compared > 100
+    assert compared
 
 
 @pytest.mark.parametrize("room", [1, FIRST_ROWS - 1, FIRST_ROWS, FIRST_ROWS + 5, 4 * FIRST_ROWS])

@@ -1,0 +1,175 @@
+"""Workers come and go with the work: nobody idles for long, nobody is asked for in vain, and nothing is lost by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.plan_view import Assignment
+from apcbatch.cluster.runtime import ClusterSettings, Hooks, WorkerFacts
+from apcbatch.cluster.scheduler import GroupScheduler, UnplannedQueue
+from apcbatch.cluster.tasks import Group, Item
+from apcbatch.cluster.workers import Autoscaler, WorkerTable
+from apcbatch.plan.footprint import Footprint
+from apcbatch.types import Request
+from tests.cluster.runs import Planned, audit, check_answers, check_plan, num_lost, planned, repeated, run
+from tests.cluster.simulator import SimRuntime, Speeds, Trouble
+from tests.plan.plan_oracle import dataset, numbers, random_dataset
+
+FACTS = WorkerFacts("f", b"k", "node", "cpu", "float32", 1, Footprint(1), None, 1 << 30, 1 << 30)
+LONG = 20_000  # tokens of an answer that takes some minutes
+
+
+def endings(outcome) -> list[str | None]:
+    return [one["ending"] for one in outcome.engine.counters.workers]
+
+
+def one_long_and_many_short() -> Planned:
+    """The first request has the longest answer by far."""
+    chosen = planned(dataset(*(numbers(300, seed) for seed in range(30))), block_size=10, max_tokens=8)
+    chosen.requests[0] = replace(chosen.requests[0], max_tokens=LONG)
+    return chosen
+
+
+def test_workers_leave_while_the_last_one_works() -> None:
+    """Catches workers that idle until the run ends, ones that count as lost, and a last one that goes too."""
+    chosen, lines = one_long_and_many_short(), list[str]()
+    hooks = Hooks(to_wire=lambda request: request, say=lines.append)
+    slow = Speeds(decode_tokens_per_s=10.0)
+    outcome = run(chosen.requests, 4, slow, hooks=hooks, worker_timeout_s=20.0)
+    check_answers(outcome, chosen.requests)
+    check_plan(outcome, chosen.requests)
+    assert outcome.runtime.last_answer_s > 100
+    assert sorted(map(str, endings(outcome))) == ["None", "let_go", "let_go", "let_go"]
+    assert num_lost(outcome.engine) == 0
+    assert sum("is let go" in line for line in lines) == 3
+
+
+def test_nobody_leaves_before_it_is_idle_for_long(tau: Planned) -> None:
+    """Catches workers that go although there is work, or in a pause that is shorter than the bound."""
+    outcome = run(tau.requests, 8, Speeds(prefill_tokens_per_s=100.0))
+    check_plan(outcome, tau.requests)
+    assert outcome.runtime.last_answer_s > 60 and endings(outcome) == [None] * 8
+    outcome = run(one_long_and_many_short().requests, 4, Speeds(decode_tokens_per_s=10.0), idle_s=1e6)
+    assert endings(outcome) == [None] * 4
+
+
+def test_workers_that_are_not_there_yet_are_not_waited_for() -> None:
+    """Catches places that stay asked for, and machines that an autoscaler starts, although three requests are all."""
+    chosen = planned(dataset(*(numbers(300, seed) for seed in range(3))), block_size=10, max_tokens=8)
+    chosen.requests = [replace(request, max_tokens=LONG) for request in chosen.requests]
+    outcome = run(chosen.requests, 64, Speeds(decode_tokens_per_s=10.0, next_start_s=100.0))
+    check_answers(outcome, chosen.requests)
+    assert len(outcome.engine._workers) <= 3
+
+
+def streamed(engine: ClusterEngine, requests: list[Request], seconds: float = 0.0) -> list:
+    """Submit requests and go on for so many seconds, or until all are answered."""
+    for request in requests:
+        engine.submit(request)
+    results, end = [], engine._runtime.clock() + seconds
+    while engine.num_unfinished and (not seconds or engine._runtime.clock() < end):
+        results += engine.step()
+    return results
+
+
+@pytest.mark.parametrize("kills", [(), ((400.0, True), (460.0, False))])
+def test_workers_come_again_with_the_work(kills: tuple) -> None:
+    """Catches a run that stays small when more is to do than those that are left can do soon, or that has more
+    workers than it was given."""
+    few, many = one_long_and_many_short(), planned(repeated(random_dataset(3), 80), block_size=4)
+    runtime = SimRuntime(Speeds(prefill_tokens_per_s=10.0, decode_tokens_per_s=10.0, start_s=5.0), Trouble(kills))
+    settings = ClusterSettings(6)
+    engine = ClusterEngine(runtime, settings, Hooks(to_wire=lambda request: request))
+    runtime.check = lambda: audit(engine, settings)
+    long = [replace(few.requests[0], max_tokens=LONG)]
+    results = streamed(engine, long, 200.0)
+    assert len(engine._workers) == 1
+    later = [replace(request, id=f"later {request.id}") for request in many.requests]
+    results += streamed(engine, later, 100.0)
+    assert 3 <= len(engine._workers) <= 6
+    results += streamed(engine, [])
+    assert sorted(result.id for result in results) == sorted(request.id for request in long + later)
+    assert all(result.error is None for result in results)
+    assert max(len(runtime.workers), 6) <= 12 + 2 * len(kills)
+
+
+class Fleet:
+    """An autoscaler (idle_s: 20) of four workers, of which the first two are ready, since 10 s and since 5 s."""
+
+    def __init__(self) -> None:
+        self.now, self.lines, self.killed = 0.0, list[str](), list[int]()
+        numbers = count(1)
+        runtime: Any = SimpleNamespace(clock=lambda: self.now, spawn=lambda: next(numbers), kill=self.killed.append)
+        self.table, self.scheduler = WorkerTable(runtime, 4, 9, self.lines.append), GroupScheduler()
+        self.scaler = Autoscaler(self.table, self.scheduler, UnplannedQueue(lambda request: None), 20.0)
+        self.scale(0.0)
+        for number, self.now in ((1, 10.0), (2, 5.0)):
+            self.table.add_ready(next(one for one in self.table if one.id == number), FACTS)
+
+    def scale(self, now: float) -> list[int]:
+        """The workers that are let go at a time."""
+        self.now = now
+        return [worker.id for worker in self.scaler.scale(now)]
+
+    def add_work(self, *seconds: float) -> None:
+        for number, each in enumerate(seconds):
+            self.scheduler.add(Group([Item(number, Request("r", [1]), seconds=each)]))
+
+
+def test_who_is_let_go() -> None:
+    """Catches a worker that goes before its time, a ready one that goes instead of one that is not, one that was idle
+    for a shorter time, or the last one."""
+    fleet = Fleet()
+    assert fleet.scale(30.0) == [3, 4, 2] == fleet.killed and fleet.scale(1000.0) == []
+    fleet = Fleet()
+    assert fleet.scale(19.9) == [] and fleet.scale(20.0) == [3, 4]
+    assert fleet.scale(24.9) == [] and fleet.scale(25.0) == [2] and fleet.scale(1000.0) == []
+    fleet = Fleet()
+    fleet.add_work(1.0, 1.0)
+    assert fleet.scale(100.0) == [3, 4], "two units are left for two"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "workers"),
+    [([10.0], 1), ([20.0], 1), ([20.0, 20.0], 2), ([20.0, 19.9], 1), ([60.0], 1), ([9.0] * 7, 3)],
+)
+def test_who_is_asked_for_again(seconds: list[float], workers: int) -> None:
+    """Catches a worker that is asked for with less to do than makes it worth while, or without a unit for it."""
+    fleet = Fleet()
+    assert fleet.scale(30.0) == [3, 4, 2]
+    fleet.add_work(*seconds)
+    assert fleet.scale(30.0) == [] and len(fleet.table) == workers
+    assert sum("is asked for" in line for line in fleet.lines) == workers - 1
+
+
+def test_who_is_silent_for_too_long() -> None:
+    """Catches a worker that is ended at its bound, by the other bound, or though it has nothing to do."""
+    fleet = Fleet()
+    assert [list(fleet.table.silent(now, 5.0, 20.0)) for now in (20.0, 15.1)] == [[], []]
+    assert [worker.id for worker, reason in fleet.table.silent(20.1, 5.0, 20.0)] == [3, 4]
+    first = next(iter(fleet.table))
+    fleet.now = 12.0
+    group = Group([Item(0, Request("r", [1]))])
+    fleet.table.begin(first, Assignment(1, group, {0: group.items[0]}, {}, {}, 1.0, 0))
+    assert [list(fleet.table.silent(17.0, 5.0, 20.0))] == [[]]
+    assert [worker.id for worker, reason in fleet.table.silent(17.1, 5.0, 20.0)] == [1]
+
+
+def test_a_state_outlives_the_worker_that_is_let_go() -> None:
+    """Catches a state that is computed again because its worker was let go, and a worker that stays for its states."""
+    stem = numbers(600, 1)
+    prompts = [stem + numbers(200, 2 + branch) for branch in range(12)]
+    chosen = planned(dataset(*prompts), block_size=10, max_tokens=8)
+    chosen.requests = [replace(one, max_tokens=4000) for one in chosen.requests]
+    slow = Speeds(prefill_tokens_per_s=100.0, decode_tokens_per_s=10.0)
+    outcome = run(chosen.requests, 3, slow, idle_s=5.0)
+    check_answers(outcome, chosen.requests)
+    check_plan(outcome, chosen.requests)
+    assert outcome.runtime.computed_tokens == chosen.computed_tokens
+    assert "let_go" in endings(outcome) and outcome.engine._states.num_lost == 0

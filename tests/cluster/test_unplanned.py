@@ -1,0 +1,117 @@
+"""UnplannedQueue: requests without a plan stay with the worker of their conversation, are shared out and never lost."""
+
+from __future__ import annotations
+
+import random
+
+from apcbatch.cluster.scheduler import MOST_TOGETHER, UnplannedQueue
+from apcbatch.cluster.tasks import Item
+from apcbatch.types import Request
+from tests.effort import seeds
+
+
+def item(number: int, conversation: int | None) -> Item:
+    return Item(number, Request(str(number), [1], tag=conversation))
+
+
+def by_conversation() -> UnplannedQueue:
+    return UnplannedQueue(lambda request: request.tag)
+
+
+def test_turns_that_wait_together_are_taken_in_order() -> None:
+    """Catches a later turn that is taken before an earlier one where all turns of a conversation wait at once, as under
+    a policy without a plan."""
+    for seed in seeds(100):
+        source, unplanned = random.Random(seed), by_conversation()
+        turns = [conversation for conversation in range(12) for _ in range(source.randrange(1, 60))]
+        for number, conversation in enumerate(turns):
+            unplanned.add(item(number, conversation))
+        taken: list[tuple[int, Item]] = []
+        while len(unplanned):
+            worker = source.randrange(3)
+            if source.random() < 0.1:
+                unplanned.forget_worker(worker)
+            taken += [(worker, one) for one in unplanned.take(worker, 3)]
+        assert sorted(one.number for _, one in taken) == list(range(len(turns)))
+        for conversation in range(12):
+            numbers = [one.number for _, one in taken if one.request.tag == conversation]
+            assert numbers == sorted(numbers)
+
+
+def test_conversations_stay_and_nothing_is_lost() -> None:
+    """Catches a conversation that goes from worker to worker while its worker has room, and a request that is taken
+    twice or never. A turn comes when the one before it was taken, as in a rollout."""
+    for seed in seeds(100):
+        source, unplanned, number = random.Random(seed), by_conversation(), 0
+        owners: dict[int, int] = {}
+        taken: list[Item] = []
+        open_turns = {conversation: source.randrange(1, 6) for conversation in range(20)}
+        waiting: set[int] = set()
+        while any(open_turns.values()) or len(unplanned):
+            for conversation in source.sample(sorted(open_turns), 5):
+                if open_turns[conversation] and conversation not in waiting:
+                    waiting.add(conversation)
+                    open_turns[conversation] -= 1
+                    unplanned.add(item(number, conversation))
+                    number += 1
+            worker = source.randrange(4)
+            for one in unplanned.take(worker, 4):
+                taken.append(one)
+                waiting.remove(one.request.tag)
+                assert owners.setdefault(one.request.tag, worker) == worker, "few wait, so that none needs to move"
+        assert sorted(one.number for one in taken) == list(range(number))
+        for conversation in range(20):
+            turns = [one.number for one in taken if one.request.tag == conversation]
+            assert turns == sorted(turns)
+
+
+def test_new_conversations_are_shared_out() -> None:
+    """Catches a first worker that takes everything."""
+    unplanned = by_conversation()
+    for number in range(40):
+        unplanned.add(item(number, number))
+    counts = [len(unplanned.take(worker, 4)) for worker in range(4)]
+    assert counts[0] == 10 and all(counts) and sum(counts) + len(unplanned) == 40
+
+
+def test_what_a_lost_worker_had_goes_to_others() -> None:
+    """Catches requests that wait for a worker that is gone, before and after they are submitted."""
+    unplanned = by_conversation()
+    for number in range(6):
+        unplanned.add(item(number, number))
+    first = unplanned.take(1, 1)
+    assert len(first) == 6
+    for number in range(6, 9):
+        unplanned.add(item(number, number - 6))  # the next turns wait for worker 1
+    assert unplanned.take(2, 2) == [] and len(unplanned) == 3
+    unplanned.forget_worker(1)
+    unplanned.add(item(9, 3))  # its conversation was worker 1's too
+    assert [one.number for one in unplanned.take(2, 1)] == [6, 7, 8, 9] and not len(unplanned)
+
+
+def test_a_worker_with_too_much_gives_some_away() -> None:
+    """Catches workers that stay idle beside one that has a long line, and conversations that go back and forth then."""
+    unplanned, many = by_conversation(), 3 * MOST_TOGETHER
+    for number in range(many):
+        unplanned.add(item(number, number))
+    while len(unplanned):
+        unplanned.take(1, 1)
+    for number in range(many):
+        unplanned.add(item(many + number, number))  # all of them wait for worker 1
+    moved = {one.request.tag for one in unplanned.take(2, 2)}
+    assert moved and len(moved) + len(unplanned) == many
+    while len(unplanned):
+        assert not moved & {one.request.tag for one in unplanned.take(1, 2)}
+    for number in sorted(moved):
+        unplanned.add(item(2 * many + number, number))
+    assert unplanned.take(1, 2) == [] and {one.request.tag for one in unplanned.take(2, 2)} <= moved
+
+
+def test_requests_that_stand_alone_go_anywhere() -> None:
+    """Catches None taken for a conversation, which would bind all of them to one worker."""
+    unplanned = by_conversation()
+    for number in range(8):
+        unplanned.add(item(number, None))
+    assert unplanned.take(1, 4) and unplanned.take(2, 4)
+    rest = unplanned.clear()
+    assert rest and not len(unplanned) and unplanned.take(3, 1) == []

@@ -1,0 +1,36 @@
+"""Engines of tiny models, closed when their test ends; on one thread, since more would only wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apcbatch import Engine
+
+
+@pytest.fixture(autouse=True)
+def _on_one_thread(one_thread: None) -> None:
+    pass
+
+
+@pytest.fixture(params=["mamba", "jamba"])
+def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[..., Path]) -> Path:
+    """A checkpoint of a one-state and of a hybrid model."""
+    return tiny_checkpoint(request.param)
+
+
+@pytest.fixture
+def open_engine() -> Iterator[Callable[..., Engine]]:
+    """open_engine(folder, **options) -> an engine with blocks of 16 tokens and 16 MiB of memory."""
+    opened: list[Engine] = []
+
+    def make(folder: Path | str, **options: Any) -> Engine:
+        opened.append(Engine(folder, **{"block_size": 16, "pool_size_bytes": 16 << 20, **options}))
+        return opened[-1]
+
+    yield make
+    for engine in opened:
+        engine.close()

@@ -1,0 +1,184 @@
+"""Layers as lists of sub-blocks: arrangements that no family has yet, of the kinds that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+from apcbatch.bench.products import Products, product_shapes
+from apcbatch.kernels.cpu.backend import CpuBackend
+from apcbatch.kernels.layer import Residual
+from apcbatch.kernels.ops import NOT_FUSED, KindOnDevice
+from apcbatch.model import families
+from apcbatch.model.attention import ATTENTION
+from apcbatch.model.batch import Batch
+from apcbatch.model.causal_lm import Part
+from apcbatch.model.family import Family
+from apcbatch.model.feed_forward import MIXTURE, MLP
+from apcbatch.model.hf_config import ModelConfig
+from apcbatch.model.mamba import MAMBA
+from apcbatch.model.sub_blocks import SubBlock, SubBlockKind
+from tests.kernels.recurrent import same_bits
+from tests.model.passes import PASSES, Loaded
+from tests.tiny import VOCAB
+
+pytestmark = pytest.mark.pairwise
+
+KINDS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MIXTURE}
+ONE = {name: (SubBlock("norm", "mixer", kind),) for name, kind in KINDS.items()}
+BOTH = (SubBlock("input_layernorm", "mamba", MAMBA), SubBlock("input_layernorm", "self_attn", ATTENTION))
+MIXED = (SubBlock("norm_2", "block_sparse_moe", MIXTURE), SubBlock("norm_2", "shared_mlp", MLP))
+# The sub-blocks of each layer: one each, attention beside Mamba under one norm, a shared MLP beside experts.
+ARRANGEMENTS = {
+    "nemotron_h": [ONE[name] for name in "M-*EM"],
+    "falcon_h1": [(*BOTH, SubBlock("pre_ff_layernorm", "feed_forward", MLP))] * 2,
+    "granite": [
+        (SubBlock("norm_1", "mamba", MAMBA), *MIXED),
+        (SubBlock("norm_1", "self_attn", ATTENTION), *reversed(MIXED)),
+    ],
+    "three_beside": [(*BOTH, SubBlock("input_layernorm", "feed_forward", MLP))],
+}
+
+
+class RandomTensors:
+    """A checkpoint that has every tensor that it is asked for. taken: their names."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        self.taken.append(name)
+        return torch.randn(shape) * shape[-1] ** -0.5 + (1 if "norm" in name else 0)
+
+
+Load = Callable[..., Loaded]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    """load(the sub-blocks of each layer, dtype, backend): a model of a family that has them so."""
+
+    def make(
+        layers: list[tuple[SubBlock, ...]], dtype: torch.dtype = torch.float32, backend: CpuBackend | None = None
+    ) -> Loaded:
+        family = Family(
+            model_type="arranged",
+            architecture="ArrangedForCausalLM",
+            read=lambda reader, name: config,
+            embedding="embeddings",
+            layers="layers",
+            final_norm="norm_f",
+            layer=lambda config, i: layers[i],
+        )
+        config = ModelConfig(
+            family="arranged", vocab_size=VOCAB, hidden_size=40, mixers=("other",) * len(layers),
+            feed_forwards=("none",) * len(layers), d_inner=80, d_state=8, d_conv=4, dt_rank=3, conv_bias=True,
+            proj_bias=False, norm_eps=1e-6, mixer_norm="weighted", mixer_norm_eps=1e-6, tie_word_embeddings=True,
+            intermediate_size=44, num_attention_heads=4, num_key_value_heads=2, head_dim=10, num_experts=4,
+            num_experts_per_tok=2,
+        )  # fmt: skip
+        monkeypatch.setattr(families, "families", lambda: (family,))
+        tensors = RandomTensors()
+        loaded = Loaded(Path(), dtype, config, Part(tensors, range(len(layers))), backend)
+        loaded.config, loaded.taken = config, tensors.taken
+        return loaded
+
+    return make
+
+
+def by_definition(loaded: Loaded, layers: list[tuple[SubBlock, ...]], batch: Batch) -> torch.Tensor:
+    """The residual stream (t, h) at the end: x + f(norm(x)), and for sub-blocks under one norm x + f + g."""
+    model = loaded.model
+    x = model._embed(batch.tokens)
+    for layer, entries in zip(layers, model.layers, strict=True):
+        for _, group in groupby(zip(layer, entries, strict=True), key=lambda pair: pair[0].norm):
+            left = []
+            for _, entry in group:
+                own = model.backend.residual(x.clone())
+                entry.block(own, batch)
+                left.append(own.delta)
+            x = x + sum(left[1:], left[0])
+    return x
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", PASSES)
+def test_one_call_has_the_bits_of_the_ops(
+    arrangement: str, dtype: torch.dtype, name: str, threads: int, load: Load
+) -> None:
+    """Catches a stack that takes a layer for one mixer and a feed-forward part, norms a sub-block that is beside
+    another after that one's result, or loses one of the two."""
+    loaded = load(ARRANGEMENTS[arrangement], dtype)
+    assert loaded.model.runs_whole
+    loaded.assert_one_call_is_its_ops(loaded.batch(*PASSES[name]))
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_ops_are_the_definition(arrangement: str, load: Load) -> None:
+    """Catches an order, a norm or a sum that is wrong in one call and op by op alike."""
+    loaded = load(ARRANGEMENTS[arrangement])
+    batch = loaded.batch([0, 64, 3], [70, 1, 9])
+    begin = {role: part.clone() for role, part in loaded.states.items()}
+    x = by_definition(loaded, ARRANGEMENTS[arrangement], batch)
+    loaded.restore(begin)
+    expected = loaded.model.head(loaded.model._normed(Residual(x, x), batch.logits_rows))
+    assert same_bits(loaded.op_by_op(batch)[0], expected)
+
+
+@pytest.mark.parametrize("kind", ["attention", "a kind that no backend knows"])
+def test_a_kind_without_a_fused_form_runs_by_its_ops(kind: str, load: Load) -> None:
+    """Catches a mixer with `part` None, which its docstring allows, that ends the loading of a model, and a pass that
+    is called one call then."""
+    by_ops = SubBlockKind(kind, ATTENTION.load, ATTENTION.products, ATTENTION.state, ATTENTION.sizes)
+    layers = [(SubBlock("norm", "mamba", MAMBA),), (SubBlock("norm", "self_attn", by_ops),)]
+    backend = CpuBackend()
+    backend.kinds = {**backend.kinds, "attention": NOT_FUSED}
+    torch.manual_seed(1)
+    loaded = load(layers, backend=backend)
+    assert not loaded.model.runs_whole and not backend.runs_whole
+    torch.manual_seed(1)
+    fused = load([layers[0], (SubBlock("norm", "self_attn", ATTENTION),)])
+    assert fused.model.runs_whole and fused.model.backend.runs_whole
+    fused.restore(loaded.states)
+    batch = loaded.batch(*PASSES["prompts and decodes"])
+    assert same_bits(loaded.model.forward(batch), fused.model.forward(batch))
+
+
+def test_names_are_the_sub_blocks(load: Load) -> None:
+    """Catches a norm that two sub-blocks share and that is read twice, and a tensor under a fixed name."""
+    taken = load(ARRANGEMENTS["granite"]).taken
+    assert [name for name in taken if name.startswith("layers") and ".norm_" in name] == [
+        f"layers.{layer}.norm_{i}.weight" for layer in (0, 1) for i in (1, 2)
+    ]
+    own = {name.split(".")[2] for name in taken if name.startswith("layers")} - {"norm_1", "norm_2"}
+    assert own == {"mamba", "self_attn", "block_sparse_moe", "shared_mlp"}
+
+
+def test_products_of_every_sub_block_are_noted(load: Load) -> None:
+    """Catches a benchmark that leaves out the products of layers of another arrangement."""
+    loaded, products = load([ONE["M"], ONE["*"], ONE["-"], BOTH]), Products()
+    with products.recording(loaded.model.backend):
+        loaded.model.forward(loaded.batch([0], [5]))
+    assert len(products) == 4 + 2 + 2 + (4 + 2) + 1
+    products.again()
+    names = "in_proj x_proj dt_proj out_proj qkv_proj o_proj gate_up_proj down_proj lm_head"
+    assert list(product_shapes(loaded.config)) == names.split()
+
+
+def test_the_name_of_the_arithmetic_is_per_kind() -> None:
+    """Catches a change of one kind's arithmetic that forgets the snapshots of models without it, or keeps those of
+    models with it, and a kind without a version of its own that changes the name of before."""
+    backend = CpuBackend()
+    before = backend.numerics(torch.float32)
+    assert backend.numerics(torch.float32, ["mamba", "attention", "mixture", "new"]) == before == "f32-fma-1"
+    backend.kinds = {**backend.kinds, "delta": KindOnDevice(None, 2), "attention": KindOnDevice(None, 3)}
+    assert backend.numerics(torch.float32, ["mamba", "mlp"]) == before
+    assert backend.numerics(torch.float32, ["mamba", "delta", "attention"]) == "f32-fma-1-attention3-delta2"
