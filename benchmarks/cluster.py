@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from apcbatch.process import settle_collector
-from tests.cluster.runs import Planned, check_answers, first, lower_bound, planned, repeated, run
+from tests.cluster.runs import Planned, check_answers, first, lower_bound, num_sent, planned, repeated, run
 from tests.cluster.simulator import Speeds, Trouble
 from tests.plan.plan_oracle import Dataset
 from tests.plan.test_plan_cases import read_words
@@ -93,12 +93,12 @@ def measured(name: str, block: int, chosen: Planned, number: int, speeds: Speeds
     speeds = replace(speeds, node_bytes=int(object_gib * (1 << 30)))
     outcome = run(chosen.requests, number, speeds, audited=False, **AHEAD)
     check_answers(outcome, chosen.requests)
-    seam, counters = outcome.seam, outcome.engine.counters
+    runtime = outcome.runtime
     bound = max(lower_bound(chosen.requests, speeds, number))
     values = (
-        name, block, number, len(chosen.requests), seam.last_answer_s, seam.last_answer_s / bound,
-        seam.computed_tokens / chosen.computed_tokens, seam.computed_tokens / chosen.plan.unique_tokens,
-        seam.num_units, counters.states_sent, seam.bytes_sent / 1e9, outcome.engine._states.peak_states,
+        name, block, number, len(chosen.requests), runtime.last_answer_s, runtime.last_answer_s / bound,
+        runtime.computed_tokens / chosen.computed_tokens, runtime.computed_tokens / chosen.plan.unique_tokens,
+        runtime.num_units, num_sent(outcome.engine), runtime.bytes_sent / 1e9, outcome.engine._states.peak_states,
         1000 * outcome.own_s / len(chosen.requests),
     )  # fmt: skip
     return dict(zip(HEADINGS, values, strict=True))
@@ -113,7 +113,7 @@ def killed(data: Dataset, num_runs: int, speeds: Speeds) -> dict[str, int]:
     """Runs in which workers, nodes and the driver die, and what became of the lines. Requests that two kills happened
     to hit are run again, as with --retry-errors."""
     requests = planned(data).requests
-    longest = run(requests, 4, speeds).seam.last_answer_s
+    longest = run(requests, 4, speeds).runtime.last_answer_s
     kills = retried = 0
     for seed in range(num_runs):
         source = random.Random(seed)
@@ -125,7 +125,7 @@ def killed(data: Dataset, num_runs: int, speeds: Speeds) -> dict[str, int]:
             outcome = run(left, number, speeds, trouble, per_node=source.choice((1, 2)), stop_after=stop)
             check_answers(outcome, [request for request in left if request.id in outcome.by_id])
             assert dies or len(outcome.by_id) == len(left), f"seed {seed}: lines are lost"
-            kills += outcome.seam.num_killed + dies
+            kills += outcome.runtime.num_killed + dies
             retried += sum(result.error is not None for result in outcome.results)
             answered |= {result.id for result in outcome.results if result.error is None}
             left, dies = planned(data, skip=frozenset(map(int, answered))).requests, False

@@ -1,4 +1,4 @@
-"""A model over several GPUs of a host against one: what docs/performance-cuda-models.md says of `--gpus`.
+"""A model over several GPUs of a host against one: what docs/reference/performance-cuda-models.md says of `--gpus`.
 
     python benchmarks/make_shapes.py shapes --shape mamba-2.8b
     python benchmarks/cuda_gpus.py shapes/mamba-2.8b --input chats.jsonl --input more.jsonl \\
@@ -35,14 +35,14 @@ from growing import growing
 
 from apcbatch import Engine, Request, Result, __version__
 from apcbatch.config import Config
-from apcbatch.data.chat_options import ChatOptions
-from apcbatch.data.render import Renderer
-from apcbatch.data.source import open_source
-from apcbatch.job.answers import Answers
+from apcbatch.data.chat.render import Renderer
+from apcbatch.data.chat.template_options import ChatOptions
+from apcbatch.data.input.source import open_source
 from apcbatch.job.feed import Feeder
 from apcbatch.job.planning import work_source
+from apcbatch.job.previous_answers import PreviousAnswers
 from apcbatch.job.work import requests_of
-from apcbatch.model import causal_lm, spread
+from apcbatch.model import causal_lm, pipeline
 
 NUMBERS = itertools.count()
 NEW_TOKENS = (16, 128)
@@ -145,7 +145,7 @@ def conversations(engine: Engine, folder: Path, path: Path, limit: int | None, n
         origins={},
     )  # fmt: skip
     renderer = Renderer.load(folder, options=ChatOptions.of(config))
-    feeder = Feeder(config, open_source(str(path), config.format), renderer, Answers())
+    feeder = Feeder(config, open_source(str(path), config.format), renderer, PreviousAnswers())
     requests = list(requests_of(work_source(config, feeder, engine)))
     return Workload(f"{path.stem}, {new_tokens} new tokens", requests, new_tokens == NEW_TOKENS[0])
 
@@ -204,7 +204,7 @@ def whole(gpus: int, options: argparse.Namespace) -> tuple[dict[str, Any], list[
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / "config.json").write_text(json.dumps({**JAMBA_MINI, **make_shapes.SPECIAL, "dtype": "bfloat16"}))
-        causal_lm.Checkpoint = spread.Checkpoint = DrawnCheckpoint  # type: ignore[misc, assignment]
+        causal_lm.Checkpoint = pipeline.Checkpoint = DrawnCheckpoint  # type: ignore[misc, assignment]
         devices = range(gpus)
         for device in devices:
             torch.cuda.reset_peak_memory_stats(device)

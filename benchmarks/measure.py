@@ -1,4 +1,4 @@
-"""Everything that docs/performance.md says of apcbatch alone: `apcbatch bench` on both shapes in both dtypes.
+"""Everything that docs/reference/performance.md says of apcbatch alone: `apcbatch bench` on both shapes in both dtypes.
 
     python benchmarks/make_shapes.py shapes
     python benchmarks/measure.py shapes --input chats.jsonl --out benchmarks/results/engine.json

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from apcbatch.data.constraint import Constraints
-from apcbatch.data.structure import Structure
-from apcbatch.data.tokenizer import Tokenizer
+from apcbatch.data.grammar.constraint import GrammarCompiler
+from apcbatch.data.grammar.structured_output import StructuredOutput
+from apcbatch.data.tokenization.tokenizer import Tokenizer
 from apcbatch.engine.engine import Engine
 from apcbatch.types import Request
 
@@ -59,8 +59,8 @@ def main() -> None:
     backend = trained(options.model / f"bpe-{vocab_size}.json", options.text, vocab_size)
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), vocab_size, (0,))
     begin = time.perf_counter()
-    constraints = Constraints(tokenizer)
-    structure = Structure("json", json.dumps(SCHEMA))
+    constraints = GrammarCompiler(tokenizer)
+    structure = StructuredOutput("json", json.dumps(SCHEMA))
     constraints.constraint(structure)
     first = time.perf_counter() - begin
     engine = Engine(options.model, max_running=options.running, policy="none")
@@ -110,7 +110,7 @@ def lines(texts: list[Path]) -> Iterator[str]:
 
 
 def steps(
-    engine: Engine, options: argparse.Namespace, kind: str, constraints: Constraints, structure: Structure
+    engine: Engine, options: argparse.Namespace, kind: str, constraints: GrammarCompiler, structure: StructuredOutput
 ) -> list[float]:
     """Seconds of each decode step of one batch."""
     for number in range(options.running):
@@ -137,7 +137,7 @@ def steps(
 
 
 def mask_times(
-    constraints: Constraints, structure: Structure, vocab_size: int, options: argparse.Namespace
+    constraints: GrammarCompiler, structure: StructuredOutput, vocab_size: int, options: argparse.Namespace
 ) -> list[float]:
     """Microseconds that filling a mask and taking a token take along random answers."""
     found = []

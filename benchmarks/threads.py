@@ -24,7 +24,7 @@ from safetensors import safe_open
 from apcbatch.bench.machine import describe, limits
 from apcbatch.bench.server import Server
 from apcbatch.engine.engine import Engine
-from apcbatch.kernels.fused_seconds import recorded_parts
+from apcbatch.kernels.kernel_seconds import recorded_parts
 
 SHAPES = ("mamba-130m", "jamba-small")
 DTYPES = ("float32", "bfloat16")

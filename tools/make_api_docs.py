@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the docstrings of the Python surface; run it after every change of one.
+"""Writes docs/reference/api.md from the docstrings of the Python surface; run it after every change of one.
 
 A test compares the file with what this script would write, so that no argument and no method stays undocumented.
 """
@@ -15,8 +15,9 @@ from typing import Any, Literal, get_args, get_origin
 import apcbatch
 from apcbatch import errors, types
 from apcbatch.engine.counters import Counters
+from apcbatch.engine.open import EngineOptions
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "api.md"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "api.md"
 HEAD = Path(__file__).with_name("api_docs_head.md")
 WIDTH = 100
 EXCEPTIONS = (
@@ -35,6 +36,7 @@ def document() -> str:
         apcbatch.LLM,
         apcbatch.Answer,
         apcbatch.Engine,
+        EngineOptions,
         types.Request,
         types.Result,
         types.RequestPlan,
@@ -47,10 +49,9 @@ def document() -> str:
 
 def class_parts(found: type) -> Iterator[str]:
     """The heading, signature and docstring of a class, then of each of its public methods and properties. A dataclass
-    is what it holds: its fields are in the signature, those of its bases first, as what is said of them."""
+    is what it holds: its fields are in the signature."""
     yield f"## {found.__name__}"
     yield code(found.__name__, parameters(found), "")
-    yield from (text_of(base) for base in reversed(found.__mro__) if holds_fields(base, found))
     yield text_of(found)
     for name, member in vars(found).items():
         if name.startswith("_") or dataclasses.is_dataclass(found):
@@ -64,11 +65,6 @@ def class_parts(found: type) -> Iterator[str]:
             yield f"### {title}"
             yield code(title, parameters(member), inspect.signature(member).return_annotation)
             yield text_of(member)
-
-
-def holds_fields(base: type, found: type) -> bool:
-    """Whether a dataclass has fields from a base, whose docstring says what they mean."""
-    return base is not found and dataclasses.is_dataclass(base) and dataclasses.is_dataclass(found)
 
 
 def parameters(called: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own help; run it after every change of a command.
+"""Writes docs/reference/cli.md from the commands' own help; run it after every change of a command.
 
 A test compares the file with what this script would write, so that no command and no flag stays undocumented.
 """
@@ -14,7 +14,7 @@ import click
 from apcbatch.cli.program import cli
 from apcbatch.config import OPTIONS, env_name
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
 WIDTH = 100
 HEAD_WIDTH = 120
 

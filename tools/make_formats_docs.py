@@ -1,5 +1,5 @@
-"""Writes docs/formats.md from the tables of fields and of output keys; run it after every change of
-apcbatch/data/fields.py, tools/output_keys.py or tools/trace_keys.py.
+"""Writes docs/reference/formats.md from the tables of fields and of output keys; run it after every change of
+apcbatch/data/fields.py, tools/output_keys.py, tools/trace_keys.py or apcbatch/job/tracing/segment.py.
 
 A test compares the file with what this script would write, so that no field stays undocumented.
 """
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # a script finds the files beside it alone
 from tools import output_keys  # noqa: E402
 from tools.trace_keys import TRACE  # noqa: E402
 
-TARGET = ROOT / "docs" / "formats.md"
+TARGET = ROOT / "docs" / "reference" / "formats.md"
 HEAD = Path(__file__).with_name("formats_docs_head.md")
 SECTIONS: tuple[tuple[Kind, str, str], ...] = (
     ("content", "What a line and a body consist of", "what"),
@@ -41,8 +41,8 @@ OUTPUTS = (
     (
         "The trace",
         "`OUT.trace.jsonl` has one JSON line for each process that worked on `OUT`: the first run, each `--resume`. "
-        "The restored tokens of all stems are the summary's `cached_tokens`, and the computed ones its "
-        "`computed_tokens`, whatever was left out to bound the file. `--no-trace` writes none.",
+        "The restored tokens of all edges (`segment.stems`) are the summary's `cached_tokens`, and the computed "
+        "ones its `computed_tokens`, whatever was left out to bound the file. `--no-trace` writes none.",
         TRACE,
     ),
 )

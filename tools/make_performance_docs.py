@@ -66,12 +66,13 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=ROOT / "docs")
     options = parser.parse_args()
     text = page(options.results)
-    (options.docs / PICTURE).parent.mkdir(parents=True, exist_ok=True)
+    for folder in ("reference", Path(PICTURE).parent):
+        (options.docs / folder).mkdir(parents=True, exist_ok=True)
     picture.draw(read(options.results / "engine.json") or {}, options.docs / PICTURE)
-    (options.docs / "performance.md").write_text(text, encoding="utf-8")
+    (options.docs / "reference" / "performance.md").write_text(text, encoding="utf-8")
     models = cuda_page(options.results)
     if models is not None:
-        (options.docs / "performance-cuda-models.md").write_text(models, encoding="utf-8")
+        (options.docs / "reference" / "performance-cuda-models.md").write_text(models, encoding="utf-8")
 
 
 if __name__ == "__main__":

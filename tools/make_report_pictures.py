@@ -40,8 +40,8 @@ class Picture:
     before: Callable[[Page], None] = lambda page: None
 
 
-def point_at_a_stem(page: Page) -> None:
-    """Goes to the stem with the largest box by keys, so that its details are shown."""
+def point_at_a_edge(page: Page) -> None:
+    """Goes to the edge with the largest box by keys, so that its details are shown."""
     boxes = page.locator("#tree [data-node]:not([data-node='0'])")
     sizes = boxes.evaluate_all("(all) => all.map((one) => one.offsetWidth * one.offsetHeight)")
     boxes.nth(sizes.index(max(sizes))).focus()
@@ -55,7 +55,7 @@ def open_a_request(page: Page) -> None:
 
 PICTURES = (
     Picture("report", "header", "#tree"),
-    Picture("report-tree", "#tree", "#tree", before=point_at_a_stem),
+    Picture("report-tree", "#tree", "#tree", before=point_at_a_edge),
     Picture("report-timeline", "#timeline", "#timeline"),
     Picture("report-requests", "#requests", "#requests", before=open_a_request),
     Picture("report-comparison", "#comparison", "#comparison"),

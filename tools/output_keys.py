@@ -1,4 +1,5 @@
-"""Every key of an output record and of the summary, with its type and its meaning: the tables of docs/formats.md.
+"""Every key of an output record and of the summary, with its type and its meaning: the tables of
+docs/reference/formats.md.
 
 Must not know: how they are made. tests/test_output_keys.py holds this list against the lines of real runs, both ways:
 a key that is written and not listed here fails, and so does one that is listed and never written.
@@ -109,7 +110,7 @@ RECORD: tuple[Key, ...] = (
     Key(
         "apcbatch.miss_reason",
         "string or null",
-        "[why](caching.md#why-a-request-missed) less than the ideal was restored",
+        "[why](../caching.md#why-a-request-missed) less than the ideal was restored",
     ),
     Key("apcbatch.finish_reason", "string", "how the tokens ended: `stop` or `length`, also where tools are called"),
     Key(
@@ -157,9 +158,15 @@ SUMMARY: tuple[Key, ...] = (
     Key("hit_rate", "number", "cached over prompt tokens"),
     Key("ideal_hit_rate", "number or null", "the same with all that earlier requests covered; null if not known"),
     Key("cached_by_source", "object of integers", "cached tokens from `memory` and from `disk`"),
-    Key("miss_reasons", "object of integers", "requests by [reason](caching.md#why-a-request-missed)"),
+    Key("miss_reasons", "object of integers", "requests by [reason](../caching.md#why-a-request-missed)"),
     Key("store_bytes_written", "integer", "to the store"),
     Key("store_bytes_read", "integer", "from the store"),
+    Key(
+        "store_skipped",
+        "integer",
+        "snapshots that were not stored: no room under `--store-size`, a full queue, a parent that is not stored, or "
+        "an error of the system",
+    ),
     Key("snapshots_written", "integer", "kept in memory or on disk"),
     Key("snapshots_read", "integer", "those of them that were restored at least once"),
     Key("snapshots_for_later", "integer", "kept for future runs alone; not among `snapshots_written`"),
@@ -175,6 +182,9 @@ SUMMARY: tuple[Key, ...] = (
     Key("workers[].decode_tokens", "integer", "new tokens, without the first of each answer"),
     Key("workers[].cached_tokens", "integer", "prompt tokens whose state it restored"),
     Key("workers[].busy_s", "number", "seconds of its engine that these took"),
+    Key("workers[].states_received", "integer", "states that it fetched from another machine"),
+    Key("workers[].states_missing", "integer", "states that it could not have, and computed again"),
+    Key("workers[].requests_unfinished", "integer", "that it had when it was lost; others run them"),
     Key("workers[].tokens_per_s", "number or null", "prefill and decode tokens over those seconds"),
     Key("workers[].ending", "string or null", "`lost`, `let_go` when there was no work for it, or null"),
     Key("score", "object or null", "of `--score`, else null"),

@@ -1,27 +1,35 @@
-"""Every key of a line of OUT.trace.jsonl, with its type and its meaning: a table of docs/formats.md.
+"""Every key of a line of OUT.trace.jsonl, with its type and its meaning: a table of docs/reference/formats.md.
 
-Must not know: how they are made. tests/job/test_output_keys.py holds this list against the traces of real runs.
+The keys of a segment are the fields of apcbatch/job/tracing/segment.py. tests/job/test_output_keys.py compares the
+table with the traces of real runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from apcbatch.job.tracing.segment import EdgeColumns, End, PassColumns, Segment, key_of
 from tools.output_keys import Key
 
-TRACE: tuple[Key, ...] = (
-    Key("format", "integer", "1"),
-    Key("missing", "integer", "older segments that were dropped to keep the file below 8 MiB, if any were"),
-    Key("segment", "object", "what one process did"),
-    Key("segment.version", "string", "of apcbatch"),
-    Key("segment.begin", "number", "when it began, in seconds since 1970 (UTC)"),
-    Key("segment.worker", "string", "`main`"),
-    Key("segment.program", "list of strings", "the command, without what is secret"),
-    Key("segment.input", "string", "INPUT as it was named"),
-    Key("segment.options", "list", "of each option its name, its value and where that came from"),
-    Key("segment.model", "string", "`--model`"),
-    Key("segment.fingerprint", "string", "of the model, in hex"),
-    Key("segment.dtype", "string", "`--dtype`"),
-    Key("segment.device", "string", "`cpu` or `cuda`"),
-    Key("segment.machine", "object", "null for what is not known"),
+_INSIDE = {"PassColumns": PassColumns, "EdgeColumns": EdgeColumns, "End | None": End}
+_TYPES = {
+    "str": "string",
+    "str | None": "string or null",
+    "int": "integer",
+    "float": "number",
+    "list[int]": "list of integers",
+    "list[float]": "list of numbers",
+    "list[float | None]": "list of times",
+    "list[str]": "list of strings",
+    "list[tuple[str, Any, str]]": "list",
+    "dict[str, Any]": "object",
+    "PassColumns": "object",
+    "EdgeColumns": "object",
+    "End | None": "object or null",
+}
+_MACHINE = (
     Key("segment.machine.cpu", "string", "the processor"),
     Key("segment.machine.cores", "integer", "that the process might use"),
     Key("segment.machine.threads", "integer or null", "of torch"),
@@ -31,38 +39,23 @@ TRACE: tuple[Key, ...] = (
     Key("segment.machine.python", "string", "its version"),
     Key("segment.machine.torch", "string or null", "its version"),
     Key("segment.machine.instructions", "string or null", "the instruction set of the CPU kernels"),
-    Key("segment.passes", "object", "columns, at most 2,048 rows; a row is a pass, or several that follow each other"),
-    Key("segment.passes.begin_s", "list of numbers", "seconds since the segment's begin"),
-    Key("segment.passes.seconds", "list of numbers", "in the row's passes; from then to the next row nothing ran"),
-    Key("segment.passes.prefill_s", "list of numbers", "of these, over prompts"),
-    Key("segment.passes.decode_s", "list of numbers", "of these, over answers"),
-    Key("segment.passes.store_s", "list of numbers", "of these, waiting for the store, and scheduling"),
-    Key("segment.passes.passes", "list of integers", "how many the row stands for"),
-    Key("segment.passes.prefill_tokens", "list of integers", "tokens of prompts that were computed"),
-    Key("segment.passes.decode_tokens", "list of integers", "tokens of answers that were computed"),
-    Key("segment.passes.running", "list of integers", "sequences in a pass, the most of any"),
-    Key("segment.passes.waiting", "list of integers", "requests in the engine that had not begun, the most of any"),
-    Key("segment.passes.pool_bytes", "list of integers", "snapshots in memory at the row's end"),
-    Key("segment.passes.store_bytes", "list of integers", "written to the store up to the row's end"),
-    Key("segment.passes.failures", "list of integers", "error records"),
-    Key("segment.stems", "object", "columns, at most 4,096 rows: the prefix tree, parents before children"),
-    Key("segment.stems.parent", "list of integers", "the parent's row; -1 for the first, which is the empty prefix"),
-    Key("segment.stems.begin", "list of integers", "the position at which the stem begins, in tokens"),
-    Key("segment.stems.end", "list of integers", "and at which it ends: prompts fork there, or one ends"),
-    Key("segment.stems.requests", "list of integers", "requests whose prompts go through it or end there"),
-    Key("segment.stems.restored", "list of integers", "its tokens that were restored, over these requests"),
-    Key("segment.stems.computed", "list of integers", "its tokens that were computed, over these requests"),
-    Key("segment.stems.memory", "list of integers", "restored tokens whose snapshot was in memory"),
-    Key("segment.stems.disk", "list of integers", "restored tokens whose snapshot was in the store"),
-    Key("segment.stems.snapshots", "list of integers", "snapshots that the run kept on it"),
-    Key("segment.stems.snapshot_bytes", "list of integers", "what they weighed"),
-    Key("segment.stems.dropped", "list of integers", "those that left the memory for want of room"),
-    Key("segment.stems.dropped_s", "list of times", "when the last of them did, since the segment's begin; or null"),
-    Key("segment.stems.text", "list of strings", "its first words, at most 80 characters"),
-    Key("segment.stems.hidden", "list of integers", "requests of branches that are not shown, and are counted here"),
-    Key("segment.continue", "string or null", "the command that goes on; null if nothing is left to do"),
-    Key("segment.end", "object or null", "null if the process was killed"),
-    Key("segment.end.seconds", "number", "from the start to the end"),
-    Key("segment.end.exit_code", "integer", "the exit status"),
-    Key("segment.end.summary", "object", "the summary"),
+)
+
+
+def _keys(kind: type[Any], path: str) -> Iterator[Key]:
+    """The fields of a dataclass, and of those inside it."""
+    for one in dataclasses.fields(kind):
+        below, type_ = f"{path}.{key_of(one)}", str(one.type)
+        yield Key(below, _TYPES[type_], one.metadata["meaning"])
+        if one.name == "machine":
+            yield from _MACHINE
+        elif type_ in _INSIDE:
+            yield from _keys(_INSIDE[type_], below)
+
+
+TRACE: tuple[Key, ...] = (
+    Key("format", "integer", "1"),
+    Key("missing", "integer", "older segments that were dropped to keep the file below 8 MiB, if any were"),
+    Key("segment", "object", "what one process did"),
+    *_keys(Segment, "segment"),
 )

@@ -1,6 +1,6 @@
 """Changes the code in small ways, one at a time, and tells which changes the tests do not notice: `make mutants`.
 
-    python -m tools.mutants [--sample 300] [--seed 1] [--jobs 2] [--only apcbatch/store]
+    python -m tools.mutants [--sample 300] [--seed 1] [--jobs N] [--only apcbatch/store]
 
 The changes are a fixed sample (sites.py) of those that cosmic-ray's operators, and the removal of a statement, can make
 in the folders of FOLDERS. One run of the suite learns which tests touch which line; a change is then tried on these
@@ -11,6 +11,7 @@ a test hang, or take all memory, counts as noticed. Exit status 1 if fewer than 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from tools.mutants.warm import import_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
+CORES = min(16, len(os.sched_getaffinity(0)))
 FOLDERS = (
     *("engine", "plan", "store", "job", "tuning", "data", "model", "kernels", "cluster", "report", "cli"),
     *("llm.py", "prefix.py"),
@@ -55,7 +57,7 @@ def table(outcomes: list[Outcome]) -> str:
 @click.command(help=__doc__)
 @click.option("--sample", "size", default=300, show_default=True, help="how many changes")
 @click.option("--seed", default=1, show_default=True, help="which ones")
-@click.option("--jobs", default=2, show_default=True, help="runs at a time")
+@click.option("--jobs", default=CORES, show_default="a core each, at most 16", help="runs at a time")
 @click.option("--only", default="apcbatch/", help="of the sample, those in files whose path begins so")
 @click.option("--work", type=click.Path(path_type=Path), default=WORK, help="for the copies, and for outcomes.json")
 @click.option("--least", default=92.0, show_default=True, help="percent that must be noticed")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tools.mutants import touched
 from tools.mutants.sites import Mutant
 from tools.mutants.touched import Touched
 from tools.mutants.warm import Run
 
-SUITES = (  # for the run that learns: two halves of about the same time
-    ["tests/job", "tests/store"],
-    ["tests", *(f"--ignore=tests/{folder}" for folder in ("job", "store", "soak", "kernels"))],
-)
+NOT_TO_LEARN = ("tests/browser/", "tests/ray/")  # they run the package in processes that record nothing
+RUNS_OF_A_JOB = 4  # of those that learn: a job that has finished one takes the next
 MOST_TEST_SECONDS = 90.0  # of tests that are tried on a change, by what they take without one
+
+Work = TypeVar("Work")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,7 @@ class Bench:
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         done = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True)
         self.files = sorted(path for path in done.stdout.split("\0") if (root / path).is_file())
-        self._trees = [work / f"tree{number}" for number in range(max(jobs, len(SUITES)))]
-        self._free = self._trees[:jobs]
-        self._busy: list[tuple[Run, Mutant, int]] = []
+        self._trees = [work / f"tree{number}" for number in range(jobs)]
         compiled = [str(built.relative_to(root)) for built in root.glob("apcbatch/*.so")]
         for tree in self._trees:
             shutil.rmtree(tree, ignore_errors=True)
@@ -66,51 +66,75 @@ class Bench:
 
     def try_all(self, mutants: Iterable[Mutant], known: Touched) -> Iterator[Outcome]:
         """What came of each, as it ends."""
+
+        def begin(work: tuple[Mutant, int, list[str]], tree: Path) -> Run:
+            mutant, _, tests = work
+            (tree / mutant.path).write_text(mutant.code(self._source(mutant)), encoding="utf-8")
+            return Run(tree, tests, known.seconds)
+
+        queue: list[tuple[Mutant, int, list[str]]] = []
         for mutant in mutants:
             touching = known.of(mutant)
-            tests = _within(MOST_TEST_SECONDS, touching, known.seconds)
-            if not tests:
+            if tests := _within(MOST_TEST_SECONDS, touching, known.seconds):
+                queue.append((mutant, len(touching), tests))
+            else:
                 yield self._outcome(mutant, {"outcome": "passed", "test": ""}, 0, 0, 0.0)
-                continue
-            while not self._free:
-                yield from self._ended()
-            tree = self._free.pop()
-            (tree / mutant.path).write_text(mutant.code(self._source(mutant)), encoding="utf-8")
-            run = Run(tree, tests, known.seconds)
-            run.start()
-            self._busy.append((run, mutant, len(touching)))
-        while self._busy:
-            yield from self._ended()
+        for (mutant, count, tests), run, result in self._side_by_side(queue, begin):
+            shutil.copy2(self._root / mutant.path, run.tree / mutant.path)
+            yield self._outcome(mutant, result, len(tests), count, time.monotonic() - run.began)
 
     def _run_the_suite(self) -> Touched:
-        runs = []
-        for tree, suite in zip(self._trees, SUITES, strict=False):
-            folder = tree.with_name(f"{tree.name}-cover")
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            settings = touched.settings(folder)
-            runs.append((Run(tree, suite, plugins=(touched.PLUGIN,), options=(), settings=settings), folder))
-            runs[-1][0].start()
-        found = Touched({}, {}, [])
-        for run, folder in runs:
-            while (result := run.poll()) is None:
-                time.sleep(0.2)
-            if result["outcome"] == "timeout":
-                raise SystemExit(f"{result['test']} hangs on the tree as it is; see {run.folder / 'output'}")
-            found = touched.merge(found, touched.gather(run.tree, folder))
-        return found
+        records = self._work / "records"
+        shutil.rmtree(records, ignore_errors=True)
 
-    def _ended(self) -> Iterator[Outcome]:
-        time.sleep(0.05)
-        for entry in list(self._busy):
-            run, mutant, touching = entry
-            result = run.poll()
-            if result is not None:
-                self._busy.remove(entry)
-                shutil.copy2(self._root / mutant.path, run.tree / mutant.path)
-                self._free.append(run.tree)
-                seconds = time.monotonic() - run.began
-                yield self._outcome(mutant, result, len(run.tests), touching, seconds)
+        def begin(files: list[str], tree: Path) -> Run:
+            folder = records / files[0]
+            folder.mkdir(parents=True)
+            settings = touched.settings(folder)
+            return Run(tree, files, plugins=(touched.PLUGIN,), options=(), settings=settings)
+
+        folders: list[tuple[Path, Path]] = []
+        for files, run, result in self._side_by_side(self._parts(), begin):
+            folders.append((run.tree, records / files[0]))
+            if result["outcome"] == "timeout" or not any(folders[-1][1].glob(touched.TESTS)):
+                raise SystemExit(f"{result['test']} ends the run of the tree as it is; see {run.folder / 'output'}")
+        return touched.gather(folders)
+
+    def _parts(self) -> list[list[str]]:
+        """The files of tests, folder by folder, in parts of about the same length."""
+        names = [path for path in self.files if path.startswith("tests/") and Path(path).match("test_*.py")]
+        sizes = {path: (self._root / path).stat().st_size for path in names if not path.startswith(NOT_TO_LEARN)}
+        most = sum(sizes.values()) / (RUNS_OF_A_JOB * len(self._trees))
+        parts: dict[int, list[str]] = {}
+        before = 0
+        for path, size in sizes.items():
+            parts.setdefault(int((before + size / 2) / most), []).append(path)
+            before += size
+        return list(parts.values())
+
+    def _side_by_side(
+        self, queue: Iterable[Work], begin: Callable[[Work, Path], Run]
+    ) -> Iterator[tuple[Work, Run, dict[str, str]]]:
+        """Run one piece of work in each tree at a time; each with what came of it, as it ends. The tree is used again
+        when the next is asked for."""
+        free, busy, left = list(self._trees), list[tuple[Work, Run]](), iter(queue)
+        try:
+            while True:
+                for work in itertools.islice(left, len(free)):
+                    run = begin(work, free.pop())
+                    run.start()
+                    busy.append((work, run))
+                if not busy:
+                    return
+                time.sleep(0.05)
+                for entry in list(busy):
+                    if (result := entry[1].poll()) is not None:
+                        busy.remove(entry)
+                        yield *entry, result
+                        free.append(entry[1].tree)
+        finally:
+            for _, run in busy:
+                run.end()
 
     def _outcome(self, mutant: Mutant, result: dict[str, str], tried: int, touching: int, seconds: float) -> Outcome:
         word = {"passed": "survived", "failed": "killed", "timeout": "timeout"}[result["outcome"]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tools.mutants.sites import Mutant
 
 RECORD = "touched.json"
 PLUGIN = "tools.mutants.contexts"
+TESTS = "tests-*.json"
 
 
 @dataclass
@@ -53,24 +55,25 @@ def digest(root: Path, files: list[str]) -> str:
     return whole.hexdigest()
 
 
-def gather(root: Path, folder: Path) -> Touched:
-    """What the runs under `contexts` have recorded in a folder, about a tree at root."""
+def gather(records: Iterable[tuple[Path, Path]]) -> Touched:
+    """What the runs under `contexts` have recorded. records: the tree of each run, and the folder of its record."""
     tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     seconds: dict[str, float] = {}
     bad: set[str] = set()
-    for file in folder.glob("tests-*.json"):
-        record = json.loads(file.read_text(encoding="utf-8"))
-        seconds |= record["passed"]
-        bad |= set(record["bad"])
-    for file in folder.glob("coverage.*"):
-        data = CoverageData(str(file))
-        data.read()
-        for name in data.measured_files():
-            if not Path(name).is_relative_to(root):
-                continue
-            by_line = tests[str(Path(name).relative_to(root))]
-            for line, names in data.contexts_by_lineno(name).items():
-                by_line[line] |= set(names) - {""}
+    for root, folder in records:
+        for file in folder.glob(TESTS):
+            record = json.loads(file.read_text(encoding="utf-8"))
+            seconds |= record["passed"]
+            bad |= set(record["bad"])
+        for file in folder.glob("coverage.*"):
+            data = CoverageData(str(file))
+            data.read()
+            for name in data.measured_files():
+                if not Path(name).is_relative_to(root):
+                    continue
+                by_line = tests[str(Path(name).relative_to(root))]
+                for line, names in data.contexts_by_lineno(name).items():
+                    by_line[line] |= set(names) - {""}
     lists = {path: {line: sorted(names) for line, names in lines.items()} for path, lines in tests.items()}
     return Touched(lists, seconds, sorted(bad))
 
@@ -89,13 +92,3 @@ def load(digest: str, folder: Path) -> Touched | None:
         return None
     tests = {path: {int(line): names for line, names in lines.items()} for path, lines in content["tests"].items()}
     return Touched(tests, content["seconds"], content["bad"])
-
-
-def merge(one: Touched, other: Touched) -> Touched:
-    """Both records as one."""
-    tests = {path: dict(lines) for path, lines in one.tests.items()}
-    for path, lines in other.tests.items():
-        own = tests.setdefault(path, {})
-        for line, names in lines.items():
-            own[line] = sorted({*own.get(line, []), *names})
-    return Touched(tests, one.seconds | other.seconds, sorted({*one.bad, *other.bad}))

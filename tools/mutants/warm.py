@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import random
 import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,7 @@ SECONDS_TO_COLLECT, SECONDS_OF_A_TEST = 60.0, 15.0  # the second beside ten time
 def import_libraries() -> None:
     """All that a test may import, once."""
     os.environ.update(SETTINGS)
+    os.environ.pop("PYTEST_ADDOPTS", None)
     for name in LIBRARIES:
         importlib.import_module(name)
 
@@ -98,7 +99,7 @@ class Run:
         test = (self.folder / "test").read_text(encoding="utf-8")
         if ended is None and self._within_limits(test):
             return None
-        status = self._end()
+        status = self.end()
         if ended is None:
             return {"outcome": "timeout", "test": test}
         if (self.folder / "result.json").exists():
@@ -106,13 +107,15 @@ class Run:
         return {"outcome": "failed", "test": f"{test} (the process ended with status {status})"}
 
     def _within_limits(self, test: str) -> bool:
-        allowed = SECONDS_OF_A_TEST + 10 * self.seconds.get(test, 10.0) if test else SECONDS_TO_COLLECT
+        allowed = SECONDS_OF_A_TEST + 10 * self.seconds.get(test, 25.0) if test else SECONDS_TO_COLLECT
         took = time.time() - (self.folder / "test").stat().st_mtime
         return took <= allowed and psutil.Process(self.pid).memory_info().rss <= MOST_MEMORY
 
-    def _end(self) -> int:
-        """End what the run has left behind, in a process group of its own; its status."""
-        os.killpg(self.pid, signal.SIGKILL)  # it is there until its first process is waited for
+    def end(self) -> int:
+        """Kill the run and what it has left behind, its process group; its status."""
+        with suppress(ProcessLookupError):  # it has not made the group yet
+            os.killpg(self.pid, signal.SIGKILL)  # its pid is there until it is waited for
+        os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         shutil.rmtree(self.folder / "tmp", ignore_errors=True)
         return status
@@ -128,10 +131,9 @@ class Run:
         os.chdir(self.tree)
         os.environ.update(self.settings, PYTHONPATH=str(self.tree), TMPDIR=str(self.folder / "tmp"))
         sys.dont_write_bytecode, tempfile.tempdir = True, None
-        random.seed(0)
         watcher = Watcher(self.folder / "test")
         plugins = [word for name in self.plugins for word in ("-p", name)]
-        quiet = ["-q", "-p", "no:cacheprovider", "--tb=short", "--hypothesis-seed=0", *self.options]
+        quiet = ["-q", "-p", "no:cacheprovider", "--tb=short", "--hypothesis-seed=0", "--seed=0", *self.options]
         code = pytest.main([*quiet, *plugins, *self.tests], plugins=[watcher])
         outcome = "passed" if code == pytest.ExitCode.OK else "failed"
         result = {"outcome": outcome, "test": watcher.failed or ("" if outcome == "passed" else "collection")}

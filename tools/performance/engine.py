@@ -20,7 +20,7 @@ def sections(document: Document) -> list[str]:
         _rates(measured),
         "Prefill is timed as the wall time of one request that asks for one token. Decode is timed over 16 tokens of "
         "each running sequence.",
-        "![Seconds to the first token by the length of the prompt, computed and restored](images/performance.svg)",
+        "![Seconds to the first token by the length of the prompt, computed and restored](../images/performance.svg)",
         "## Where the time goes",
         _parts(measured),
         "`python` is the rest: time outside every kernel and every named step. The matrix products of a prefill, run "

@@ -17,8 +17,8 @@ def sections(document: Document) -> list[str]:
     """Headings, sentences and tables in order."""
     return [
         f"## Over {document['gpus']} GPUs",
-        "[`--gpus`](operating.md#several-gpus) gives each GPU some of the layers. To repeat it, on a machine with as "
-        "many GPUs:",
+        "[`--gpus`](../operating.md#several-gpus) gives each GPU some of the layers. To repeat it, on a machine with "
+        "as many GPUs:",
         f"```\npython benchmarks/cuda_gpus.py shapes/{document['model'] or 'mamba-2.8b'} --input chats.jsonl --whole "
         "--out benchmarks/results/cuda_gpus.json\npython tools/make_performance_docs.py\n```",
         *_workloads(document),

@@ -1,0 +1,113 @@
+"""What a run on a cluster costs the command itself: `apcbatch run` as it is, with simulated workers in place of Ray's.
+
+    python -m benchmarks.cluster_driver ../shared/data --add
+
+Reading, rendering, tokenising, planning, cutting, assigning, encoding requests, and writing OUT and the trace are the
+product's, with its default window and look-ahead; the workers answer in virtual time. Figures are processor seconds of
+the process and its helpers, less those of the simulated workers, so that other work on the machine does not count.
+Ray's own calls and the pickling of messages are left out. --add puts the document into benchmarks/results/cluster.json,
+from which `python tools/cluster_table.py` makes the page's table.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from apcbatch.cli.program import main as apcbatch
+from apcbatch.cluster.driver import ClusterEngine
+from apcbatch.cluster.runtime import ClusterSettings, Hooks
+from apcbatch.cluster.wire import encode_request
+from apcbatch.config import Config
+from apcbatch.errors import EXIT_OK, EXIT_REQUEST_ERRORS
+from apcbatch.job import open as job_open
+from apcbatch.process import settle_collector
+from apcbatch.types import Request, Result
+from benchmarks.cluster import DATASETS, RESULTS
+from tests.cluster.simulator import SimRuntime, Speeds
+
+NAME = "driver"
+SPEEDS = Speeds(2000.0, 1000.0, bytes_per_s=1e9, state_bytes=20 << 20)
+
+
+def encoded(request: Request) -> Request:
+    """A request as it is, for the simulated workers, after what the product does with it."""
+    encode_request(request)
+    return request
+
+
+class MeasuredEngine(ClusterEngine):
+    """spent_s: processor seconds of submit and step."""
+
+    spent_s = 0.0
+
+    def submit(self, request: Request) -> None:
+        begin = time.thread_time()
+        super().submit(request)
+        self.spent_s += time.thread_time() - begin
+
+    def step(self) -> list[Result]:
+        begin = time.thread_time()
+        results = super().step()
+        self.spent_s += time.thread_time() - begin
+        for result in results:
+            result.token_ids = [100 + token % 1000 for token in result.token_ids]  # of the demo's vocabulary
+        return results
+
+
+def processor_s() -> float:
+    """Of this process and the helpers that have ended."""
+    return sum(
+        used.ru_utime + used.ru_stime
+        for used in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
+    )
+
+
+def measured(path: Path, workers: int) -> dict[str, Any]:
+    """One row: a run over all turns of a file."""
+    engines: list[MeasuredEngine] = []
+    runtime = SimRuntime(SPEEDS)
+
+    def open_engine(config: Config, warn: object, note: object, most_workers: int | None) -> MeasuredEngine:
+        engines.append(MeasuredEngine(runtime, ClusterSettings(workers), Hooks(encoded)))
+        return engines[0]
+
+    was, job_open._open_engine = job_open._open_engine, open_engine
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out.jsonl"
+            begin = processor_s()
+            words = ("run", str(path), "-o", str(out), "--ray", "local", "--max-tokens", "32", "--progress", "none")
+            assert apcbatch([*words, "-q"]) in (EXIT_OK, EXIT_REQUEST_ERRORS)  # ToolBench has ids twice
+            total_s = processor_s() - begin - runtime.spent_s
+            requests = len(out.read_bytes().splitlines())
+    finally:
+        job_open._open_engine = was
+    own_s = engines[0].spent_s - runtime.spent_s
+    return {
+        "dataset": path.stem, "workers": workers, "requests": requests, "units": runtime.num_units,
+        "command s / 1,000": 1000 * total_s / requests, "scheduling s / 1,000": 1000 * own_s / requests,
+    }  # fmt: skip
+
+
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--workers", default="8,64", help="Numbers of workers.")
+@click.option("--add", is_flag=True, help="Put the document into benchmarks/results/cluster.json.")
+def main(folder: Path, workers: str, add: bool) -> None:
+    settle_collector()  # as the command of a cluster does
+    rows = [measured(folder / f"{name}.jsonl", int(number)) for name in DATASETS for number in workers.split(",")]
+    click.echo(json.dumps(rows, indent=1))
+    if add:
+        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+        RESULTS.write_text(json.dumps(stored | {NAME: {"rows": rows}}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
