@@ -11,13 +11,13 @@ import torch
 from apcbatch import _C
 from apcbatch.kernels.cpu.linear import PackedLinear
 from apcbatch.kernels.cpu.residual import norm_plan
-from apcbatch.kernels.cpu.sub_block import FusedSubBlock
+from apcbatch.kernels.cpu.sub_block import StackSubBlock
 from apcbatch.kernels.layer import AttentionWeights, PreNorm
 from apcbatch.kernels.row_arguments import cache_views
 
 
-class FusedAttention(FusedSubBlock):
-    """The mixer over the pages of one layer, for a stack: alone it is run by its ops.
+class FusedAttention(StackSubBlock):
+    """Attention mixer over the pages of one layer, inside a stack. Alone, attention runs by its ops.
 
     norm: (h). k_cache, v_cache: (pages, PAGE_TOKENS, kv_heads, head_dim) contiguous. Raises ValueError where a shape or
     a dtype does not fit.

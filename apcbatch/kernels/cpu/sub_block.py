@@ -1,12 +1,13 @@
-"""What the CPU's stack and the benchmarks know of a sub-block of a layer, whatever its kind.
+"""The interface of the CPU's sub-blocks: what the stack and the benchmarks know of one, whatever its kind.
 
-Must not know: models, any one kind. A new kind is a module beside this one with a FusedSubBlock, its row in
+A new kind is a module beside this one with a StackSubBlock or a FusedSubBlock, its row in
 apcbatch.kernels.cpu.backend, and its class in csrc. Invariant: the bits are those of the kind's ops called one after
 the other.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from apcbatch import _C
@@ -16,10 +17,12 @@ from apcbatch.kernels.layer import MatrixProduct, Residual
 from apcbatch.kernels.ragged import Ragged
 
 
-class FusedSubBlock:
-    """plan: the sub-block as the compiled module has it (csrc/sub_block.h); whoever holds it keeps this object alive,
-    which keeps the tensors alive whose addresses it has. num_slots, num_pages: of the state that it reads and writes,
-    None for a kind without. hidden: columns of the residual.
+class StackSubBlock:
+    """Sub-block that runs inside a FusedStack.
+
+    plan: the compiled module's sub-block (csrc/sub_block.h). It holds addresses of tensors, so its owner must keep this
+    object alive. num_slots, num_pages: capacity of the state that it reads and writes; None for a kind without slots or
+    pages. hidden: columns of the residual.
 
     A speculative pass would ask two things more, here and in csrc/sub_block.h: which inputs the kind keeps for tokens
     that may be rejected, and how it replays the accepted ones from the state before.
@@ -29,11 +32,16 @@ class FusedSubBlock:
     hidden: int
     num_slots: int | None = None
     num_pages: int | None = None
+
+
+class FusedSubBlock(StackSubBlock, ABC):
+    """Sub-block that also runs alone, as one call (apcbatch.kernels.ops.FusedSubBlock)."""
+
     most_captured = 0  # no CUDA graph holds what runs on the CPU
 
+    @abstractmethod
     def products(self, residual: Residual) -> Iterator[MatrixProduct]:
-        """The matrix products that a call with this residual makes, in order. For benchmarks."""
-        raise NotImplementedError
+        """Yield the matrix products of a call with this residual, in order. For benchmarks."""
 
     def run(self, residual: Residual, ragged: Ragged | None = None) -> None:
         """Run it alone; ragged: for a kind with slots. Raises ValueError."""
