@@ -28,6 +28,15 @@ def test_many_free_places_open_it_at_once() -> None:
     assert PrefillAdmission(NUM_PLACES, cost=3).opens(NUM_PLACES // 4)
 
 
+def test_a_gate_opens_at_a_fourth_of_the_places_or_at_its_cost() -> None:
+    """Fault: a bound that is one off, and places that stood empty before it was closed and are counted again."""
+    assert [PrefillAdmission(10, cost=3).opens(num_free) for num_free in (2, 3)] == [False, True]
+    gate = PrefillAdmission(8, cost=2)
+    for _ in range(2):
+        assert [gate.opens(1) for _ in range(17)] == [False] * 15 + [True] * 2
+        gate.close()
+
+
 @pytest.mark.parametrize("between", [1, 4, 32, 100, 1000])
 def test_no_more_is_lost_than_a_pass_with_prompts_costs(between: int) -> None:
     """Catches a gate that stays closed while more places stand empty than the prompts would have cost, or opens for
