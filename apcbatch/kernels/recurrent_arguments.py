@@ -54,12 +54,7 @@ def slot_stride(
     strides = state.stride()
     shape = tuple(state.shape)
     require_on(state, "state", device)
-    if (
-        state.dtype != dtype
-        or shape[1:] != slot_shape
-        or len(shape) != 3
-        or (state.numel() and strides[1:] != (slot_shape[1], 1))
-    ):
+    if state.dtype != dtype or shape[1:] != slot_shape or (state.numel() and strides[1:] != (slot_shape[1], 1)):
         raise ValueError(
             f"state must be {dtype}{where(device)} of shape (num_slots, {slot_shape[0]}, {slot_shape[1]}), each slot "
             f"contiguous; it is {state.dtype} of shape {shape} with strides {strides}"

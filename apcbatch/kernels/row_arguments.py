@@ -160,7 +160,7 @@ def kv_arguments(
     """Check the arguments of `write_kv`: (t, elements of a token's row, k, v, k_cache, v_cache)."""
     caches = cache_views(k_cache, v_cache, codes)
     require_alike(v, "v", k, "k")
-    if k.dim() != 3 or k.shape[1:] != k_cache.shape[2:]:
+    if k.shape[1:] != k_cache.shape[2:]:
         raise ValueError(
             f"k and v must be (tokens, {k_cache.shape[2]}, {k_cache.shape[3]}) like a page's rows; "
             f"they are {tuple(k.shape)}"

@@ -131,3 +131,16 @@ def test_refuses_what_does_not_fit():
         ops.sub_block("mixture", norm, ops.pack_linear(torch.randn(3, 16)), [expert, expert], 1)
     with pytest.raises(ValueError, match="experts must be alike"):
         ops.sub_block("mixture", norm, ops.pack_linear(torch.randn(2, 17)), [expert, expert], 1)
+    for rows, columns in ((47, 16), (49, 16), (48, 15), (48, 17)):
+        with pytest.raises(ValueError, match="gate_up must be"):
+            Expert(ops.pack_linear(torch.randn(rows, columns)), down)
+    with pytest.raises(ValueError, match="of one dtype"):
+        Expert(gate_up, ops.pack_linear(torch.randn(16, 24).bfloat16()))
+    router = ops.pack_linear(torch.randn(2, 16))
+    narrower, half = pack([make_mlp(16, 23, torch.float32), make_mlp(16, 24, torch.bfloat16)])
+    for experts in ([expert, narrower], [expert, half], [half, half], []):
+        with pytest.raises(ValueError, match="experts must be alike"):
+            ops.sub_block("mixture", norm, router, experts, 1)
+    for experts, per_token in (([expert] * 2, 0), ([expert] * 2, 3), ([expert], 1), ([expert] * 3, 1)):
+        with pytest.raises(ValueError, match="1 to that many of them a token"):
+            ops.sub_block("mixture", norm, router, experts, per_token)

@@ -155,6 +155,18 @@ def test_refuses_what_does_not_fit():
     fused = mixer.fused(ssm, conv)
     with pytest.raises(ValueError, match="a row for each of the batch's 3 tokens"):
         fused(ops.residual(torch.randn(2, 36)), ragged([3]))
+    with pytest.raises(ValueError, match="a row for each of the batch's 3 tokens"):
+        fused(ops.residual(torch.randn(4, 36)), ragged([3]))
+    for states in ((ssm, mixer.arena(3)[1]), (mixer.arena(3)[0], conv)):
+        with pytest.raises(ValueError, match="it has 2 slots"):
+            mixer.fused(*states)(ops.residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
+    for change in ({"A": torch.zeros(257, 72)}, {"A": torch.zeros(0, 72)}, {"conv_weight": torch.zeros(72, 9)}):
+        with pytest.raises(ValueError, match="a mixer has 1 to 256 states and 1 to 8 taps"):
+            ops.sub_block("mamba", mixer.norm, replace(mixer.weights, **change), ssm, conv)
+    for name, shape in (("in_proj", (145, 36)), ("x_proj", (18, 72)), ("x_proj", (20, 72)), ("dt_proj", (71, 3))):
+        change = {name: ops.pack_linear(torch.zeros(shape))}
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            ops.sub_block("mamba", mixer.norm, replace(mixer.weights, **change), ssm, conv)
     with pytest.raises(ValueError, match="must have the part's 36 columns"):
         fused(ops.residual(torch.randn(3, 35)), ragged([3]))
     with pytest.raises(ValueError, match="the residual must be contiguous of shape"):
@@ -165,6 +177,9 @@ def test_refuses_what_does_not_fit():
         fused(ops.residual(torch.randn(3, 36)), ragged([3], [-1], [2]))
     with pytest.raises(ValueError, match="norm must be contiguous of shape"):
         ops.sub_block("mamba", PreNorm(torch.ones(35), 1e-5), mixer.weights, ssm, conv)
+    for norms in ((torch.ones(4), None, None), (None, torch.ones(9), None), (None, None, torch.ones(7))):
+        with pytest.raises(ValueError, match="_norm must be contiguous of shape"):
+            ops.sub_block("mamba", mixer.norm, replace(mixer.weights, norms=norms), ssm, conv)
     with pytest.raises(ValueError, match="state must be torch.float32"):
         mixer.fused(ssm[:, :-1], conv)
     with pytest.raises(ValueError, match="out_proj must be"):

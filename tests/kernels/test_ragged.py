@@ -63,6 +63,7 @@ REFUSED = [
     ("slots must be 0 or more", {"initial_slots": [-2, 0]}),
     ("slots must be 0 or more", {"snapshot_slots": [-1, 2]}),
     ("a slot must be written once; 3 is written by sequence 0", {"snapshot_slots": [3, 3]}),
+    ("a slot must be written once; 0 is written by sequence 0 and then by sequence 0", {"snapshot_slots": [0, 3]}),
     ("a slot must be written once; 1 is written by sequence 0 and then by sequence 1", {"final_slots": [1, 1]}),
     ("a slot must be written once; 2 is written by sequence 0", {"final_slots": [2, 1]}),
     ("begins with must not be written by another; 1 is written by sequence 1", {"initial_slots": [1, -1]}),
@@ -79,8 +80,48 @@ def test_refuses_what_a_kernel_would_trust(message, change):
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("cu_seqlens must go from 0", {"cu_seqlens": [1, 2, 3]}),
+        ("cu_seqlens must grow by at least 1", {"cu_seqlens": [0, 0, 1]}),
+        ("snapshot_cu must grow by at least 0", {"snapshot_cu": [0, 1, 0]}),
+        ("a slot must be written once; 1 is written by sequence 0", {"initial_slots": [-1, -1], "final_slots": [1, 1]}),
+        ("slots must be 0 or more", {"initial_slots": [0, -2]}),
+        ("slots must be 0 or more", {"initial_slots": [-2, -1], "final_slots": [-2, 1]}),
+        ("must not be written by another; 1 is written by sequence 1", {"initial_slots": [1, -1]}),
+        (3, {"cu_seqlens": [0, 2, 3]}),
+        (2, {"final_slots": [0, -1]}),
+        (2, {"final_slots": [-1, -1]}),
+    ],
+)
+def test_a_pass_that_is_nearly_a_decode_is_looked_at_whole(message, change):
+    """Fault: the quick check of decode passes takes a batch that the whole one refuses, or counts its tokens so."""
+    none = {"snapshot_cu": [0, 0, 0], "snapshot_positions": [], "snapshot_slots": []}
+    lists = {**GOOD, **none, "cu_seqlens": [0, 1, 2], **change}
+    tensors = {name: torch.tensor(values, dtype=torch.int64) for name, values in lists.items()}
+    if isinstance(message, int):
+        batch = Ragged(**tensors)
+        assert (batch.num_tokens, batch.max_slot) == (message, max(lists["initial_slots"] + lists["final_slots"]))
+    else:
+        with pytest.raises(ValueError, match=message):
+            Ragged(**tensors)
+
+
+def test_a_copy_on_a_device_is_made_once():
+    """Fault: each layer copies the batch again, or one device's copy is taken for another's."""
+    batch, made = ragged([1, 2]), []
+    for name in ("meta", "cpu", "meta"):
+        assert batch.on(torch.device(name), lambda of, device: made.append(device.type) or (of, device.type))[1] == name
+    assert made == ["meta", "cpu"]
+
+
 def test_refuses_other_tensors():
-    """int32 or strided lists read as contiguous int64."""
+    """int32 or strided lists read as contiguous int64, or those of another device as the host's."""
+    with pytest.raises(ValueError, match="cu_seqlens must have one entry more"):
+        Ragged.create(torch.tensor([], dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"initial_slots must be int64 of shape \(1,\) on the CPU, .* on meta"):
+        Ragged.create(torch.tensor([0, 1]), torch.zeros(1, dtype=torch.int64, device="meta"))
     with pytest.raises(ValueError, match="cu_seqlens must be int64 of shape"):
         Ragged.create(torch.tensor([0, 1], dtype=torch.int32))
     with pytest.raises(ValueError, match="cu_seqlens must be contiguous"):

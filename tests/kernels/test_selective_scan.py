@@ -93,6 +93,7 @@ REFUSED = {
     "z must be torch.float32 (like x) of shape (4, 24)": {"z": torch.zeros(3, 24)},
     "A must be contiguous of shape (16, 24) and torch.float32": {"A": torch.zeros(24, 16).t()},
     "A must have 1 to 256 rows": {"A": torch.zeros(257, 24)},
+    "the states of a channel; it has 0": {"A": torch.zeros(0, 24)},
     "D must be contiguous of shape (24,) and torch.float32": {"D": torch.zeros(24, dtype=torch.float64)},
     "dt_bias must be contiguous of shape (24,)": {"dt_bias": torch.zeros(23)},
     "state must be torch.float32 of shape (num_slots, 16, 24)": {"state": torch.zeros(9, 24, 16)},
