@@ -1,1 +1,1 @@
-"""The job: input lines in, result lines out, whatever happens in between. Must not know: click."""
+"""One run: read input lines, answer each request with an engine, write one result line per request."""

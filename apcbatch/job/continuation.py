@@ -1,6 +1,6 @@
 """Make the last line on stderr: the command that continues a run, or that nothing is left to do.
 
-Invariant: run from the same folder, the command makes the same configuration, plus --resume.
+Invariant: run in the same folder, the command gives the same configuration, plus --resume.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from apcbatch.address import shown_address
 from apcbatch.config import ENV_PREFIX, OPTIONS, Config, flag_name, opposite_flag
 from apcbatch.option_values import FILE_MARK, format_size, shown
 
-ERROR_MARK = '"error":{'  # in OUT, an error record alone has this: in texts, quotes are escaped
+ERROR_MARK = '"error":{'  # found in error records alone: quotes inside texts are escaped
 REPLACED = ("resume", "overwrite", "retry_errors")
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The shell command of these words."""
+    """Join words to a shell command, each quoted as needed."""
     return " ".join(map(_quoted, words))
 
 
@@ -30,8 +30,8 @@ def command_words(
     config: Config,
     added: Sequence[str],
 ) -> list[str]:
-    """The command's words before quoting: every option that a flag or a variable gave, then the `added` flags. Secrets
-    in an address are left out, for the user to put back."""
+    """Return the command's words before quoting: every option that a flag or a variable gave, then the `added` flags.
+    Secrets in an address are left out, for the user to put back."""
     sources = [name if name == "-" or not name.startswith("-") else f"./{name}" for name in inputs]
     words = [*program, "run", *map(shown_address, sources), "-o", shown_address(output)]
     if config_file:
@@ -43,8 +43,8 @@ def command_words(
 
 
 def _quoted(word: str) -> str:
-    """A word as the shell reads it, on one line: one with a newline, another character that is not printable or a byte
-    that is not UTF-8 as `$'...'`, which is not in every shell."""
+    """Quote a word for the shell, on one line. A word with a newline, another unprintable character or a byte that is
+    not UTF-8 becomes `$'...'`, which not every shell knows."""
     if word.isprintable():
         return shlex.quote(word)
     return "$'" + "".join(map(_escaped, word)).replace("'", "\\'") + "'"
@@ -71,15 +71,15 @@ def _flag(name: str, config: Config) -> Iterator[str]:
         for one in value:
             yield from (flag, str(one))
     elif shown(spec, value) is None:
-        if config.origins[name] == flag:  # a secret: a file is for the user to name; a variable is still there
+        if config.origins[name] == flag:  # a secret, for the user to put into FILE; one from a variable is still set
             yield from (flag, f"{FILE_MARK}FILE")
     else:
         yield from (flag, format_size(value) if spec.kind == "size" else str(shown(spec, value)))
 
 
 def nothing_left(output: str, errors_by_code: Mapping[str, int]) -> str:
-    """The sentence after a run whose error records would all come again. errors_by_code: this run's, none if all are of
-    an earlier one."""
+    """Return the sentence after a run whose error records would all come again. errors_by_code: those of this run;
+    empty if all are of an earlier run."""
     kinds = ", ".join(f"{count} {code}" for code, count in sorted(errors_by_code.items()))
     which = f"the error records ({kinds})" if kinds else "the error records of earlier runs"
     grep = {".gz": "zgrep", ".zst": "zstdgrep"}.get(os.path.splitext(output)[1], "grep")

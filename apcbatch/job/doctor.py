@@ -1,4 +1,4 @@
-"""The checks of `apcbatch doctor`. Each returns what it found, or raises CheckFailed with what to do about it."""
+"""Run the checks of `apcbatch doctor`. Each returns its finding, or raises CheckFailed with the fix."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SCAN_TOLERANCE = 1e-5
 
 
 class CheckFailed(Exception):
-    """A check failed: what is wrong, and the fix."""
+    """Failed check. what: the fault. fix: advice that repairs it."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; fix: {fix}")
 
 
 class CheckWarning(Exception):
-    """A check passed, but something makes most runs slower or worse: what, and what to do about it."""
+    """Passed check with advice, for a state that makes most runs slower or worse."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. is_warning: ok is true, with advice."""
+    """One line of the report. is_warning: the check passed (ok is true), and text has advice."""
 
     name: str
     ok: bool
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Run the checks and yield each finding as it comes. config names the model, the device and the store."""
+    """Run the checks and yield each finding as it comes. config: names the model, the device and the store."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("python", _python),
         ("torch", _torch),
@@ -92,7 +92,7 @@ def _extension(config: Config) -> str:
 
 
 def _threads() -> str:
-    """Those of the CPU kernels, set by the check before this one, and the cores that they have."""
+    """Report the threads of the CPU kernels, as `_extension` has set them, and the cores of the machine."""
     from apcbatch.kernels.threads import threads
 
     cores, count = find_cores(), threads()
@@ -107,7 +107,7 @@ def _threads() -> str:
 
 
 def _kernels() -> str:
-    """Run a small scan with two sequences and a snapshot through the extension and through the reference."""
+    """Run a small scan with two sequences and a snapshot in the extension, and compare it with the reference."""
     import torch
 
     from apcbatch.kernels import reference
@@ -132,8 +132,8 @@ def _kernels() -> str:
 
 
 def _ragged(lengths: list[int]) -> Any:
-    """Two sequences that start from zeros and end in slots 0 and 1; the state after 7 tokens of the second goes to slot
-    2."""
+    """Return a batch of two sequences that start from zeros and end in slots 0 and 1. The state after 7 tokens of the
+    second goes to slot 2."""
     import torch
 
     from apcbatch.kernels.ragged import Ragged
@@ -196,7 +196,7 @@ def _model(config: Config) -> str:
 
 
 def _template(config: Config) -> str:
-    """Render a short conversation with a tool call, and check that each prompt begins with the one before."""
+    """Render a short conversation with a tool call, and check that each prompt begins with the previous one."""
     from apcbatch.data.chat.render import Renderer
     from apcbatch.data.chat.template import NO_TEMPLATE
     from apcbatch.data.chat.template_options import ChatOptions

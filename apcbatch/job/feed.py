@@ -1,7 +1,7 @@
-"""Turn the input into requests, in order, without those that OUT answers already.
+"""Turn the input into requests, in input order, without those that OUT answers already.
 
-Invariants: a request's number is its place among all requests of the input, whatever was answered before; every request
-comes out once, as a Request or a Failure.
+Invariants: a request's number is its position among all requests of the input, answered or not; every request comes out
+once, as a Request or a Failure.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 class Feeder:
-    """A WorkSource that reads the input only as far as needed for the next request.
+    """Work source that reads the input only as far as the next request needs.
 
     keeps_answers: keep snapshots of all answers, since later requests may build on them. num_requests: requests
-    numbered so far; num_skipped: those of them that OUT answers already. last_line: the last line that was read.
+    numbered so far. num_skipped: those of them that OUT answers already. last_line: number of the last line read.
     """
 
     plan_s = 0.0
@@ -58,15 +58,15 @@ class Feeder:
 
     @property
     def total(self) -> int | None:
-        """Requests to be answered in this run; None until the whole input is read."""
+        """Requests to answer in this run; None until the whole input is read."""
         return self.num_requests - self.num_skipped if self.exhausted else None
 
     def pause(self) -> bool:
-        """Never: reading a line is quick."""
+        """Return False: reading a line is quick, so the engine has no need to start first."""
         return False
 
     def next(self) -> Work | None:
-        """The next piece of work; None if a line gives none (it is answered already) or the input has ended."""
+        """Return the next request or failure; None at the end of the input, or if OUT already answers the line read."""
         try:
             return next(self._work)
         except StopIteration:
@@ -74,7 +74,8 @@ class Feeder:
             return None
 
     def follow_up(self, result: Result) -> list[Work]:
-        """The work that follows a result: the next turn of a rollout, or the failures of all later ones."""
+        """Return the work that depends on a result: the next turn of a rollout, or the failures of all its later
+        turns."""
         rollout: OpenRollout | None = result.tag.rollout
         if rollout is None:
             return []
@@ -119,7 +120,8 @@ class Feeder:
             yield from self._recorded_turns(conversation, tickets, duplicates)
 
     def _duplicate_ids(self, conversation: Conversation, tickets: list[Ticket]) -> dict[int | None, RequestError]:
-        """The error of each turn whose id another line has used. The first turn's id was added before."""
+        """Return the error of each turn whose id an earlier line used. The id of the first turn is registered
+        before."""
         found: dict[int | None, RequestError] = {}
         first_id = conversation.request_id(1)
         for ticket in tickets:
@@ -130,7 +132,8 @@ class Feeder:
         return found
 
     def _check_model(self, conversation: Conversation) -> None:
-        """Warn once of another model than the one loaded, or refuse it. Folders before a name do not count."""
+        """Warn once if a line names another model than the loaded one; refuse the line with --strict-model. Only the
+        last component of a name is compared."""
         given, loaded = conversation.model, self._config.model
         if given is None or _last_part(given) == _last_part(os.path.abspath(loaded)):
             return
@@ -142,7 +145,7 @@ class Feeder:
         self._renderer.warn_once("model", f"{where}, which answers; --strict-model refuses such requests")
 
     def _turns_of(self, conversation: Conversation) -> list[int]:
-        """The turns that are requests, without rendering anything."""
+        """Return the numbers of the turns that are requests, without rendering."""
         if self._config.score:
             return [turn.number for turn in answered_turns(conversation, self._config.turns)]
         return [turn.number for turn in conversation.requests(self._config.turns)]
@@ -150,7 +153,8 @@ class Feeder:
     def _recorded_turns(
         self, conversation: Conversation, tickets: list[Ticket], errors: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """The requests of turns whose history is the recorded one. errors: those of turns that were refused before."""
+        """Yield the requests of turns whose history is the recorded one. errors: by turn, those of turns that were
+        refused before rendering."""
         prompts: dict[int | None, Prompt] = {}
         try:
             rendered = _guarded(lambda: self._render(conversation))
@@ -167,7 +171,7 @@ class Feeder:
                 yield self._unless_answered(request)
 
     def _render(self, conversation: Conversation) -> Rendered:
-        """The prompts of a conversation; with the recorded answers if these are to be scored."""
+        """Render the prompts of a conversation; with --score, each with its recorded answer."""
         turns = self._config.turns
         if not self._config.score:
             return self._renderer.render(conversation, turns)
@@ -181,7 +185,7 @@ class Feeder:
         return render_answers(self._renderer, conversation, turns)
 
     def _unless_answered(self, work: Work) -> Work | None:
-        """The work, or None if OUT has its answer."""
+        """Return the work, or None if OUT has its answer."""
         ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket not in self._answers:
             return _with_constraint(work)
@@ -192,7 +196,8 @@ class Feeder:
     def _begin_rollout(
         self, conversation: Conversation, tickets: list[Ticket], duplicates: dict[int | None, RequestError]
     ) -> Iterator[Work | None]:
-        """The first turn of a rollout. The rollout ends before the first turn whose id was refused."""
+        """Yield the first turn of a rollout. If a turn's id was refused, the rollout ends before it, and that turn and
+        all later ones fail."""
         try:
             rollout = _guarded(lambda: Rollout(self._renderer, conversation))
         except RequestError as error:
@@ -207,7 +212,8 @@ class Feeder:
             yield from self._fail(tickets[end + 1 :], _no_history(refused, reason))
 
     def _next_turn(self, rollout: OpenRollout) -> Iterator[Work | None]:
-        """The request of the next turn that OUT does not answer; the answers that OUT has are fed back."""
+        """Yield the request of the next turn that OUT does not answer. The answers that OUT has are appended to the
+        conversation on the way."""
         while rollout.remaining:
             ticket = rollout.remaining.popleft()
             request = self._request(ticket, rollout.conversation, rollout.rollout.prompt, rollout)
@@ -242,10 +248,10 @@ class Feeder:
         stopped: bool,
         stop_reason: int | str | None,
     ) -> RequestError | None:
-        """Make the prompt of the next turn, if there is one, from the answer as it is given back; the error if that
-        cannot be done."""
+        """Append an answer, as it is returned, to the conversation, which makes the prompt of the next turn. Do nothing
+        after the last turn. Return the error if the prompt cannot be made, else None."""
         if rollout.remaining:
-            # An answer whose form is complete ends without one: its last token has a part of the text.
+            # An answer that completes its grammar ends without a stop token: its last token is text.
             has_stop_token = stopped and stop_reason is None and token_ids[-1] in self._renderer.tokenizer.eos_token_ids
             try:
                 cut = cut_answer(self._renderer.decode, token_ids, stop_reason, ticket.keeps_stop)
@@ -256,7 +262,7 @@ class Feeder:
         return None
 
     def _fail_later_turns(self, rollout: OpenRollout, ticket: Ticket, error: RequestError) -> Iterator[Work | None]:
-        """Fail all turns after one without an answer, for the same reason."""
+        """End a rollout at a turn without an answer, and fail all later turns for the same reason."""
         self.num_open_rollouts -= 1
         yield from self._fail(rollout.remaining, _no_history(ticket, error))
 
@@ -274,10 +280,11 @@ class Feeder:
             return Failure(ticket, RequestError(error.code, error.message, ticket.line))
 
     def _draw_key(self, conversation: Conversation) -> list[str | int] | None:
-        """What a line's draws depend on besides turn and seed; None for a greedy answer.
+        """Return the key of a line's random draws, besides turn and seed; None for greedy decoding.
 
-        Nothing if the line sets a seed, else its id, or without one its content and the number of equal lines before
-        it. The position of the line does not count."""
+        Empty if the line sets a seed; else the line's id; without an id, the digest of its content and the number of
+        equal lines before it. The position of the line does not count.
+        """
         temperature = conversation.params.get("temperature", self._config.temperature)
         if temperature == 0 or self._config.score:
             return None
@@ -318,7 +325,7 @@ class Feeder:
         conversation: str | None,
         error: RequestError,
     ) -> Work | None:
-        """The failure of a line as a whole; None if OUT has it already."""
+        """Return the failure of a line as a whole; None if OUT has it already."""
         self.num_requests += 1
         self._answers.check_shape(record.line, None)
         number = self.num_requests - 1
@@ -328,7 +335,8 @@ class Feeder:
 
 
 def _with_constraint(work: Work) -> Work:
-    """The work; a Failure if the request's grammar cannot be compiled, which is found before its prompt is run."""
+    """Compile the grammar of a request, so that a bad one fails before its prompt is computed. Return the work, or a
+    Failure if the grammar cannot be compiled."""
     if isinstance(work, Failure) or work.constraint is None:
         return work
     ticket = work.tag.ticket
@@ -340,21 +348,21 @@ def _with_constraint(work: Work) -> Work:
 
 
 def _last_part(name: str) -> str:
-    """`org/name` -> `name`."""
+    """Return the last component of a model's name: `org/name` -> `name`."""
     return name.rstrip("/").rpartition("/")[2]
 
 
 def _no_history(ticket: Ticket, error: RequestError) -> RequestError:
-    """The error of the turns after one that failed: they have no history."""
+    """Return the error of the turns after a failed one, which have no history."""
     message = f"there is no history: turn {ticket.turn} was not answered ({error.message})"
     return RequestError(error.code, message, ticket.line)
 
 
 def _guarded(make: Callable[[], T]) -> T:
-    """Call `make`; anything that it raises becomes a RequestError, so that one conversation never ends the job."""
+    """Call `make`, and turn every exception into a RequestError, so that one conversation never ends the job."""
     try:
         return make()
     except RequestError:
         raise
-    except Exception as error:  # the place around one request, before the engine
+    except Exception as error:  # the one place around a request, before the engine
         raise RequestError("internal", f"the prompt could not be made: {error!r}") from error

@@ -1,6 +1,6 @@
 """Open everything that a run needs before its first request: paths, input, tokenizer, run file, weights, OUT.
 
-Invariant: OUT and its run file change last, after everything else is open.
+Invariant: OUT and its run file are changed last, after everything else is open.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from apcbatch.model.locate import locate_model
 from apcbatch.resolution import config_path
 from apcbatch.types import Request
 
-MANY_FILES = 10_000  # take seconds to open
-MOST_COUNTED = 256  # lines, of which each may be work for a worker
+MANY_FILES = 10_000  # opening them takes seconds
+MOST_COUNTED = 256  # lines read ahead to bound the number of workers
 CLUSTER_OPTIONS = ("workers", "worker_cpus", "worker_gpus", "worker_memory", "worker_timeout")
 
 
 @dataclass
 class OpenRun:
-    """What a run works with. config: with the model's defaults, if they are wanted. trace: None for --no-trace."""
+    """Open parts of a run. config: includes the model's defaults, if they are wanted. trace: None with --no-trace, or
+    if OUT is a stream."""
 
     config: Config
     records: Iterator[Conversation | BadLine]
@@ -57,7 +58,8 @@ class OpenRun:
 
 
 def check_paths(config: Config, inputs: Inputs, output: Output, config_file: str | None) -> None:
-    """Refuse an OUT that is, or would destroy, something else; UsageError says what to give instead."""
+    """Refuse options that exclude each other, and an OUT that would destroy another file; UsageError says what to give
+    instead."""
     check_cluster(config)
     is_file = output.target != STDOUT and (os.path.isfile(output.target) or not os.path.exists(output.target))
     if config.score and config.turns == "rollout":
@@ -103,14 +105,14 @@ def open_run(
     note: Callable[[str], None],
     stage: Callable[[str], None],
 ) -> OpenRun:
-    """Open what a run needs, cheap things first; UsageError (ModelError) for what cannot be used. note: gets what the
-    user may want to know. stage: is told what is being done."""
+    """Open what a run needs, cheap parts first; UsageError (ModelError) for a part that cannot be used. note: called
+    with sentences that the user may want to know. stage: called with the name of each step when it begins."""
     stage("reading the tokenizer")
     lines = LineOptions.of(config)
     records = open_source(inputs, lines, warn=warn)
     folder = locate_model(config.model)
     config = with_model_defaults(config, folder)
-    load_model_config(folder)  # an architecture that cannot run is told before its tokenizer is read
+    load_model_config(folder)  # refuses an unsupported architecture before its tokenizer is read
     sentence = notice(config, folder)
     if sentence is not None:
         note(sentence)
@@ -118,7 +120,7 @@ def open_run(
     renderer = Renderer.load(folder, warn=warn, options=ChatOptions.of(config))
     most_workers = None
     records = _check_template_early(records, renderer)
-    if config.ray is not None and STDIN not in inputs.files:  # which may keep a reader waiting
+    if config.ray is not None and STDIN not in inputs.files:  # reading ahead on stdin may block
         records, most_workers = _bound_workers(records, config.limit)
     if not renderer.tokenizer.reads_text:
         records = check_first(records, folder)
@@ -164,20 +166,23 @@ def open_run(
         else:
             if not (config.resume or config.overwrite or sink.is_empty):
                 raise UsageError(f"output {sink.path} was written to by another program while this run began")
-            trace.remove()  # of answers that go
+            trace.remove()  # it belongs to the answers that are replaced
             sink.truncate()
         run_file.write()
         sink.remove_if_unused = False
         if output.is_remote:
-            output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # what cannot be written there is told now
+            output.upload(str(run_file.path), RUN_FILE_SUFFIX)  # fails now if the address cannot be written
         stack.pop_all()
     kept = trace if config.trace else None
     return OpenRun(config, records, renderer, engine, answers or PreviousAnswers(), kept)
 
 
 def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: PreviousAnswers) -> None:
-    """Compare the answers in OUT with INPUT before anything is changed. A stream cannot be read twice, and an address
-    costs time and money: they are compared while the run reads them."""
+    """Compare the answers in OUT with INPUT before anything is changed.
+
+    Streams and addresses are compared while the run reads them: a stream cannot be read twice, and an address costs
+    time and money.
+    """
     if not inputs.are_files:
         return
     feeder = Feeder(config, open_source(inputs, LineOptions.of(config)), renderer, answers)
@@ -194,8 +199,8 @@ def confirm_input(config: Config, inputs: Inputs, renderer: Renderer, answers: P
 def _check_template_early(
     records: Iterator[Conversation | BadLine], renderer: Renderer
 ) -> Iterator[Conversation | BadLine]:
-    """The same records. If the first is a conversation and the model has no chat template, that is said now, before the
-    weights are read; later ones say it themselves."""
+    """Return the same records. Warn before the weights are read if the first one is a conversation and the model has no
+    chat template; for later ones the renderer warns."""
     first = next(records, None)
     if isinstance(first, Conversation) and first.prompt is None and first.text is None:
         renderer.template.warn_if_fallback()
@@ -205,8 +210,8 @@ def _check_template_early(
 def _bound_workers(
     records: Iterator[Conversation | BadLine], limit: int | None
 ) -> tuple[Iterator[Conversation | BadLine], int | None]:
-    """The same records, and how many workers can have work, for a message makes one request at most; None where there
-    are many."""
+    """Return the same records, and the largest number of workers that can have work; None from MOST_COUNTED lines on. A
+    message makes at most one request."""
     most = MOST_COUNTED if limit is None else min(limit, MOST_COUNTED)
     first = list(islice(records, most))
     number = sum(max(1, len(one.messages)) if isinstance(one, Conversation) else 1 for one in first)
@@ -224,7 +229,7 @@ def _warn_about(answers: PreviousAnswers, sink: FileSink, warn: Callable[[str], 
 
 
 def check_stop_tokens(config: Config, folder: Path) -> None:
-    """Refuse a stop token that the model does not have; a line's own is that request's error."""
+    """Refuse a --stop-token-id that the model does not have. One that a line sets is an error of that request alone."""
     if not config.stop_token_id:
         return
     highest, vocab_size = max(config.stop_token_id), load_model_config(folder).vocab_size
@@ -236,7 +241,7 @@ def check_stop_tokens(config: Config, folder: Path) -> None:
 
 
 def check_cluster(config: Config) -> None:
-    """Refuse options of workers where there are none, and workers that could not compute where they are to."""
+    """Refuse worker options without --ray, and workers without the device that they are to compute on."""
     origins = config.origins
     given = [name for name in CLUSTER_OPTIONS if getattr(config, name) != getattr(Config, name)]
     if config.ray is None:
@@ -260,8 +265,8 @@ def check_cluster(config: Config) -> None:
 def _open_engine(
     config: Config, warn: Callable[[str], None], note: Callable[[str], None], most_workers: int | None
 ) -> JobEngine:
-    """The engine of a run: this process's own, or a cluster's. note: gets a line when a worker comes or goes.
-    most_workers: that can have work, None for any number."""
+    """Open the engine of a run, in this process or on a cluster. note: called when a worker comes or goes.
+    most_workers: largest number that can have work, None for no bound."""
     if config.ray is None:
         return make_engine(config, warn)
     from apcbatch.cluster.open import open_cluster
@@ -271,7 +276,7 @@ def _open_engine(
 
 
 def make_engine(config: Config, warn: Callable[[str], None]) -> JobEngine:
-    """The engine with the model's weights; torch is imported here."""
+    """Open the engine and load the model's weights; torch is imported here."""
     from apcbatch.engine.engine import open_engine
 
     return open_engine(config, read_salt(config), warn)

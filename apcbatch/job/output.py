@@ -1,10 +1,11 @@
-"""OUT as it is named, and the file of plain lines that it is made from.
+"""Make OUT, under the name that the user gave, from a local file of plain lines.
 
-A run writes plain lines into a local file, which is OUT itself in most
-cases. An OUT that ends in `.gz` or `.zst` is packed from `OUT.part` when the run ends, and one with an address is
-uploaded then. So a kill, a power cut or a refused upload leaves what it leaves of a plain file, and --resume goes on.
-Invariants: the plain lines go only after the packed file is safe; the local file of an uploaded OUT stays; a file that
-appears under OUT's name while the run goes on is not replaced.
+A run appends plain lines to a local file, which is OUT itself in most cases. An OUT that ends in `.gz` or `.zst` is
+compressed from `OUT.part` when the run ends; an OUT with an address is uploaded then. So a kill, a power cut or a
+refused upload leaves a file of plain lines, from which --resume continues.
+
+Invariants: the plain lines are removed only after the compressed file is safe; the local file of an uploaded OUT stays;
+a file that appears under OUT's name during the run is not replaced.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ _OTHER_PACKINGS = (".bz2", ".xz")
 
 @dataclass
 class Output:
-    """name: OUT as it was given, a path or an address. target: the finished local file. lines: the local file that
-    lines are written to. packing: `.gz`, `.zst`, or empty for none."""
+    """Paths of one OUT. name: OUT as it was given, a path or an address. target: the finished local file. lines: the
+    local file that lines are appended to. packing: `.gz`, `.zst`, or empty for no compression."""
 
     name: str
     target: str
     lines: str
     packing: str
-    uploaded_run_file: bytes | None = field(default=None, init=False)  # at the address, before this run
-    is_uploaded: bool = field(default=False, init=False)  # there was an OUT at the address before this run
+    uploaded_run_file: bytes | None = field(default=None, init=False)  # run file at the address before this run
+    is_uploaded: bool = field(default=False, init=False)  # the address had an OUT before this run
 
     def __post_init__(self) -> None:
         self._before = identity(self.target)
 
     @property
     def shown(self) -> str:
-        """The name without what is secret in it."""
+        """The name without the secrets of its address."""
         return shown_address(self.name)
 
     @property
@@ -63,15 +64,16 @@ class Output:
 
     @property
     def is_built_at_the_end(self) -> bool:
-        """Whether OUT is another file than the one that lines go to."""
+        """Whether OUT is another file than the one that lines are appended to."""
         return self.lines != self.name
 
     def exists(self) -> bool:
-        """Whether there is something on this machine that a fresh run would replace."""
+        """Return whether this machine has a file that a fresh run would replace."""
         return os.path.exists(self.target) or os.path.exists(self.lines)
 
     def check_address(self, config: Config) -> None:
-        """Look at OUT's address; UsageError where something lies there, or beside it, that this run may not replace."""
+        """Look for an OUT and a run file at OUT's address, and remember both; UsageError if this run may not replace
+        them."""
         head = read_head(self.name, CHUNK_BYTES)
         data = self.uploaded_run_file = read_head(self.name, MAX_BYTES, RUN_FILE_SUFFIX)
         self.is_uploaded = head is not None
@@ -96,8 +98,8 @@ class Output:
             raise UsageError(f"{self.shown} is not an OUT of this program; move it away, or --overwrite")
 
     def unpack(self, sink: FileSink) -> None:
-        """Give the sink the lines of the packed OUT, if it has none of its own; UsageError for a damaged one, or one
-        that is not made of such lines."""
+        """Fill the sink with the lines of the compressed OUT, unless it has lines of its own. UsageError if OUT is
+        damaged or has other lines than those of an OUT."""
         if not self.packing or not os.path.isfile(self.target):
             return
         if sink.has_lines():
@@ -117,16 +119,17 @@ class Output:
             ) from None
 
     def upload(self, local: str, suffix: str = "") -> None:
-        """Copy a local file to OUT's address with the suffix; StoppedError if it is refused."""
+        """Copy a local file to OUT's address with the suffix appended; StoppedError if that is refused."""
         system, path = open_filesystem(self.name)
         try:
             system.put_file(local, path + suffix)
-        except Exception as error:  # whatever its package raises
+        except Exception as error:  # the address's package may raise anything
             sentence = f"{self.shown}{suffix} cannot be written: {reason_of(error, self.name)}"
             raise StoppedError(sentence) from None
 
     def finish(self, sink: FileSink) -> None:
-        """Make OUT from the lines, which are complete and safe. StoppedError if that fails; nothing is lost then."""
+        """Compress and upload OUT from its complete, synced lines. StoppedError if that fails; no answer is lost
+        then."""
         if self.packing and identity(self.target) != self._before:
             raise StoppedError(
                 f"output {self.target} appeared or was changed while this run went on, and is not replaced; the "
@@ -155,7 +158,7 @@ class Output:
 
 
 def output_for(name: str) -> Output:
-    """The Output for `-o NAME`; UsageError for a name that promises what is not written."""
+    """Return the Output for `-o NAME`; UsageError for an address without a file name, or a suffix such as `.xz`."""
     target = name
     if is_address(name):
         target = last_part(name)
@@ -178,7 +181,7 @@ def _has_bytes(path: str) -> bool:
 
 
 def _is_out(stream: Stream) -> bool:
-    """Whether the content begins as a line of OUT does, or is empty."""
+    """Return whether the content is empty or begins like a line of OUT."""
     try:
         head = next(stream.chunks(), b"")
     except BROKEN:
@@ -187,7 +190,7 @@ def _is_out(stream: Stream) -> bool:
 
 
 def _packed(path: str, packing: str) -> Iterator[bytes]:
-    """The packed content of a file, piece by piece."""
+    """Yield the compressed content of a file, piece by piece."""
     packer = _PACKERS[packing]()
     with open(path, "rb") as file:
         for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):

@@ -1,6 +1,6 @@
-"""Check what a command writes to: nothing that it reads, and no file twice.
+"""Check the output paths of a command: none is a file that it reads, and no two are the same file.
 
-Everything is refused before any work, with what to give instead.
+Everything is refused before any work, and the error says what to give instead.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from apcbatch.regular_files import open_regular_file
 STDOUT = "-"
 MAX_SUMMARY_BYTES = 1 << 20
 _PAGE = re.compile(r"\.x?html?$", re.IGNORECASE)
-_NO_LINES = re.compile(  # the names of what OUT is not
+_NO_LINES = re.compile(  # names of files that are not JSON lines
     r"\.(csv|tsv|xlsx?|parquet|arrow|xml|ya?ml|sqlite|db|x?html?)(\.gz|\.zst)?$", re.IGNORECASE
 )
 Names = Mapping[str, str | None]
 
 
 def default_output(given: Sequence[str]) -> str:
-    """OUT where `-o` is not given, in the current folder: `chats.answers.jsonl` for `data/chats.jsonl.gz`,
-    `shards.answers.jsonl` for the folder `shards/`, and `name-test.answers.jsonl` for `hf:org/name:test`. UsageError
-    for streams, which have no name, and for several inputs or a pattern, which have no one name."""
+    """Return the default OUT, in the current folder: `chats.answers.jsonl` for `data/chats.jsonl.gz`,
+    `shards.answers.jsonl` for the folder `shards/`, `name-test.answers.jsonl` for `hf:org/name:test`. UsageError for a
+    stream, a pattern or several inputs, which do not give one name."""
     ways = "give -o FILE, or -o - for standard output"
     if len(given) > 1:
         raise UsageError(f"{len(given)} inputs have no one name to make OUT's name from; {ways}")
@@ -55,7 +55,7 @@ def default_output(given: Sequence[str]) -> str:
 
 
 def without_suffixes(name: str) -> str:
-    """The name of an input or an output without the suffixes that say what is in it."""
+    """Strip the suffixes of file format and compression from a name."""
     while os.path.splitext(name)[1].lower() in (*KINDS, *PACKINGS):
         name = os.path.splitext(name)[0]
     return name
@@ -65,7 +65,7 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
     """Refuse an output that is another file of the command, lies in a folder that the command reads, or cannot be
     written.
 
-    inputs: the files of INPUT. read, outputs: paths, or addresses, by the name of their option; None or `-` is no file.
+    inputs: files of INPUT. read, outputs: path or address by the name of its option; None and `-` are skipped.
     """
     written = {name: path for name, path in outputs.items() if path is not None and path != STDOUT}
     named = {name: path for name, path in read.items() if path is not None and path != STDOUT} | written
@@ -95,7 +95,8 @@ def check_outputs(config: Config, inputs: Iterable[str], read: Names, outputs: N
 
 
 def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
-    """Warnings of names that promise another kind of file than what is written. flag: which names the report."""
+    """Yield a warning for each name that suggests another kind of file than is written. flag: option that names the
+    report."""
     if _NO_LINES.search(output):
         yield f"OUT {shown_address(output)} gets JSON lines, whatever its name says; such files are named *.jsonl"
     if report is not None and not _PAGE.search(report):
@@ -103,12 +104,14 @@ def odd_names(output: str, flag: str, report: str | None) -> Iterator[str]:
 
 
 def same_file(one: str, other: str) -> bool:
-    """Whether two names lead to the same regular file, which need not exist yet, or to the same one at an address."""
+    """Return whether two names lead to the same regular file, which need not exist yet, or to the same one at an
+    address."""
     return bool(_regular_places(one) & _regular_places(other))
 
 
 def _regular_places(name: str) -> set[tuple[object, ...]]:
-    """As `places`; none for what is there and is no regular file, such as a pipe, which several may write to."""
+    """Return the `places` of a name; none for an existing path that is not a regular file, such as a pipe, which may
+    have several writers."""
     is_other = not is_address(name) and os.path.exists(name) and not os.path.isfile(name)
     return set() if is_other else places(name)
 
@@ -123,8 +126,8 @@ def _check_writable(name: str, path: str) -> None:
 
 
 def _check_place(name: str, path: str, config: Config) -> None:
-    """Refuse a path in the store, and one beside the files of the model: a resumed run compares their digest. So is
-    another name of such a file: a hard link, or what a link in the folder leads to."""
+    """Refuse a path in the store, and one beside the files of the model, since a resumed run compares their digest.
+    Hard links to such files, and files that links in those folders lead to, are refused too."""
     if config.store is not None:
         store = os.path.realpath(config.store)
         if os.path.commonpath([store, os.path.realpath(path)]) == store or _is_linked_below(store, path):
@@ -132,7 +135,7 @@ def _check_place(name: str, path: str, config: Config) -> None:
     try:
         model = os.path.realpath(locate_model(config.model))
     except ModelError:
-        return  # said where the model is opened
+        return  # opening the model reports it
     folder = os.path.dirname(path)
     beside = model in (os.path.realpath(folder), os.path.dirname(os.path.realpath(path)))
     if beside or (os.path.isfile(path) and any(os.path.samefile(path, one) for one in _files_in(model))):
@@ -140,8 +143,8 @@ def _check_place(name: str, path: str, config: Config) -> None:
 
 
 def check_summary(name: str, config: Config) -> None:
-    """Refuse a --summary that would replace an existing file, with FileExistsError, unless --overwrite is given. A
-    local earlier summary may be replaced; one at an address only with --resume."""
+    """Raise FileExistsError if --summary would replace a file that is not an earlier summary, unless --overwrite is
+    given. A local summary may be replaced; one at an address only with --resume."""
     if config.overwrite or not (is_address(name) or os.path.isfile(name)):
         return
     if is_address(name):
@@ -164,7 +167,7 @@ def _is_summary(data: bytes) -> bool:
 
 
 def _files_in(folder: str) -> Iterator[str]:
-    """The regular files in a folder, links followed; none where it cannot be read."""
+    """Yield the regular files in a folder, links followed; none if the folder cannot be read."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -173,7 +176,7 @@ def _files_in(folder: str) -> Iterator[str]:
 
 
 def _is_linked_below(folder: str, path: str) -> bool:
-    """Whether a file is a hard link to one somewhere below the folder."""
+    """Return whether a file is a hard link to a file anywhere below the folder."""
     try:
         status = os.stat(path)
     except OSError:
@@ -184,9 +187,9 @@ def _is_linked_below(folder: str, path: str) -> bool:
 
 
 def _is_redirected_to(stream: object, path: str) -> bool:
-    """Whether a standard stream is redirected to this regular file."""
+    """Return whether a standard stream is redirected to this regular file."""
     if path.startswith(STREAMS):
-        return False  # asked for by name
+        return False  # the user named the stream
     try:
         return os.path.isfile(path) and os.path.samestat(os.fstat(stream.fileno()), os.stat(path))  # type: ignore[attr-defined]
     except (OSError, ValueError, AttributeError):

@@ -1,7 +1,7 @@
-"""The answers that OUT holds already: read once when a run resumes, and looked up for every request.
+"""Index the answers that OUT has already: read once when a run resumes, and looked up for every request.
 
-Invariants: reading changes nothing in OUT; a record answers a request only if its
-digest says that it was made from the same line or prompt. Memory: 25 to 32 bytes per finished request.
+Invariants: reading changes nothing in OUT; a record answers a request only if its digest says that it was made from the
+same line or prompt. Memory: 25 to 32 bytes per finished request.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from apcbatch.job.keys import KeyTable, turn_key
 from apcbatch.job.record import Ticket, read_record
 from apcbatch.job.sink import FileSink
 
-NUL = b"\0"  # JSON has none; the system puts them where a power cut took what was written
+NUL = b"\0"  # not in JSON; a power cut leaves NULs in place of lost data
 
 
 class PreviousAnswers:
-    """The requests that have a line in OUT; none for a fresh run.
+    """Index of the requests that have a line in OUT; empty for a fresh run.
 
     num_seen: how many of them were found in the input so far. confirmed: all of them were compared with the input.
     num_torn: lines that a power cut left unreadable. num_without_digests: lines of an old version that wrote no
     digests. trusts_lines: this same version wrote OUT, so an equal line gives an equal prompt. same_draw_rule: the run
-    that began OUT seeded its draws as this version does.
+    that began OUT seeded its random draws as this version does.
     """
 
     def __init__(self, sink: FileSink | None = None) -> None:
         self._sink = sink
-        self._offsets = KeyTable()  # the line's offset; its complement once the request was found in the input
+        self._offsets = KeyTable()  # byte offset of the line; ~offset once the request was seen in the input
         self.num_errors = self.num_retryable = self.num_torn = self.num_without_digests = self.num_seen = 0
         self.confirmed = False
         self.trusts_lines = self.same_draw_rule = True
@@ -40,9 +40,11 @@ class PreviousAnswers:
         return _key(ticket.line, ticket.turn) in self._offsets
 
     def confirm(self, ticket: Ticket, by_prompt: bool = False) -> dict[str, Any]:
-        """The record of a request that OUT answers; UsageError if the record was made from another request.
+        """Return the record of a request that OUT answers, and mark it as seen; UsageError if it was made from another
+        request.
 
-        by_prompt: compare the prompt, because the line alone does not determine it: it holds earlier answers.
+        by_prompt: compare the prompt. The prompt of a rollout includes earlier answers, so the line alone does not
+        determine it.
         """
         key = _key(ticket.line, ticket.turn)
         record = self._record_at(self._offset(key))
@@ -54,7 +56,7 @@ class PreviousAnswers:
         return record
 
     def confirm_lines(self, tickets: Sequence[Ticket]) -> bool:
-        """Whether OUT answers all of them, made from the same line; the line then need not be rendered."""
+        """Return whether OUT answers all of these requests from the same line, which then need not be rendered."""
         keys = [_key(ticket.line, ticket.turn) for ticket in tickets]
         if not all(key in self._offsets for key in keys):
             return False
@@ -78,21 +80,23 @@ class PreviousAnswers:
             raise UsageError(f"line {_line_and_turn(line, other)} {self._mismatch}")
 
     def count_unchecked(self, ticket: Ticket) -> None:
-        """Count a request as found, though its prompt is not known before the previous turn is answered."""
+        """Mark a request as seen without comparing its prompt, which is not known before the previous turn is
+        answered."""
         if ticket in self:
             key = _key(ticket.line, ticket.turn)
             self._check_draws(self._record_at(self._offset(key)), ticket)
             self._mark_seen(key)
 
     def check_all_seen(self, last_line: int, whole: bool) -> None:
-        """Refuse answers to requests that the input does not have. whole: it was read to its end, not to last_line."""
+        """Refuse answers to requests that the input does not have. whole: the input was read to its end; otherwise only
+        answers to lines up to last_line are checked."""
         for offset in sorted(value for value in self._offsets.values() if value >= 0):
             record = self._record_at(offset)
             if whole or record["line"] <= last_line:
                 raise UsageError(f"line {_line_and_turn(record['line'], record['turn'])} {self._mismatch}")
 
     def add(self, offset: int, record: dict[str, Any]) -> bool:
-        """Add the record at an offset; False if the request has one already."""
+        """Index the record at a byte offset; return False if an earlier line answers its request."""
         if not self._offsets.add(_key(record["line"], record["turn"]), offset):
             return False
         self.num_without_digests += not _is_signed(record)
@@ -102,7 +106,7 @@ class PreviousAnswers:
         return True
 
     def _check_draws(self, record: dict[str, Any], ticket: Ticket) -> None:
-        """Refuse an answer that was drawn, if OUT was begun with another rule of draws."""
+        """Refuse a sampled answer if the run that began OUT seeded its random draws by another rule."""
         if not self.same_draw_rule and ticket.random_stream is not None and record["error"] is None:
             path = self._sink.path if self._sink else ""
             raise UsageError(
@@ -112,7 +116,7 @@ class PreviousAnswers:
             )
 
     def _is_made_from(self, record: dict[str, Any], ticket: Ticket, by_prompt: bool = False) -> bool:
-        """Whether a record answers this request, as far as the record says what it was made from."""
+        """Return whether a record answers this request, judged by its ids and digests."""
         if (record["id"], record["custom_id"]) != (ticket.request_id, ticket.custom_id):
             return False
         origin, failed = record["apcbatch"], record["error"] is not None
@@ -148,7 +152,7 @@ class PreviousAnswers:
 
 
 def read_answers(sink: FileSink) -> PreviousAnswers:
-    """Read OUT; UsageError names the first line that this program did not write."""
+    """Index the lines of OUT; UsageError names the first line that this program did not write."""
     answers = PreviousAnswers(sink)
     for number, (offset, line) in enumerate(sink.lines(), start=1):
         if _is_torn(line):
@@ -166,7 +170,8 @@ def read_answers(sink: FileSink) -> PreviousAnswers:
 
 
 def drop_unusable(sink: FileSink, answers: PreviousAnswers, retry_errors: bool) -> PreviousAnswers:
-    """Remove torn lines from OUT, and the errors that are to be run again; returns the answers that are left."""
+    """Remove torn lines from OUT and, with retry_errors, errors to run again; return the index of the remaining
+    answers."""
     sink.cut_torn_line()
     if not answers.num_torn and not (retry_errors and answers.num_retryable):
         return answers

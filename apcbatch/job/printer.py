@@ -1,10 +1,10 @@
-"""The only printer: a line for each request, stages, the bar or the plain progress lines, warnings, the summary.
+"""Print a run: a line for each request, stages, the progress bar or plain progress lines, warnings, the summary.
 
-A pipe gets stable columns and a summary in JSON; a terminal gets the same in colours, folded at its width, and a
-summary for people.
+All of a run's output goes through here, except the last line after a second signal. A pipe gets stable columns and a
+summary in JSON. A terminal gets colours, lines folded at its width, and a summary for people.
 
-With `-o -`, standard output belongs to the results, and everything else goes to stderr. If a reader goes away, the
-printing ends, never the job.
+With `-o -`, standard output has the results alone, and everything else goes to stderr. If a reader closes its pipe,
+printing ends, and the job continues.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FIRST_ID_WIDTH = 8
 BAR_FORMAT = "{desc}{n_fmt}{postfix}"
 BAR_FORMAT_WITH_TOTAL = "{desc}{percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
 NARROW_BAR_FORMAT_WITH_TOTAL = "|{bar}| {n_fmt}/{total_fmt}{postfix}, eta {remaining}"
-NARROW = 100  # columns below which the bar says less
+NARROW = 100  # columns of a terminal; on a narrower one the bar is shorter
 
 
 class Printer:
-    """Prints one run. Use as a context manager, so that the bar is gone before anything else is printed."""
+    """Printer of one run. Use it as a context manager, so that the bar is removed before anything else is printed."""
 
     def __init__(self, config: Config, totals: Totals, results_on_stdout: bool) -> None:
         self._totals, self._verbose, self._quiet = totals, config.verbose, config.quiet
@@ -58,19 +58,19 @@ class Printer:
         self.end_progress()
 
     def stage(self, what: str) -> None:
-        """Show what is done before the first request, in the bar's place; nothing in a pipe."""
+        """Show a step of loading in the place of the bar; print nothing without a bar."""
         if self._mode == "bar":
             self._show_bar(f"{what} ...", "{desc}")
 
     def begin_progress(self) -> None:
-        """Start the bar, or the clock of the plain lines."""
+        """Start the bar, or the timer of the plain progress lines."""
         if self._mode == "bar":
             self._show_bar("requests ", BAR_FORMAT)
         self._plain = self._mode == "plain"
         self._next_tick = time.monotonic() + (PLAIN_EVERY_S if self._plain else BAR_EVERY_S)
 
     def end_progress(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar, and stop the plain progress lines."""
         if self._bar is not None:
             with suppress(OSError):
                 self._bar.close()
@@ -78,14 +78,14 @@ class Printer:
         self._plain = False
 
     def _show_bar(self, words: str, bar_format: str) -> None:
-        """A new bar in place of the one that is there."""
+        """Replace the bar, if there is one, by a new one."""
         self.end_progress()
-        with suppress(OSError):  # nobody would see it
+        with suppress(OSError):  # stderr is closed
             words = clip(visible(words), max(2, shutil.get_terminal_size().columns - 1))
             self._bar = tqdm(desc=words, file=sys.stderr, dynamic_ncols=True, bar_format=bar_format, leave=False)
 
     def tick(self, total: int | None) -> None:
-        """Show the progress if enough time has passed. total: the requests of this run, None if not known yet."""
+        """Show the progress if enough time has passed. total: requests of this run, None if not known yet."""
         now = time.monotonic()
         if now < self._next_tick:
             return
@@ -99,7 +99,7 @@ class Printer:
             try:
                 self._bar.set_postfix_str(self._rates(is_narrow), refresh=True)
             except OSError:
-                self._bar = None  # nobody sees it any more
+                self._bar = None  # stderr was closed
         elif self._plain:
             self._next_tick = now + PLAIN_EVERY_S
             done = self._totals.requests
@@ -109,7 +109,7 @@ class Printer:
             self._say(f"{done}{of} requests, {self._rates()}{eta}")
 
     def result(self, custom_id: str, result: Result) -> None:
-        """The line of one request that succeeded."""
+        """Print the line of a request that succeeded."""
         if self._quiet:
             return
         name, columns, miss = self._id(custom_id), format_result(result), format_miss(result)
@@ -121,7 +121,7 @@ class Printer:
             self._print(line)
 
     def error(self, custom_id: str, error: RequestError) -> None:
-        """The line of one error record."""
+        """Print the line of an error record."""
         if not self._quiet:
             where = f"line {error.line}: " if error.line is not None else ""
             name, sentence = self._id(custom_id), f"error  {error.code} {where}{plain(error.message)}"
@@ -130,27 +130,27 @@ class Printer:
                 self._print(line)
 
     def warn(self, sentence: str) -> None:
-        """A warning; the run goes on, and the summary has it too."""
+        """Print a warning, and keep it for the summary; the run continues."""
         self._totals.note_warning(sentence)
         self._say(f"warning: {sentence}")
 
     def note(self, sentence: str) -> None:
-        """Something worth knowing."""
+        """Print a sentence, even with --quiet."""
         self._say(sentence)
 
     def hint(self, sentence: str) -> None:
-        """Something for a person at the terminal: --quiet hides it."""
+        """Print advice for a person at the terminal; --quiet hides it."""
         if not self._quiet:
             self._say(sentence)
 
     def detail(self, sentence: str) -> None:
-        """Something that only --verbose shows."""
+        """Print a sentence with --verbose alone."""
         if self._verbose:
             self._say(sentence)
 
     def summary(self, summary: dict[str, Any], output: str) -> None:
-        """How it went: some lines on a terminal, else one sentence and, last on its stream, one line of JSON. output:
-        where the results are."""
+        """Print the summary: some lines on a terminal; in a pipe one sentence on stderr and, last on the stream of the
+        request lines, one line of JSON. output: where the results are."""
         self.end_progress()
         width = self._width
         if width is None or not sys.stderr.isatty():
@@ -173,7 +173,7 @@ class Printer:
         )
 
     def _id(self, custom_id: str) -> str:
-        """The id as the first column. The column widens for a long id and stays wide."""
+        """Format the id as the first column. The column widens for a long id and stays wide."""
         shown = plain(custom_id)
         width = self._width
         most = cells(shown) if width is None else min(cells(shown), width // 4)
@@ -182,7 +182,7 @@ class Printer:
 
     @property
     def _width(self) -> int | None:
-        """The columns of the terminal that the lines go to; None if they go elsewhere."""
+        """Columns of the terminal that request lines go to; None if they go elsewhere."""
         is_terminal = self._lines is not None and self._lines.isatty()
         return max(20, shutil.get_terminal_size().columns) if is_terminal else None
 
@@ -194,7 +194,7 @@ class Printer:
         self._write(sys.stderr, visible(line, "\n"))
 
     def _write(self, stream: TextIO, line: str) -> bool:
-        """Write a line at once, above the bar; False if nobody reads the stream any more."""
+        """Write a line at once, above the bar; return False if the stream is closed."""
         try:
             if self._bar is not None and stream.isatty():
                 self._bar.clear()
@@ -209,7 +209,7 @@ class Printer:
 
 
 def format_result(result: Result) -> str:
-    """The columns after the id."""
+    """Format the columns after the id: tokens of prompt, cached, new and out, and the source of the cached ones."""
     share = min(99.9, 100 * result.cached_tokens / result.prompt_tokens)
     num_new = sum(len(answer.token_ids) for answer in result.answers)
     source = "-" if result.cached_from == "none" else result.cached_from
@@ -220,16 +220,17 @@ def format_result(result: Result) -> str:
 
 
 def format_miss(result: Result) -> str:
-    """Why less was cached than could be. `below_grid` is not shown: the grid alone explains it. OUT has the reason."""
+    """Format the reason why less was cached than possible; empty without one. `below_grid` is not shown, because the
+    grid alone explains it; OUT has the reason."""
     miss = None if result.miss_reason == "below_grid" else result.miss_detail or result.miss_reason
     return f"   miss: {miss}" if miss else ""
 
 
 def _short(rate: float) -> str:
-    """`812`, `12.3k`."""
+    """Format a rate: `812`, `12.3k`."""
     return f"{rate:.0f}" if rate < 10_000 else f"{rate / 1000:.0f}k"
 
 
 def plain(text: str) -> str:
-    """The text as one line, with a space for each character that is not printable."""
+    """Return the text as one line, with a space for each character that is not printable."""
     return "".join(character if character.isprintable() else " " for character in text)

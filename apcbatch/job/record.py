@@ -1,8 +1,8 @@
-"""The output record of one request as a JSON line: OpenAI's response body, and what was reused.
+"""Make the output record of a request as a JSON line: OpenAI's response body and the cache reuse. Read records back.
 
-Invariants: `error` is null if and only if the request succeeded; a body
-is one of the `openai` package's ChatCompletion or Completion, with no key besides theirs but `reasoning_content`, where
-there is reasoning; a record that `read_record` accepts has every field that a resumed run uses, with the right type.
+Invariants: `error` is null if and only if the request succeeded; a body is a ChatCompletion or Completion of the
+`openai` package, with `reasoning_content` as its only further key, where there is reasoning; a record that
+`read_record` accepts has every field that a resumed run uses, with the right type.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ KEYS = ("id", "custom_id", "line", "turn", "response", "error", "apcbatch")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One request's place in the job: its number in input order (from 0), its line (from 1), its turn and its names.
+    """Identity of one request in the job: its position in the input, its names and its digests.
 
-    file_line: the file and the line in it, if the input has several files. turn: None if the record answers the line
-    as a whole. completion: the request came from /v1/completions.
-    line_digest: of the line as it was read. request_digest: see the function of that name; None without a prompt.
-    keeps_stop: the answer is given with the stop text, or the token of stop_token_ids, that ended it. prompt: what the
-    record tells of the prompt's tokens, or None. random_stream: the name that its draws depend on; None for a greedy
-    one.
+    number: position among all requests of the input, from 0. line: input line, from 1. turn: None if the record answers
+    the line as a whole. completion: the request came from /v1/completions. line_digest: digest of the line as it was
+    read. request_digest: see the function of that name; None without a prompt. keeps_stop: the answer includes the stop
+    text, or the token of stop_token_ids, that ended it. prompt: the prompt fields that the record shows, or None.
+    file_line: the file and the line in it, if the input has several files. random_stream: key of the request's random
+    draws; None for greedy decoding.
     """
 
     number: int
@@ -53,18 +53,18 @@ class Ticket:
 
     @property
     def request_id(self) -> str:
-        """`apc-000017`: the same in every part of a run."""
+        """Id of the request in the whole run: `apc-000017` for number 17."""
         return f"apc-{self.number:06d}"
 
     @property
     def shown(self) -> str:
-        """The name on the request's terminal line."""
+        """Name on the request's terminal line: its custom_id, or `line-N` without one."""
         return self.custom_id or f"line-{self.line}"
 
 
 def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str, Any]) -> str:
-    """xxh3-128, in hex, of everything besides the model that an answer depends on: names, settings, prompt tokens.
-    The settings are numbers, texts, tuples, and mappings in an order of their own."""
+    """Return the xxh3-128, in hex, of all that an answer depends on besides the model: names, settings, prompt tokens.
+    settings: numbers, texts, tuples, and mappings whose key order is fixed."""
     names = repr((ticket.request_id, ticket.custom_id, sorted(settings.items())))
     digest = xxhash.xxh3_128(names.encode("utf-8", "surrogatepass") + b"\0")
     digest.update(token_ids.astype("<i4", copy=False).tobytes())
@@ -72,7 +72,7 @@ def request_digest(ticket: Ticket, token_ids: TokenArray, settings: Mapping[str,
 
 
 def error_line(ticket: Ticket, error: RequestError) -> bytes:
-    """The line of a request that failed, or of a whole input line that failed."""
+    """Make the line of a request that failed, or of an input line that failed as a whole."""
     described = {
         "code": error.code,
         "message": error.message,
@@ -85,8 +85,8 @@ def error_line(ticket: Ticket, error: RequestError) -> bytes:
 def result_line(
     ticket: Ticket, result: Result, renderer: Renderer, model: str, created: int, output_parser: OutputParser = PLAIN
 ) -> bytes:
-    """The line of a request that succeeded. created: the time that the body gives, in seconds since 1970 (UTC).
-    The body of a scored request has the recorded answer, though nothing was generated."""
+    """Make the line of a request that succeeded. created: time in the body, in seconds since 1970 (UTC). The body of a
+    scored request has the recorded answer, though nothing was generated."""
     prompt = ticket.prompt
     answers = result.answers
     if prompt is not None and prompt.answer_begin is not None:
@@ -134,7 +134,7 @@ def result_line(
 
 
 def _choice_fields(answer: Result) -> dict[str, Any]:
-    """The keys of a choice beside those of the body."""
+    """Return one answer's entry in the `choices` of the `apcbatch` object."""
     return {
         "completion_token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
@@ -143,7 +143,8 @@ def _choice_fields(answer: Result) -> dict[str, Any]:
 
 
 def _source_fields(ticket: Ticket) -> dict[str, Any]:
-    """Where the request stands in one of several files, and the fields by which a resumed run recognises it."""
+    """Return the request's file and its line there, if the input has several files, and the fields by which a resumed
+    run recognises the request."""
     place = dict(zip(("file", "file_line"), ticket.file_line, strict=True)) if ticket.file_line else {}
     return place | {
         "conversation": ticket.conversation,
@@ -153,7 +154,7 @@ def _source_fields(ticket: Ticket) -> dict[str, Any]:
 
 
 def read_record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line that this program wrote; None for anything else."""
+    """Parse a line that this program wrote; return None for anything else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -167,9 +168,10 @@ def read_record(line: bytes) -> dict[str, Any] | None:
 
 
 def is_stopped(record: dict[str, Any]) -> bool:
-    """Whether the last token of an answer that `read_record` accepted is a stop token.
+    """Return whether the last token of an answer is a stop token. record: one that `read_record` accepted.
 
-    The body says `tool_calls` for an answer with calls, however it ended. Older records have the body's word alone.
+    The body's finish_reason is `tool_calls` for every answer with calls, so that of the `apcbatch` object counts. Older
+    records have the body's alone.
     """
     reason = record["response"]["body"]["choices"][0]["finish_reason"]
     return bool(record["apcbatch"].get("finish_reason", reason) == "stop")
@@ -202,7 +204,7 @@ def _is_answer(record: dict[str, Any]) -> bool:
 def _choice(
     ticket: Ticket, result: Result, renderer: Renderer, output_parser: OutputParser, warnings: list[str], index: int
 ) -> dict[str, Any]:
-    """The answer as a choice; what it says of itself is added to the warnings."""
+    """Return the answer as a choice of the body, and append its warnings to `warnings`."""
     cut = cut_answer(renderer.decode, result.token_ids, result.stop_reason, ticket.keeps_stop)
     if ticket.completion:
         echoed = ticket.prompt if ticket.prompt is not None and ticket.prompt.echo else None

@@ -1,7 +1,7 @@
-"""Handle Ctrl-C and SIGTERM: the first one finishes running requests, the second stops at once.
+"""Handle Ctrl-C and SIGTERM: the first one lets running requests finish, the second stops at once.
 
-Invariant: a stop at any moment damages nothing that clean-up code would have to mend, so the
-second signal may end the process where it stands.
+Invariant: a stop at any moment leaves no damage for clean-up code to repair, so the second signal ends the process
+immediately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: E
 
 
 class Interrupted(BaseException):
-    """The first signal, when there is nothing to drain yet."""
+    """Raised by the first signal while there are no requests to finish."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -25,10 +25,10 @@ class Interrupted(BaseException):
 
 
 class Signals:
-    """Handles both signals inside a `with`, and ignores them after it, when nothing is left to stop.
+    """Handler of both signals inside a `with`; after it they are ignored.
 
-    Until `drain_on_first` is called, the first signal raises Interrupted. exit_code: that of the first signal, None
-    before it. final_line: makes what the second signal prints on stderr.
+    Until `drain_on_first` is called, the first signal raises Interrupted. exit_code: exit code of the first signal,
+    None before it. final_line: returns the line that the second signal prints on stderr.
     """
 
     def __init__(self, final_line: Callable[[], str]) -> None:
@@ -46,11 +46,11 @@ class Signals:
             signal.signal(number, signal.SIG_IGN)
 
     def drain_on_first(self) -> None:
-        """From here on the first signal only sets exit_code."""
+        """Make the first signal set exit_code instead of raising Interrupted, from now on."""
         self._draining = True
 
     def take_first(self) -> bool:
-        """True once, after the first signal."""
+        """Return True once after the first signal, otherwise False."""
         news, self._is_news = self._is_news, False
         return news
 

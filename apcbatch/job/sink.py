@@ -1,9 +1,9 @@
-"""OUT: the JSON lines of a run, one per request, each given to the operating system as soon as it is written.
+"""Write OUT: one JSON line per request, handed to the operating system as soon as it is complete.
 
-Invariants: a line is written completely, or it is the torn last one; only one process writes an OUT; a file is replaced
-only by a complete one; lines are synced every few seconds in a background thread, and each time OUT must still be where
-it was opened. --ordered sorts at the end, by the numbers and offsets of the lines (16 bytes each): no line is held back
-in memory, and a run that is killed has lost none.
+Invariants: each line of OUT is complete, except possibly a torn last one; one process at a time writes an OUT; a file
+is replaced only by a complete one; a background thread syncs the lines every SYNC_EVERY_S seconds, after a check that
+OUT is still where it was opened. --ordered sorts the file at the end, by a table of each line's request number and
+offset (16 bytes a line). So no line is held back in memory, and a run that is killed has lost none.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from apcbatch.process import silence
 
 SYNC_EVERY_S = 2.0
 WINDOW_BYTES = 1 << 16
-LINE_BYTES = 1 << 13  # most lines
+LINE_BYTES = 1 << 13  # read at once by line_at; most lines are shorter
 ID = re.compile(rb'\{"id":"apc-(\d+)"')
 
 
 class Sink(Protocol):
-    """Where result lines go."""
+    """Destination of the result lines."""
 
     def append(self, line: bytes) -> None:
-        """Hand one line, with its newline, to the system; StoppedError if the system refuses it."""
+        """Write one line, including its newline, to the operating system; StoppedError if the system refuses it."""
 
     def sync_if_due(self) -> None:
-        """Make the lines durable if that was last done a while ago; StoppedError if it cannot be done."""
+        """Make the lines durable if the last sync was SYNC_EVERY_S seconds ago; StoppedError if that fails."""
 
     def finish(self, ordered: bool) -> None:
-        """Make the lines durable, and put them into input order if asked to."""
+        """Make the lines durable and, if `ordered`, sort them into input order."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close all open files."""
 
 
 class StreamSink:
-    """Standard output, a device or a pipe. It cannot be resumed; with --ordered, lines wait in a temporary file."""
+    """Sink for standard output, a device or a pipe. It cannot be resumed. With --ordered, lines wait in a temporary
+    file."""
 
     def __init__(self, stream: IO[bytes], name: str, ordered: bool) -> None:
         self._stream, self._name = stream, name
@@ -88,7 +89,7 @@ class StreamSink:
 
     @contextmanager
     def _stop_on_error(self) -> Iterator[None]:
-        """Raise StoppedError if the system refuses: a stream cannot be resumed."""
+        """Turn an OSError into a StoppedError, because a stream cannot be resumed."""
         try:
             yield
         except BrokenPipeError:
@@ -100,16 +101,17 @@ class StreamSink:
 
 
 class FileSink:
-    """A regular file, locked for this process. Opening it changes nothing in it.
+    """Sink for a regular file, locked for this process. Opening it leaves the content unchanged.
 
-    remove_if_unused: it was not there before; whoever begins to write sets this to False.
+    remove_if_unused: `close` removes the file if nothing was written to it. True at first for a file that did not
+    exist; the caller sets it to False before the first line.
     """
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = Path(os.path.realpath(path))
         self.disk = disk or Disk()
         self.remove_if_unused = not os.path.exists(self.path)
-        self._size = 0  # that the file has if nobody else writes to it
+        self._size = 0  # in bytes; another size means that another program wrote to the file
         self._is_filled = False
         self._background = BackgroundCall()
         self._next_sync, self._is_synced = time.monotonic() + SYNC_EVERY_S, True
@@ -129,8 +131,8 @@ class FileSink:
         return os.fstat(self._fd).st_size == 0
 
     def close(self) -> None:
-        """Close the file, and remove one that was made for nothing (see remove_if_unused)."""
-        with suppress(StoppedError):  # of the last sync
+        """Close the file. Remove it first if it is new and has no line of this run (see remove_if_unused)."""
+        with suppress(StoppedError):  # raised by the last sync
             self._background.finish()
         is_unused = self._is_filled or self.is_empty
         if self.remove_if_unused and is_unused and self._is_in_place():
@@ -138,7 +140,7 @@ class FileSink:
         os.close(self._fd)
 
     def truncate(self) -> None:
-        """Empty the file for a fresh run, so that no power cut brings its lines back."""
+        """Empty the file for a fresh run, and sync, so that no power cut brings its lines back."""
         with self._stop_on_error("emptied"):
             self.disk.truncate(self._fd, 0)
             self._size = 0
@@ -146,12 +148,12 @@ class FileSink:
             self.disk.sync_folder(str(self.path.parent))
 
     def has_lines(self) -> bool:
-        """Whether the file has at least one complete line."""
+        """Return whether the file has at least one complete line."""
         size = os.fstat(self._fd).st_size
         return any(b"\n" in os.pread(self._fd, WINDOW_BYTES, begin) for begin in range(0, size, WINDOW_BYTES))
 
     def cut_torn_line(self) -> int:
-        """Cut off what follows the last newline; returns the number of bytes."""
+        """Cut off the bytes after the last newline, and return their number."""
         size = os.fstat(self._fd).st_size
         end = size
         while end > 0:
@@ -168,7 +170,7 @@ class FileSink:
         return size - end
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """(offset, line) of each line, from the start."""
+        """Yield (byte offset, line) of each line, from the start."""
         offset = 0
         with open(self.path, "rb") as file:
             for line in file:
@@ -176,7 +178,7 @@ class FileSink:
                 offset += len(line)
 
     def line_at(self, offset: int) -> bytes:
-        """The line that begins at offset."""
+        """Return the line that begins at a byte offset, without its newline."""
         pieces = [os.pread(self._fd, LINE_BYTES, offset)]
         while pieces[-1] and b"\n" not in pieces[-1]:
             offset += len(pieces[-1])
@@ -184,12 +186,12 @@ class FileSink:
         return b"".join(pieces).partition(b"\n")[0]
 
     def fill(self, chunks: Iterator[bytes]) -> None:
-        """Replace the content, which has no lines, by that of a packed OUT."""
+        """Replace the content by the lines of a compressed OUT. The file must have no complete line of its own."""
         self._replace(chunks)
         self._is_filled = True
 
     def keep(self, wanted: Callable[[bytes], bool]) -> None:
-        """Replace the file by one with only the wanted lines."""
+        """Rewrite the file with only those lines for which `wanted` returns True."""
         self._replace(line for _, line in self.lines() if wanted(line))
 
     def append(self, line: bytes) -> None:
@@ -205,7 +207,7 @@ class FileSink:
             self._next_sync = now + SYNC_EVERY_S
             self._check_place()
             if not self._is_synced:
-                self._is_synced = True  # a line that comes meanwhile is for the next time
+                self._is_synced = True  # a line appended during this sync waits for the next one
                 self._background.begin(self._sync)
 
     def finish(self, ordered: bool) -> None:
@@ -221,7 +223,7 @@ class FileSink:
                     self._replace(_sorted_lines(file, table))
 
     def _check_place(self) -> None:
-        """StoppedError if OUT is no longer where it was opened, or has not the size that this run gave it."""
+        """Raise StoppedError if OUT is no longer where it was opened, or has not the size that this run gave it."""
         if not self._is_in_place():
             raise StoppedError(
                 f"output {self.path} was removed, renamed or replaced while this run wrote it, and what was "
@@ -230,7 +232,8 @@ class FileSink:
         self._check_size()
 
     def _check_size(self) -> None:
-        """StoppedError if another program wrote to OUT. Before each line, so that none follows half a line."""
+        """Raise StoppedError if another program wrote to OUT. Called before each line, so that none follows a partial
+        one."""
         size = os.fstat(self._fd).st_size
         if size != self._size:
             raise StoppedError(
@@ -239,7 +242,7 @@ class FileSink:
             )
 
     def _sync(self) -> None:
-        """Make the lines safe from a power cut."""
+        """Sync the file, so that its lines survive a power cut."""
         with self._stop_on_error("synced"):
             self.disk.sync(self._fd)
 
@@ -260,7 +263,7 @@ class FileSink:
 
     @contextmanager
     def _stop_on_error(self, done: str) -> Iterator[None]:
-        """Raise StoppedError if the system refuses."""
+        """Turn an OSError into a StoppedError. done: past participle of the refused action."""
         try:
             yield
         except OSError as error:
@@ -278,7 +281,7 @@ class FileSink:
 
 
 def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
-    """The sink for `-o OUTPUT`; UsageError if nothing can be written there."""
+    """Open the sink for `-o OUTPUT`; UsageError if nothing can be written there."""
     if output == STDOUT:
         if sys.stdout is None:
             raise UsageError("standard output is closed; give -o a file")
@@ -292,7 +295,7 @@ def open_sink(output: str, ordered: bool) -> FileSink | StreamSink:
 
 
 def _numbers_and_offsets(file: IO[bytes]) -> npt.NDArray[np.int64]:
-    """(lines, 2): the number in each line's id and the line's offset."""
+    """Return int64 (lines, 2): the request number in each line's id, 0 without one, and the line's byte offset."""
     table, offset = array("q"), 0
     file.seek(0)
     for line in file:

@@ -1,4 +1,4 @@
-"""The lines of a run for a person at a terminal: a request, an error record, the summary, folded at its width.
+"""Format the lines of a run for a terminal, folded at its width: a request, an error record, the summary.
 
 A pipe gets other lines (see printer.py), whose columns are for scripts and do not change.
 """
@@ -16,8 +16,8 @@ _LABEL_CELLS = 9
 
 
 def result_lines(name: str, columns: str, miss: str, result: Result, width: int, paint: Paint) -> Iterator[str]:
-    """A request that succeeded. name, columns, miss: the three parts of its line in a pipe; where they do not fit into
-    `width` columns there is a shorter form."""
+    """Yield the lines of a request that succeeded. name, columns, miss: the three parts of its line in a pipe; if they
+    do not fit into `width` columns, a shorter form is used."""
     if cells(name + columns + miss) <= width:
         yield name + _first_word(columns, "green", paint) + paint(miss, "yellow")
         return
@@ -33,14 +33,14 @@ def result_lines(name: str, columns: str, miss: str, result: Result, width: int,
 
 
 def error_lines(name: str, sentence: str, width: int, paint: Paint) -> Iterator[str]:
-    """A request that failed; the sentence begins with the word `error`."""
+    """Yield the lines of a request that failed. sentence: begins with the word `error`."""
     first, *rest = wrap(name + sentence, width, _INDENT)
     yield _first_word(first, "red", paint, name)
     yield from rest
 
 
 def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint) -> Iterator[str]:
-    """How the run went. output: where the results are, in words."""
+    """Yield the lines of the summary. output: where the results are, in words."""
     seconds = summary["seconds"]
     before = f" ({summary['already_done']:,} more were answered before)" if summary["already_done"] else ""
     errors = summary["errors"]
@@ -71,7 +71,7 @@ def summary_lines(summary: dict[str, Any], output: str, width: int, paint: Paint
 
 
 def kinds_of(errors_by_code: dict[str, int]) -> str:
-    """`3 invalid_request, 1 duplicate_id`."""
+    """Format counts of errors: `3 invalid_request, 1 duplicate_id`."""
     return ", ".join(f"{count:,} {code}" for code, count in sorted(errors_by_code.items()))
 
 
@@ -84,7 +84,7 @@ def _prompt(summary: dict[str, Any]) -> str:
 
 
 def _workers(workers: list[dict[str, Any]]) -> str:
-    """How many there were, what they did together, the slowest and the fastest."""
+    """Format the number of workers, the sum of their work, the slowest and the fastest."""
     endings = {"lost": "lost", "let_go": "let go"}
     counts = {word: sum(one["ending"] == ending for one in workers) for ending, word in endings.items()}
     ended = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
@@ -106,6 +106,6 @@ def _rate(summary: dict[str, Any], tokens: str, phase: str) -> str:
 
 
 def _first_word(line: str, style: str, paint: Paint, name: str = "") -> str:
-    """The line with the word behind the name in a colour."""
+    """Return the line with the first word after the name in a colour."""
     word, gap, rest = line[len(name) :].partition(" ")
     return line[: len(name)] + paint(word, style) + gap + rest if line.startswith(name) else line

@@ -1,6 +1,6 @@
-"""The sums of a run: the numbers of the progress line and of the summary.
+"""Sum up the results of a run, for the progress line and the summary.
 
-They count what this process did; requests answered before a --resume are in `already_done`.
+The sums cover this process; requests answered before a --resume are in `already_done`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ENGINE_COUNTS = (
 
 
 class ScoreTotals:
-    """Sums over the recorded answers that were scored. A sum is exact, so that it does not depend on their order."""
+    """Sums over the recorded answers that were scored. Integer sums, so that they do not depend on the order."""
 
     def __init__(self) -> None:
         self.answers = self.tokens = self.greedy_matches = self.exact_matches = 0
-        self._logprob_sum = 0  # in units of the smallest float32 number
+        self._logprob_sum = 0  # in units of 2**-149, the smallest float32 above 0
 
     def add(self, scores: Scores) -> None:
-        """Count one answer."""
+        """Count one scored answer."""
         matches = sum(rank == 1 for rank in scores.ranks)
         self.answers += 1
         self.tokens += len(scores.ranks)
@@ -48,8 +48,8 @@ class ScoreTotals:
         self._logprob_sum += sum(int(math.ldexp(logprob, 149)) for logprob in scores.logprobs)
 
     def summary(self) -> dict[str, Any]:
-        """Means over tokens and answers, None where there are none; perplexity is exp(-mean log-probability), None
-        where that is beyond all numbers."""
+        """Return means over tokens and answers, None where there are none. perplexity: exp(-mean log-probability), None
+        where a float64 cannot hold it."""
         mean = self._logprob_sum / (self.tokens << 149) if self.tokens else None
         return {
             "answers": self.answers,
@@ -62,7 +62,7 @@ class ScoreTotals:
 
 
 class Totals:
-    """Sums over the results of one run, which can be read at any time."""
+    """Sums over the results of one run, readable at any time."""
 
     def __init__(self) -> None:
         self._begin = self._loaded = time.monotonic()
@@ -73,7 +73,7 @@ class Totals:
         self.cached_by_source: Counter[str] = Counter(memory=0, disk=0)
         self.miss_reasons: Counter[str] = Counter()
         self.scores = ScoreTotals()
-        self._decoded_tokens = 0  # equal answers are decoded once; the first token of each comes out of the prefill
+        self._decoded_tokens = 0  # equal answers count once; the prefill makes the first token of each
         self._ideal_tokens: int | None = 0
         self.warnings: list[str] = []
 
@@ -89,7 +89,7 @@ class Totals:
 
     @property
     def hit_rate(self) -> float:
-        """The share of all prompt tokens that was restored."""
+        """Restored share of all prompt tokens."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
@@ -98,11 +98,11 @@ class Totals:
         return time.monotonic() - self._loaded
 
     def elapsed_s(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return time.monotonic() - self._begin
 
     def begin_running(self, already_done: int) -> None:
-        """Loading is over. already_done: the requests that were answered before."""
+        """Start the clock of the answers, when loading ends. already_done: requests that OUT answers already."""
         self._loaded = time.monotonic()
         self.already_done = already_done
 
@@ -128,12 +128,12 @@ class Totals:
         self.errors_by_code[code] += 1
 
     def note_warning(self, sentence: str) -> None:
-        """Keep a warning for the summary: each one once, and the first hundred of them."""
+        """Keep a warning for the summary: each sentence once, and at most MOST_WARNINGS of them."""
         if sentence not in self.warnings and len(self.warnings) < MOST_WARNINGS:
             self.warnings.append(sentence)
 
     def sentence(self, output: str) -> str:
-        """How it went, for a person."""
+        """Return the summary as one sentence. output: name of OUT."""
         before = f" ({self.already_done} more were answered before)" if self.already_done else ""
         return (
             f"{self.requests} requests{before} in {self.elapsed_s():.1f} s: "
@@ -142,7 +142,7 @@ class Totals:
         )
 
     def summary(self, config: Config, engine: JobEngine) -> dict[str, Any]:
-        """The summary object; times and bytes come from the engine's counters."""
+        """Return the summary object; times and bytes come from the engine's counters."""
         counters = engine.counters
         spent = counters.seconds
         ideal = self._ideal_tokens

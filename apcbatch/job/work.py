@@ -1,6 +1,6 @@
-"""What the loop of a run works with: requests and failures, their source, the engine.
+"""Types that the loop of a run works with: requests and failures, their source, the engine.
 
-Must not know: torch; tests put other engines in place of the real ones.
+Source and engine are protocols, so that tests can replace them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class JobEngine(Steppable, Protocol):
-    """An engine as run, tune-block-size and bench use it."""
+    """Engine interface that run, tune-block-size and bench use."""
 
     dtype: str
     device: str
@@ -38,28 +38,28 @@ class JobEngine(Steppable, Protocol):
 
     @property
     def counters(self) -> Counters | ClusterCounters:
-        """What it has done so far."""
+        """Tokens, seconds and bytes of the engine so far."""
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer from now on what it does."""
+        """Report events to an observer from now on."""
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
-        """Answer requests, pulled one by one; results come as they finish."""
+        """Answer requests, pulled one by one; yield each result when it is finished."""
 
     def can_run(self, request: Request) -> bool:
-        """Whether `submit` would take a request."""
+        """Return whether `submit` would accept a request."""
 
     def held(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the prefix keys whose snapshot is in memory or in the store."""
+        """Return those of the prefix keys whose snapshot is in memory or in the store."""
 
     def drop_waiting(self) -> None:
         """Drop the requests that have not begun."""
 
     def abort(self) -> None:
-        """Drop every request that is not finished."""
+        """Drop every unfinished request."""
 
     def flush(self) -> None:
-        """Wait until everything that was kept is on disk."""
+        """Wait until all snapshots to be stored are on disk."""
 
     def close(self) -> None:
         """Close the store."""
@@ -67,7 +67,7 @@ class JobEngine(Steppable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that failed before it reached the engine."""
+    """Request that failed before it reached the engine."""
 
     ticket: Ticket
     error: RequestError
@@ -75,8 +75,8 @@ class Failure:
 
 @dataclass(slots=True)
 class OpenRollout:
-    """A conversation in rollout that has begun. remaining: its turns that are not answered yet, each built on the
-    answer before it."""
+    """Conversation in rollout that has begun. remaining: tickets of its unanswered turns, each built on the answer to
+    the previous turn."""
 
     conversation: Conversation
     rollout: Rollout
@@ -85,7 +85,7 @@ class OpenRollout:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What a request carries for its result. rollout: None for a recorded turn."""
+    """Job data that a request carries for its result. rollout: None for a recorded turn."""
 
     ticket: Ticket
     rollout: OpenRollout | None
@@ -96,34 +96,35 @@ Work = Request | Failure
 
 
 class WorkSource(Protocol):
-    """Hands out the requests and failures of one run."""
+    """Source of the requests and failures of one run."""
 
     plan_s: float  # seconds spent on planning so far
 
     @property
     def exhausted(self) -> bool:
-        """Whether the input has been read to its end and everything was handed out."""
+        """Whether the input is read to its end and all work is handed out."""
 
     @property
     def num_open_rollouts(self) -> int:
-        """Rollouts that have begun and are not finished."""
+        """Number of rollouts that have begun and are not finished."""
 
     @property
     def total(self) -> int | None:
-        """Requests to be answered in this run; None until the whole input is read."""
+        """Requests to answer in this run; None until the whole input is read."""
 
     def pause(self) -> bool:
-        """Whether the engine should begin with what it has before more is read. True once at a window's end."""
+        """Return whether the engine should start on its requests before more input is read. True once at the end of
+        each window."""
 
     def next(self) -> Work | None:
-        """The next piece of work; None if there is none at the moment (see exhausted)."""
+        """Return the next request or failure; None if there is none at the moment (see exhausted)."""
 
     def follow_up(self, result: Result) -> list[Work]:
-        """The work that follows a result, such as the next turn of a rollout."""
+        """Return the work that depends on a result, such as the next turn of a rollout."""
 
 
 def requests_of(source: WorkSource) -> Iterator[Request]:
-    """The requests that a source hands out, without the failures."""
+    """Yield the requests of a source, without its failures."""
     while not source.exhausted:
         work = source.next()
         if isinstance(work, Request):
