@@ -96,7 +96,8 @@ def test_one_conversation_is_one_line_of_a_batch_file(llm: LLM, tmp_path: Path, 
     [record] = read_records(tmp_path / "in.answers.jsonl")
     answer = llm.chat(messages, tools, **settings)
     assert lasting(answer.record)["response"] == lasting(record)["response"], settings
-    assert answer.token_ids == record["apcbatch"]["completion_token_ids"] and len(answer.logprobs or []) == 9
+    assert answer.token_ids == record["apcbatch"]["completion_token_ids"]
+    assert 0 < len(answer.logprobs or []) == len(answer.token_ids) <= 9  # fewer if the end of the answer is drawn
     completion = llm.complete("Once upon a time", max_tokens=4, ignore_eos=True)
     assert completion.record["response"]["body"]["object"] == "text_completion"
     assert completion.text and completion.message == {} and len(completion.token_ids) == 4

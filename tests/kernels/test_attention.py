@@ -101,8 +101,8 @@ def test_matches_float64(heads, kv_heads, head_dim, dtype, isa):
     y = case.attend()
     expected = case.expected()
     assert y.dtype == dtype and y.is_contiguous()
-    tolerance = 3e-5 if dtype == torch.float32 else 2e-2
-    assert float((y.double() - expected).abs().max()) < tolerance
+    tolerance = 3e-5 if dtype == torch.float32 else 1e-2  # of a value of 1, and in proportion above
+    assert float(((y.double() - expected).abs() / expected.abs().clamp(min=1)).max()) < tolerance
 
 
 @pytest.mark.parametrize("heads, kv_heads, head_dim", [(6, 2, 16), (4, 4, 64), (10, 1, 20)])
