@@ -18,9 +18,7 @@ from safetensors.torch import load_file, save_file
 from apcbatch import Engine, Request, Result
 from apcbatch.engine.counters import Counters, facts_between
 from apcbatch.engine.observer import StepFacts
-from apcbatch.engine.page_tables import PageTables
 from apcbatch.engine.pool import PagePool
-from apcbatch.engine.scheduler import num_live_slots
 from apcbatch.engine.sequence import Chunk, make_sequence
 from apcbatch.errors import ERROR_CODES, RETRYABLE, UsageError
 from tests.effort import tries
@@ -296,21 +294,3 @@ def test_a_pass_is_shared_by_its_tokens() -> None:
     counters.seconds["store"] += 4.0
     assert (prompt.prefill_s, prompt.decode_s, answer.prefill_s, answer.decode_s) == (1.5, 0.0, 0.0, 0.5)
     assert facts_between(before, counters, 7.0, 6, 5, 4) == StepFacts(7.0, 1.5, 0.5, 4.0, 3, 1, 2, 6, 5, 4)
-
-
-@pytest.mark.parametrize(
-    ("num_prompt", "max_tokens", "n", "counts"),
-    [(128, 1, 1, (3, 1, 4)), (100, 28, 1, (2, 1, 3)), (100, 28, 2, (3, 1, 4)), (128, 64, 2, (3, 1, 4)),
-     (1, 63, 2, (2, 1, 3)), (65, 128, 3, (5, 3, 6))],
-)  # fmt: skip
-def test_a_sequence_asks_for_the_pages_of_its_whole_life(
-    num_prompt: int, max_tokens: int, n: int, counts: tuple[int, int, int]
-) -> None:
-    """Fault: a page too few, so that a running sequence finds none, or one too many, so that one never begins."""
-    request = Request("r", [1] * num_prompt, max_tokens=max_tokens, n=n, temperature=1.0)
-    sequence = make_sequence(request, VOCAB, None)
-    for has_kv, expected in ((True, counts), (False, (0, 0, 0))):
-        tables = PageTables(None, None, None, has_kv)
-        found = tables.needed_to_end(sequence), tables.needed_by_fork(sequence), tables.needed_to_start(sequence)
-        assert found == expected
-    assert [num_live_slots(running) for running in (1, 2, 3)] == [2, 2, 3]

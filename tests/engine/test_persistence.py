@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from apcbatch.config import Config
 from apcbatch.engine import persistence as persistence_module
 from apcbatch.engine.counters import Counters
 from apcbatch.engine.open import EngineOptions
-from apcbatch.engine.persistence import WRITE_THREADS, Persistence, open_store
+from apcbatch.engine.persistence import WRITE_THREADS, Persistence
 from apcbatch.engine.pool import NO_PAGES, Snapshot
 from apcbatch.layout import CONV, SSM, StateLayout
 from apcbatch.model.arena import StateArena
@@ -179,31 +178,6 @@ def test_what_is_read_ahead_fits_the_staging_memory(
     monkeypatch.setattr(persistence_module, "StorePrefetcher", note)
     persistence(SlowStore())
     assert found == [made]
-
-
-@pytest.mark.parametrize(
-    ("on_host", "pool_bytes", "queue"),
-    [(True, 400, (None, None)), (False, 400, (100, 4)), (False, 1 << 40, (1 << 30, 4))],
-)
-def test_a_store_is_opened_for_where_the_slots_lie(
-    on_host: bool, pool_bytes: int, queue: tuple[int | None, int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault: snapshots that wait to be written take more than a fourth of a device's pool, or one thread writes them;
-    a store of more than twice its size is cut without a warning."""
-    for held, is_read_only, sentence in (
-        ((1, 201), False, "holds 201 bytes in 1 snapshot, and --store-size is 100 bytes: at least 101 bytes of them"),
-        ((2, 201), False, "holds 201 bytes in 2 snapshots, and"),
-        ((2, 200), False, None),
-        ((2, 201), True, None),
-    ):
-        seen: list[dict[str, Any]] = []
-        store = SimpleNamespace(held=held, is_read_only=is_read_only)
-        opened = SimpleNamespace(open=lambda folder, seen=seen, store=store, **options: seen.append(options) or store)
-        monkeypatch.setattr(persistence_module, "Store", opened)
-        warned: list[str] = []
-        assert open_store(Path("s"), 100, pool_bytes, on_host, warned.append) is store
-        assert (seen[0]["size_limit_bytes"], seen[0].get("queue_bytes"), seen[0].get("write_threads")) == (100, *queue)
-        assert len(warned) == (sentence is not None) and (sentence is None or sentence in warned[0])
 
 
 @pytest.mark.parametrize("policy", ["all", "planned"])

@@ -101,121 +101,86 @@ def test_what_a_part_left_is_added_once() -> None:
 
 
 ops, zeros, strided = CpuBackend(), torch.zeros, torch.empty_strided
+indices, parameter, slots = arguments.require_indices, arguments.require_parameter, recurrent_arguments.slot_stride
+kv, attend, cached = row_arguments.kv_arguments, row_arguments.attention_arguments, row_arguments.cache_views
 CACHE, META = zeros(2, PAGE_TOKENS, 2, 8), zeros(2, 3, device="meta")
+META_CACHE, ALL = CACHE.to("meta"), torch.arange(PAGE_TOKENS)
 OTHER_ORDER = CACHE.transpose(0, 1).contiguous().transpose(0, 1)  # the same values, not contiguous
-
-
-def of_shapes(call: Callable[[torch.Tensor], object], *shapes: tuple[int, ...]) -> list[Callable[[], object]]:
-    """The call with zeros of each of these shapes."""
-    return [lambda shape=shape: call(zeros(shape)) for shape in shapes]
-
-
-WORDS = {  # words of the sentence -> calls that it refuses, one fault each
-    "x must be (4, d_inner)": of_shapes(
-        lambda x: recurrent_arguments.token_rows(x, 4), (4,), (3, 2), (5, 2), (4, 0), (4, 2, 3)
+WORDS = {  # words of the sentence -> (a call, what it refuses, each for one fault)
+    "x must be (4, d_inner)": (
+        lambda shape: recurrent_arguments.token_rows(zeros(shape), 4), [(4,), (3, 2), (5, 2), (4, 0), (4, 2, 3)]
     ),
-    "two dimensions": [
-        *of_shapes(lambda x: arguments.require_matrix(x, "x"), (3,), (1, 2, 3)),
-        *of_shapes(lambda x: ops.rms_norm(x, None, 1e-5, F32), (3,)),
-        *of_shapes(lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32), (3,)),
-        *of_shapes(lambda x: ops.silu_mul(x, x), (3,)),
-        *of_shapes(lambda x: ops.softmax_topk(x, 1), (3,)),
-        *of_shapes(ops.pack_linear, (3,)),
-        *of_shapes(ops.residual, (3,)),
-    ],
-    "up must have the shape of x": of_shapes(
-        lambda up: arguments.require_alike(up, "up", zeros(2, 4), "x"), (2, 3), (2, 5), (2, 4, 1)
+    "x must have two dimensions": (lambda x: arguments.require_matrix(x, "x"), [zeros(3), zeros(1, 2, 3)]),
+    "have two dimensions": (
+        lambda op: op(zeros(3)),
+        [ops.pack_linear, ops.residual, lambda x: ops.rms_norm(x, None, 1e-5, F32), lambda x: ops.silu_mul(x, x),
+         lambda x: ops.softmax_topk(x, 1), lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32)],
     ),
-    "w must be (3,), one value a column": of_shapes(
-        lambda w: arguments.float_vector(w, "w", 3, zeros(2, 3), "x"), (2,), (4,), (1, 3)
+    "up must have the shape of x": (
+        lambda up: arguments.require_alike(up, "up", zeros(2, 4), "x"), [zeros(2, 3), zeros(2, 5), zeros(2, 4, 1)]
     ),
-    "must be contiguous of shape (2, 3) and torch.float32; it is": [
-        lambda: arguments.require_parameter(zeros(3, 2).t(), "A", (2, 3), F32),
-        lambda: arguments.require_parameter(zeros(2, 3).double(), "A", (2, 3), F32),
-        lambda: arguments.require_parameter(zeros(2, 2), "A", (2, 3), F32),
-    ],
-    "must be contiguous of shape (2, 3); it is": [
-        lambda: arguments.require_parameter(zeros(3, 2).t(), "A", (2, 3), None)
-    ],
-    "must lie in [0, 2); its values span": [
-        lambda: arguments.require_indices(torch.tensor([0, -1]), "rows", (2,), 2),
-        lambda: arguments.require_indices(torch.tensor([2, 0]), "rows", (2,), 2),
-    ],
-    "must be int64 of shape (2,); it is": [
-        lambda: arguments.require_indices(torch.tensor([0, 1], dtype=torch.int32), "rows", (2,), 2),
-        lambda: arguments.require_indices(torch.tensor([0]), "rows", (2,), 2),
-    ],
-    "slots must not overlap": [lambda: recurrent_arguments.slot_stride(strided((2, 3, 4), (11, 4, 1)), (3, 4), F32)],
-    "state must be torch.float32 of shape (num_slots, 3, 4)": [
-        lambda: recurrent_arguments.slot_stride(zeros(3, 4), (3, 4), F32),
-        lambda: recurrent_arguments.slot_stride(zeros(2, 3, 4).double(), (3, 4), F32),
-        lambda: recurrent_arguments.slot_stride(strided((2, 3, 4), (40, 5, 1)), (3, 4), F32),
-    ],
-    "must have slot": [lambda slot=slot: recurrent_arguments.require_slots(slot, 7) for slot in (7, 9)],
-    "rows must not overlap": [
-        lambda: ops.add_rms_norm_(strided((2, 4), (3, 1)), zeros(2, 4), None, 1e-5, F32),
-    ],
-    "at most 4 columns": [lambda: row_arguments.topk_arguments(zeros(1, 5), 1, most_columns=4)],
-    "k must lie in 1 to 4": [lambda: ops.softmax_topk(zeros(1, 4), 0)],
-    "token must lie in [0, 4)": [lambda: ops.token_logprob(zeros(4), -1)],
-    "logits must be float32": [
-        lambda: ops.softmax_topk(zeros(1, 4).double(), 1),
-        lambda: ops.argmax(zeros(1, 4).double()),
-        lambda: ops.token_logprob(zeros(4).double(), 1),
-        lambda: ops.token_logprobs(zeros(1, 4).double(), torch.tensor([1])),
-    ],
-    "at least one row and one column": of_shapes(ops.pack_linear, (3, 0), (0, 3)),
-    "k and v must be (tokens, 2, 8)": of_shapes(
-        lambda k: row_arguments.kv_arguments(k, k, CACHE, CACHE), (5, 16), (5, 3, 8), (5, 2, 9), (5, 2, 8, 1)
+    "w must be (3,), one value a column": (
+        lambda w: arguments.float_vector(w, "w", 3, zeros(2, 3), "x"), [zeros(2), zeros(4), zeros(1, 3)]
     ),
-    "v must have the shape of k": of_shapes(
-        lambda v: row_arguments.kv_arguments(zeros(5, 2, 8), v, CACHE, CACHE), (4, 2, 8)
+    "must be contiguous of shape (2, 3) and torch.float32; it is": (
+        lambda A: parameter(A, "A", (2, 3), F32), [zeros(3, 2).t(), zeros(2, 3).double(), zeros(2, 2)]
     ),
-    "k and v must have one dtype": [
-        lambda: row_arguments.kv_arguments(zeros(5, 2, 8), zeros(5, 2, 8).bfloat16(), CACHE, CACHE)
-    ],
-    "a multiple of 2 heads, 8)": of_shapes(
-        lambda q: row_arguments.attention_arguments(q, CACHE, CACHE),
-        *((5, 2), (5, 4, 7), (5, 4, 9), (5, 3, 8), (5, 0, 8), (5, 4, 8, 1)),
+    "must lie in [0, 2); its values span": (
+        lambda rows: indices(torch.tensor(rows), "rows", (2,), 2), [[0, -1], [2, 0]]
     ),
-    "the cache must be (pages, ": of_shapes(
-        lambda k: row_arguments.cache_views(k, k),
-        *((2, PAGE_TOKENS, 2), (2, PAGE_TOKENS - 1, 2, 8), (2, PAGE_TOKENS + 1, 2, 8)),
+    "must be int64 of shape (2,); it is": (lambda rows: indices(rows, "rows", (2,), 2), [ALL[:2].int(), ALL[:1]]),
+    "slots must not overlap": (lambda state: slots(state, (3, 4), F32), [strided((2, 3, 4), (11, 4, 1))]),
+    "state must be torch.float32 of shape (num_slots, 3, 4)": (
+        lambda state: slots(state, (3, 4), F32),
+        [zeros(3, 4), zeros(2, 3, 4).double(), strided((2, 3, 4), (40, 5, 1))],
     ),
-    "at least one kv head": of_shapes(
-        lambda k: row_arguments.cache_views(k, k), (2, PAGE_TOKENS, 0, 8), (2, PAGE_TOKENS, 2, 0)
+    "must have slot": (lambda slot: recurrent_arguments.require_slots(slot, 7), [7, 9]),
+    "k must lie in 1 to 4": (lambda k: ops.softmax_topk(zeros(1, 4), k), [0, 5]),
+    "token must lie in [0, 4)": (lambda token: ops.token_logprob(zeros(4), token), [-1, 4]),
+    "logits must be float32": (
+        lambda op: op(zeros(1, 4).double()),
+        [ops.argmax, lambda x: ops.softmax_topk(x, 1), lambda x: ops.token_logprob(x[0], 1),
+         lambda x: ops.token_logprobs(x, ALL[:1])],
     ),
-    "k_cache and v_cache must have one dtype": [lambda: row_arguments.cache_views(CACHE, CACHE.bfloat16())],
-    "must be contiguous; allocate": [
-        lambda: row_arguments.cache_views(CACHE, OTHER_ORDER),
-        lambda: row_arguments.cache_views(OTHER_ORDER, CACHE),
-    ],
-    "must be on the CPU, where this kernel runs; it is on meta": [
-        lambda: ops.rms_norm(META, None, 1e-5, F32),
-        lambda: ops.add_rms_norm_(META, META, None, 1e-5, F32),
-        lambda: ops.silu_mul(META, META),
-        lambda: ops.softmax_topk(META, 1),
-        lambda: ops.argmax(META),
-        lambda: ops.greedy(META),
-        lambda: ops.token_logprob(META[0], 1),
-        lambda: ops.token_logprobs(META, torch.tensor([0, 1])),
-        lambda: ops.pack_linear(META),
-        lambda: ops.linear(META, ops.pack_linear(torch.ones(2, 3))),
-        lambda: ops.write_kv(CACHE[0].to("meta"), CACHE[0].to("meta"), CACHE, CACHE, torch.arange(PAGE_TOKENS)),
-        lambda: ops.write_kv(CACHE[0], CACHE[0], CACHE.to("meta"), CACHE.to("meta"), torch.arange(PAGE_TOKENS)),
-        lambda: arguments.require_indices(zeros(2, dtype=torch.int64, device="meta"), "rows", (2,), 2),
-    ],
-    "at least one thread": [lambda: set_threads(0)],
-}
+    "at least one row and one column": (ops.pack_linear, [zeros(3, 0), zeros(0, 3)]),
+    "k and v must be (tokens, 2, 8)": (
+        lambda shape: kv(zeros(shape), zeros(shape), CACHE, CACHE), [(5, 16), (5, 3, 8), (5, 2, 9), (5, 2, 8, 1)]
+    ),
+    "v must have the shape of k": (lambda v: kv(zeros(5, 2, 8), v, CACHE, CACHE), [zeros(4, 2, 8)]),
+    "k and v must have one dtype": (lambda v: kv(zeros(5, 2, 8), v, CACHE, CACHE), [zeros(5, 2, 8).bfloat16()]),
+    "a multiple of 2 heads, 8)": (
+        lambda shape: attend(zeros(shape), CACHE, CACHE),
+        [(5, 2), (5, 4, 7), (5, 4, 9), (5, 3, 8), (5, 0, 8), (5, 4, 8, 1)]
+    ),
+    "the cache must be (pages, ": (
+        lambda shape: cached(zeros(shape), zeros(shape)),
+        [(2, PAGE_TOKENS, 2), (2, PAGE_TOKENS - 1, 2, 8), (2, PAGE_TOKENS + 1, 2, 8)],
+    ),
+    "at least one kv head": (lambda k: cached(k, k), [zeros(2, PAGE_TOKENS, 0, 8), zeros(2, PAGE_TOKENS, 2, 0)]),
+    "k_cache and v_cache must have one dtype": (lambda v: cached(CACHE, v), [CACHE.bfloat16()]),
+    "must be contiguous; allocate": (lambda pair: cached(*pair), [(CACHE, OTHER_ORDER), (OTHER_ORDER, CACHE)]),
+    "must be on the CPU, where this kernel runs; it is on meta": (
+        lambda op: op(META),
+        [ops.argmax, ops.greedy, ops.pack_linear, lambda x: ops.rms_norm(x, None, 1e-5, F32),
+         lambda x: ops.add_rms_norm_(x, x, None, 1e-5, F32), lambda x: ops.silu_mul(x, x),
+         lambda x: ops.softmax_topk(x, 1), lambda x: ops.token_logprob(x[0], 1),
+         lambda x: ops.token_logprobs(x, ALL[:2]), lambda x: ops.linear(x, ops.pack_linear(torch.ones(2, 3))),
+         lambda x: ops.write_kv(META_CACHE[0], META_CACHE[0], CACHE, CACHE, ALL),
+         lambda x: ops.write_kv(CACHE[0], CACHE[0], META_CACHE, META_CACHE, ALL),
+         lambda x: indices(x[0].long(), "rows", (3,), 2)],
+    ),
+    "at least one thread": (set_threads, [0]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WORDS)
 def test_each_fault_is_refused_alone(words: str) -> None:
     """Fault: a check that looks at one side of a bound, at one of two conditions, or that another one hides."""
-    for number, call in enumerate(WORDS[words]):
+    call, refused = WORDS[words]
+    for number, one in enumerate(refused):
         with pytest.raises(ValueError, match=re.escape(words)):
-            call()
-            pytest.fail(f"call {number} is not refused")
+            call(one)
+            pytest.fail(f"number {number} is not refused")
 
 
 def test_what_lies_at_a_bound_is_taken() -> None:
@@ -225,7 +190,6 @@ def test_what_lies_at_a_bound_is_taken() -> None:
     assert recurrent_arguments.token_stride(torch.empty_strided((4, 1), (5, 3)), "B", 4, 1, torch.zeros(4, 2)) == 5
     recurrent_arguments.require_slots(6, 7)
     ops.add_rms_norm_(torch.empty_strided((1, 4), (0, 1)).zero_(), torch.zeros(1, 4), None, 1e-5, torch.float32)
-    row_arguments.topk_arguments(torch.zeros(1, 4), 1, most_columns=4)
     assert arguments.require_indices(torch.tensor([1, 9, 0])[::2], "rows", (2,), 2).tolist() == [1, 0]
     logits = torch.tensor([0.0, 1.0, 2.0, 3.0])
     ends = torch.tensor([logits[0], logits[3]]) - logits.logsumexp(0)

@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch
 from apcbatch.kernels import reference
 from apcbatch.kernels.cpu.backend import CpuBackend
 from apcbatch.kernels.isa import set_isa
+from apcbatch.kernels.layer import AttentionWeights, PreNorm
 from apcbatch.kernels.row_arguments import PAGE_TOKENS as PAGE
 from tests.effort import tries
 
@@ -191,7 +192,7 @@ def test_no_tokens_are_no_work():
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        ({"page_table": torch.tensor([[0, 99, -1]])}, r"page_table must name pages in \[0, "),
+        ({"page_table": torch.tensor([[0, 5, -1]])}, r"page_table must name pages in \[0, "),
         ({"page_table": torch.tensor([[0]])}, "a column for each page of the longest sequence; it has 1"),
         ({"page_table": torch.tensor([0, 1])}, r"page_table must be int64 of shape \(1, 2\) on the CPU; it is"),
         ({"page_table": torch.tensor(0)}, r"page_table must be int64 of shape \(1, 0\)"),
@@ -211,3 +212,19 @@ def test_unusable_arguments_are_sentences(change, sentence):
         setattr(case, name, value)
     with pytest.raises(ValueError, match=sentence):
         case.attend()
+
+
+@pytest.mark.parametrize(
+    "qkv, o, heads",
+    [((63, 32), (32, 32), 4), ((65, 32), (32, 32), 4), ((64, 31), (32, 32), 4), ((64, 32), (33, 32), 4),
+     ((64, 32), (32, 31), 4), ((56, 24), (24, 24), 3)],
+)  # fmt: skip
+def test_a_mixer_that_does_not_fit_its_cache_is_refused(qkv, o, heads):
+    """Fault: addresses of projections of another shape or dtype, or heads that share no kv head evenly."""
+    cache, norm, wide = torch.zeros(2, PAGE, 2, 8), PreNorm(torch.ones(32), 1e-5), torch.zeros(32, 32)
+    good = AttentionWeights(ops.pack_linear(torch.zeros(64, 32)), ops.pack_linear(wide), 4, 1.0)
+    ops.sub_block("attention", norm, good, cache, cache)
+    wrong = AttentionWeights(ops.pack_linear(torch.zeros(qkv)), ops.pack_linear(torch.zeros(o)), heads, 1.0)
+    for weights in (wrong, replace(good, o_proj=ops.pack_linear(wide.bfloat16()))):
+        with pytest.raises(ValueError, match="qkv_proj, o_proj and their dtype must be"):
+            ops.sub_block("attention", norm, weights, cache, cache)

@@ -66,6 +66,7 @@ REFUSED = {
     "with a stride of 1 within a row": {"x": torch.zeros(24, 4).t()},
     "weight must be contiguous of shape (24, 4)": {"weight": torch.zeros(23, 4)},
     "weight must have 1 to 8 columns": {"weight": torch.zeros(24, 9)},
+    "weight must be contiguous of shape (24, 24)": {"weight": torch.zeros(24)},
     "the taps; it has 0": {"weight": torch.zeros(24, 0)},
     "weight must be float32 or bfloat16": {"weight": torch.zeros(24, 4).half(), "bias": torch.zeros(24).half()},
     "bias must be contiguous of shape (24,) and torch.float32": {"bias": torch.zeros(24).bfloat16()},

@@ -47,7 +47,7 @@ GOOD = {
     "snapshot_slots": [2, 3],
 }
 REFUSED = [
-    ("cu_seqlens must go from 0", {"cu_seqlens": [1, 3, 4]}),
+    ("cu_seqlens must go from 0 to 4; it goes from 1 to 4", {"cu_seqlens": [1, 3, 4]}),
     ("cu_seqlens must grow by at least 1 a sequence; at sequence 1 it goes from 3 to 3", {"cu_seqlens": [0, 3, 3]}),
     ("cu_seqlens must grow by at least 1 a sequence; at sequence 0 it goes from 0 to -1", {"cu_seqlens": [0, -1, 4]}),
     ("cu_seqlens must have one entry more", {"cu_seqlens": []}),
@@ -87,7 +87,6 @@ def test_refuses_what_a_kernel_would_trust(message, change):
         ("cu_seqlens must grow by at least 1", {"cu_seqlens": [0, 0, 1]}),
         ("snapshot_cu must grow by at least 0", {"snapshot_cu": [0, 1, 0]}),
         ("a slot must be written once; 1 is written by sequence 0", {"initial_slots": [-1, -1], "final_slots": [1, 1]}),
-        ("slots must be 0 or more", {"initial_slots": [0, -2]}),
         ("slots must be 0 or more", {"initial_slots": [-2, -1], "final_slots": [-2, 1]}),
         ("must not be written by another; 1 is written by sequence 1", {"initial_slots": [1, -1]}),
         (3, {"cu_seqlens": [0, 2, 3]}),
@@ -106,14 +105,6 @@ def test_a_pass_that_is_nearly_a_decode_is_looked_at_whole(message, change):
     else:
         with pytest.raises(ValueError, match=message):
             Ragged(**tensors)
-
-
-def test_a_copy_on_a_device_is_made_once():
-    """Fault: each layer copies the batch again, or one device's copy is taken for another's."""
-    batch, made = ragged([1, 2]), []
-    for name in ("meta", "cpu", "meta"):
-        assert batch.on(torch.device(name), lambda of, device: made.append(device.type) or (of, device.type))[1] == name
-    assert made == ["meta", "cpu"]
 
 
 def test_refuses_other_tensors():
