@@ -1,4 +1,4 @@
-"""Write OUT and the files beside it: the file calls, the replacement of a whole file, a call in a background thread.
+"""Write OUT and the files beside it: file calls, replacement of a whole file, calls in a background thread.
 
 Tests replace Disk with one that drops everything that was not synced. Invariants: a temporary name is always a new
 file; a name holds either its old content or all of its new content, even after a power cut.
@@ -17,14 +17,14 @@ STREAMS = ("/dev/", "/proc/")
 
 
 class Disk:
-    """The file calls of a run's outputs. Every method raises OSError if the system does."""
+    """File calls of a run's outputs. Every method raises OSError if the system does."""
 
     def open(self, path: str, flags: int) -> int:
-        """A descriptor for reading, and for appending."""
+        """Open a file for reading and appending, and create it if needed. flags: further flags of os.open."""
         return os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def write(self, fd: int, data: bytes) -> None:
-        """Hand all of the data to the system."""
+        """Write all of the data, in as many system calls as that takes."""
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -33,7 +33,7 @@ class Disk:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Return when the file's content is safe from a power cut."""
+        """Sync the file's content, so that it survives a power cut."""
         os.fsync(fd)
 
     def rename(self, source: str, target: str) -> None:
@@ -43,7 +43,7 @@ class Disk:
         os.unlink(path)
 
     def sync_folder(self, folder: str) -> None:
-        """Return when the names in a folder are safe from a power cut, if the file system supports that."""
+        """Sync the names in a folder, so that they survive a power cut, if the file system supports that."""
         with suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -54,8 +54,8 @@ class Disk:
 
 @contextmanager
 def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None) -> Iterator[int]:
-    """The descriptor of a new file, which replaces `path` at the end of the block. A block that fails leaves nothing
-    behind. like: the file whose permissions it gets, if that is not the one that it replaces."""
+    """Yield the descriptor of a new file, which replaces `path` at the end of the block. A block that fails leaves no
+    file behind. like: file whose permissions the new one gets, by default `path`."""
     folder = os.path.dirname(path) or "."
     temporary = os.path.join(folder, f".apcbatch-{secrets.token_hex(8)}.tmp")
     fd = disk.open(temporary, os.O_EXCL)
@@ -76,7 +76,8 @@ def replacing(path: str, disk: Disk, like: str | os.PathLike[str] | None = None)
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """What changes if another file comes to stand there, or this one is written to; None for nothing there."""
+    """Return (device, inode, size, mtime) of a file, which changes with each replacement or write; None if there is
+    none."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -85,7 +86,7 @@ def identity(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.PathLike[str] | None = None) -> None:
-    """Write a file completely or not at all. A link is followed. A pipe or a device is written to directly. like: as in
+    """Write a file atomically. A link is followed. A pipe or a device is written to directly. like: as in
     `replacing`."""
     if path.startswith(STREAMS) or (os.path.exists(path) and not os.path.isfile(path)):
         with open(path, "ab", buffering=0) as stream:
@@ -97,11 +98,11 @@ def write_file(path: str, chunks: Iterable[bytes], disk: Disk, like: str | os.Pa
             disk.write(fd, chunk)
 
 
-SHORT_CALL_S = 0.02  # a call that is done by then raises where it began
+SHORT_CALL_S = 0.02  # `begin` raises the error of a call that ends within this time
 
 
 class BackgroundCall:
-    """Runs one call at a time in a thread of its own."""
+    """Background thread that runs one call at a time."""
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
@@ -109,11 +110,11 @@ class BackgroundCall:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, call: Callable[[], None]) -> None:
-        """Wait for the previous call, begin this one and wait a moment for it; raises what either raised."""
+        """Wait for the previous call, start this one and wait SHORT_CALL_S for it; raise the error of either."""
         self.finish()
         self._thread = Thread(target=self._run, args=(call,), name="apcbatch-disk", daemon=True)
         self._thread.start()
@@ -122,7 +123,7 @@ class BackgroundCall:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the call under way, if there is one; raises what it raised, once."""
+        """Wait for the running call, if there is one; raise its error, once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

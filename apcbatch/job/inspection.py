@@ -1,7 +1,7 @@
 """Inspect one request of an input without computing it: prompt, tokens, reuse, settings.
 
-Must not know: weights, torch. Invariants: the prompt and the settings are those of `run` with
-the same options; the input is read up to the end of the line that is asked for and no further.
+Needs no weights. Invariants: the prompt and the settings are those of `run` with the same options; the input is read up
+to the end of the requested line and no further.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from apcbatch.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The first request of the input whose prompt begins with the same `tokens` tokens."""
+    """First request of the input whose prompt begins with the same `tokens` tokens as the inspected one."""
 
     tokens: int
     line: int
@@ -52,7 +52,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of the request with its origin: `line`, the flag, variable or file that gave it, or `default`."""
+    """Setting of the request with its origin: `line`, the flag, variable or file that gave it, or `default`."""
 
     name: str
     value: Any
@@ -61,14 +61,14 @@ class Setting:
 
 @dataclass
 class Inspection:
-    """What there is to know of one request without computing it.
+    """Description of one request before it is computed.
 
-    reading: what of the line was read as what, if its layout is another tool's. turn: None if the line is refused as a
-    whole. turns: those of the line that are requests. text: the prompt, or None
-    if it came as token ids, or there is none. boundaries: the positions of the grid in the prompt. kept: those whose
-    snapshot the policy keeps, with the reason. resume_at: where the plan has the request begin; None without a plan.
-    shared: from the shortest to the longest. refused: a sentence for each thing that the request would be refused for.
-    error_code: of the error record, None if it would be answered.
+    reading: how the line's fields were read, if its layout is another tool's. turn: None if the line is refused as a
+    whole. turns: turns of the line that are requests. text: the prompt; None if it came as token ids, or there is none.
+    boundaries: positions of the grid in the prompt. kept: boundaries whose snapshot the policy keeps, with the reason.
+    resume_at: position where the plan resumes the request; None without a plan. shared: prefixes shared with earlier
+    requests, the shortest first. error_code: code of the error record; None if the request would be answered. refused:
+    one sentence for each reason to refuse it.
     """
 
     line: int
@@ -92,7 +92,7 @@ class Inspection:
     refused: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """Return the inspection as a JSON object."""
         kept = [{"position": position, "reason": reason} for position, reason in self.kept.items()]
         return {**asdict(self), "prompt_tokens": len(self.tokens), "kept": kept}
 
@@ -100,10 +100,10 @@ class Inspection:
 def inspect(
     config: Config, inputs: Inputs, line: int | None, turn: int | None, warn: Callable[[str], None]
 ) -> Inspection:
-    """Look at a request of the input. line: counted from 1, None for the first one. turn: None for the line's last.
+    """Inspect a request of the input. line: counted from 1, None for the first one. turn: None for the line's last.
 
-    With --score the prompt is looked at, without the recorded answer behind it. UsageError (ModelError) for what cannot
-    be used, and for a line or a turn that is not there.
+    With --score, the recorded answer is left out of the prompt. UsageError (ModelError) if input or model cannot be
+    used, or if the line or the turn does not exist.
     """
     if config.turns == "rollout":
         raise UsageError(
@@ -140,7 +140,7 @@ def inspect(
 
 
 class _Records:
-    """The records of an input up to a line, or the first one for None. last: the latest that was given."""
+    """Records of an input up to `line`, or the first alone for None. last: the latest one that was yielded."""
 
     def __init__(self, records: Iterable[Conversation | BadLine], line: int | None) -> None:
         self.last: Conversation | BadLine | None = None
@@ -156,7 +156,7 @@ class _Records:
                 return
 
     def where_it_ends(self, limit: int | None) -> str:
-        """Why the line is not there, for an error."""
+        """Return the reason why the line does not exist, for an error."""
         if self.last is None:
             return "no line before it holds anything"
         limited = f", or --limit {limit} ends before it" if limit is not None else ""
@@ -164,18 +164,19 @@ class _Records:
 
 
 class _RequestsRead:
-    """The requests that were read: a tree of those that would run, and those of the latest line, by turn."""
+    """Requests read so far. tree: prefix tree of those that would run. tickets: by request index in the tree. latest:
+    requests of the latest line by turn. index: turn -> request index in the tree, for the latest line."""
 
     def __init__(self, config: Config, context_length: int | None) -> None:
         self._config, self._context_length = config, context_length
         self.tree = PrefixTree()
-        self.tickets: list[Ticket] = []  # by request of the tree
+        self.tickets: list[Ticket] = []
         self.latest: dict[int | None, tuple[Ticket, Request | None, RequestError | None]] = {}
-        self.index: dict[int | None, int] = {}  # of the latest line's requests in the tree
+        self.index: dict[int | None, int] = {}
         self._line = 0
 
     def take(self, work: Work) -> None:
-        """Enter a request, or one that failed."""
+        """Add a request or a failure."""
         request = None if isinstance(work, Failure) else work
         ticket: Ticket = work.ticket if isinstance(work, Failure) else work.tag.ticket
         if ticket.line != self._line:
@@ -196,7 +197,7 @@ class _RequestsRead:
 
 
 def _choose_turn(read: _RequestsRead, wanted: int | None) -> tuple[int | None, list[int]]:
-    """The turn to look at, and all that there are; None and no turn if the line fails as a whole."""
+    """Return the turn to inspect, and all turns of the line; (None, []) if the line fails as a whole."""
     turns = sorted(turn for turn in read.latest if turn is not None)
     if not turns:
         return None, []
@@ -207,7 +208,7 @@ def _choose_turn(read: _RequestsRead, wanted: int | None) -> tuple[int | None, l
 
 
 def _refused(error: RequestError, record: Conversation | BadLine) -> list[str]:
-    """The run's own sentence, and those for everything else that is wrong with the line."""
+    """Return the error message of the run, then a sentence for each further fault of the line."""
     sentences = [error.message]
     if isinstance(record, BadLine) and record.source_format is not None:
         sentences += find_errors(record.record, record.line, LineOptions(record.source_format))
@@ -225,7 +226,7 @@ def _add_settings(found: Inspection, conversation: Conversation, config: Config)
 def _add_prompt(
     found: Inspection, request: Request, conversation: Conversation, config: Config, renderer: Renderer
 ) -> None:
-    """The text, its tokens and the grid."""
+    """Add the text of the prompt, its tokens and its boundaries."""
     is_completion = conversation.prompt is not None
     if not is_completion:
         messages = conversation.messages
@@ -241,7 +242,7 @@ def _add_prompt(
 
 
 def _add_reuse(found: Inspection, read: _RequestsRead, config: Config, footprint: Footprint) -> None:
-    """What earlier requests share, and what the policy keeps if the input ends with this line."""
+    """Add the shared prefixes, and the snapshots that the policy keeps if the input ends with this line."""
     index, length = read.index[found.turn], len(found.tokens)
     for tokens, other in common_prefixes(read.tree, index):
         ticket = read.tickets[other]

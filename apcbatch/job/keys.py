@@ -1,7 +1,7 @@
-"""A compact hash table of 96-bit keys, for the ids that were used and the requests that were answered.
+"""Compact hash table of 96-bit keys, for used ids and answered requests.
 
-Open addressing in flat arrays takes 25 to 32 bytes per key; a Python dict takes over
-150. Among a billion keys, the probability that any two collide is about 1e-11.
+Open addressing in flat arrays takes 25 to 32 bytes per key; a Python dict takes over 150. Among a billion keys, the
+probability of any collision is about 1e-11.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KEY_BITS = 96
 
 
 def id_key(text: str) -> int:
-    """The key of a custom_id; never 0."""
+    """Return the key of a custom_id; never 0."""
     return _key(text.encode("utf-8", "surrogatepass"))
 
 
 def turn_key(line: int, turn: int) -> int:
-    """The key of one request: its 1-based input line and its turn (0: the line as a whole)."""
+    """Return the key of one request. line: input line, from 1. turn: from 1, or 0 for the line as a whole."""
     return _key(struct.pack("<qq", line, turn))
 
 
@@ -38,7 +38,7 @@ def _key(data: bytes) -> int:
 
 
 class KeyTable:
-    """Distinct 96-bit keys, each with a 64-bit integer."""
+    """Map from distinct 96-bit keys to 64-bit integers."""
 
     def __init__(self) -> None:
         self._allocate(FIRST_SLOTS)
@@ -51,11 +51,11 @@ class KeyTable:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the arrays take."""
+        """Size of the arrays in bytes."""
         return sum(len(part) * part.itemsize for part in (self._high, self._low, self._values))
 
     def add(self, key: int, value: int) -> bool:
-        """Enter a key, which is not 0. If it is there already, nothing changes and the result is False."""
+        """Insert a key, which is not 0. If it is there already, change nothing and return False."""
         slot = self._slot_of(key)
         if self._occupied(slot):
             return False
@@ -65,7 +65,7 @@ class KeyTable:
         return True
 
     def get(self, key: int) -> int | None:
-        """The value of a key; None if it is not there."""
+        """Return the value of a key; None if it is not there."""
         slot = self._slot_of(key)
         return self._values[slot] if self._occupied(slot) else None
 
@@ -74,7 +74,7 @@ class KeyTable:
         self._values[self._slot_of(key)] = value
 
     def values(self) -> Iterator[int]:
-        """The values of all keys, in no particular order."""
+        """Iterate over the values of all keys, in no particular order."""
         return (value for slot, value in enumerate(self._values) if self._occupied(slot))
 
     def _allocate(self, slots: int) -> None:
@@ -87,7 +87,7 @@ class KeyTable:
         return bool(self._high[slot] or self._low[slot])
 
     def _slot_of(self, key: int) -> int:
-        """The slot that holds the key, or the free slot where it would go."""
+        """Return the slot that holds the key, or the free slot where it would go."""
         high, low = key >> LOW_BITS, key & MASK
         slots = len(self._high)
         slot = low % slots
@@ -109,13 +109,13 @@ class KeyTable:
 
 
 class UsedIds:
-    """Every custom_id seen so far, with the first line that used it."""
+    """Set of the custom_ids seen so far, with the first line that used each."""
 
     def __init__(self) -> None:
         self._lines = KeyTable()
 
     def add(self, custom_id: str, line: int) -> RequestError | None:
-        """Note the id of a request; the error `duplicate_id` if it is there already."""
+        """Register the id of a request; return the error `duplicate_id` if it is there already."""
         key = id_key(custom_id)
         if self._lines.add(key, line):
             return None
@@ -124,13 +124,13 @@ class UsedIds:
 
 
 class EqualLines:
-    """How often each content was seen so far, whatever the order of its keys."""
+    """Counts of lines with equal content, regardless of the order of their keys."""
 
     def __init__(self) -> None:
         self._counts = KeyTable()
 
     def add(self, record: dict[str, Any]) -> tuple[str, int]:
-        """Note a parsed line: the digest of its content, and how many lines before it have the same."""
+        """Count a parsed line. Return the digest of its content, and the number of equal lines before it."""
         key = id_key(json.dumps(record, sort_keys=True, default=ascii))
         count = self._counts.get(key) or 0
         if not self._counts.add(key, 1):

@@ -1,6 +1,6 @@
-"""Log-probabilities in a record: of answers as OpenAI has them; `prompt_logprobs`, as vLLM; `score`, our own.
+"""Put log-probabilities into a record: answers in OpenAI's format, `prompt_logprobs` in vLLM's, `score` in our own.
 
-Entries of an answer are of its first tokens, up to the end of its text; the model's own stop token is one of them.
+An answer has an entry for each token up to the end of its text; the model's own stop token is one of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from apcbatch.types import Result, Scores
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptFields:
-    """What a record says of its prompt's tokens.
+    """Data of a prompt that its record shows.
 
-    text: the prompt as it was given, None if it came as token ids. echo: it stands before the answer; with
-    log-probabilities each of its tokens has the num_top likeliest. prompt_logprobs: number of likeliest tokens listed
-    for each prompt token, None for no list. answer_begin: position of the recorded answer to score, or None."""
+    text: the prompt as it was given, None if it came as token ids. echo: put the prompt before the answer; with
+    log-probabilities, each of its tokens lists the num_top likeliest. prompt_logprobs: number of likeliest tokens
+    listed for each prompt token, None for no list. answer_begin: position of the recorded answer to score, or None.
+    """
 
     token_ids: TokenArray
     text: str | None = None
@@ -30,11 +31,11 @@ class PromptFields:
     answer_begin: int | None = None
 
     def shown_text(self, renderer: Renderer) -> str:
-        """The prompt's text; of token ids, special ones by their names."""
+        """Return the prompt's text; token ids are decoded, special tokens as their names."""
         return self.text if self.text is not None else renderer.tokenizer.decode_all(self.token_ids.tolist())
 
     def recorded_answer(self, result: Result, eos_token_ids: Collection[int]) -> Result:
-        """The recorded answer with its log-probabilities, as a result of its own."""
+        """Return the recorded answer and its log-probabilities as a Result."""
         assert result.scores is not None
         token_ids = self.token_ids[self.answer_begin :].tolist()
         ended = token_ids[-1] in eos_token_ids
@@ -46,7 +47,7 @@ class PromptFields:
         )
 
     def record_fields(self, result: Result, renderer: Renderer) -> dict[str, Any]:
-        """`prompt_logprobs` and `score` of the record, as far as they were asked for."""
+        """Return `prompt_logprobs` and `score` of the record, each only if it was asked for."""
         scores, found = result.scores, dict[str, Any]()
         if scores is not None and self.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._prompt_logprobs(scores, self.prompt_logprobs, renderer)
@@ -55,7 +56,8 @@ class PromptFields:
         return found
 
     def _prompt_logprobs(self, scores: Scores, count: int, renderer: Renderer) -> list[dict[str, Any] | None]:
-        """For each token an object by token id: itself and the `count` likeliest; None for the first token."""
+        """Return an object by token id for each prompt token: the token itself and the `count` likeliest. None for the
+        first token."""
         entries: list[dict[str, Any] | None] = [None]
         tops = scores.top or [[]] * len(scores.logprobs)
         for token, logprob, rank, top in zip(
@@ -85,7 +87,7 @@ class PromptFields:
 
 
 def chat_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[str, Any] | None:
-    """Those of the first num_tokens tokens of a chat's answer; None if they were not asked for."""
+    """Return the log-probabilities of the first num_tokens tokens of a chat answer; None if not asked for."""
     if result.logprobs is None:
         return None
     likely = result.top_logprobs or [[]] * num_tokens
@@ -99,11 +101,11 @@ def chat_logprobs(result: Result, num_tokens: int, renderer: Renderer) -> dict[s
 def completion_logprobs(
     result: Result, num_tokens: int, renderer: Renderer, echoed: PromptFields | None = None
 ) -> dict[str, Any] | None:
-    """Those of the first num_tokens tokens of a completion; None if they were not asked for. echoed: the prompt whose
-    tokens come before them, the first one without any, as nothing comes before it.
+    """Return the log-probabilities of the first num_tokens tokens of a completion; None if not asked for. echoed: the
+    prompt, whose tokens come first. Its first token has no log-probability, because nothing precedes it.
 
-    top_logprobs: for each token an object of the likeliest ones and itself, by their texts. Of two with the same text
-    the less likely one is called `token_id:<id>`.
+    top_logprobs: for each token, an object from text to log-probability of the likeliest tokens and the token itself.
+    Of two with the same text, the less likely one is called `token_id:<id>`.
     """
     if result.logprobs is None:
         return None
@@ -149,5 +151,5 @@ def _by_text(likely: list[tuple[int, float]], renderer: Renderer) -> dict[str, f
 
 
 def _text(token_id: int, renderer: Renderer) -> str:
-    """The text of one token; a special token is shown by its name."""
+    """Return the text of one token; a special token is shown by its name."""
     return renderer.tokenizer.decode_all([token_id])

@@ -1,7 +1,7 @@
-"""Plan the input: read a window of conversations ahead, plan it, hand its requests out in the plan's order.
+"""Plan the input: read a window of conversations ahead, plan it, return its requests in the plan's order.
 
-Invariants: the window bounds what is read ahead; every piece of
-work that the feeder gives comes out once; failures come out first.
+Invariants: the window bounds the read-ahead; each request or failure of the feeder comes out once; failures come out
+first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from apcbatch.types import Request, Result
 
 
 def order_of(config: Config) -> Order:
-    """The order in which a run works: the plan's if there is a plan, unless --order is `file`."""
+    """Return the order of a run: the plan's under policy `planned`, unless --order is `file`; otherwise the file's."""
     return "auto" if config.policy == "planned" and config.order != "file" else "file"
 
 
 def planner_for(
     config: Config, footprint: Footprint, *, reserved_bytes: int = 0, later_budget_bytes: int | None = None
 ) -> Planner:
-    """The planner of a run with this configuration.
+    """Return the planner of a run with this configuration.
 
-    footprint: what the model's snapshots weigh. reserved_bytes: the part of the pool that the plan leaves free.
-    later_budget_bytes: what snapshots for future runs may take on disk; by default the store's size, or 0 without a
-    store.
+    footprint: bytes of the model's snapshots. reserved_bytes: part of the pool that the plan leaves free.
+    later_budget_bytes: disk space for snapshots of future runs; by default the store's size, or 0 without a store.
     """
     if later_budget_bytes is None:
         later_budget_bytes = config.store_size if config.store is not None else 0
@@ -48,24 +47,25 @@ def planner_for(
 
 
 def work_source(config: Config, feeder: Feeder, engine: JobEngine) -> WorkSource:
-    """The feeder, planned if the policy is `planned`. A rollout cannot be planned: its prompts are not known yet."""
+    """Return the feeder, wrapped in a PlannedFeeder if the policy is `planned`. A rollout cannot be planned: its
+    prompts are not known yet."""
     is_planned = config.policy == "planned" and config.turns != "rollout"
     return PlannedFeeder(config, feeder, engine) if is_planned else feeder
 
 
 class PlannedFeeder:
-    """A Feeder whose requests carry the prefix plan of their window."""
+    """Feeder whose requests carry the prefix plan of their window."""
 
     def __init__(self, config: Config, feeder: Feeder, engine: JobEngine) -> None:
         self._config, self._feeder, self._engine = config, feeder, engine
         self._ready: deque[Work] = deque()
         self._next: Request | None = None  # the first request of the next window
-        self._has_begun = True  # whether `pause` was given for the last window
+        self._has_begun = True  # whether `pause` returned True for the last window
         self.plan_s = 0.0
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything was handed out."""
+        """Whether all work is handed out."""
         return self._feeder.exhausted and not self._ready and self._next is None
 
     @property
@@ -75,30 +75,30 @@ class PlannedFeeder:
 
     @property
     def total(self) -> int | None:
-        """Requests to be answered in this run; None until the whole input is read."""
+        """Requests to answer in this run; None until the whole input is read."""
         return self._feeder.total
 
     def pause(self) -> bool:
-        """Whether the engine should begin with what it has before more is read: reading and planning a window takes
-        seconds, in which the workers of a cluster are at the one before. True once at each window's end."""
+        """Return whether the engine should start on its requests before more input is read. True once at the end of
+        each window, because reading and planning the next one takes seconds. Meanwhile a cluster's workers are busy."""
         if self._ready or self._has_begun or not self._engine.num_unfinished:
             return False
         self._has_begun = True
         return True
 
     def next(self) -> Work | None:
-        """The next piece of work; None if there is none at the moment (see exhausted)."""
+        """Return the next request or failure; None if there is none at the moment (see exhausted)."""
         if not self._ready:
             self._plan_window()
             self._has_begun = False
         return self._ready.popleft() if self._ready else None
 
     def follow_up(self, result: Result) -> list[Work]:
-        """The work that follows a result."""
+        """Return the work that depends on a result."""
         return self._feeder.follow_up(result)
 
     def _plan_window(self) -> None:
-        """Read a window, and queue its requests as planned."""
+        """Read a window, and queue its failures, then its requests in the plan's order."""
         requests, window = [], Window(self._config)
         while True:
             work = self._next or self._feeder.next()
@@ -117,7 +117,7 @@ class PlannedFeeder:
         self.plan_s += time.perf_counter() - begin
 
     def _planned(self, requests: list[Request]) -> list[Request]:
-        """The requests in the plan's order, each with its plan. Those that the engine will refuse come first."""
+        """Return the requests in the plan's order, each with its plan. Those that the engine will refuse come first."""
         engine, config = self._engine, self._config
         usable: list[Request] = []
         refused: list[Request] = []
@@ -129,18 +129,18 @@ class PlannedFeeder:
         places = list(tree.keys(engine.key_fingerprint, config.block_size)) if config.store else []
         keys = engine.held({key for _, _, key in places})
         held = [(node, position) for node, position, key in places if key in keys]
-        # The plan counts what it keeps itself; a snapshot that is read from the store needs room in the pool as well.
+        # The plan budgets the snapshots that it keeps; one that is read from the store needs pool memory as well.
         largest = max((engine.footprint.pool_bytes(position) for _, position in held), default=0)
         plan = planner_for(config, engine.footprint, reserved_bytes=largest).plan(tree, held)
         return refused + [replace(usable[index], plan=plan.requests[index]) for index in plan.order]
 
 
-REQUEST_TOKENS = 256  # what a request counts for beside its tokens: it takes about 1 KiB, a token 4 bytes
+REQUEST_TOKENS = 256  # counted per request besides its tokens: it takes about 1 KiB, a token 4 bytes
 
 
 class Window:
-    """Takes requests until they come from --window conversations or hold --window-tokens tokens. Turns that share one
-    array of tokens count it once."""
+    """Limits of a planning window: --window conversations, --window-tokens tokens. Turns that share one array of tokens
+    count it once."""
 
     def __init__(self, config: Config) -> None:
         self._max_lines, self._max_tokens = config.window, config.window_tokens
@@ -149,7 +149,7 @@ class Window:
         self._latest: TokenArray | None = None
 
     def takes(self, request: Request) -> bool:
-        """Whether a request belongs to this window; if so, count it."""
+        """Return whether a request belongs to this window; if so, count it."""
         line = request.tag.ticket.line
         if line != self._line:
             if self._num_lines >= self._max_lines or self._num_tokens >= self._max_tokens:
@@ -165,8 +165,8 @@ class Window:
 
 
 def windows_note(num_windows: int, config: Config) -> str | None:
-    """The sentence that tells the reader of a forecast about windows, if there is more than one: a forecast plans the
-    whole input at once."""
+    """Return the note on windows under a forecast, which plans the whole input at once; None if the run has one window
+    too."""
     if num_windows < 2:
         return None
     return (

@@ -1,8 +1,7 @@
-"""Make the engine's request for one prompt: the run's options, overridden by what the line sets.
+"""Make the engine's request for one prompt: the run's options, overridden by the line's settings.
 
-Invariant: the digest covers every setting that can change the
-answer; a setting that has its default is left out of it if it is newer than the digest, so that answers of earlier
-versions stay answers to the same request.
+Invariant: the request digest covers every setting that can change the answer. It leaves out a setting that is newer
+than the digest and has its default, so that answers of earlier versions stay answers to the same request.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from apcbatch.option_values import FILE_MARK
 from apcbatch.sampling import SETTINGS
 from apcbatch.types import Request
 
-# The settings that the digest has always covered, and the later ones with their defaults.
+# Settings that every digest covers, and settings newer than the digest with their defaults.
 FIRST = [name for name, setting in SETTINGS.items() if setting.in_every_digest]
 LATER = {name: setting.default for name, setting in SETTINGS.items() if not setting.in_every_digest}
-MOST_PROMPT_LOGPROBS = 262_144  # of one request: about 700 bytes of memory and 75 of its record for each
+MOST_PROMPT_LOGPROBS = 262_144  # per request; each takes about 700 bytes of memory and 75 of the record
 
 
 def make_request(
@@ -39,8 +38,9 @@ def make_request(
     *,
     keep_answer: bool,
 ) -> Request:
-    """The request of a turn of a conversation: for an answer, or for the scores of the recorded one. rollout: the one
-    that it is a turn of, if it is. keep_answer: something later may build on the answer."""
+    """Make the request of a conversation's turn, to generate an answer or to score the recorded one. rollout: the
+    rollout that the turn belongs to, or None. keep_answer: keep snapshots of the answer, since a later request may
+    extend it."""
     if prompt.answer_begin is not None:
         return _scoring(renderer, ticket, conversation, prompt, prompt.answer_begin)
     settings = settings_of(config, conversation.params)
@@ -73,7 +73,7 @@ def make_request(
 def _scoring(
     renderer: Renderer, ticket: Ticket, conversation: Conversation, prompt: Prompt, answer_begin: int
 ) -> Request:
-    """The request for the scores of a recorded answer; nothing is generated, whatever the settings are."""
+    """Make the request that scores a recorded answer. It generates nothing, and ignores all settings."""
     digest = request_digest(ticket, prompt.token_ids, {"answer_begin": answer_begin})
     shown = PromptFields(prompt.token_ids, answer_begin=answer_begin)
     ticket = replace(ticket, request_digest=digest, prompt=shown)
@@ -91,8 +91,8 @@ def _scoring(
 def _scored_prompt(
     num_prompt: int, echo: bool, prompt_logprobs: int | None, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the engine is to say of the prompt: nothing where its text alone is wanted. RequestError for more than one
-    record can hold."""
+    """Return score_from and score_top of the request; empty if an answer is generated and only the prompt's text is
+    wanted. RequestError for more log-probabilities than one record can hold."""
     top = settings.get("top_logprobs", 0) if echo and settings["logprobs"] else 0
     if prompt_logprobs is not None or (echo and settings["logprobs"]):
         top = max(prompt_logprobs or 0, top)
@@ -108,11 +108,11 @@ def _scored_prompt(
 
 
 def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a request by the names of Request's fields, and stop, keeps_stop and structure; of the later ones
-    those that do not have their defaults.
+    """Return the settings of a request by the names of Request's fields, with stop, keeps_stop and structure. Settings
+    newer than the digest are included only if they do not have their defaults.
 
-    Log-probabilities of the likeliest tokens that the run asks for are only for requests with log-probabilities, and
-    ask for them where the line does not say.
+    --top-logprobs turns on log-probabilities for lines that do not set `logprobs`. Lines that turn them off get no top
+    log-probabilities from it.
     """
     run = {name: getattr(config, setting.option_name) for name, setting in SETTINGS.items() if setting.option_name}
     run["logprobs"] = config.logprobs or config.top_logprobs > 0
@@ -123,7 +123,7 @@ def settings_of(config: Config, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _further_settings(conversation: Conversation) -> dict[str, Any]:
-    """What a line says besides the engine's settings, if it says anything: an answer is not taken for another's."""
+    """Return the template options and the one-call rule of a line, if it sets them, for its digest."""
     given = conversation.template_options.given()
     return ({"switches": given} if given else {}) | ({"one_call": True} if conversation.one_call else {})
 
@@ -132,7 +132,8 @@ MAX_BYTES = 4096
 
 
 def read_salt(config: Config) -> str | None:
-    """The salt of a run, without the line end of its file; None for none. UsageError if the file holds no salt."""
+    """Return the salt of a run, without the line end of its file; None for none. UsageError if the file holds no
+    salt."""
     given = config.cache_salt
     if given is None or not given.startswith(FILE_MARK):
         return given

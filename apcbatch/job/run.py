@@ -1,7 +1,7 @@
-"""The loop of a run: conversations in, one line per request out.
+"""Run the loop of a job: read conversations, write one line per request.
 
-Invariants: a line is written when
-its request finishes; the input is read only as fast as the engine asks for it, so memory does not grow with it.
+Invariants: a line is written when its request finishes; the input is read only as fast as the engine asks for it, so
+memory does not grow with it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ STDOUT_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class Job:
-    """One `run`. inputs: as they were named. output: None for a name made from INPUT's. program, config_file: how it
-    was called, which the command that continues it repeats. UsageError for an OUT that cannot be, or has no name."""
+    """One `apcbatch run`. inputs: as the user named them. output: None for a name made from INPUT's. program,
+    config_file: how the command was called, for the command that continues it. UsageError for an unusable OUT or one
+    without a name."""
 
     def __init__(
         self,
@@ -63,7 +64,8 @@ class Job:
         self._strict_stop = False
 
     def run(self) -> int:
-        """Do the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while loading."""
+        """Run the job and return its exit code. Raises ApcbatchError, or Interrupted if a signal comes while
+        loading."""
         inputs, output = find_inputs(self._inputs, self._printer.warn), self._output
         config = self._config
         check_paths(config, inputs, output, self._config_file)
@@ -86,11 +88,11 @@ class Job:
 
     @property
     def output(self) -> str:
-        """The path of OUT on this machine, which an OUT with an address has too."""
+        """Path of OUT on this machine; an OUT with an address has one too."""
         return self._output.target
 
     def continue_command(self) -> str:
-        """The shell command that goes on from here."""
+        """Return the shell command that continues this run."""
         config = self._config
         if self._out_is_ours:
             added = ["--resume"] + ["--retry-errors"] * (self._retryable_errors > 0)
@@ -104,13 +106,14 @@ class Job:
         return command_words(self._program, self._inputs, output, config_file, self._config, added)
 
     def last_line(self, exit_code: int) -> str:
-        """The last line on stderr: how to go on, or, if every error would come again, that nothing is left to do."""
+        """Return the last line on stderr: how to continue, or that nothing is left to do, if every error would come
+        again."""
         if exit_code == EXIT_REQUEST_ERRORS and not self._retryable_errors:
             return nothing_left(self._output.shown, self._totals.errors_by_code)
         return self.continue_command()
 
     def _begin_trace(self, opened: OpenRun, inputs: Inputs) -> RunTrace | None:
-        """Begin the trace of this run, if there is to be one."""
+        """Begin the trace of this run and attach it to the engine; return None without a trace."""
         if opened.trace is None:
             return None
         config = self._config
@@ -131,7 +134,7 @@ class Job:
         return trace
 
     def _answer(self, opened: OpenRun, sink: Sink) -> int:
-        """Answer everything, then end the run; its exit code."""
+        """Answer every request, then end the run; return the exit code."""
         engine, answers = opened.engine, opened.answers
         feeder = Feeder(self._config, opened.records, opened.renderer, answers)
         source = work_source(self._config, feeder, engine)
@@ -169,8 +172,8 @@ class Job:
         self._printer.begin_progress()
 
     def _next_request(self, engine: JobEngine, source: WorkSource, sink: Sink) -> Request | None:
-        """The next request for the engine; None if there is none now or the job is to end. Failures that come first
-        are written."""
+        """Return the next request for the engine, after writing the failures before it. None if there is none now, or
+        if the job is to end."""
         while not self._should_stop(engine) and not source.exhausted:
             if source.num_open_rollouts >= self._config.max_running:
                 return None  # the next turns of open rollouts go before new conversations
@@ -197,7 +200,7 @@ class Job:
         output_parser, now = result.tag.output_parser, int(time.time())
         try:
             line = result_line(ticket, result, opened.renderer, self._config.model, now, output_parser)
-        except RequestError as error:  # the tokenizer cannot make its text
+        except RequestError as error:  # the tokenizer cannot decode it
             self._write_error(ticket, error, sink)
             return
         sink.append(line)
@@ -218,7 +221,7 @@ class Job:
         self._printer.error(ticket.shown, located)
 
     def _should_stop(self, engine: JobEngine) -> bool:
-        """Whether no further request may begin. The first signal drops those that wait."""
+        """Return whether no further request may begin. At the first signal, drop the waiting ones."""
         if self._signals.take_first():
             engine.drop_waiting()
             self._printer.note(
@@ -227,7 +230,7 @@ class Job:
         return self._strict_stop or self._signals.exit_code is not None
 
     def _exit_code(self, earlier_errors: int, is_complete: bool) -> int:
-        """is_complete: every request is answered, so that a signal has stopped nothing."""
+        """Return the exit code. is_complete: every request is answered, so a signal has stopped nothing."""
         if self._signals.exit_code is not None and not is_complete:
             return self._signals.exit_code
         if self._strict_stop:
@@ -235,7 +238,8 @@ class Job:
         return EXIT_REQUEST_ERRORS if self._totals.errors + earlier_errors else EXIT_OK
 
     def _end(self, engine: JobEngine, sink: Sink, exit_code: int) -> int:
-        """Make everything durable, then print how it went. The exit code, or EXIT_STOPPED if OUT could not be made."""
+        """Make everything durable, then print the summary. Return the exit code; EXIT_STOPPED if OUT could not be
+        made."""
         self._printer.end_progress()
         sink.finish(self._config.ordered)
         engine.flush()
@@ -252,7 +256,7 @@ class Job:
         return exit_code
 
     def _make_output(self, sink: FileSink, exit_code: int) -> tuple[str, int]:
-        """Pack and upload OUT if the run is complete. Where the results are now, and the exit code."""
+        """Compress and upload OUT if the run is complete. Return the place of the results, and the exit code."""
         output = self._output
         if exit_code not in (EXIT_OK, EXIT_REQUEST_ERRORS):
             return f"{output.lines}, for {output.shown} is made when the run is complete", exit_code
@@ -277,7 +281,7 @@ class Job:
 
 @contextmanager
 def _closing(engine: JobEngine, trace: RunTrace | None) -> Iterator[None]:
-    """Drop what is unfinished and close the store and the trace, however the job ends."""
+    """At the end of the block, drop unfinished requests, and close the trace and the store."""
     try:
         yield
     finally:

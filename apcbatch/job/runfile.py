@@ -1,7 +1,7 @@
-"""OUT.run.json: what the lines of OUT were made with, so that no different run ever adds to them.
+"""Read and write OUT.run.json, the configuration that made the lines of OUT, so that no different run adds to them.
 
-Invariant: everything that can change an answer is compared. Order, batch sizes, block
-size, policy and store cannot: answers are the same bit for bit. They may change when a run is resumed.
+Invariant: everything that can change an answer is compared. Order, batch sizes, block size, policy and store are not,
+because answers are the same bit for bit with any of them; they may change when a run resumes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ CHANGES_ANSWERS = (
     "tool_parser",
     "reasoning_parser",
 )
-# By what draws are keyed: the line's own seed, or --seed and the line's id or content. Absent: the request's number.
+# Key of random draws: the line's own seed, or --seed and the line's id or content. Older files have no `draws`: their
+# key is the request's number.
 DRAWS = "seed, id or content"
-END_BYTES = 1 << 20  # read at each end of the input, or shared by its files
+END_BYTES = 1 << 20  # read at each end of the input; divided among several files
 LEAST_END_BYTES = 1 << 12
 MOST_CHARACTERS = 1 << 12
 MAX_BYTES = 1 << 22
@@ -49,8 +50,8 @@ MISSING = "is missing"
 
 
 def input_identity(inputs: Inputs) -> dict[str, Any]:
-    """What INPUT is: for files their size and the xxh3-128 of the ends of each (of one file, its first and last MiB),
-    otherwise the names alone."""
+    """Return the identity of INPUT. For files, it is their size and the xxh3-128 of both ends of each; of a single
+    file, these are its first and last MiB. Otherwise it is the names alone."""
     if not inputs.are_files:
         names = ", ".join(map(shown_address, inputs.files))
         return {"name": names[:MOST_CHARACTERS], "size_bytes": None, "xxh3_of_ends": _digest_of_names(inputs)}
@@ -70,14 +71,14 @@ def input_identity(inputs: Inputs) -> dict[str, Any]:
 
 
 def _digest_of_names(inputs: Inputs) -> str | None:
-    """What tells two lists of names apart that are too long to be written down; None for one name."""
+    """Return a digest of all names, since the run file may cut their list; None for one name."""
     if len(inputs.files) == 1:
         return None
     return xxhash.xxh3_128_hexdigest("\0".join(inputs.files).encode("utf-8", "surrogateescape"))
 
 
 class RunFile:
-    """The run file beside one OUT."""
+    """Run file beside one OUT."""
 
     def __init__(
         self,
@@ -100,19 +101,19 @@ class RunFile:
             "config": config.values(),
             "origins": dict(config.origins),
         }
-        self._earlier: Mapping[str, Any] = {}  # what `check` has read
+        self._earlier: Mapping[str, Any] = {}  # facts that `check` has read
 
     def set_model(self, fingerprint: str) -> None:
-        """Add what is known only once the weights are read."""
+        """Add the model's fingerprint, which is not known before the weights are read."""
         self._facts["model_fingerprint"] = fingerprint
 
     @property
     def same_draw_rule(self) -> bool:
-        """Whether the run that `check` has let pass draws by the same rule."""
+        """Whether the run that `check` accepted seeded random draws by the same rule."""
         return self._earlier.get("draws") == DRAWS
 
     def keep_earlier_draws(self) -> None:
-        """Leave the rule of draws in the file as it is."""
+        """Keep the draw rule of the earlier run in the file."""
         self._facts["draws"] = self._earlier.get("draws")
 
     def check_replaceable(self) -> None:
@@ -124,8 +125,8 @@ class RunFile:
             )
 
     def check_uploaded(self, shown: str, data: bytes | None, is_alone: bool) -> None:
-        """Refuse to replace what a different run has left at OUT's address. shown: that address. data: its run file's,
-        None if there is none. is_alone: there is no OUT at the address."""
+        """Refuse to replace an OUT of a different run at OUT's address. shown: that address. data: content of the run
+        file there, None without one. is_alone: the address has no OUT."""
         facts = None if data is None else _facts_in(data)
         if facts is None and data is None and is_alone:
             return
@@ -136,9 +137,9 @@ class RunFile:
             )
 
     def check(self) -> bool:
-        """Refuse to continue what a different run wrote; UsageError has a line for each field that differs.
+        """Refuse to continue a different run; UsageError has a line for each field that differs.
 
-        Returns whether the earlier run was of this same version.
+        Return whether the earlier run was of this same version.
         """
         earlier, reason = read_run_file(self.path)
         if earlier is None:
@@ -160,7 +161,7 @@ class RunFile:
         return bool(earlier["version"] == VERSION)
 
     def write(self) -> None:
-        """Write the file, completely or not at all."""
+        """Write the file atomically; UsageError if it cannot be written."""
         try:
             write_file(str(self.path), [_as_json(self._facts)], self._disk)
         except OSError as error:
@@ -168,7 +169,7 @@ class RunFile:
 
 
 def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
-    """The facts of an earlier run, or None and the reason why there are none."""
+    """Return (facts, empty text) of a run file; (None, reason) if it cannot be read or is another file."""
     try:
         if not os.path.isfile(path):
             return None, "is not a file" if os.path.lexists(path) else MISSING
@@ -180,7 +181,7 @@ def read_run_file(path: str | Path) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def is_run_file(data: bytes) -> bool:
-    """Whether these are the bytes of a run file."""
+    """Return whether these are the bytes of a run file."""
     try:
         return _facts_in(data) is not None
     except orjson.JSONDecodeError:
@@ -195,20 +196,21 @@ def _facts_in(data: bytes) -> Mapping[str, Any] | None:
 
 
 def run_file_path(output: str) -> str:
-    """The path of an OUT's run file. If OUT is a link, the run file lies beside the file that the link leads to."""
+    """Return the path of an OUT's run file. If OUT is a link, the run file is beside the file that the link leads
+    to."""
     return os.path.realpath(output) + RUN_FILE_SUFFIX
 
 
 def _as_json(facts: dict[str, Any]) -> bytes:
-    """The facts as JSON. Bytes of a path that are not UTF-8 are escaped."""
+    """Return the facts as JSON. Bytes of a path that are not UTF-8 are escaped."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
     name = os.fsencode(facts["input"]["name"]).decode("utf-8", "backslashreplace")
     return orjson.dumps(facts | {"input": facts["input"] | {"name": name}}, option=option)
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """(field, then, now) for each field that changes answers and differs. An option that the earlier version did not
-    have counts as its default."""
+    """Yield (field, then, now) for each field that changes answers and differs. An option that the earlier version did
+    not have counts as its default."""
     pairs = [(f"input.{key}", then["input"].get(key), now["input"].get(key)) for key in ("size_bytes", "xxh3_of_ends")]
     if now["input"]["size_bytes"] is None:
         pairs.append(("input.name", then["input"].get("name"), now["input"]["name"]))
@@ -220,6 +222,6 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tu
     if now["model_fingerprint"] is not None:
         fingerprints = then.get("model_fingerprint"), now["model_fingerprint"]
         pairs.append(("model_fingerprint", *fingerprints))
-        if fingerprints[0] != fingerprints[1]:  # on a CPU products are exact in any case
+        if fingerprints[0] != fingerprints[1]:  # matters on a GPU; on a CPU products are always exact
             pairs.append(("exact", earlier.get("exact"), now["config"]["exact"]))
     yield from (pair for pair in pairs if pair[1] != pair[2])

@@ -1,1 +1,1 @@
-"""The trace of a run: what OUT.trace.jsonl holds for `apcbatch report`."""
+"""Trace of a run: OUT.trace.jsonl, which `apcbatch report` reads."""

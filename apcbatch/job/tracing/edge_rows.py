@@ -1,8 +1,7 @@
-"""The prefix tree of a run as the columns of its trace, with at most as many rows as a file may have.
+"""Convert the prefix tree of a run into the columns of its trace, with a bounded number of rows.
 
-Edges that were split only for a snapshot or a resumed request are joined again; so a row ends where prompts fork or
-end. Invariant: restored and computed tokens of all rows are those of the tree, whatever was folded to stay within the
-number of rows.
+Edges that were split only for a snapshot or a resumed request are joined again, so a row ends where prompts fork or
+end. Invariant: the restored and computed tokens of all rows are those of the tree, even if rows were folded.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from apcbatch.job.tracing.edges import Edge, SnapshotCounts, TokenCounts, edges_
 from apcbatch.job.tracing.segment import MAX_EDGE_ROWS, ROOT_PARENT, EdgeColumns
 
 MAX_CHARACTERS = 80
-_HEAD_BYTES = 4 * 32  # the tokens that are decoded for a row's text
+_HEAD_BYTES = 4 * 32  # the first 32 tokens, which are decoded for a row's text
 _DECIMALS = 3
 
 Decode = Callable[[Sequence[int]], str]
@@ -27,10 +26,11 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """An edge of the file, made of one or more edges of the tree that follow each other.
+    """Edge of the trace, made of one or more successive edges of the tree.
 
-    first: the first of these. head: its first tokens, as bytes. counts: tokens on it, and requests of what was folded
-    into it. num_children: rows that have it as their parent. number: its place in the file."""
+    first: the first of these. head: first tokens of the row, as bytes of int32. counts: tokens on the row, and requests
+    of branches folded into it. num_children: rows that have it as their parent. number: its index in the trace.
+    """
 
     first: Edge
     parent: _Row | None
@@ -46,8 +46,8 @@ class _Row:
 
 
 def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> EdgeColumns:
-    """The edges of the tree, the root first. decode: the text of token ids, special tokens as text; it is called once
-    for an edge, and only for the first edge of a row."""
+    """Return the edges of the tree as columns, the root first. decode: returns the text of token ids, special tokens as
+    text; called once per edge, and only for the first edge of a row."""
     rows = _rows(root)
     _fold(rows, max_rows)
     rows = [row for row in rows if not row.is_folded]
@@ -57,7 +57,7 @@ def edge_columns(root: Edge, decode: Decode, max_rows: int = MAX_EDGE_ROWS) -> E
 
 
 def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
-    """A row in the order of EdgeColumns."""
+    """Return the values of a row, in the order of EdgeColumns."""
     counts, kept = row.counts, row.snapshots
     return (
         ROOT_PARENT if row.parent is None else row.parent.number,
@@ -78,10 +78,11 @@ def _fields(row: _Row, decode: Decode) -> tuple[Any, ...]:
 
 
 def _rows(root: Edge) -> list[_Row]:
-    """A row for each edge, or chain of edges, that requests pass. The counts of other edges go to the row above."""
+    """Return a row for each edge, or chain of edges, that requests pass. The counts of other edges are added to the row
+    above."""
     edges = edges_below(root)
     passed = {edge: [edge.ends + edge.folded.requests, edge.memory, edge.disk] for edge in edges}
-    forks = dict.fromkeys(edges, 0)  # children that requests pass
+    forks = dict.fromkeys(edges, 0)  # number of children that requests pass
     for edge in reversed(edges):
         if edge.parent is not None and passed[edge][0]:
             above = passed[edge.parent]
@@ -113,15 +114,15 @@ def _rows(root: Edge) -> list[_Row]:
 
 
 def _continues(edge: Edge | None, forks: dict[Edge, int]) -> bool:
-    """Whether all requests that pass an edge go into the same child."""
+    """Return whether all requests that pass an edge continue into the same child."""
     if edge is None or edge.parent is None:
         return False
     return forks[edge] == 1 and not (edge.ends or edge.folded.requests)
 
 
 def _fold(rows: list[_Row], max_rows: int) -> None:
-    """Fold leaves into their parents until max_rows are left: those that saved the fewest tokens first, of these the
-    ones that computed the fewest."""
+    """Fold leaves into their parents until max_rows are left. Leaves that saved the fewest tokens go first, of these
+    the ones that computed the fewest."""
     index_of = {row: index for index, row in enumerate(rows)}
     leaves = [(row.counts.restored, row.counts.computed, index_of[row]) for row in rows if not row.num_children]
     heapq.heapify(leaves)
@@ -139,13 +140,13 @@ def _fold(rows: list[_Row], max_rows: int) -> None:
 
 
 def _text(row: _Row, decode: Decode) -> str:
-    """The first words of a row, without the rest of a character that begins in the row above."""
+    """Return the first words of a row, without the rest of a character that begins in the row above."""
     known = row.first.text
     if known is None or known[0] != row.head:
         token_ids = np.frombuffer(row.head, np.int32).tolist()
         try:
             text = decode(token_ids).lstrip("\ufffd")[:MAX_CHARACTERS] if token_ids else ""
-        except RequestError:  # the tokenizer cannot make it
+        except RequestError:  # the tokenizer cannot decode it
             return ""
         known = row.first.text = (row.head, text)
     return known[1]

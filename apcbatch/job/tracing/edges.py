@@ -1,15 +1,15 @@
-"""The prefix tree of the answered prompts, with what was restored and computed on each edge.
+"""Radix tree of the answered prompts, with the restored and computed tokens of each edge.
 
-A bounded radix tree over token ids. An edge is split where prompts fork, where one ends and where one was resumed. So
-each request restores or computes an edge as a whole, and counts at the edge's end are enough:
+An edge over token ids is split where prompts fork, where one ends and where one resumes. So each request restores or
+computes an edge as a whole, and counts at the edge's end are enough:
 
     a prompt of 300 tokens, then one of 500 that resumes at 256 and shares all 300:
     0 .. 256    2 requests, restored once, computed once
     256 .. 300  2 requests, computed twice
     300 .. 500  1 request, computed once
 
-Beyond the bounds, leaves are folded into their parents, which keep their counts. Invariant: over all edges, restored
-and computed tokens are those of all requests that were added, whatever was folded.
+The tree is bounded: beyond its bounds, leaves are folded into their parents, which keep their counts. Invariant: the
+restored and computed tokens of all edges are those of all requests that were added, folded or not.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from apcbatch.types import CachedFrom
 
 MAX_TOKENS = 2_000_000
 MAX_EDGES = 16_384
-MAX_POSITIONS = 65_536  # at which snapshots are counted apart
+MAX_POSITIONS = 65_536  # positions that have snapshot counts of their own
 _ID_BYTES = 4
 _SPARED = 4  # edges that the latest MAX_EDGES / 4 operations used are folded last
 
 
 @dataclass(slots=True, eq=False)
 class SnapshotCounts:
-    """The snapshots that were kept at one position. dropped: those evicted for lack of room; dropped_s: when the last
-    one was. merged_into: the counts that replace these since their edge was folded."""
+    """Counts of the snapshots kept at one position. dropped: snapshots evicted for lack of room. dropped_s: time of the
+    last eviction. merged_into: counts that replace these after their edge was folded."""
 
     count: int = 0
     size_bytes: int = 0
@@ -53,7 +53,7 @@ class SnapshotCounts:
 
 @dataclass(slots=True, eq=False)
 class TokenCounts:
-    """Requests, and their prompt tokens: restored from memory, restored from disk, computed."""
+    """Number of requests, and of their prompt tokens: restored from memory, restored from disk, computed."""
 
     requests: int = 0
     memory: int = 0
@@ -78,11 +78,12 @@ class TokenCounts:
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """An edge of the tree, and the node at its end.
+    """Edge of the tree, and the node at its end.
 
-    tokens: its own, as bytes of int32. end: position of its last token, from 1. ends: requests whose prompts end at its
-    end. memory, disk: requests that were resumed at its end or in a folded branch, by the snapshot's source. folded:
-    requests of folded branches, and their tokens beyond this edge. text: the first tokens and their text, once decoded.
+    tokens: tokens on the edge, as bytes of int32. end: number of tokens from the root to its end. ends: requests whose
+    prompts end there. memory, disk: requests that resumed there or in a folded branch, by the snapshot's source.
+    folded: requests of folded branches, and their tokens beyond this edge. last_use: operation that last used the edge.
+    text: its first tokens and their text, once decoded.
     """
 
     tokens: bytes
@@ -99,23 +100,23 @@ class Edge:
 
     @property
     def length(self) -> int:
-        """Number of its tokens."""
+        """Number of tokens on the edge."""
         return len(self.tokens) // _ID_BYTES
 
     @property
     def begin(self) -> int:
-        """The position where it begins, in tokens."""
+        """Position where the edge begins, in tokens."""
         return self.end - self.length
 
     @property
     def can_grow(self) -> bool:
-        """Whether nothing is counted at its end yet."""
+        """Whether tokens may be appended to the edge: nothing is counted at its end, and it is not the root."""
         counted = self.ends or self.memory or self.disk or self.folded.requests
         return not (self.children or counted or self.parent is None)
 
 
 class TraceTree:
-    """The edges of one run."""
+    """Bounded prefix tree of one run."""
 
     def __init__(
         self, max_tokens: int = MAX_TOKENS, max_edges: int = MAX_EDGES, max_positions: int = MAX_POSITIONS
@@ -127,7 +128,8 @@ class TraceTree:
         self._in_memory: dict[bytes, SnapshotCounts] = {}  # by the snapshot's key
 
     def answered(self, tokens: TokenArray, cached_tokens: int, source: CachedFrom) -> None:
-        """Count a request. tokens: its prompt, (tokens,) int32; the first cached_tokens were restored from `source`."""
+        """Count a request. tokens: its prompt, (tokens,) int32. cached_tokens: how many of the first ones were restored
+        from `source`."""
         edge = self._split_at(self._insert(tokens), len(tokens))
         edge.ends += 1
         if cached_tokens:
@@ -137,7 +139,7 @@ class TraceTree:
         self._fold_to_bounds()
 
     def kept(self, tokens: TokenArray, snapshots: Sequence[KeptSnapshot], at_s: float) -> None:
-        """Count snapshots that were kept of these tokens, ascending. at_s: when, in seconds."""
+        """Count snapshots, in ascending positions, that were kept of these tokens. at_s: time in seconds."""
         edge = self._insert(tokens)
         for snapshot in reversed(snapshots):
             edge = _edge_above(edge, snapshot.position)
@@ -150,7 +152,7 @@ class TraceTree:
         self._fold_to_bounds()
 
     def removed(self, key: bytes, evicted: bool, at_s: float) -> None:
-        """Count a snapshot that has left the memory, if it was evicted for lack of room."""
+        """Count a snapshot that has left the memory, if it was evicted for lack of room. at_s: time in seconds."""
         counts = self._in_memory.pop(key, None)
         if counts is None or not evicted:
             return
@@ -160,7 +162,7 @@ class TraceTree:
         counts.dropped_s = at_s
 
     def _insert(self, tokens: TokenArray) -> Edge:
-        """The edge in which a path ends; what is missing of the path is added."""
+        """Return the edge in which a path ends, after adding the missing part of the path."""
         self._clock += 1
         data, edge = tokens.tobytes(), self.root
         while edge.end < len(tokens):
@@ -178,7 +180,7 @@ class TraceTree:
         return edge
 
     def _append(self, edge: Edge, tokens: bytes) -> Edge:
-        """Add the tokens below an edge: to the edge itself if it can grow, else as a child."""
+        """Add tokens below an edge, to the edge itself if it can grow, else as a child; return their edge."""
         count = len(tokens) // _ID_BYTES
         self.num_tokens += count
         if edge.can_grow:
@@ -191,12 +193,13 @@ class TraceTree:
         return child
 
     def _split_at(self, edge: Edge, position: int) -> Edge:
-        """The edge that ends at a position of a path, at least 1. edge: one of the path that ends there or later."""
+        """Return the edge that ends at a position of a path, at least 1; split an edge if needed. edge: an edge of the
+        path that ends there or later."""
         edge = _edge_above(edge, position)
         return edge if edge.end == position else self._split(edge, position - edge.begin)
 
     def _split(self, edge: Edge, count: int) -> Edge:
-        """Split an edge after `count` tokens; the upper part, which is a new edge."""
+        """Split an edge after `count` tokens, and return the upper part, which is a new edge."""
         parent, at = edge.parent, _ID_BYTES * count
         assert parent is not None, "the root has no tokens and is never split"
         upper = Edge(edge.tokens[:at], parent, edge.begin + count, last_use=edge.last_use, text=edge.text)
@@ -209,7 +212,8 @@ class TraceTree:
         return upper
 
     def _counts_at(self, edge: Edge, position: int) -> SnapshotCounts:
-        """The counts of an edge's snapshots at a position; beyond the bound of positions those of another position."""
+        """Return the snapshot counts of an edge at a position. Beyond the bound of positions, the edge's last counts
+        are shared."""
         counts = edge.snapshots.get(position)
         if counts is None and edge.snapshots and self._num_positions >= self._max_positions:
             return next(reversed(edge.snapshots.values()))
@@ -219,8 +223,8 @@ class TraceTree:
         return counts
 
     def _fold_to_bounds(self) -> None:
-        """Beyond a bound, fold leaves until a tenth of both bounds is free: first those that saved the fewest tokens,
-        of these the least recently used. Recently used leaves go last, since they may still save some."""
+        """Fold leaves if a bound is exceeded, until a tenth of both bounds is free. Leaves that saved the fewest tokens
+        go first, of these the least recently used. Recently used leaves go last, since they may still save some."""
         if self.num_tokens <= self._max_tokens and self.num_edges <= self._max_edges:
             return
         recent = self._clock - self._max_edges // _SPARED
@@ -235,7 +239,7 @@ class TraceTree:
                 heapq.heappush(leaves, (*_fold_order(parent, recent), number, parent))
 
     def _fold(self, leaf: Edge) -> Edge:
-        """Move the counts of a leaf to its parent, which is returned, and drop the leaf."""
+        """Add the counts of a leaf to its parent, drop the leaf and return the parent."""
         parent = leaf.parent
         assert parent is not None, "the root is never folded"
         requests = leaf.ends + leaf.folded.requests
@@ -257,7 +261,7 @@ class TraceTree:
 
 
 def edges_below(root: Edge) -> list[Edge]:
-    """All edges, parents before children, in the order in which they were first seen."""
+    """Return all edges, parents before children, in the order of their first use."""
     found, stack = [], [root]
     while stack:
         edge = stack.pop()
@@ -267,7 +271,8 @@ def edges_below(root: Edge) -> list[Edge]:
 
 
 def _edge_above(edge: Edge, position: int) -> Edge:
-    """The edge of a path that holds a position, at least 1. edge: one of the path that ends there or later."""
+    """Return the edge of a path that holds a position, at least 1. edge: an edge of the path that ends there or
+    later."""
     while edge.begin >= position:
         assert edge.parent is not None
         edge = edge.parent
@@ -275,6 +280,6 @@ def _edge_above(edge: Edge, position: int) -> Edge:
 
 
 def _fold_order(leaf: Edge, recent: int) -> tuple[bool, int, int]:
-    """Leaves are folded in this order: whether used since `recent`, tokens that it saved, its last use."""
+    """Return the sort key of a leaf for folding: whether used since `recent`, tokens that it saved, its last use."""
     saved = leaf.length * (leaf.memory + leaf.disk) + leaf.folded.restored
     return leaf.last_use > recent, saved, leaf.last_use

@@ -1,6 +1,6 @@
-"""Record what one run does, as the engine tells it, and keep the trace beside OUT up to date.
+"""Record a run from the events of its engine, and keep the trace beside OUT up to date.
 
-Invariants: the trace changes no answer and ends no run, since one that cannot be written is a warning; its memory is
+Invariants: the trace changes no answer; a trace that cannot be written is a warning and ends no run; its memory is
 bounded; writing takes at most a small share of the time.
 """
 
@@ -31,17 +31,18 @@ from apcbatch.version import VERSION
 WORKER = "main"
 FIRST_WRITE_S = 2.0
 WRITE_EVERY_S = 30.0
-TIMES_ITS_COST = 400  # between two writes at least this many times the processor time of the last one
+TIMES_ITS_COST = 400  # least processor time between two writes, in multiples of that of the last write
 MAX_WORDS = 256
 MAX_CHARACTERS = 4_096
 
 
 class RunTrace:
-    """An Observer of one run's engine, which writes `file`.
+    """Observer of one run's engine, which writes `file`.
 
-    config, program, input: the run's options, the words that started it, INPUT as it is shown. continue_command: goes
-    on if the process is killed. decode: the text of token ids, special tokens as text. elapsed_s: seconds since the run
-    began. warn: called once if the trace cannot be written."""
+    config, program, input: the run's options, the words that started it, INPUT as it is shown. continue_command:
+    command that continues the run if the process is killed. decode: returns the text of token ids, special tokens as
+    text. elapsed_s: returns the seconds since the run began. warn: called once if the trace cannot be written.
+    """
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class RunTrace:
         self._file, self._decode, self._elapsed_s, self._warn = file, decode, elapsed_s, warn
         self._timeline, self._tree = Timeline(), TraceTree()
         self._next_write_s, self._write_every_s = elapsed_s() + FIRST_WRITE_S, FIRST_WRITE_S
-        self._written_at_s = self._cost_s = 0.0  # of processor time
+        self._written_at_s = self._cost_s = 0.0  # processor seconds
         self._has_warned = False
         self._background = BackgroundCall()
         self._begun = Segment(
@@ -80,7 +81,7 @@ class RunTrace:
             end=None,
         )
 
-    # As an Observer
+    # Methods of Observer
 
     def stepped(self, facts: StepFacts) -> None:
         self._timeline.add(facts, self._elapsed_s())
@@ -94,14 +95,14 @@ class RunTrace:
     def dropped(self, key: bytes, evicted: bool) -> None:
         self._tree.removed(key, evicted, self._elapsed_s() if evicted else 0.0)
 
-    # As the job tells it
+    # Called by the job
 
     def add_failure(self) -> None:
         """Count an error record."""
         self._timeline.add_failure()
 
     def write_if_due(self) -> None:
-        """Write what there is if the last write was long enough ago."""
+        """Write the trace if the last write was long enough ago and cost little enough."""
         begin = time.thread_time()
         if self._elapsed_s() < self._next_write_s or begin - self._written_at_s < TIMES_ITS_COST * self._cost_s:
             return
@@ -115,13 +116,13 @@ class RunTrace:
         self._next_write_s = self._elapsed_s() + self._write_every_s
 
     def end(self, exit_code: int, continue_command: str | None, summary: dict[str, Any]) -> None:
-        """Write the last state of a run that is over. continue_command: None if nothing is left to do."""
+        """Write the final trace of a run that has ended. continue_command: None if nothing is left to do."""
         self._background.finish()
         end = End(self._elapsed_s(), exit_code, _plain(summary, None))
         self._write(replace(self._segment(), continue_command=_plain(continue_command, None), end=end))
 
     def close(self) -> None:
-        """Wait for a write that is under way."""
+        """Wait for a running write."""
         self._background.finish()
 
     def _segment(self) -> Segment:
@@ -143,14 +144,14 @@ class RunTrace:
 
 
 def _shortened(words: Sequence[str]) -> list[str]:
-    """The words of a command, at most MAX_WORDS of them, each of at most MAX_CHARACTERS."""
+    """Return the words of a command, at most MAX_WORDS of them, each of at most MAX_CHARACTERS."""
     more = [f"... {len(words) - MAX_WORDS} more"] * (len(words) > MAX_WORDS)
     return [*(_plain(word) for word in words[:MAX_WORDS]), *more]
 
 
 def _plain(value: Any, most: int | None = MAX_CHARACTERS) -> Any:
-    """A value as JSON can hold it: bytes of a name that are not UTF-8 are replaced, and texts are cut after `most`
-    characters."""
+    """Return a value that JSON can hold: bytes of a name that are not UTF-8 are replaced, and texts are cut after
+    `most` characters."""
     if isinstance(value, dict):
         return {key: _plain(one, most) for key, one in value.items()}
     if isinstance(value, list):
@@ -162,7 +163,7 @@ def _plain(value: Any, most: int | None = MAX_CHARACTERS) -> Any:
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """The machine as a segment has it, None for what is not known: torch is asked only if it is imported already."""
+    """Describe the machine for a segment, None for unknown values; torch is asked only if it is already imported."""
     torch, isa = sys.modules.get("torch"), sys.modules.get("apcbatch.kernels.isa")
     return {
         "cpu": processor(),
@@ -178,7 +179,7 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, as the system has it."""
+    """Return the processor's name, as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""A segment of a trace, which is what one process did for an OUT: its types, its line, its reading with all checks.
+"""Segment of a trace, which records one process's work on an OUT: its types, its line, its checked reading.
 
-The fields are the keys of the line, with their meaning; docs/reference/formats.md has them from here. Invariant: a
-segment that was read is as its types say: columns of one length, finite numbers from 0 on, edges that are a tree.
+The fields are the keys of the line, with their meaning; docs/reference/formats.md is made from them. Invariant: a
+segment that was read matches its types: columns of one length, finite numbers from 0 on, edges that form a tree.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ MAX_EDGE_ROWS = 4_096
 ROOT_PARENT = -1
 _HEAD = b'{"format":'
 _LARGEST = 2**63 - 1
-_LARGEST_MEASURE = 2.0**40  # in seconds; of all rows together no sum is infinite, and a page can show each as a date
+_LARGEST_MEASURE = 2.0**40  # in seconds; sums over all rows stay finite, and a page can show each value as a date
 
 T = TypeVar("T")
 
 
 def _means(meaning: str, key: str | None = None) -> Mapping[str, str | None]:
-    """What a field means, and its key in the line if that is not its name."""
+    """Return the metadata of a field: its meaning, and its key in the line if that is not its name."""
     return {"meaning": meaning, "key": key}
 
 
 def key_of(one: dataclasses.Field[Any]) -> str:
-    """The key of a field in the line."""
+    """Return the key of a field in the line."""
     return one.metadata["key"] or one.name
 
 
 @dataclass(frozen=True, slots=True)
 class PassColumns:
-    """What the engine did over time, a row for each pass or for several that follow each other."""
+    """Activity of the engine over time, a row for each pass or for several successive ones."""
 
     begin_s: list[float] = field(metadata=_means("seconds since the segment's begin"))
     seconds: list[float] = field(metadata=_means("in the row's passes; from then to the next row nothing ran"))
@@ -55,8 +55,8 @@ class PassColumns:
 
 @dataclass(frozen=True, slots=True)
 class EdgeColumns:
-    """The prefix tree of the answered prompts, a row for each edge. Over all rows, restored and computed tokens are
-    those of the run, whatever was left out."""
+    """Prefix tree of the answered prompts, a row for each edge. The restored and computed tokens of all rows are those
+    of the run, even if edges were left out."""
 
     parent: list[int] = field(metadata=_means("the parent's row; -1 for the first, which is the empty prefix"))
     begin: list[int] = field(metadata=_means("the position at which the edge begins, in tokens: its parent's end"))
@@ -78,7 +78,7 @@ class EdgeColumns:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a segment ended."""
+    """End of a segment: its duration, exit status and summary."""
 
     seconds: float = field(metadata=_means("from the start to the end"))
     exit_code: int = field(metadata=_means("the exit status"))
@@ -87,7 +87,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one process did. end: None also if OUT could not be written any more."""
+    """Work of one process on an OUT. end: None if the process was killed, or if OUT could not be written any more."""
 
     version: str = field(metadata=_means("of apcbatch"))
     begin: float = field(metadata=_means("when it began, in seconds since 1970 (UTC)"))
@@ -117,7 +117,7 @@ class Segment:
 
 
 def is_segment(line: bytes) -> bool:
-    """Whether a line is a segment, of this format or another one."""
+    """Return whether a line is a segment, in this format or another one."""
     try:
         return line.startswith(_HEAD) and bool(parsed(line))
     except ValueError:
@@ -125,7 +125,7 @@ def is_segment(line: bytes) -> bool:
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    """The object in a line; ValueError if it is no segment."""
+    """Parse the object in a line; ValueError if it is no segment."""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -136,14 +136,14 @@ def parsed(line: bytes) -> dict[str, Any]:
 
 
 def line_of(segment: Segment, missing: int) -> bytes:
-    """A segment as a line. missing: how many before it were dropped for lack of room."""
+    """Serialise a segment as a line. missing: number of earlier segments that were dropped for lack of room."""
     fields = {key_of(one): getattr(segment, one.name) for one in dataclasses.fields(Segment)}
     document = {"format": FORMAT, "segment": fields} | ({"missing": missing} if missing else {})
     return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def segment_of(found: Mapping[str, Any]) -> Segment:
-    """A segment that is as its types say; ValueError, LookupError or TypeError for another one."""
+    """Make a segment that matches its types; ValueError, LookupError or TypeError if `found` does not."""
     texts = {
         name: _text(found, name) for name in ("version", "worker", "input", "model", "fingerprint", "dtype", "device")
     }
@@ -177,7 +177,7 @@ def _end(found: Mapping[str, Any] | None) -> End | None:
 
 
 def _table(kind: type[T], found: Mapping[str, Any], most: int) -> T:
-    """Columns of one length, each of numbers or texts as the field's type says."""
+    """Make columns of one length, each of numbers or texts as its field's type says; ValueError otherwise."""
     columns = {}
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         check = _CHECKS.get(one.name) or _CHECK_OF_TYPE[str(one.type)]
@@ -191,7 +191,7 @@ def _table(kind: type[T], found: Mapping[str, Any], most: int) -> T:
 
 
 def _tree(edges: EdgeColumns) -> EdgeColumns:
-    """The edges, if their rows are a tree, the root first."""
+    """Return the edges; ValueError unless their rows are a tree with the root first."""
     ends = edges.end
     for row, (parent, begin) in enumerate(zip(edges.parent, edges.begin, strict=True)):
         is_root = row == 0 and parent == ROOT_PARENT and begin == ends[0] == 0

@@ -1,7 +1,7 @@
-"""What the passes of a run did, in a bounded number of rows.
+"""Record the passes of a run in a bounded number of rows.
 
-When the rows are full, neighbours are merged in pairs, and from then on each new row stands for twice as many passes.
-Invariant: sums over the rows are sums over all passes.
+When the rows are full, neighbours are merged in pairs, and each later row covers twice as many passes. Invariant: sums
+over the rows are sums over all passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _last(earlier: float, later: float) -> float:
     return later
 
 
-# How the values of two rows become that of both; the others are added.
+# How to merge the values of two rows; fields that are not here are added.
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {
     "begin_s": _first,
     "running": max,
@@ -40,7 +40,7 @@ _MERGES = [_MERGED.get(field.name, operator.add) for field in _FIELDS]
 
 
 class Timeline:
-    """The passes of one run. max_rows: an even number."""
+    """Passes of one run. max_rows: an even number."""
 
     def __init__(self, max_rows: int = MAX_PASS_ROWS) -> None:
         self._rows: list[Row] = []
@@ -48,7 +48,8 @@ class Timeline:
         self._failures = 0  # before the first pass
 
     def add(self, facts: StepFacts, end_s: float) -> None:
-        """Count a step that ended `end_s` seconds after the segment's begin. A step without a pass is idle time."""
+        """Add a step that ended `end_s` seconds after the segment's begin. A step without a pass is idle time, and
+        skipped."""
         if not facts.prefill_tokens + facts.decode_tokens:
             return
         begin_s, failures, self._failures = max(0.0, end_s - facts.seconds), self._failures, 0
@@ -64,14 +65,14 @@ class Timeline:
         self._rows.append(row)
 
     def add_failure(self) -> None:
-        """Count an error record, in the latest pass."""
+        """Count an error record in the latest pass."""
         if self._rows:
             self._rows[-1][_FAILURES] += 1
         else:
             self._failures += 1
 
     def columns(self) -> PassColumns:
-        """The rows as columns; failures without any pass are a row without a pass at the begin."""
+        """Return the rows as columns. Failures without any pass become a row with no pass at the begin."""
         rows = self._rows or [[0.0] * _PASSES + [0] * (_FAILURES - _PASSES) + [self._failures]] * bool(self._failures)
         columns = [[row[place] for row in rows] for place in range(len(_FIELDS))]
         seconds = ([round(value, _DECIMALS) for value in column] for column in columns[:_PASSES])
@@ -79,5 +80,5 @@ class Timeline:
 
 
 def _merged(earlier: Row, later: Row) -> Row:
-    """The row of two that follow each other."""
+    """Merge two successive rows into one."""
     return [merge(*pair) for merge, *pair in zip(_MERGES, earlier, later, strict=True)]

@@ -1,8 +1,8 @@
-"""OUT.trace.jsonl: what happened while OUT was made, for `apcbatch report`. Its name, its reading, its writing.
+"""Read and write OUT.trace.jsonl, the record of how OUT was made, for `apcbatch report`.
 
-One line per segment (see segment.py): the first run, and each --resume. Invariants: the name holds a whole file, the
-old or the new one; a file has at most MAX_BYTES, and the oldest segments are dropped first; a file that is no trace, or
-that appears while the run goes on, is never replaced; a trace has the permissions of OUT.
+It has one line per segment (see segment.py): the first run, and each --resume. Invariants: the name holds a whole file,
+the old or the new one; a file has at most MAX_BYTES, and the oldest segments are dropped first; a file that is no
+trace, or that appears during the run, is never replaced; a trace has the permissions of OUT.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ MAX_BYTES = 8 << 20
 
 
 class TraceError(Exception):
-    """A trace that cannot be read; its text is a sentence for the user."""
+    """Raised for a trace that cannot be read; its text is a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The segments of a file, oldest first, and a sentence for each thing that is missing."""
+    """Segments of a trace file, oldest first, and a sentence for each missing part."""
 
     segments: list[Segment]
     notes: list[str]
 
 
 def trace_path(output: str) -> str:
-    """The path of an OUT's trace: beside its run file, where OUT is a link beside the file that the link leads to."""
+    """Return the path of an OUT's trace. If OUT is a link, the trace is beside the file that the link leads to."""
     return os.path.realpath(output) + TRACE_SUFFIX
 
 
 def read_trace(path: str | Path) -> Trace:
-    """The trace in a file; TraceError if there is none or nothing of it can be read."""
+    """Read the trace in a file; TraceError if there is none, or if no segment of it can be read."""
     try:
         lines = _lines(path)
     except FileNotFoundError:
@@ -71,7 +71,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 class TraceFile:
-    """The trace beside one OUT, to which one process adds its segment. like: the file whose permissions it gets."""
+    """Trace beside one OUT, to which one process adds its segment. like: file whose permissions it gets."""
 
     def __init__(self, output: Path, like: Path, disk: Disk) -> None:
         self.path = Path(trace_path(str(output)))
@@ -88,14 +88,14 @@ class TraceFile:
             )
 
     def is_ours(self) -> bool:
-        """Whether the file that is there now is a trace, of whatever version."""
+        """Return whether the file that is there now is a trace, of any version."""
         try:
             return any(map(is_segment, _lines(self.path)))
         except OSError:
             return False
 
     def keep_earlier(self, warn: Callable[[str], None]) -> None:
-        """Keep the segments that are there, as they are. warn: is told of what is no segment and is dropped."""
+        """Keep the segments that the file has, unchanged. warn: called if other lines are dropped."""
         try:
             lines = _lines(self.path)
         except OSError:
@@ -105,7 +105,7 @@ class TraceFile:
             warn(f"{len(lines) - len(self._earlier)} lines of {self.path} are no segments of a trace; they are dropped")
 
     def write(self, segment: Segment) -> None:
-        """Write the file anew: the earlier segments, as many as there is room for, and this one. Raises OSError."""
+        """Rewrite the file with this segment and as many of the latest earlier ones as fit. Raises OSError."""
         if (found := identity(self.path)) is not None and found != self._own:
             raise FileExistsError(errno.EEXIST, "another program has put a file there while this run went on")
         missing, room = 0, MAX_BYTES - len(line_of(segment, len(self._earlier)))
@@ -119,7 +119,7 @@ class TraceFile:
         self._own = identity(self.path)
 
     def remove(self) -> None:
-        """Remove the trace of an OUT that is no more; another file of its name stays."""
+        """Remove the trace of an OUT that a fresh run replaces. A file that is no trace stays."""
         if not self.is_ours():
             return
         try:
