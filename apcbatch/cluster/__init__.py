@@ -1,4 +1,4 @@
-"""One run on several machines: a driver that assigns units of the plan to workers, which are engines.
+"""A run on several machines: a driver that assigns units of the plan to workers, each of which is an engine.
 
-Must not know: text. Only `ray_*.py` know Ray; only `worker.py` knows torch.
+Only `ray_*.py` import Ray, and only `worker.py` imports torch.
 """

@@ -1,9 +1,12 @@
-"""ClusterEngine: an engine that hands its requests to workers, in units, and collects the results.
+"""ClusterEngine: an engine that sends its requests to workers in units and collects the results.
 
-`step` cuts submitted requests into groups (tasks.py), gives groups to free workers as units (scheduler.py,
-plan_view.py), waits for their messages, and requeues what a lost worker had (recovery.py). Must not know: where workers
-run, text, files, tensors. Invariants: each submitted request comes back once; each wait has a bound; as long as no
-worker is lost, only what the plan computes is computed.
+`step` cuts submitted requests into groups (tasks.py), assigns groups to free workers as units (scheduler.py,
+plan_view.py), waits for messages, and requeues the unfinished requests of lost workers (recovery.py).
+
+Invariants:
+- Each submitted request is returned once.
+- Every wait is bounded.
+- As long as no worker is lost, the workers compute only the tokens that the plan computes.
 """
 
 from __future__ import annotations
@@ -43,8 +46,10 @@ WATCH_EVERY_S = 1.0
 
 
 class ClusterEngine:
-    """A JobEngine (job/work.py) over the workers of a runtime. Opening it waits for the first worker;
-    StoppedError if none comes."""
+    """A JobEngine (job/work.py) over the workers of a runtime.
+
+    The constructor waits for the first worker. Raises StoppedError if none becomes ready.
+    """
 
     def __init__(self, runtime: Runtime, settings: ClusterSettings, hooks: Hooks) -> None:
         self._runtime, self._settings, self._hooks = runtime, settings, hooks
@@ -59,7 +64,7 @@ class ClusterEngine:
         self._results: list[Result] = []
         self._num_unfinished = 0
         self._num_units = self._num_assignments = 0
-        self._look_again = 0.0  # when to look for free workers again
+        self._look_again = 0.0  # time of the next search for free workers
         self._watch_again = 0.0
         self._facts = self._first_facts()
         facts = self._facts
@@ -74,12 +79,12 @@ class ClusterEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that were submitted and not yet handed back."""
+        """Number of submitted requests whose results `step` has not returned yet."""
         return self._num_unfinished + len(self._results)
 
     @property
     def wants_more(self) -> bool:
-        """Whether more can be read ahead."""
+        """Whether fewer requests and tokens are buffered than the read-ahead limits allow."""
         submitted = self._submitted
         return (
             len(submitted.buffered) + len(self._unplanned) < self._settings.ahead_requests
@@ -88,26 +93,26 @@ class ClusterEngine:
 
     @property
     def counters(self) -> ClusterCounters:
-        """Sums over all workers so far."""
+        """Counters of all workers so far, summed."""
         counters = self._counters
         counters.workers = [counts.summary() for counts in self._workers.all_counts if counts.node or counts.ending]
         counters.unique_tokens = self._coverage.unique_tokens
         return counters
 
     def can_run(self, request: Request) -> bool:
-        """Whether `submit` would take a request."""
+        """Return whether `submit` would accept a request."""
         return self._hooks.can_run(request, self._facts)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """The prefix keys whose snapshot is in every worker's store."""
+        """Return the prefix keys whose snapshot is in the store of every node with a worker."""
         return self._hooks.held(keys)
 
     def observe(self, observer: Observer) -> None:
-        """Tell an observer of each answered prompt from now on, but not of the workers' steps and snapshots."""
+        """Report each answered prompt to an observer from now on. The workers' steps and snapshots are not reported."""
         self._observer = observer
 
     def submit(self, request: Request) -> None:
-        """Queue a request; those with a plan come in the plan's order."""
+        """Queue a request. Requests with a plan must be submitted in the plan's order."""
         item = self._submitted.add(request)
         if request.plan is None:
             self._unplanned.add(item)
@@ -115,7 +120,7 @@ class ClusterEngine:
         self._num_unfinished += 1
 
     def step(self) -> list[Result]:
-        """Assign units to free workers, wait shortly for messages, and return the requests that ended."""
+        """Assign units to free workers, wait shortly for messages, and return the results of finished requests."""
         self._cut()
         self._assign_units()
         if not self._results and self._num_unfinished:
@@ -125,7 +130,7 @@ class ClusterEngine:
         return results
 
     def drop_waiting(self) -> None:
-        """Drop the requests that are assigned to no worker."""
+        """Drop all requests that are not assigned to a worker."""
         items = self._submitted.drop() + self._unplanned.clear()
         for group in self._scheduler.clear():
             items += group.items
@@ -136,7 +141,7 @@ class ClusterEngine:
         self._states.release_all_unwanted()
 
     def abort(self) -> None:
-        """Drop every unfinished request, and end all workers."""
+        """Drop all unfinished requests and end all workers."""
         self.drop_waiting()
         for worker in self._workers:
             for assignment in worker.assignments:
@@ -147,20 +152,21 @@ class ClusterEngine:
         self._results.clear()
 
     def flush(self) -> None:
-        """Do nothing: a worker has its snapshots on disk before it sends Done."""
+        """Do nothing: a worker flushes its snapshots to disk before it sends Done."""
 
     def close(self) -> None:
-        """End the workers."""
+        """End all workers and close the runtime."""
         self._workers.kill_all()
         self._runtime.close()
 
     def _first_facts(self) -> WorkerFacts:
+        """Wait until a worker is ready, and return its facts."""
         while not self._workers.ready:
             self._poll(LONGEST_WAIT_S)
         return self._workers.ready[0].known
 
     def _cut(self) -> None:
-        """Cut the submitted requests into groups once fewer groups than workers are ready."""
+        """Cut the submitted requests into groups if fewer groups than workers are ready."""
         scheduler, workers = self._scheduler, self._workers
         if not self._submitted.buffered or not workers.ready or len(scheduler.queue) >= len(workers):
             return
@@ -172,7 +178,7 @@ class ClusterEngine:
         self._look_again = 0.0
 
     def _assign_units(self) -> None:
-        """Assign units to all free workers, as long as there are any."""
+        """Assign units to free workers until no worker is free or no group is left for one."""
         now = self._runtime.clock()
         if now < self._look_again:
             return
@@ -183,17 +189,17 @@ class ClusterEngine:
             return
         while (worker := workers.first_free()) is not None and self._may_have_more(worker):
             if not self._assign(worker) and not any(self._assign(other) for other in workers.free_workers()):
-                break  # no ready group fits the room for states of any node
+                break  # no ready group fits any node's capacity for states
         while len(self._unplanned) and any([self._assign_unplanned(worker) for worker in workers.free_workers()]):
-            pass  # a share for each worker per round
+            pass  # each round gives one share to each free worker
         self._look_again = workers.next_free()
 
     def _may_have_more(self, worker: Worker) -> bool:
-        """Whether a worker has at most its fair share of all unanswered requests."""
+        """Return whether a worker has at most its fair share of all unfinished requests."""
         return not worker.assignments or worker.load * len(self._workers) <= self._num_unfinished
 
     def _assign(self, worker: Worker) -> bool:
-        """Assign a planned group to a worker; False if there is none for it."""
+        """Assign the next planned group to a worker. Return False if no group suits it."""
         group = self._scheduler.take(worker.known.node, self._state_room(worker), is_idle=not worker.assignments)
         if group is None:
             return False
@@ -201,7 +207,7 @@ class ClusterEngine:
         return True
 
     def _assign_unplanned(self, worker: Worker) -> bool:
-        """Assign requests without a plan to a worker; False if there are none for it."""
+        """Assign requests without a plan to a worker. Return False if none are waiting for it."""
         items = self._unplanned.take(worker.id, len(self._workers.ready))
         if not items:
             return False
@@ -209,15 +215,18 @@ class ClusterEngine:
         return True
 
     def _state_room(self, worker: Worker) -> float:
-        """How many states a group may add to a worker's node. If a node is nearly full, its workers wait for others
-        rather than make states that are evicted before they are read; but once half of all workers wait, computing a
-        state twice costs less."""
+        """Return how many states a group may add to the worker's node.
+
+        Workers of a nearly full node wait for other units to finish, so that no new state is evicted before it is read.
+        Once fewer units are assigned than half the number of workers, the room is infinite: idle workers cost more than
+        computing a state twice.
+        """
         is_waiting_worth_it = 2 * self._num_assignments >= len(self._workers)
         facts = worker.known
         return self._states.room(facts.node, facts.state_bytes) if is_waiting_worth_it else float("inf")
 
     def _break_deadlock(self) -> None:
-        """If groups wait for each other in a cycle, the first one starts without its states."""
+        """If groups wait for each other in a cycle, start the first one without the states it waits for."""
         if (
             not self._num_assignments
             and not len(self._scheduler.queue)
@@ -243,10 +252,10 @@ class ClusterEngine:
             state.nodes.add(facts.node)
 
     def _poll(self, seconds: float) -> None:
-        """Handle the events of the next `seconds`, and end workers that have been silent for too long."""
+        """Handle the events of the next `seconds`, then end workers that were silent for too long."""
         for event in self._runtime.wait(seconds):
             worker = self._workers.get(event.worker)
-            if worker is None:  # one that was ended
+            if worker is None:  # already ended
                 continue
             if isinstance(event, Ready):
                 if self._workers.add_ready(worker, event.facts):
@@ -277,7 +286,7 @@ class ClusterEngine:
 
     def _on_message(self, worker: Worker, message: Message) -> None:
         assignment = next((assignment for assignment in worker.assignments if assignment.unit == message.unit), None)
-        if assignment is None:  # the unit is done: the message came twice
+        if assignment is None:  # the unit is done; this message is a duplicate
             return
         if isinstance(message, Answer):
             item = assignment.items.get(message.number)
@@ -322,7 +331,7 @@ class ClusterEngine:
         self._look_again = 0.0
 
     def _forget_assignment(self, worker: Worker, assignment: Assignment) -> None:
-        """Free the room that was reserved for the exports of an assignment."""
+        """Free the capacity that was reserved for the exports of an assignment."""
         self._num_assignments -= 1
         for state in assignment.exports.values():
             self._states.unreserve(worker.known.node, worker.known.footprint.pool_bytes(state.position))
@@ -336,13 +345,14 @@ class ClusterEngine:
         self._retry(units, in_flight, reason)
 
     def _forget(self, worker: Worker) -> None:
-        """Drop what is noted of a worker that is gone; the states that it made stay."""
+        """Release the capacity reserved for a worker that has ended, and its conversations. The states that it made
+        stay."""
         self._unplanned.forget_worker(worker.id)
         for assignment in worker.assignments:
             self._forget_assignment(worker, assignment)
 
     def _retry(self, units: Iterable[list[Item]], in_flight: Collection[int] | None, reason: str) -> None:
-        """Requeue requests that came back without a result, or fail them. See recover."""
+        """Requeue or fail requests whose unit ended without their result. See recover."""
         recovery = recover(units, in_flight)
         for item in recovery.failed:
             self._end(item, worker_lost(item, reason))
@@ -351,7 +361,7 @@ class ClusterEngine:
         self._look_again = 0.0
 
     def _end(self, item: Item, result: Result) -> None:
-        """Store the result of a request, and release what it held."""
+        """Queue the result of a request, and release the states it used."""
         item.is_done = True
         result.tag = item.request.tag
         self._results.append(result)
@@ -363,9 +373,9 @@ class ClusterEngine:
             self._record(item, result)
 
     def _record(self, item: Item, result: Result) -> None:
-        """Note the tokens of an answered request as computed, as an engine does."""
+        """Count the tokens of an answered request as computed, and report it to the observer."""
         tokens, request = item.tokens, item.request
-        if request.keep_answer and result.token_ids:  # the last token is chosen and not computed
+        if request.keep_answer and result.token_ids:  # the last token was sampled, but no pass has consumed it
             tokens = np.concatenate((tokens, np.asarray(result.token_ids[:-1], np.int32)))
         self._coverage.insert(tokens)
         self._coverage.count(tokens)

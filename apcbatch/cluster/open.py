@@ -1,7 +1,4 @@
-"""Opens the engine of a run on a Ray cluster: how many workers of which resources, and their options.
-
-Must not know: jobs, where the cache salt comes from.
-"""
+"""Open the engine of a run on a Ray cluster: choose the number of workers, their resources and their options."""
 
 from __future__ import annotations
 
@@ -34,10 +31,15 @@ def open_cluster(
     conversation_of: Callable[[Request], Hashable],
     most_workers: int | None = None,
 ) -> ClusterEngine:
-    """An engine over workers of the cluster at an address. salt: the secret itself. say: gets a line when a worker
-    comes or goes. conversation_of: what the requests of one conversation have in common. most_workers: that can have
-    work, None if that is not known. Waits for the first worker; UsageError (StoppedError) if there is no cluster, or no
-    worker comes."""
+    """Open an engine over workers of the cluster at an address, and wait for the first worker.
+
+    salt: the cache salt itself. warn: receives warnings. say: receives a line when a worker starts or ends.
+    conversation_of: returns an id of the conversation that a request belongs to. most_workers: maximum number of
+    workers that can have work; None if unknown.
+
+    Raises UsageError if the cluster cannot be joined or started, or has no suitable machine. Raises StoppedError if no
+    worker becomes ready.
+    """
     settle_collector()
     cluster = RayCluster(address, _local_cpus(config) if address == LOCAL else None)
     try:
@@ -55,7 +57,7 @@ def open_cluster(
 
 
 def can_run(request: Request, facts: WorkerFacts) -> bool:
-    """Whether a worker would take a request."""
+    """Return whether a worker with these facts would accept a request."""
     try:
         check_request(request, facts.vocab_size, facts.context_length, facts.max_request_tokens)
     except RequestError:
@@ -64,13 +66,14 @@ def can_run(request: Request, facts: WorkerFacts) -> bool:
 
 
 def _local_cpus(config: Config) -> int:
-    """Cores of a cluster that is started here: those of this machine, or more if the workers are to have more."""
+    """Return the number of cores of a local cluster: those of this machine, or what the workers ask for if that is
+    more."""
     asked = (config.workers or 1) * (config.worker_cpus or 1)
     return max(len(os.sched_getaffinity(0)), asked)
 
 
 def _gpus_of(config: Config) -> int | None:
-    """GPUs of a worker; None for one if the cluster has any."""
+    """Return the number of GPUs per worker; None for one if the cluster has any GPU, else none."""
     if config.device == "cpu" or config.worker_gpus == 0:
         return 0
     if config.device == "cuda" or config.gpus > 1:
@@ -79,7 +82,7 @@ def _gpus_of(config: Config) -> int | None:
 
 
 def _options_of(config: Config, salt: str | None, kind: WorkerKind) -> Mapping[str, Any]:
-    """The arguments of a worker. Paths are made absolute here."""
+    """Return the arguments of the worker's constructor. Paths are made absolute here."""
     values = {name: getattr(config, name) for name in (one.name for one in dataclasses.fields(config))}
     for name in DRIVER_ONLY:
         del values[name]
@@ -100,9 +103,13 @@ def workers_for(
     gpus: int | None,
     memory_bytes: int | None,
 ) -> tuple[int, WorkerKind]:
-    """How many workers to request, and their resources. None is chosen for the live machines: one worker per GPU;
-    without GPUs one worker per machine with all its cores, if all machines are alike; or, if the number of workers is
-    given, as many cores for each as let all run at once."""
+    """Return the number of workers to request and their resources, choosing those that are None.
+
+    If num_workers and cpus are None: one worker per GPU; without GPUs one worker per machine with all its cores, if all
+    machines are alike. If only cpus is None: as many cores per worker as let all workers run at once.
+
+    Raises UsageError if num_workers is None and no machine fits.
+    """
     if gpus is None:
         gpus = int(any(machine.gpus for machine in machines))
     if num_workers is None and not _room(machines, 1, gpus):
@@ -118,8 +125,11 @@ def workers_for(
 
 
 def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) -> int:
-    """Most cores per worker such that all workers run at once or, if their number is open, nearly all GPUs or cores are
-    in use; at least 1."""
+    """Return the largest number of cores per worker at which all workers run at once, at least 1.
+
+    num_workers: None if it is open; then the workers must use at least NEARLY_ALL of the GPUs, or of the cores if gpus
+    is 0.
+    """
     usable = [machine for machine in machines if machine.cpus and machine.gpus >= gpus]
     most = max((machine.cpus for machine in usable), default=1)
     total = sum(machine.gpus if gpus else machine.cpus for machine in usable)
@@ -132,7 +142,7 @@ def _best_cpus(machines: Sequence[Machine], num_workers: int | None, gpus: int) 
 
 
 def _room(machines: Sequence[Machine], cpus: int, gpus: int) -> int:
-    """How many workers of these resources run at once."""
+    """Return how many workers with these resources run at once."""
     return sum(
         min(machine.cpus // cpus, machine.gpus // gpus) if gpus else machine.cpus // cpus for machine in machines
     )

@@ -1,8 +1,9 @@
-"""Packs a group of requests as a unit for one worker, with the plan of each request as that worker alone sees it.
+"""Pack a group of requests as a unit for one worker, with each request's plan rewritten for that worker alone.
 
-Must not know: how groups are cut and chosen, the runtime. Invariants: a request resumes where the plan says wherever
-its state can be had; a state that cannot be had is computed once per unit, by the first request that needs it; a
-snapshot without readers is not kept.
+Invariants:
+- A request resumes where the run's plan says if its state is made in the unit or is worth sending.
+- Any other state that the requests need is computed once per unit, by its first reader.
+- A snapshot without readers is not kept.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from apcbatch.types import Request, RequestPlan
 
 @dataclass(slots=True, eq=False)
 class Assignment:
-    """A unit assigned to a worker. items: its requests, by number. exports: states not yet received. imports: states
-    sent with it, import_bytes in total. left: requests without an answer. begun: time at which it became the worker's
-    first unit. expected_s: expected run time."""
+    """A unit assigned to a worker.
+
+    items: its requests, by number. exports: states not yet received from the worker. imports: states sent with the
+    unit. import_bytes: total size of the imports in the worker's snapshot pool. left: number of unanswered requests.
+    begun: time at which the unit became the worker's first one. expected_s: expected run time.
+    """
 
     unit: int
     group: Group
@@ -46,8 +50,11 @@ def pack(
     to_wire: Callable[[Request], Any],
     send_slack_s: float,
 ) -> tuple[Unit, Assignment]:
-    """Pack a group as the unit of this number. The states that the group needs are held, or made by the group itself.
-    send_slack_s: see ClusterSettings."""
+    """Pack a group as the unit `number`.
+
+    Every state that the group needs must be held or be made by the group itself. to_wire: encodes a request.
+    send_slack_s: see ClusterSettings.
+    """
 
     def is_worth_sending(state: State, ancestor: State | None) -> bool:
         tokens = state.position - (ancestor.position if ancestor is not None else 0)
@@ -74,8 +81,11 @@ def pack(
 
 @dataclass(slots=True)
 class _PieceDraft:
-    """resume_at, keeps: within the unit. reads: position -> requests of the unit that resume from it. source: the state
-    it resumes from."""
+    """A request's plan within the unit, before the snapshots are counted.
+
+    source: state that the request resumes from. keeps: states that it makes, by position. reads: position -> number of
+    requests of the unit that resume there.
+    """
 
     resume_at: int
     source: State | None
@@ -84,16 +94,17 @@ class _PieceDraft:
 
 
 class _UnitPlanner:
-    """Decides for each request of a group where it resumes, and what it keeps.
+    """Decides for each request of a group where it resumes and which snapshots it keeps.
 
-    imports: states to send, each with the indexes of its readers. exports: states that other units read.
+    imports: states to send -> indexes of their readers. exports: states that other units read, by key.
     """
 
     def __init__(self, group: Group, is_worth_sending: Callable[[State, State | None], bool]) -> None:
-        """is_worth_sending: whether to send a state rather than compute it from the nearest ancestor that is held."""
+        """is_worth_sending: (state, nearest held ancestor) -> whether to send the state rather than compute it from the
+        ancestor."""
         self._items, self._is_worth_sending = group.items, is_worth_sending
         self._drafts: list[_PieceDraft | None] = []
-        self._made: dict[State, int] = {}  # index of the request that makes it in the unit
+        self._made: dict[State, int] = {}  # index of the unit's request that makes each state
         self.imports: dict[State, list[int]] = {}
         for index, item in enumerate(group.items):
             draft = self._resume(index, item) if item.plan is not None else None
@@ -109,21 +120,21 @@ class _UnitPlanner:
                 self.exports.setdefault(state.key, state)
 
     def wire_exports(self) -> dict[Key, Export]:
-        """Each export with the request that makes it."""
+        """Return each export with the number of the request that makes it."""
         return {
             key: Export(self._items[self._made[state]].number, state.position) for key, state in self.exports.items()
         }
 
     def wire_imports(self) -> dict[Key, Import]:
-        """Each import with its readers."""
+        """Return each import with the indexes of its readers."""
         found: dict[Key, Import] = {}
         for state, readers in self.imports.items():
-            others = found[state.key].readers if state.key in found else ()  # of a state of the same prefix
+            others = found[state.key].readers if state.key in found else ()  # of a State with the same key
             found[state.key] = Import(state.position, tuple(sorted((*others, *readers))))
         return found
 
     def plans(self, footprint: Footprint) -> list[RequestPlan | None]:
-        """The plan of each request within the unit."""
+        """Return the plan of each request within the unit; None for a request without a plan."""
         readers_left: dict[State, int] = {}
         for draft in self._drafts:
             if draft is not None and draft.source is not None:
@@ -162,7 +173,7 @@ class _UnitPlanner:
         return self.exports.get(state.key) is state and self._made[state] == index
 
     def _resume(self, index: int, item: Item) -> _PieceDraft:
-        """Where a request resumes in its unit."""
+        """Decide where a request resumes: at a state of this unit, at an import, or at an ancestor that it extends."""
         state = item.resume
         if state is None:
             if item.remakes is None:
@@ -178,7 +189,7 @@ class _UnitPlanner:
         return self._recompute(index, state, {state.position: state})
 
     def _recompute(self, index: int, state: State, keeps: dict[int, State]) -> _PieceDraft:
-        """A request that computes a state again, from the nearest ancestor that is worth sending."""
+        """Plan to compute a state again from its nearest ancestor that is worth sending, else from token 0."""
         ancestor = state.nearest_held()
         while ancestor is not None and not self._is_sent(ancestor):
             ancestor = ancestor.nearest_held()
@@ -193,8 +204,10 @@ class _UnitPlanner:
 
 
 def without_import(plans: list[RequestPlan | None], missing: Import) -> None:
-    """Replace the plan of the first reader of an import that cannot be had: it computes the state from token 0, and
-    keeps it for the other readers. plans: of the unit's requests."""
+    """Rewrite the plans of a unit whose import is missing: its first reader computes the state from token 0.
+
+    That reader keeps the state for the other readers. plans: the unit's requests, changed in place.
+    """
     first, *others = missing.readers
     plan = plans[first]
     assert plan is not None, "a reader has a plan"

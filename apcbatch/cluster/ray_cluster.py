@@ -1,7 +1,9 @@
 """RayCluster: a Ray cluster, joined or started here, and its machines.
 
-Must not know: workers, units. Invariants: a cluster that was started here ends with it; the signal handlers of this
-process stay as they were; a cluster that cannot be joined or started is a UsageError with a sentence.
+Invariants:
+- A local cluster ends with the RayCluster that started it.
+- The signal handlers of this process are unchanged afterwards.
+- A cluster that cannot be joined or started raises UsageError.
 """
 
 from __future__ import annotations
@@ -22,28 +24,29 @@ from apcbatch.errors import StoppedError, UsageError
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_S = 10.0
-HEAD_CHECK_S = 5.0  # between two checks of the head
-HEAD_GONE_S = 20.0  # without the head until the run stops; Ray would end this process after 60 s
+HEAD_CHECK_S = 5.0  # interval between checks of the head
+HEAD_GONE_S = 20.0  # the run stops after this time without the head; Ray would end this process after 60 s
 LEAST_OBJECT_BYTES, MOST_OBJECT_BYTES = 128 << 20, 4 << 30
-STATES_SHARE = 2  # one half of a node's object store is for states made there, the other for copies
-HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and no settings
-SETTINGS = 4  # the type of the frame with which an HTTP/2 server begins
+STATES_SHARE = 2  # half of a node's object store is for states made there, the other half for copies of others
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # and an empty SETTINGS frame
+SETTINGS = 4  # type of the first frame that an HTTP/2 server sends
 QUIET: Mapping[str, Any] = {"configure_logging": False, "log_to_driver": False}
 AUTH_MODE = "RAY_AUTH_MODE"
-NO_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # with 0 Ray's processes listen on loopback alone, on any system
+NO_CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: Ray's processes listen on loopback only, on any system
 TOKEN_WAYS = "Ray reads ~/.ray/auth_token, RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cpus: cores for workers, 0 for a head without workers."""
+    """A machine of the cluster. cpus: number of cores for workers, 0 for a head without workers. gpus: number of
+    GPUs."""
 
     cpus: int
     gpus: int = 0
 
 
 def import_ray() -> Any:
-    """Import the package; UsageError if it is not installed."""
+    """Import Ray. Raises UsageError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -54,15 +57,17 @@ def import_ray() -> Any:
 
 
 class Head:
-    """The head process of a cluster, at HOST:PORT."""
+    """Connection checks of a cluster's head process, at HOST:PORT."""
 
     def __init__(self, address: str) -> None:
         self._address, self._host_port = address, _parsed(address)
         self._seen = self._checked = time.monotonic()
 
     def check(self) -> None:
-        """Wait for the head to answer; StoppedError after HEAD_GONE_S. To be called regularly, and before any request
-        to the head, which would otherwise block until Ray ends this process."""
+        """Wait until the head answers. Raises StoppedError if it has not answered for HEAD_GONE_S.
+
+        Call it regularly, and before each request to the head: such a request would block until Ray ends this process.
+        """
         while self._host_port is not None:
             now = time.monotonic()
             if self._seen == self._checked and now - self._checked < HEAD_CHECK_S:
@@ -82,9 +87,12 @@ class Head:
 
 
 class RayCluster:
-    """The cluster at an address. address: `local` starts one here, `auto` joins the one that this machine belongs to,
-    `HOST:PORT` the one with that head. cpus: of a local one. If this process has joined a cluster already, that one is
-    used, whatever the address, and stays joined after `close`."""
+    """The Ray cluster at an address.
+
+    address: `local` starts a cluster here, `auto` joins the one that this machine belongs to, and `HOST:PORT` joins the
+    one with that head. cpus: number of cores of a local cluster. If this process is connected to a cluster already,
+    that one is used whatever the address, and `close` leaves it connected.
+    """
 
     def __init__(self, address: str, cpus: int | None = None) -> None:
         self.ray = import_ray()
@@ -96,29 +104,32 @@ class RayCluster:
         self.head = Head(self.ray.get_runtime_context().gcs_address)
 
     def machines(self) -> list[Machine]:
-        """The live machines."""
+        """Return the live machines."""
         live = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         return [Machine(int(has.get("CPU", 0)), int(has.get("GPU", 0))) for has in live]
 
     def live_nodes(self) -> set[str]:
-        """Ray's ids of the live machines."""
+        """Return Ray's node ids of the live machines."""
         self.head.check()
         return {node["NodeID"] for node in self.ray.nodes() if node["Alive"]}
 
     def state_bytes(self, node_id: str) -> int:
-        """Bytes of states that a node's object store can hold without spilling to disk."""
+        """Return how many bytes of exported states fit into a node's object store without spilling to disk."""
         stores = {node["NodeID"]: node["Resources"].get("object_store_memory") for node in self.ray.nodes()}
         return int(stores.get(node_id) or LEAST_OBJECT_BYTES) // STATES_SHARE
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster. A local cluster ends."""
         if self._is_own:
             self.ray.shutdown()
 
 
 def _silence() -> None:
-    """Keep Ray's process logs off the standard output, which is for results, and its advice off the standard error. The
-    reason of a lost worker is reported anyway. Ray has no option for the first."""
+    """Keep Ray's process logs off the standard output and its advice off the standard error.
+
+    The standard output is for results, and the runtime reports why a worker was lost. Ray has no option for the
+    standard output, so its printing function is replaced.
+    """
     logging.getLogger("ray").setLevel(logging.ERROR)
     names = vars(sys.modules["ray._private.worker"])
     if "print_to_stdstream" in names:
@@ -135,7 +146,7 @@ def _start(ray: Any, cpus: int | None) -> None:
     try:
         with _environment(NO_CLUSTERS, "0"):
             ray.init(address=LOCAL, include_dashboard=False, object_store_memory=object_bytes, num_cpus=cpus, **QUIET)
-    except Exception as error:  # Ray has no type for a start that fails
+    except Exception as error:  # Ray has no exception type for a failed start
         ray.shutdown()
         raise UsageError(
             f"--ray local: Ray cannot be started here ({_line(error)}); see the logs in /tmp/ray/session_latest/logs, "
@@ -146,7 +157,7 @@ def _start(ray: Any, cpus: int | None) -> None:
 
 
 def _join(ray: Any, address: str) -> None:
-    """Join the cluster at an address, with its authentication mode."""
+    """Join the cluster at an address, in the cluster's authentication mode."""
     try:
         found = ray._private.services.canonicalize_bootstrap_address(address) if address == AUTO else address
         found = found or ""
@@ -169,11 +180,14 @@ def _cannot_join(address: str, error: Exception) -> UsageError:
 
 
 def _auth_mode(ray: Any, address: str, found: str) -> str | None:
-    """The RAY_AUTH_MODE of the cluster that was found; None to leave it as it is. Ray itself looks for a token only if
-    the address is `auto`, and then assumes that the cluster uses it."""
+    """Return the RAY_AUTH_MODE that the cluster at `found` accepts; None to leave the variable unchanged.
+
+    Ray itself looks for a token only if the address is `auto`, and then assumes that the cluster requires it. Raises
+    UsageError if the cluster refuses the token here, or requires one that is missing.
+    """
     raylet = sys.modules["ray._raylet"]
     if not hasattr(raylet, "AuthenticationTokenLoader"):
-        return None  # an earlier Ray
+        return None  # this version of Ray has no tokens
     tokens = raylet.AuthenticationTokenLoader.instance()
     has_token = tokens.has_token(ignore_auth_mode=True)
     tokens.reset_cache()  # a cached token would be sent to a cluster without authentication
@@ -194,13 +208,13 @@ def _auth_mode(ray: Any, address: str, found: str) -> str | None:
 
 
 def _parsed(address: str) -> tuple[str, int] | None:
-    """Host and port of an address; None if it has none."""
+    """Return the host and port of an address; None if it is not HOST:PORT."""
     host, _, port = address.rpartition(":")
     return (host.strip("[]"), int(port)) if "://" not in address and host and port.isdecimal() else None
 
 
 def _check_is_ray(address: str) -> None:
-    """Refuse at once an address where nothing listens, or no gRPC server; Ray would retry for minutes."""
+    """Raise UsageError at once if no gRPC server listens at an address, where Ray would retry for minutes."""
     if (place := _parsed(address)) is None:
         raise UsageError(
             f"--ray {address} is not an address; expected local, auto, or HOST:PORT of the cluster's head, with this "
@@ -229,7 +243,7 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set an environment variable within the context; None leaves it as it is."""
+    """Set an environment variable within the context. None leaves it unchanged."""
     before = os.environ.get(name)
     if value is not None:
         os.environ[name] = value
@@ -257,7 +271,7 @@ def _no_stderr() -> Iterator[None]:
 
 @contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers that Ray replaces; it does so in the main thread only."""
+    """Restore the signal handlers that Ray replaces within the context. Ray replaces them in the main thread only."""
     is_main = threading.current_thread() is threading.main_thread()
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
     try:

@@ -1,8 +1,10 @@
 """RayRuntime: the Runtime on Ray Core. A worker is an actor, a unit a streaming call, a state an object reference.
 
-Must not know: what units hold, how a cluster is found (see ray_cluster.py). Invariants: Ray never repeats a call or
-restarts an actor by itself; the driver fetches messages and no states; each call has a bound; the messages of a worker
-come before its Lost.
+Invariants:
+- Ray never repeats a call or restarts an actor by itself.
+- The driver fetches messages, but never states.
+- Every call is bounded.
+- The messages of a worker arrive before its Lost event.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ from apcbatch.cluster.runtime import Event, Lost, Ready, Received, WorkerId, Wor
 from apcbatch.cluster.wire import Done, Exported, Key, Unit
 from apcbatch.errors import UsageError
 
-MESSAGE_S = 60.0  # to fetch a message that is ready
-HELD_S = 60.0  # for the answers of `held`
-IN_FLIGHT_S = 20.0  # for a node to read the file of requests in flight
-UNREACHABLE_S = 60.0  # until an unavailable actor counts as lost
-RETRY_S = 1.0  # between two tries to reach an unavailable actor
-SLOW_START_S = 60.0  # until a warning about a worker that is not ready
-NODE_DIED = "its node has died"  # in Ray's error of an actor
-CLOSE_S = 60.0  # for all workers to finish writing their stores
+MESSAGE_S = 60.0  # maximum time to fetch a message that is ready
+HELD_S = 60.0  # maximum time for the answers of `held`
+IN_FLIGHT_S = 20.0  # maximum time for a node to read an in-flight file
+UNREACHABLE_S = 60.0  # an actor unavailable for longer counts as lost
+RETRY_S = 1.0  # interval between attempts to reach an unavailable actor
+SLOW_START_S = 60.0  # a worker that is not ready by then is warned about
+NODE_DIED = "its node has died"  # part of Ray's error message for an actor
+CLOSE_S = 60.0  # maximum time for all workers to finish writing their stores
 SHOWN_CHARACTERS = 300
 
 
 @dataclass(eq=False)
 class _Stream:
-    """The streaming call of a unit. refs: Ray's generator of references."""
+    """Streaming call of one unit. refs: Ray's generator of object references."""
 
     refs: Any
     is_over: bool = False
@@ -49,9 +51,13 @@ class _Stream:
 
 @dataclass(eq=False)
 class _Remote:
-    """A worker's actor. starting: the call that opens it; watch: the call that fails when it ends. node: as in its
-    facts; node_id: Ray's. in_flight: the path on its node of the file with its requests in flight. unreachable: since
-    when it is unavailable, else 0; asked: time of the last try to reach it."""
+    """A worker's actor.
+
+    starting: the call of `start`. watch: the call of `hold`, which fails when the process ends. node: name in its
+    facts. node_id: Ray's id of its node. in_flight: path of its in-flight file on that node. unreachable: time since
+    which it is unavailable, else 0. asked: time of the last attempt to reach it. streams: streaming calls by unit
+    number.
+    """
 
     id: WorkerId
     actor: Any
@@ -68,8 +74,11 @@ class _Remote:
 
 
 class RayRuntime:
-    """Workers as actors of a cluster, which is closed with the runtime. kind: of each worker. options: what each is
-    made with. warn: gets the workers' warnings, each once. make: makes a worker in its process."""
+    """Runs workers as actors of a cluster, and closes the cluster with the runtime.
+
+    kind: resources of each worker. options: arguments of its constructor. warn: receives each distinct warning of the
+    workers once. make: creates a worker in its process.
+    """
 
     def __init__(
         self,
@@ -108,14 +117,17 @@ class RayRuntime:
         return self._num_workers
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, StateRef]) -> None:
-        """Start a streaming call. References are nested in a list, so that the worker and not Ray waits for them."""
+        """Start a unit's streaming call.
+
+        The references are nested in a list, so that the worker waits for the states instead of Ray.
+        """
         remote = self._remotes.get(worker)
         if remote is not None:
             call = remote.actor.work.options(num_returns="streaming")
             remote.streams[unit.number] = _Stream(call.remote(unit, list(states.items())))
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """The next events. UsageError if the first worker cannot be opened: the others could not either."""
+        """Return the next events. Raises UsageError if no worker was ready yet and one fails with a UsageError."""
         self._cluster.head.check()
         self._warn_of_slow_start()
         self._end_closed()
@@ -137,7 +149,7 @@ class RayRuntime:
         return events
 
     def in_flight(self, worker: WorkerId) -> Collection[int] | None:
-        """The requests in flight of a worker, read from the file on its node."""
+        """Read the numbers of a worker's requests in flight from the file on its node; None if unknown."""
         node_id, path = self._lost.pop(worker, _file_of(self._remotes.get(worker)))
         if not path:
             return None
@@ -148,11 +160,11 @@ class RayRuntime:
         try:
             numbers: Collection[int] | None = self._ray.get(take.remote(path), timeout=IN_FLIGHT_S)
             return numbers
-        except self._ray.exceptions.RayError:  # its node is gone, and then none is suspected; or too busy
+        except self._ray.exceptions.RayError:  # the node is gone, so no request is suspected; or it is too busy
             return None if node_id in self._cluster.live_nodes() else ()
 
     def kill(self, worker: WorkerId) -> None:
-        """End a worker. An idle one finishes writing its store first; `wait` and `close` end it then."""
+        """End a worker. An idle one first finishes writing its store; later `wait` or `close` ends its process."""
         remote = self._remotes.pop(worker, None)
         if remote is None:
             return
@@ -162,7 +174,7 @@ class RayRuntime:
             self._ray.kill(remote.actor)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """The prefix keys whose snapshot is in the store of every node with a worker."""
+        """Return the prefix keys whose snapshot is in the store of every node with a worker."""
         actors = {remote.node_id: remote.actor for remote in self._remotes.values() if remote.is_ready}
         if not keys or not actors:
             return set()
@@ -173,11 +185,11 @@ class RayRuntime:
         return set.intersection(*answers)
 
     def clock(self) -> float:
-        """Seconds of this machine's clock."""
+        """Return this machine's monotonic time in seconds."""
         return time.monotonic()
 
     def close(self) -> None:
-        """End all workers and leave the cluster; a local cluster ends."""
+        """End all workers and leave the cluster. A local cluster ends."""
         for worker in list(self._remotes):
             self.kill(worker)
         if self._closing:
@@ -197,7 +209,7 @@ class RayRuntime:
                 self._ray.kill(actor)
 
     def _awaited(self) -> dict[Any, _Remote]:
-        """Every call and stream that can have events, with its worker."""
+        """Map each call and stream that can produce events to its worker."""
         awaited: dict[Any, _Remote] = {}
         for remote in self._remotes.values():
             call = remote.watch if remote.is_ready else remote.starting
@@ -208,7 +220,7 @@ class RayRuntime:
         return awaited
 
     def _events(self, remote: _Remote) -> Iterator[Event]:
-        """The events of one worker."""
+        """Yield the events of one worker."""
         ray = self._ray
         try:
             if not remote.is_ready:
@@ -228,7 +240,7 @@ class RayRuntime:
             yield self._lose(remote, error)
 
     def _started(self, remote: _Remote) -> Iterator[Event]:
-        """Ready, if the worker is open; raises Ray's error if opening failed."""
+        """Yield Ready for a worker that has opened. Raises Ray's error if opening failed."""
         opened: Opened = self._ray.get(remote.starting, timeout=0)
         remote.node, remote.node_id = opened.facts.node, opened.node_id
         remote.in_flight = opened.in_flight
@@ -239,7 +251,7 @@ class RayRuntime:
         yield Ready(remote.id, replace(opened.facts, state_bytes=self._cluster.state_bytes(opened.node_id)))
 
     def _messages(self, remote: _Remote, stream: _Stream) -> Iterator[Event]:
-        """The messages of a unit that have arrived."""
+        """Yield the messages of a unit that have arrived."""
         while not stream.is_over and stream.refs.next_ready():
             ref = next(stream.refs, None)
             if ref is None:
@@ -248,6 +260,7 @@ class RayRuntime:
                 yield from self._read(remote, stream, self._ray.get(ref, timeout=MESSAGE_S))
 
     def _read(self, remote: _Remote, stream: _Stream, messages: Sequence[Sent]) -> Iterator[Event]:
+        """Yield the messages of one batch as events, with each exported state as a reference."""
         for message in messages:
             if isinstance(message, Warned):
                 self._warn_once(message.sentence)
@@ -274,7 +287,8 @@ class RayRuntime:
                 return
 
     def _unreachable_lost(self) -> Iterator[Lost]:
-        """Lost for unavailable workers whose machine is gone, or that were unavailable for too long."""
+        """Yield Lost for each unavailable worker whose machine is gone, or that stayed unavailable for
+        UNREACHABLE_S."""
         unreachable = [remote for remote in self._remotes.values() if remote.unreachable]
         live = self._cluster.live_nodes() if unreachable else set()
         now = self.clock()
@@ -290,7 +304,10 @@ class RayRuntime:
             self._warn(sentence)
 
     def _lose(self, remote: _Remote, error: Exception) -> Lost:
-        """Lost for a worker whose calls fail. UsageError if no worker could be opened."""
+        """Return the Lost event of a worker whose calls fail.
+
+        Raises UsageError if it could not be opened and no worker was ready before.
+        """
         cause = getattr(error, "cause", None)
         if isinstance(cause, UsageError) and not self._was_ready:
             raise UsageError(f"no worker can be opened: {cause}") from None
@@ -309,12 +326,12 @@ class RayRuntime:
 
 
 def _file_of(remote: _Remote | None) -> tuple[str, str]:
-    """The node of a worker and the path of its file there; empty if it was never ready."""
+    """Return the node id of a worker and the path of its in-flight file there; empty if it was never ready."""
     return ("", "") if remote is None else (remote.node_id, remote.in_flight)
 
 
 def _plain_reason(error: Exception) -> str:
-    """Ray's reason for an actor's end, without its advice."""
+    """Return Ray's reason for an actor's end, without its advice."""
     text = str(error)
     for mark in ("Worker exit type:", "The actor is dead because", "The actor died because of an error"):
         if mark in text:
@@ -323,6 +340,6 @@ def _plain_reason(error: Exception) -> str:
 
 
 def _shown(text: str) -> str:
-    """The text on one line, shortened to SHOWN_CHARACTERS."""
+    """Return the text on one line, shortened to SHOWN_CHARACTERS."""
     line = " ".join(text.split())
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."

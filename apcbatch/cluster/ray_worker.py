@@ -1,8 +1,10 @@
 """WorkerActor: a worker in a Ray actor's process, with the messages of each unit as a stream.
 
-Must not know: the driver, what units hold. Invariants: a single thread creates and uses the worker; a state is returned
-by its own call, `state`, so that the driver gets a reference and never the bytes, and so that it outlives this process
-(Ray may lose what a stream has yielded if the process ends before the stream); each fetch has a bound.
+Invariants:
+- A single thread creates and uses the worker.
+- A state is returned by its own call, `state`. So the driver gets a reference and never the bytes, and the state
+  outlives this process. (Ray may lose what a stream has yielded if the process ends before the stream.)
+- Every fetch is bounded.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
     from apcbatch.cluster.worker import Worker
 
 CONCURRENCY = MOST_UNITS + 3
-FETCH_S = 60.0  # for all states of a unit
-MOST_WARNINGS = 100  # not yet taken by the driver
+FETCH_S = 60.0  # maximum time to fetch all states of a unit
+MOST_WARNINGS = 100  # maximum warnings that wait for the driver
 
 T = TypeVar("T")
 
@@ -40,7 +42,7 @@ Make = Callable[..., "Worker"]
 
 @dataclass(frozen=True, slots=True)
 class StateRef:
-    """A state in Ray's object store. node: of the worker that made it."""
+    """Reference to a state in Ray's object store. node: node of the worker that made it."""
 
     ref: Any
     node: str
@@ -49,8 +51,10 @@ class StateRef:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The result of opening a worker. node_id: Ray's id of its node. in_flight: the path there of the file with its
-    requests in flight. warnings: sentences for the user."""
+    """Result of opening a worker.
+
+    node_id: Ray's id of its node. in_flight: path of its in-flight file on that node. warnings: sentences for the user.
+    """
 
     facts: WorkerFacts
     node_id: str
@@ -60,7 +64,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A sentence for the user."""
+    """Warning of the worker, a sentence for the user."""
 
     sentence: str
 
@@ -74,7 +78,7 @@ Sent = Message | Warned
 
 
 def take_in_flight(path: str) -> Collection[int] | None:
-    """Read and delete the file with the requests in flight of a worker of this node. None if it cannot be read."""
+    """Read and delete the in-flight file of a worker on this node. Return None if it cannot be read."""
     numbers = read_in_flight(path)
     with suppress(OSError):
         os.unlink(path)
@@ -82,7 +86,7 @@ def take_in_flight(path: str) -> Collection[int] | None:
 
 
 def make_worker(**options: Any) -> Worker:
-    """Create the worker. Imports torch, in the worker's process."""
+    """Create the worker. This imports torch, in the worker's process."""
     from apcbatch.cluster.worker import Worker
     from apcbatch.process import settle_allocator
 
@@ -91,7 +95,7 @@ def make_worker(**options: Any) -> Worker:
 
 
 class WorkerActor:
-    """One worker. It is created by `start`, so that its failure is the error of a call.
+    """Ray actor with one worker. `start` creates the worker, so that a failure is the error of a call.
 
     Ray runs the methods in threads: one for each unit, one for `hold`, and two more.
     """
@@ -101,12 +105,12 @@ class WorkerActor:
         self._node = self._in_flight = ""
         self._warnings: deque[str] = deque(maxlen=MOST_WARNINGS)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._messages: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit
-        self._states: dict[tuple[int, Key], Any] = {}  # by unit and key: announced, and not taken yet
+        self._messages: dict[int, SimpleQueue[Message | _Raised]] = {}  # by unit number
+        self._states: dict[tuple[int, Key], Any] = {}  # announced but not taken, by unit number and key
         threading.Thread(target=self._serve, daemon=True).start()
 
     def start(self, make: Make, options: Mapping[str, Any]) -> Opened:
-        """Create the worker with `make`. options: its arguments beside those the actor adds."""
+        """Create the worker with `make`. options: its arguments besides those that the actor adds."""
         import ray
 
         node_id = ray.get_runtime_context().get_node_id()
@@ -127,11 +131,11 @@ class WorkerActor:
         return Opened(facts, node_id, self._in_flight, [one.sentence for one in self._take_warnings()])
 
     def hold(self) -> None:
-        """Never return: this call fails when the process ends, which tells the driver."""
+        """Never return: the driver awaits this call, which fails when the process ends."""
         threading.Event().wait()
 
     def work(self, unit: Unit, states: Sequence[tuple[Key, StateRef]]) -> Iterator[list[Sent]]:
-        """Run a unit; yield its messages in batches. `state` returns the state of each Exported."""
+        """Run a unit, and yield its messages in batches. `state` returns the state of each Exported message."""
         messages = self._messages[unit.number] = SimpleQueue()
         fetched, import_counters = self._fetch(states)
         self._in_turn(lambda: self._worker.begin(unit, fetched))
@@ -156,21 +160,21 @@ class WorkerActor:
         del self._messages[unit.number]
 
     def state(self, unit: int, key: Key) -> np.ndarray:
-        """Return the state of an Exported, once; Ray returns an array without a copy."""
+        """Return the state of an Exported message as uint8, once. Ray returns an array without a copy."""
         return np.frombuffer(self._states.pop((unit, key)), np.uint8)
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """The prefix keys whose snapshot is on this node."""
+        """Return the prefix keys whose snapshot is on this node."""
         return self._in_turn(lambda: self._worker.held(keys))
 
     def close(self) -> None:
-        """Finish the store's writing."""
+        """Finish writing the store, and delete the in-flight file."""
         self._in_turn(lambda: self._worker.close())
         with suppress(OSError):
             os.unlink(self._in_flight)
 
     def _in_turn(self, act: Callable[[], T]) -> T:
-        """Call a function in the worker's thread, between two passes; return its result or raise its error."""
+        """Call a function in the worker's thread between two passes; return its result or raise its error."""
         future: Future[T] = Future()
 
         def fulfil() -> None:
@@ -183,7 +187,7 @@ class WorkerActor:
         return future.result()
 
     def _serve(self) -> None:
-        """The worker's thread: run queued calls, and passes as long as there is work."""
+        """Run the worker's thread: execute queued calls, and run passes while there is work."""
         while True:
             try:
                 self._inbox.get(block=not self._messages or not self._worker.is_busy)()
@@ -191,7 +195,7 @@ class WorkerActor:
                 try:
                     for message in self._worker.step():
                         self._on_message(message)
-                except Exception as error:  # the engine is broken: each unit fails, and the driver ends the process
+                except Exception as error:  # the engine is broken: all units fail, and the driver ends the process
                     for messages in list(self._messages.values()):
                         messages.put(_Raised(error))
                     return
@@ -201,8 +205,10 @@ class WorkerActor:
         self._messages[message.unit].put(message)
 
     def _fetch(self, states: Sequence[tuple[Key, StateRef]]) -> tuple[dict[Key, memoryview], dict[str, float]]:
-        """Fetch states from Ray's object store. Returns those available, as read-only views, and the counters of the
-        fetch."""
+        """Fetch states from Ray's object store.
+
+        Returns the available ones as read-only views, and the counters `import_bytes` and `import_s`.
+        """
         import ray
 
         if not states:
@@ -214,10 +220,11 @@ class WorkerActor:
         for key, state in states:
             try:
                 fetched[key] = memoryview(ray.get(state.ref, timeout=1.0))
-            except ray.exceptions.RayError:  # lost with its node or late: the worker computes it again
+            except ray.exceptions.RayError:  # lost with its node, or late: the worker computes it again
                 continue
         num_bytes = sum(state.num_bytes for key, state in states if key in fetched and state.node != self._node)
         return fetched, {"import_bytes": num_bytes, "import_s": time.monotonic() - begin} if num_bytes else {}
 
     def _take_warnings(self) -> list[Warned]:
+        """Take all queued warnings."""
         return [Warned(self._warnings.popleft()) for _ in range(len(self._warnings))]

@@ -1,8 +1,11 @@
-"""Recovery of the requests of a worker that has ended, and the file in which a worker notes its requests in flight.
+"""Recovery of a lost worker's requests, and the file in which a worker records its requests in flight.
 
-Must not know: workers, the runtime, where groups wait. Invariants: only a request that was in flight is suspected; a
-suspect runs again alone; a request fails only if it has ended a second worker while it ran alone. So a request that
-ends workers ends two, and no other fails with it.
+Invariants:
+- Only requests that were in flight are suspected of ending the worker.
+- A suspect is retried alone on a worker.
+- A request fails only if it ends a second worker while it runs alone.
+
+So a request that crashes workers ends two of them, and no other request fails with it.
 """
 
 from __future__ import annotations
@@ -25,15 +28,19 @@ MOST_DEATHS = 2
 
 @dataclass
 class Recovery:
-    """failed: requests that end with an error. groups: requests to run again."""
+    """Decision on the requests of a lost worker. failed: requests that end with an error. groups: requests to run
+    again."""
 
     failed: list[Item] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
 
 
 def recover(units: Iterable[list[Item]], in_flight: Collection[int] | None) -> Recovery:
-    """Decide on the unfinished requests of a worker that has ended. units: each in the plan's order. in_flight: numbers
-    of the requests that it computed; None if that is unknown, and then all are suspects."""
+    """Decide which unfinished requests of a lost worker to retry and which to fail.
+
+    units: the requests of each unit, in the plan's order. in_flight: numbers of the requests that the worker was
+    computing; None if unknown, which makes all of them suspects.
+    """
     recovery, suspects = Recovery(), list[Item]()
     for items in units:
         suspected = [item for item in items if in_flight is None or item.number in in_flight]
@@ -51,7 +58,7 @@ def recover(units: Iterable[list[Item]], in_flight: Collection[int] | None) -> R
 
 
 def worker_lost(item: Item, reason: str) -> Result:
-    """The result of a request that failed. reason: how the last worker ended."""
+    """Return the error result of a request that ended several workers. reason: how the last worker ended."""
     message = (
         f"{item.deaths} workers ended while they were at this request, the last one with nothing beside it ({reason}); "
         "the other requests go on. Give the workers more memory and --retry-errors, or leave it out"
@@ -60,28 +67,28 @@ def worker_lost(item: Item, reason: str) -> Result:
     return Result(id=request.id, prompt_tokens=len(request.token_ids), error=RequestError("worker_lost", message))
 
 
-SLOT = struct.Struct("<q")  # a request's number plus 1; 0 for a free slot
+SLOT = struct.Struct("<q")  # int64, little-endian: request number plus 1; 0 marks a free slot
 MOST_BYTES = 1 << 20
 PREFIX = "apcbatch-at-work-"
-OLD_S = 86400.0  # age of a file whose worker and driver were both killed
+OLD_S = 86400.0  # a file this old belongs to a killed worker whose driver was killed too
 
 
 class InFlightFile:
-    """A file with the numbers of the requests in flight. path: it is created there; None for no file."""
+    """File with the numbers of the requests in flight. path: where it is created; None for no file."""
 
     def __init__(self, path: str | None) -> None:
         self._file = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._slots: dict[int, int] = {}  # by number
+        self._slots: dict[int, int] = {}  # request number -> slot
         self._free: list[int] = []
 
     def begin(self, number: int) -> None:
-        """A request is about to be computed."""
+        """Record that a request is about to be computed."""
         if number not in self._slots:
             slot = self._slots[number] = self._free.pop() if self._free else len(self._slots)
             self._write(slot, number + 1)
 
     def end(self, number: int) -> None:
-        """A request is not computed any more."""
+        """Record that a request is no longer being computed."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             self._free.append(slot)
@@ -89,12 +96,13 @@ class InFlightFile:
 
     def _write(self, slot: int, value: int) -> None:
         if self._file >= 0:
-            with suppress(OSError):  # disk full: the requests in flight will be unknown
+            with suppress(OSError):  # such as a full disk: the requests in flight are then unknown
                 os.pwrite(self._file, SLOT.pack(value), slot * SLOT.size)
 
 
 def make_file() -> str:
-    """Create a file in the temporary folder; delete those that were left behind there. Returns the path."""
+    """Create an in-flight file in the temporary folder, and return its path. Files older than OLD_S there are
+    deleted."""
     for one in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):
             if time.time() - one.stat().st_mtime > OLD_S:
@@ -105,7 +113,7 @@ def make_file() -> str:
 
 
 def read_in_flight(path: str) -> frozenset[int] | None:
-    """The numbers in a file; None if it cannot be read."""
+    """Return the request numbers in a file; None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES)

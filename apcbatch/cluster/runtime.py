@@ -1,6 +1,6 @@
-"""Runtime: what the driver needs of the place where its workers run (Ray, or a simulation), and the driver's settings.
+"""Runtime: the driver's interface to the place where its workers run (Ray or a simulation); the driver's settings.
 
-Must not know: the driver, Ray. Invariant: only an implementation of `Runtime` knows where a worker runs.
+Invariant: only an implementation of `Runtime` knows where a worker runs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from apcbatch.types import Request
 from apcbatch.version import VERSION
 
 WorkerId = int
-MOST_UNITS = 16  # assigned to a worker at a time
+MOST_UNITS = 16  # maximum units assigned to a worker at a time
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """Resources of a worker. cpus: cores, and threads. gpus: 0 for a worker on the CPU. memory_bytes: reserved at the
-    cluster's scheduler, 0 for none."""
+    """Resources of a worker.
+
+    cpus: number of cores and of threads. gpus: number of GPUs, 0 for a worker on the CPU. memory_bytes: memory reserved
+    at the cluster's scheduler, 0 for none.
+    """
 
     cpus: int = 1
     gpus: int = 0
@@ -32,11 +35,15 @@ class WorkerKind:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """Facts about a worker whose weights are loaded. node: where it runs; states need no network between workers of one
-    node. max_request_tokens: of a prompt and its answer. max_running: requests that it batches, 0 if batching gains
-    nothing. pool_bytes: room for snapshots. state_bytes: room on its node for states that others read. version,
-    weights_digest, model_files, numerics, fingerprint: of the program, the weights, the model's other files, the
-    arithmetic, and all of these; all workers of a run must agree in them."""
+    """Facts about a worker whose weights are loaded.
+
+    node: machine it runs on; workers of one node share states without the network. max_request_tokens: maximum tokens
+    of a prompt and its answer. max_running: maximum requests in a batch, 0 if batching does not pay. pool_bytes:
+    capacity of its snapshot pool. state_bytes: capacity of its node for exported states.
+
+    All workers of a run must agree in these: version (of the program), weights_digest, model_files (digest of the
+    model's other files), numerics (arithmetic of the kernels) and fingerprint (of all these).
+    """
 
     fingerprint: str
     key_fingerprint: bytes
@@ -59,7 +66,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker is ready for units."""
+    """Event: a worker is ready for units."""
 
     worker: WorkerId
     facts: WorkerFacts
@@ -67,7 +74,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of a worker about a unit. Messages of one worker arrive in order."""
+    """Event: a worker has sent a message about a unit. Messages of one worker arrive in order."""
 
     worker: WorkerId
     message: Message
@@ -75,8 +82,11 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker has ended. reason: a clause for the user. with_node: its machine and the states there are lost too, so
-    that no request is suspected."""
+    """Event: a worker has ended.
+
+    reason: a clause for the user. with_node: its machine is gone too, with the states there; then no request is
+    suspected.
+    """
 
     worker: WorkerId
     reason: str
@@ -87,38 +97,48 @@ Event = Ready | Received | Lost
 
 
 class Runtime(Protocol):
-    """Starts workers and carries units and messages. No method raises for a worker that is gone: that is an event."""
+    """Starts workers, and transports units and messages.
+
+    No method raises because a worker has ended: `wait` reports that as an event.
+    """
 
     def spawn(self) -> WorkerId:
-        """Request a worker; returns at once. It becomes Ready or Lost."""
+        """Request a worker and return its id at once. A Ready or Lost event follows."""
 
     def submit(self, worker: WorkerId, unit: Unit, states: Mapping[Key, Handle]) -> None:
-        """Queue a unit at a worker. states: the handle of each of its imports."""
+        """Queue a unit at a worker. states: handle of each import of the unit, by key."""
 
     def wait(self, timeout_s: float) -> list[Event]:
-        """The events since the last call, in order; returns at the first event, or empty after timeout_s."""
+        """Return the events since the last call, in order. Blocks until the first event, at most timeout_s."""
 
     def in_flight(self, worker: WorkerId) -> Collection[int] | None:
-        """The numbers of the requests that a worker computes, or computed when it was lost; None if that is unknown.
-        Called at most once per worker; returns within a bound."""
+        """Return the numbers of the requests that a worker is computing, or was when it was lost; None if unknown.
+
+        Call it at most once per worker. It returns within a bounded time.
+        """
 
     def kill(self, worker: WorkerId) -> None:
-        """End a worker. Its later messages are ignored, and it need not be reported as Lost."""
+        """End a worker. Its later messages are ignored, and no Lost event is required."""
 
     def clock(self) -> float:
-        """Seconds of the workers' clock."""
+        """Return the time in seconds, on the clock that all of the driver's timeouts use."""
 
     def close(self) -> None:
-        """End all workers and free everything."""
+        """End all workers and free all resources."""
 
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """workers: their number. most_states: held for other units in total (WorkerFacts.state_bytes bounds the bytes on a
-    node). worker_timeout_s: maximum silence of a worker that has work; start_timeout_s: until it is ready.
-    most_replaced: see WorkerTable. ahead_requests, ahead_tokens: read-ahead. idle_s: see Autoscaler. least_unit_s:
-    minimum expected run time of a unit, unless little work is left. send_slack_s: seconds that computing a state again
-    must save over sending it; its request's record then differs from that of one process."""
+    """Settings of the driver.
+
+    workers: number of workers. most_states: maximum number of exported states held in total (WorkerFacts.state_bytes
+    limits their bytes per node). worker_timeout_s: maximum silence of a worker that has a unit. start_timeout_s:
+    maximum time until a worker is ready. most_replaced: see WorkerTable. ahead_requests, ahead_tokens: read-ahead
+    limits. idle_s: see Autoscaler. least_unit_s: minimum expected run time of a unit, unless little work is left.
+
+    send_slack_s: a state is sent to another node unless computing it again is faster by at least this many seconds. A
+    request that computes it again reports fewer cached tokens than in a run of one process.
+    """
 
     workers: int
     most_states: int = 1 << 14
@@ -134,9 +154,12 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Callbacks of the driver. to_wire: encodes a request. can_run: whether a worker would accept it. held: the prefix
-    keys whose snapshot is in every worker's store. conversation_of: the conversation of a request without a plan, None
-    if it stands alone. say: gets a line when a worker comes or goes."""
+    """Callbacks of the driver.
+
+    to_wire: encodes a request. can_run: whether a worker would accept a request. held: the prefix keys whose snapshot
+    is in every worker's store. conversation_of: id of the conversation of a request without a plan; None if it stands
+    alone. say: receives a line when a worker starts or ends.
+    """
 
     to_wire: Callable[[Request], Any]
     can_run: Callable[[Request, WorkerFacts], bool] = lambda request, facts: True
@@ -147,13 +170,16 @@ class Hooks:
 
 @dataclass
 class ClusterCounters(Counters):
-    """Sums of the workers' engine counters, under their names there; of peaks the highest of any worker. unique_tokens:
-    distinct tokens that were computed. workers: see WorkerCounts."""
+    """Engine counters summed over all workers, under the engine's names.
+
+    A counter that begins with `peak_` is the maximum over the workers. unique_tokens: number of distinct tokens
+    computed. workers: one entry per worker, see WorkerCounts.summary.
+    """
 
     workers: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, counted: Mapping[str, float]) -> None:
-        """Add the counters of a unit."""
+        """Add the counters of a completed unit."""
         for name, value in counted.items():
             if name.startswith("peak_") and name in _NUMBERS:
                 setattr(self, name, max(getattr(self, name), int(value)))

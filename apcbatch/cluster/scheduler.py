@@ -1,7 +1,7 @@
-"""What waits for a worker: submitted requests, groups of planned requests, and requests without a plan.
+"""Queues of the driver: submitted requests, groups of planned requests, and requests without a plan.
 
-A worker gets the group with the longest remaining path, and among nearly equal ones that whose states are on its node.
-Must not know: the runtime, units.
+A worker gets the group with the longest remaining path. Among nearly equal groups it gets the one with the most bytes
+of needed states on the worker's node.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from apcbatch.types import Request
 Entry = tuple[float, int, Group]
 Heap = list[Entry]
 MOST_LOOKED_AT = 8
-NEARLY = 0.8  # share of the longest path from which on groups count as equal
+NEARLY = 0.8  # groups with at least this share of the longest path count as equal
 
 
 class ReadyQueue:
-    """Groups that wait for no state: those that make states for others, and the rest. seconds: of work in them."""
+    """Groups that wait for no state.
+
+    Groups that make states for other groups are kept apart from the rest. seconds: expected run time of all of them.
+    """
 
     def __init__(self) -> None:
         self._makers: Heap = []
@@ -43,9 +46,12 @@ class ReadyQueue:
         self._push(group)
 
     def pop(self, node: str, room: float = float("inf"), is_idle: bool = True) -> Group | None:
-        """Take the next group for a worker on a node; None if there is none for it. room: for this many more states; if
-        it is finite, groups that make none come first, and groups that leave more are passed over. is_idle: whether the
-        worker has no other unit, so that it may have a group with is_alone."""
+        """Take the next group for a worker on a node; None if no group suits it.
+
+        room: how many more states the node can hold. If it is finite, groups that make no states for others are
+        preferred, and groups that would add more states than fit are skipped. is_idle: the worker has no other unit, so
+        a group with is_alone may be taken.
+        """
         best: Group | None = None
         if room == float("inf"):
             candidates = self._candidates(is_idle, NEARLY, self._makers, self._others)
@@ -64,13 +70,17 @@ class ReadyQueue:
         return best
 
     def clear(self) -> list[Group]:
-        """Take everything out."""
+        """Remove and return all groups."""
         groups = list(self)
         self._makers, self._others, self.seconds = [], [], 0.0
         return groups
 
     def _candidates(self, is_idle: bool, least: float, *places: Heap) -> list[Group]:
-        """Take out the groups to choose from, by priority, down to this share of the first one's priority."""
+        """Take out the groups to choose from, by descending priority.
+
+        is_idle: see pop. least: stop at groups below this share of the first one's priority. places: heaps to take
+        from.
+        """
         found: list[Group] = []
         refused: list[Group] = []
         while len(found) < MOST_LOOKED_AT and len(refused) < MOST_LOOKED_AT:
@@ -95,13 +105,12 @@ def _first_key(heap: Heap) -> tuple[float, int]:
 
 
 def _bytes_on(group: Group, node: str) -> int:
-    """Bytes of the states that a group needs and that a node has."""
+    """Return the bytes of the states that a group needs and a node has."""
     return sum(state.num_bytes for state in group.needs if node in state.nodes)
 
 
 class GroupScheduler:
-    """The groups that are assigned to no worker. num_deadlocks: groups that began without the states they waited
-    for."""
+    """Groups that are not assigned to a worker. num_deadlocks: groups started without the states they waited for."""
 
     def __init__(self) -> None:
         self.queue = ReadyQueue()
@@ -110,17 +119,19 @@ class GroupScheduler:
 
     @property
     def waiting(self) -> Collection[Group]:
-        """The groups that wait for a state."""
+        """Groups that wait for a state."""
         return self._waiting.keys()
 
     @property
     def seconds(self) -> float:
-        """Work in all groups."""
+        """Expected run time of all groups."""
         return self.queue.seconds + sum(group.seconds for group in self._waiting)
 
     def add(self, group: Group) -> None:
-        """Let a group wait for states that are being made; it is ready if there are none. The first reader of a state
-        without a maker becomes its maker."""
+        """Queue a group, or make it wait for the states that other groups are making.
+
+        If a state has no maker, its first reader in the group becomes its maker.
+        """
         self._forget(group)
         for state in group.external_states():
             if state.handle is not None:
@@ -138,7 +149,7 @@ class GroupScheduler:
             self.queue.push(group)
 
     def take(self, node: str, room: float, is_idle: bool = True) -> Group | None:
-        """Take the next group for a worker whose states are all held; None if there is none. See ReadyQueue.pop."""
+        """Take the next group for a worker, with all needed states held; None if there is none. See ReadyQueue.pop."""
         while (group := self.queue.pop(node, room, is_idle)) is not None:
             if all(state.handle is not None for state in group.needs):
                 return group
@@ -146,7 +157,7 @@ class GroupScheduler:
         return None
 
     def made(self, state: State) -> None:
-        """Let the groups that wait for a state go on: it is held."""
+        """Queue the groups that waited for nothing but this state, which is now held."""
         for group in sorted(state.waiting, key=lambda group: group.number):
             state.waiting.discard(group)
             group.pending.discard(state)
@@ -154,13 +165,14 @@ class GroupScheduler:
                 self.add(group)
 
     def orphaned(self, states: Iterable[State]) -> None:
-        """Give each of these states, which lost their makers, to the first group that waits for it."""
+        """Give each state that lost its maker to the first group that waits for it."""
         for state in states:
             for group in sorted(state.waiting, key=lambda group: group.number):
                 self.add(group)
 
     def break_deadlock(self) -> None:
-        """Nothing runs and nothing is ready: have the first waiting group make the states it waits for."""
+        """Make the first waiting group compute the states it waits for. Call it when nothing runs and no group is
+        ready."""
         group = min(self._waiting, key=lambda group: group.number)
         self.num_deadlocks += 1
         for state in list(group.pending):
@@ -168,13 +180,14 @@ class GroupScheduler:
         self.add(group)
 
     def clear(self) -> list[Group]:
-        """Take everything out."""
+        """Remove and return all groups."""
         groups = self.queue.clear() + list(self._waiting)
         for group in groups:
             self._forget(group)
         return groups
 
     def _forget(self, group: Group) -> None:
+        """Remove a group from the waiting ones."""
         self._waiting.pop(group, None)
         for state in group.pending:
             state.waiting.discard(group)
@@ -182,17 +195,20 @@ class GroupScheduler:
 
 
 class SubmitBuffer:
-    """Links submitted requests by the states between them. buffered: those not cut yet, in the plan's order."""
+    """Links submitted requests by the states between them, and buffers them until they are cut into groups.
+
+    buffered: requests with a plan that are not cut yet, in the plan's order. buffered_tokens: their prompt tokens.
+    """
 
     def __init__(self, key_fingerprint: bytes) -> None:
         self._key_fingerprint = key_fingerprint
-        self._latest: dict[Key, State] = {}  # states with readers to come, by key
+        self._latest: dict[Key, State] = {}  # states with readers still to be submitted, by key
         self._num_submitted = 0
         self.buffered: list[Item] = []
         self.buffered_tokens = 0
 
     def add(self, request: Request) -> Item:
-        """Number a request; if it has a plan, buffer it and link it to the state that it resumes from."""
+        """Number a request. If it has a plan, buffer it and link it to the state it resumes from."""
         number = self._num_submitted
         self._num_submitted += 1
         item = Item(number, request)
@@ -203,18 +219,19 @@ class SubmitBuffer:
         return item
 
     def take(self) -> list[Item]:
-        """Take out all buffered requests."""
+        """Remove and return all buffered requests."""
         taken, self.buffered, self.buffered_tokens = self.buffered, [], 0
         return taken
 
     def drop(self) -> list[Item]:
-        """As `take`, and expect no more readers."""
+        """Remove and return all buffered requests, and expect no more readers of any state."""
         for state in self._latest.values():
             state.future_readers = 0
         self._latest.clear()
         return self.take()
 
     def _link(self, item: Item) -> None:
+        """Link a request to the state it resumes from and to the states it makes."""
         plan = item.request.plan
         assert plan is not None, "only a request with a plan has states"
         positions = sorted({plan.resume_at, *plan.keep} - {0})
@@ -235,20 +252,23 @@ class SubmitBuffer:
                 item.keeps[position] = self._latest[key] = made
 
 
-MOST_TOGETHER = 32  # requests without a plan in one unit
-MOST_CONVERSATIONS = 1 << 17  # of which the worker is remembered
+MOST_TOGETHER = 32  # maximum requests without a plan in one unit
+MOST_CONVERSATIONS = 1 << 17  # maximum conversations whose worker is remembered
 
 
 class UnplannedQueue:
-    """Waiting requests without a plan: a queue per conversation, kept for the worker that served the conversation
-    before, since that one has its states. A request without a conversation is a queue of its own."""
+    """Waiting requests without a plan, in one queue per conversation.
+
+    A queue waits for the worker that served its conversation before, because that worker has the states. A request
+    without a conversation gets a queue of its own.
+    """
 
     def __init__(self, conversation_of: Callable[[Request], Hashable]) -> None:
         """conversation_of: see Hooks."""
         self._conversation_of = conversation_of
         self._worker_of: OrderedDict[Hashable, WorkerId] = OrderedDict()
         self._queues: dict[Hashable, deque[Item]] = {}
-        self._owned: dict[WorkerId | None, dict[Hashable, None]] = {}  # the queues for a worker, or for any
+        self._owned: dict[WorkerId | None, dict[Hashable, None]] = {}  # names of the queues by worker; None: any worker
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -268,8 +288,11 @@ class UnplannedQueue:
         self._num_waiting += 1
 
     def take(self, worker: WorkerId, num_workers: int) -> list[Item]:
-        """Take requests for a worker: of its own conversations, then of new ones, then of the worker with the most
-        waiting conversations."""
+        """Take requests for a worker: first from its own conversations, then from new ones.
+
+        If there are none, it takes over conversations of the worker with the most waiting ones, if these exceed
+        MOST_TOGETHER.
+        """
         most = max(1, min(MOST_TOGETHER, -(-self._num_waiting // max(1, num_workers))))
         taken = self._take_from(worker, MOST_TOGETHER, worker)
         if len(taken) < most:
@@ -283,13 +306,13 @@ class UnplannedQueue:
         return sorted(taken, key=lambda item: item.number)
 
     def forget_worker(self, worker: WorkerId) -> None:
-        """Let the conversations of a worker that is gone go to any worker."""
+        """Let any worker serve the conversations of a worker that has ended."""
         for conversation in [one for one, owner in self._worker_of.items() if owner == worker]:
             del self._worker_of[conversation]
         self._owned.setdefault(None, {}).update(self._owned.pop(worker, {}))
 
     def clear(self) -> list[Item]:
-        """Take everything."""
+        """Remove and return all requests."""
         items = list(self)
         self._queues.clear()
         self._owned.clear()
@@ -297,8 +320,10 @@ class UnplannedQueue:
         return items
 
     def _take_from(self, owner: WorkerId | None, most: int, first_free: WorkerId) -> list[Item]:
-        """The first requests of the lines that wait for an owner, or for any. What is left of a line waits for the
-        first_free."""
+        """Take at most `most` requests from the queues of an owner (None: queues for any worker).
+
+        Requests that are left in such a queue then wait for the worker `first_free`.
+        """
         owned = self._owned.get(owner, {})
         taken: list[Item] = []
         while owned and len(taken) < most:
@@ -320,6 +345,6 @@ class UnplannedQueue:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """The queue of a request without a conversation."""
+    """Queue name of a request without a conversation."""
 
     number: int

@@ -1,8 +1,8 @@
 """StateTable: the states that units have exported, the node that holds each, and its remaining readers.
 
-Must not know: units, workers, how states are sent. Invariants: the states of a node are within the node's bytes, and
-all states within their maximum number; a state is held as long as it has readers to come and its node lives, also after
-the worker that made it.
+Invariants:
+- The states of a node fit its byte limit, and all states fit the maximum number.
+- A state stays held while it has future readers and its node lives, even if the worker that made it has ended.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from apcbatch.cluster.tasks import Item, State
 from apcbatch.cluster.wire import Handle
 
-TIGHT = 0.8  # share of either bound up to which nothing is limited
+TIGHT = 0.8  # share of either limit up to which room is infinite
 
 
 @dataclass(slots=True)
 class _Node:
-    """held: states whose home is the node. reserved: for states that assigned units have yet to make there."""
+    """States on one node. held: states whose home is the node. num_reserved, reserved_bytes: states still to be made
+    there by assigned units."""
 
     held: set[State] = field(default_factory=set)
     num_bytes: int = 0
@@ -27,11 +28,12 @@ class _Node:
 
 
 class StateTable:
-    """num_dropped: states evicted for lack of room; num_lost: lost with their node or in transfer."""
+    """Table of exported states. num_dropped: states evicted for lack of capacity. num_lost: states lost with their node
+    or in transfer. peak_states: maximum number of states held at once."""
 
     def __init__(self, most_states: int) -> None:
         self._most_states = most_states
-        self._nodes: dict[str, _Node] = {}  # by name; those with held or reserved states
+        self._nodes: dict[str, _Node] = {}  # by name; only nodes with held or reserved states
         self._num_held = self._num_reserved = 0
         self.num_dropped = self.num_lost = self.peak_states = 0
 
@@ -42,8 +44,11 @@ class StateTable:
         return (state for node in self._nodes.values() for state in node.held)
 
     def room(self, name: str, most_bytes: int) -> float:
-        """How many more states fit on a node beside the reserved ones; infinity up to TIGHT. most_bytes: the node's
-        bound."""
+        """Return how many more states fit on a node besides the reserved ones; infinity while both limits are used up
+        to TIGHT at most.
+
+        name: the node. most_bytes: its byte limit.
+        """
         node = self._nodes.get(name, _Node())
         num_bytes, here = node.num_bytes + node.reserved_bytes, len(node.held) + node.num_reserved
         left = self._most_states - self._num_held - self._num_reserved
@@ -52,14 +57,14 @@ class StateTable:
         return min(left, (most_bytes - num_bytes) * here / num_bytes if num_bytes else float("inf"))
 
     def reserve(self, name: str, num_bytes: int) -> None:
-        """Reserve room on a node for a state that an assigned unit will make."""
+        """Reserve capacity on a node for a state that an assigned unit will make."""
         node = self._nodes.setdefault(name, _Node())
         node.num_reserved += 1
         node.reserved_bytes += num_bytes
         self._num_reserved += 1
 
     def unreserve(self, name: str, num_bytes: int) -> None:
-        """Free reserved room: the state has arrived, or will not come."""
+        """Free reserved capacity: the state has arrived, or will not come."""
         node = self._nodes[name]
         node.num_reserved -= 1
         node.reserved_bytes -= num_bytes
@@ -67,7 +72,7 @@ class StateTable:
         self._drop_empty(name)
 
     def put(self, state: State, handle: Handle, num_bytes: int, name: str, most_bytes: int) -> None:
-        """Hold a state on a node. Beyond the bounds, evict the states that save the fewest tokens per byte."""
+        """Hold a state on a node. Above a limit, evict the states that save the fewest tokens per byte."""
         if state.handle is not None or not state.is_wanted:
             return
         state.handle, state.num_bytes, state.home, state.nodes = handle, num_bytes, name, {name}
@@ -81,9 +86,11 @@ class StateTable:
         self.peak_states = max(self.peak_states, self._num_held)
 
     def ended(self, item: Item, has_failed: bool = False) -> list[State]:
-        """Remove a request that has ended from its states. Return the states that groups wait for and that have no
-        maker now. The states of a failed request get the first reader in its group as maker, if there is one: its
-        worker makes them for the unit."""
+        """Remove a finished request from its states. Return the states without a maker that groups wait for.
+
+        has_failed: each state that a failed request did not make gets its first reader in the same group as maker, if
+        there is one. That reader's worker computes the state for the unit anyway.
+        """
         if item.resume is not None:
             item.resume.readers.discard(item)
         orphaned, successor = list[State](), None
@@ -100,23 +107,23 @@ class StateTable:
         return orphaned
 
     def release_unwanted(self, state: State) -> None:
-        """Release a state if it has no readers to come."""
+        """Release a state without future readers."""
         if state.handle is not None and not state.is_wanted:
             self._forget(state)
 
     def release_all_unwanted(self) -> None:
-        """Release every state without readers to come."""
+        """Release every state without future readers."""
         for state in list(self):
             self.release_unwanted(state)
 
     def lose(self, state: State) -> None:
-        """Note that a state is lost; its next reader makes it again."""
+        """Mark a state as lost. Its next reader makes it again."""
         if state.handle is not None:
             self._forget(state)
             self.num_lost += 1
 
     def forget_node(self, name: str) -> None:
-        """Lose the states whose home is a node that is gone."""
+        """Mark the states of a node as lost, and drop the copies there."""
         for state in list(self):
             state.nodes.discard(name)
             if state.home == name:
@@ -142,7 +149,7 @@ class StateTable:
 
 
 def _value(state: State) -> float:
-    """Tokens of computation saved per byte."""
+    """Return the tokens of computation that a state saves per byte."""
     above = state.nearest_held()
     tokens = state.position - (above.position if above is not None else 0)
     return tokens * (len(state.readers) + state.future_readers) / max(1, state.num_bytes)

@@ -1,13 +1,15 @@
-"""The work of a run as the driver has it: requests (Item), the states between them, and the groups they are cut into.
+"""The driver's view of the work: requests (Item), the states between them, and the groups they are cut into.
 
-Must not know: workers, the runtime, the order of work. Invariants: states with their makers and readers form a forest,
-in which a maker comes before its readers in the plan's order; a request is in one group; the requests of a group that
-resume from another group's states resume from those of one request, so the groups form a forest too; a group runs
-longer than the quantum only if it is one request. The quantum shrinks with the remaining work, so the last groups are
-the smallest.
+Invariants:
+- States with their makers and readers form a forest. A maker precedes its readers in the plan's order.
+- A request is in one group.
+- All states that a group reads from other groups are made by one request, so the groups form a forest too.
+- A group runs longer than the quantum only if it is a single request.
+
+The quantum shrinks with the remaining work, so the last groups are the smallest.
 
 Example with a quantum of 10 s: three conversations of 6, 3 and 3 s share a prefix of 4 s. Together they take 16 s, so
-the prefix is a group of its own, followed by groups of 6 + 3 and 3 s.
+the prefix becomes a group of its own, followed by groups of 6 + 3 and 3 s.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from apcbatch.types import Request, RequestPlan
 
 GROUPS_PER_SHARE = 8  # groups in a worker's fair share of the remaining work
 LEAST_GROUP_S = 0.5
-MOST_SHARES = 2  # a group is at most so many fair shares
+MOST_SHARES = 2  # maximum fair shares in a group
 
 
 @dataclass(slots=True, eq=False)
 class State:
     """A snapshot that the plan keeps for requests of this run.
 
-    origin: number of the request that makes it by the plan. maker: unfinished request that will make it, or None.
-    parent: the state that its maker resumed from. readers: unfinished requests that resume from it. future_readers:
-    number of readers that are not submitted yet. handle: where it lies; None while it is not held. home: the node that
-    holds it. nodes: those with a copy. waiting: groups that cannot begin without it.
+    origin: number of the request that makes it by the plan. future_readers: number of readers not submitted yet. maker:
+    unfinished request that will make it, or None. parent: state that the maker resumed from. readers: unfinished
+    requests that resume from it. handle: the runtime's handle of its bytes; None while it is not held. home: node that
+    holds it. nodes: nodes with a copy. waiting: groups that cannot start without it.
     """
 
     key: Key
@@ -51,11 +53,11 @@ class State:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it has readers to come."""
+        """Whether any reader is unfinished or still to be submitted."""
         return bool(self.readers) or self.future_readers > 0
 
     def nearest_held(self) -> State | None:
-        """Its nearest ancestor that is held."""
+        """Return its nearest ancestor that is held; None if there is none."""
         state = self.parent
         while state is not None and state.handle is None:
             state = state.parent
@@ -64,12 +66,12 @@ class State:
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """A request between submit and its result.
+    """A request from its submission to its result.
 
-    resume: the state that it resumes from; None for none, or for one in the workers' stores. remakes: a lost state that
-    it computes again, from the nearest ancestor that is held. keeps: the states that it makes, by position. seconds:
-    estimated run time. critical_path_s: of the longest path that begins with it. deaths: workers that ended while they
-    computed it.
+    resume: state that it resumes from; None if it starts at token 0 or from a snapshot in the workers' stores. remakes:
+    lost state that it computes again, from the nearest ancestor that is held. keeps: states that it makes, by position.
+    seconds: estimated run time. critical_path_s: run time of the longest path that begins with it. deaths: number of
+    workers that ended while they computed it.
     """
 
     number: int
@@ -89,23 +91,23 @@ class Item:
 
     @property
     def tokens(self) -> TokenArray:
-        """Its prompt. An int32 array was checked by its maker; anything else is checked here."""
+        """Its prompt, (tokens,) int32. An int32 array is taken as checked; any other sequence is checked here."""
         ids = self.request.token_ids
         return ids if isinstance(ids, np.ndarray) and ids.dtype == np.int32 else as_token_array(ids)
 
     @property
     def prefill_tokens(self) -> int:
-        """Prompt tokens that it computes by the plan."""
+        """Number of prompt tokens that it computes by the plan."""
         return len(self.request.token_ids) - (self.request.plan.resume_at if self.request.plan else 0)
 
     @property
     def max_answer_tokens(self) -> int:
-        """Maximum tokens of all its answers."""
+        """Maximum number of tokens of all its answers."""
         request = self.request
         return request.max_tokens * (request.n if request.temperature > 0 else 1)
 
     def become_maker(self, state: State) -> None:
-        """Make a state that has no maker, instead of reading it: resume from its parent."""
+        """Make a state that has no maker instead of reading it, and resume from the state's parent."""
         state.readers.discard(self)
         if self.resume is state:
             self.resume, self.remakes = state.parent, state
@@ -119,10 +121,13 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Requests for one worker, in the plan's order. priority: length of the longest path that begins with it, in
-    seconds. needs: external states -> number of its requests that resume from each; num_made: states that it makes for
-    other groups; both as of when it was added to the scheduler. pending: states that it waits for. is_alone: its worker
-    gets no other unit."""
+    """Requests for one worker, in the plan's order.
+
+    seconds: expected run time. priority: run time of the longest path that begins with it, in seconds. needs: external
+    state -> number of its requests that resume from it. num_made: number of states that it makes for other groups.
+    (Both are updated when the group is added to the scheduler.) pending: states that it waits for. is_alone: its worker
+    gets no other unit.
+    """
 
     items: list[Item]
     seconds: float = 0.0
@@ -140,18 +145,18 @@ class Group:
 
     @property
     def number(self) -> int:
-        """That of its first request, which orders groups of equal priority."""
+        """Number of its first request, which orders groups of equal priority."""
         return self.items[0].number
 
     @property
     def growth(self) -> int:
-        """By how much it changes the number of held states: those it makes, less those it reads last."""
+        """Change in the number of held states when it has run: states it makes, minus states it is the last to read."""
         return self.num_made - sum(
             not state.future_readers and len(state.readers) == readers for state, readers in self.needs.items()
         )
 
     def update_states(self) -> None:
-        """Update `needs` and `num_made`."""
+        """Recompute `needs` and `num_made`."""
         self.needs = self.external_states()
         made = (state for item in self.items for state in item.keeps.values() if state.maker is item)
         self.num_made = sum(state.future_readers > 0 or self._is_read_elsewhere(state) for state in made)
@@ -160,7 +165,7 @@ class Group:
         return any(reader.group is not self for reader in state.readers)
 
     def external_states(self) -> dict[State, int]:
-        """States that its requests resume from and that none of them makes before, with the number of readers in it."""
+        """Return the states that it reads but does not make first, each with its number of readers in the group."""
         made, found = set[State](), dict[State, int]()
         for item in self.items:
             state = item.resume
@@ -170,31 +175,33 @@ class Group:
         return found
 
     def first_reader(self, state: State) -> Item:
-        """The first of its requests that resumes from a state."""
+        """Return its first request that resumes from a state."""
         return next(item for item in self.items if item.resume is state)
 
 
 def unfinished(items: Iterable[Item]) -> list[Item]:
-    """The requests without a result, in the plan's order."""
+    """Return the requests without a result, in the plan's order."""
     return sorted((item for item in items if not item.is_done), key=lambda item: item.number)
 
 
-FADING = 0.98  # weight of a unit in the least squares, per later unit
+FADING = 0.98  # factor on the weight of earlier measurements, per new one
 PRIOR_PREFILL_TOKENS_PER_S = 1000.0
 PRIOR_DECODE_TOKENS_PER_S = 200.0
 PRIOR_BYTES_PER_S = 1e9
 PRIOR_LATENCY_S = 2e-3
 PRIOR_TOKENS = 256.0  # weight of the prior, as if this many tokens had been measured
-PRIOR_BYTES = 1e6  # and this many bytes sent
-SMALLEST = 1e-9  # seconds a token
+PRIOR_BYTES = 1e6  # weight of the prior, as if this many bytes had been sent
+SMALLEST = 1e-9  # lower bound of both rates, seconds per token
 
 
 class Rates:
-    """Measured speed of the workers and the network. prefill_s, decode_s: seconds per token. answer_share: tokens of an
-    answer over its maximum.
+    """Measured speed of the workers and of the network.
 
-    The seconds of a unit are modelled as prefill_tokens * x + decode_tokens * y; x and y are the least squares over all
-    units so far, with fading weights and a fading prior.
+    prefill_s, decode_s: seconds per token. answer_share: length of the answers over their maximum length. bytes_per_s,
+    latency_s: speed of sending a state to another node.
+
+    The run time of a unit is modelled as prefill_tokens * prefill_s + decode_tokens * decode_s. Both rates are the
+    least-squares fit over all units so far, with exponentially decaying weights and a decaying prior.
     """
 
     def __init__(self) -> None:
@@ -209,21 +216,22 @@ class Rates:
         self._answered = self._might_answer = 0.0
 
     def seconds(self, prefill_tokens: int, max_answer_tokens: int) -> float:
-        """Expected run time."""
+        """Return the expected run time of this many tokens."""
         return prefill_tokens * self.prefill_s + max_answer_tokens * self.answer_share * self.decode_s
 
     def transfer_s(self, num_bytes: int) -> float:
-        """Expected seconds to send a state to another node."""
+        """Return the expected seconds to send a state to another node."""
         return self.latency_s + num_bytes / self.bytes_per_s
 
     def add_unit(self, seconds: float, prefill_tokens: int, decode_tokens: int) -> None:
-        """Add a measured unit."""
+        """Add the measured run time of a unit, and fit the rates again."""
         p, d = float(prefill_tokens), float(decode_tokens)
         self._pp, self._pd, self._dd = FADING * self._pp + p * p, FADING * self._pd + p * d, FADING * self._dd + d * d
         self._ps, self._ds = FADING * self._ps + p * seconds, FADING * self._ds + d * seconds
         determinant = self._pp * self._dd - self._pd * self._pd
         if determinant <= 1e-6 * self._pp * self._dd:
-            scale = self._ps * self.prefill_s + self._ds * self.decode_s  # all units have the same mix: scale both
+            # all units have the same ratio of prefill to decode tokens: scale both rates
+            scale = self._ps * self.prefill_s + self._ds * self.decode_s
             told = self._pp * self.prefill_s**2 + 2 * self._pd * self.prefill_s * self.decode_s
             told += self._dd * self.decode_s**2
             if told > 0:
@@ -234,7 +242,7 @@ class Rates:
         self.decode_s = max(SMALLEST, (self._pp * self._ds - self._pd * self._ps) / determinant)
 
     def add_answer(self, tokens: int, most: int) -> None:
-        """Add the length of a request's answers."""
+        """Add the length of a request's answers. most: their maximum length."""
         self._answered, self._might_answer = self._answered + tokens, self._might_answer + most
         if self._might_answer:
             self.answer_share = self._answered / self._might_answer
@@ -248,13 +256,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Quantum:
-    """Maximum run time of a group, for work that num_workers share."""
+    """Maximum run time of a group. num_workers: workers that share the remaining work. least_s: lower bound."""
 
     num_workers: int
     least_s: float = LEAST_GROUP_S
 
     def of(self, left_s: float) -> float:
-        """Maximum seconds of a group when left_s of work remain."""
+        """Return the maximum seconds of a group while left_s of work remain."""
         share = left_s / self.num_workers
         return min(max(share / GROUPS_PER_SHARE, self.least_s), MOST_SHARES * share)
 
@@ -267,19 +275,19 @@ def estimate(items: Iterable[Item], rates: Rates) -> None:
 
 
 class Cutter:
-    """Cuts the requests of one lot into groups."""
+    """Cuts submitted requests into groups."""
 
     def __init__(self, items: list[Item], quantum: Quantum, other_s: float = 0.0) -> None:
-        """items: in the plan's order, estimated. other_s: seconds of work that waits already."""
+        """items: requests in the plan's order, with estimates. other_s: seconds of work that is queued already."""
         self._items, self._quantum = items, quantum
         self._left_s = other_s + sum(item.seconds for item in items)
         self._groups: list[Group] = []
 
     def cut(self) -> list[Group]:
-        """The groups, in the plan's order of their first requests."""
+        """Return the groups, in the plan's order of their first requests."""
         here = {item.number for item in self._items}
         below: dict[int, list[tuple[float, list[Item]]]] = {}  # by maker: clusters that may join it
-        roots: dict[int, list[tuple[float, list[Item]]]] = {}  # by the origin of what they resume from
+        roots: dict[int, list[tuple[float, list[Item]]]] = {}  # by the origin of the state they resume from
         for item in reversed(self._items):
             cluster = self._join(item, below.pop(item.number, []))
             state = item.resume
@@ -292,7 +300,8 @@ class Cutter:
         return sorted(self._groups, key=lambda group: group.number)
 
     def _join(self, item: Item, clusters: list[tuple[float, list[Item]]]) -> tuple[float, list[Item]]:
-        """Merge a request with the clusters of its readers if they fit the quantum; else close those into groups."""
+        """Merge a request with the clusters of its readers if they fit the quantum; otherwise close those clusters as
+        groups."""
         total = item.seconds + sum(seconds for seconds, _ in clusters)
         if clusters and total > self._quantum.of(self._left_s):
             self._close(clusters)
@@ -305,7 +314,7 @@ class Cutter:
         return total, joined
 
     def _close(self, clusters: list[tuple[float, list[Item]]]) -> None:
-        """Put clusters that share a maker, or have none, into groups; the largest first."""
+        """Pack clusters that share a maker, or have none, into groups; the largest first."""
         bag: list[Item] = []
         bag_s = 0.0
         for seconds, members in sorted(clusters, key=lambda cluster: -cluster[0]):
@@ -318,6 +327,7 @@ class Cutter:
             self._end(bag)
 
     def _end(self, members: list[Item]) -> None:
+        """Make a group of requests, and extend the critical paths of their makers."""
         members.sort(key=lambda item: item.number)
         for item in reversed(members):  # readers first, then their makers
             _extend_path(item, item.critical_path_s)
@@ -330,7 +340,7 @@ class Cutter:
 
 
 def _extend_path(item: Item, critical_path_s: float) -> None:
-    """Update the critical path of the request whose state this one resumes from."""
+    """Raise the critical path of the request that makes the state this one resumes from."""
     maker = item.resume.maker if item.resume is not None else None
     if maker is not None:
         maker.critical_path_s = max(maker.critical_path_s, maker.seconds + critical_path_s)

@@ -1,8 +1,8 @@
-"""What the driver and its workers send each other: requests as plain data, units of them, and messages about units.
+"""Messages between the driver and its workers: encoded requests, units of them, and reports about units.
 
-Must not know: Ray, engines, tensors. Stop texts and answer grammars travel as their definitions; the worker compiles
-them with its own tokenizer. Invariant: a decoded request runs as the original would, with the same random stream and so
-the same draws; only its tag is dropped.
+Stop texts and answer grammars are sent as their definitions; the worker compiles them with its own tokenizer.
+Invariant: a decoded request runs as the original would, with the same random stream and so the same samples. Only its
+tag is dropped.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A request without its plan and its tag. token_ids: the prompt, little-endian int32. settings: the fields of
-    Request that differ from their defaults. stop: the stop texts. structure, thinking: the grammar of an answer, and
-    the reasoning that may precede it."""
+    """A request without its plan and tag, as plain data.
+
+    token_ids: the prompt, little-endian int32. settings: fields of Request that differ from their defaults. stop: stop
+    texts. structure: grammar of the answer. thinking: reasoning that may precede it.
+    """
 
     id: str
     token_ids: bytes
@@ -52,7 +54,7 @@ class WireRequest:
 
 
 def encode_request(request: Request) -> WireRequest:
-    """A request as plain data. RequestError for one with its own Ending or Constraint object."""
+    """Encode a request. Raises RequestError if it has an Ending or Constraint object of its own."""
     ending, constraint = request.ending, request.constraint
     if not isinstance(ending, StopTextsFactory | None) or not isinstance(constraint, ConstraintFactory | None):
         raise RequestError(
@@ -72,12 +74,13 @@ def encode_request(request: Request) -> WireRequest:
 
 
 def _is_default(name: str, value: Any) -> bool:
+    """Return whether a setting has its default value and type."""
     default = _DEFAULTS[name]
     return value is default or (type(value) is type(default) and bool(value == default))
 
 
 def _plain(value: Any) -> Any:
-    """A setting as numbers, texts, tuples and dicts, without arrays and views."""
+    """Convert a setting to numbers, texts, tuples and dicts, without arrays and views."""
     if isinstance(value, Mapping):
         return {int(token): float(bias) for token, bias in value.items()}
     if value is None or isinstance(value, bool | str):
@@ -88,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 
 class RequestDecoder:
-    """Decodes requests. open_renderer: loads the model's tokenizer; called at the first request that needs it."""
+    """Decodes requests. open_renderer: loads the model's tokenizer; called for the first request that needs it."""
 
     def __init__(self, open_renderer: Callable[[], Renderer]) -> None:
         self._open_renderer = open_renderer
@@ -96,11 +99,11 @@ class RequestDecoder:
 
     @classmethod
     def of(cls, model: str, options: ChatOptions) -> RequestDecoder:
-        """A decoder with a model's own tokenizer and parsers."""
+        """Make a decoder with the model's own tokenizer and parsers."""
         return cls(lambda: Renderer.load(locate_model(model), options=options))
 
     def decode(self, wire: WireRequest, plan: RequestPlan | None) -> Request:
-        """The request, with a plan and without a tag."""
+        """Decode a request and attach a plan to it."""
         request = Request(wire.id, wire.tokens, **wire.settings, plan=plan)
         if wire.stop or wire.structure is not None:
             renderer = self._renderer = self._renderer or self._open_renderer()
@@ -111,14 +114,16 @@ class RequestDecoder:
 
 
 Key = bytes  # a prefix key
-Handle = Any  # where a state lies, as the runtime says it: an object reference, bytes
+Handle = Any  # the runtime's handle of a state: an object reference, or its bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One request of a unit. number: the driver's, never used twice in a run. plan: within the unit: `keep` holds the
-    snapshots that are read, and `reads` counts their readers in the unit, an export as one more; None for a request
-    without a plan."""
+    """A request of a unit.
+
+    number: assigned by the driver, unique in a run. plan: plan within the unit; None for a request without one. Its
+    `keep` holds the snapshots that are read, and `reads` their readers in the unit, plus 1 for an export.
+    """
 
     number: int
     request: WireRequest
@@ -127,7 +132,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """number: of the piece that publishes the snapshot. position: of the snapshot."""
+    """A snapshot that other units read. number: of the piece that makes it. position: in tokens."""
 
     number: int
     position: int
@@ -135,7 +140,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """position: of the snapshot. readers: indexes of the pieces that resume from it."""
+    """A snapshot of another unit. position: in tokens. readers: indexes of the pieces that resume from it."""
 
     position: int
     readers: tuple[int, ...]
@@ -143,9 +148,11 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Requests for one worker, in the plan's order. number: never used twice, not even for the same requests. exports:
-    snapshots that other units read, to be sent as soon as they are published. imports: snapshots of other units; the
-    state of each is sent with the unit."""
+    """Requests for one worker, in the plan's order.
+
+    number: unique in a run, even if the same requests are sent again. exports: snapshots that other units read, each
+    sent as soon as it is published. imports: snapshots of other units, whose states are sent with the unit.
+    """
 
     number: int
     pieces: tuple[Piece, ...]
@@ -155,8 +162,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """An export of the unit has been published; sent before the Answer of the piece that makes it. num_bytes: of the
-    serialized state."""
+    """Message: an export of the unit has been published. Sent before the Answer of the piece that makes it.
+
+    position: in tokens. num_bytes: size of the serialized state.
+    """
 
     unit: int
     key: Key
@@ -167,7 +176,8 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a request of the unit, whose result.error is set if it failed. result.tag has no meaning here."""
+    """Message: the result of a request of the unit. result.error is set if it failed; result.tag has no meaning
+    here."""
 
     unit: int
     number: int
@@ -176,7 +186,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ImportFailed:
-    """An import was missing or damaged; its readers are computed without it."""
+    """Message: an import was missing or damaged. Its readers are computed without it."""
 
     unit: int
     key: Key
@@ -184,17 +194,20 @@ class ImportFailed:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The worker is computing: sent for any of its units after some seconds without another message."""
+    """Message: the worker is computing. Sent every ALIVE_EVERY_S seconds (worker.py), for any one of its units."""
 
     unit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last message of a unit. seconds: its run time. prefill_tokens, decode_tokens: computed in its passes.
-    counters: increments of the engine's counters, under their names, with `seconds` as `prefill_s`, `decode_s`,
-    `store_s`; those that begin with `peak_` are the highest so far instead. import_bytes, import_s: size of the states
-    fetched from another node, and the seconds that took."""
+    """Message: the unit has ended; its last message.
+
+    seconds: run time. prefill_tokens, decode_tokens: tokens computed for its answers. counters: increments of the
+    engine's counters since the last Done, under their names, with `seconds` as `prefill_s`, `decode_s` and `store_s`.
+    Counters that begin with `peak_` are maxima so far instead. `import_bytes` and `import_s` are the size of the states
+    fetched from other nodes and the seconds to fetch them.
+    """
 
     unit: int
     seconds: float

@@ -1,8 +1,11 @@
 """Worker: an engine that computes units and returns messages about them.
 
-Must not know: Ray, the driver, where its states come from and go to. Invariants: each request resumes where its plan
-says, as in one process; a missing state costs time and never an answer; the last message of a unit is Done, after an
-Answer for each of its requests. The engine batches the requests of all units that have begun.
+The engine batches the requests of all units that have begun.
+
+Invariants:
+- Each request resumes where its plan says, as in one process.
+- A missing state costs time, but never changes an answer.
+- The last message of a unit is Done, after an Answer for each of its requests.
 """
 
 from __future__ import annotations
@@ -43,8 +46,11 @@ ALIVE_EVERY_S = 5.0
 
 
 class RunningUnit:
-    """exports: not sent yet. messages: not taken yet. num_left: requests without an answer. seconds: prefill and decode
-    time of the answered requests; prefill_tokens, decode_tokens: computed for them."""
+    """A unit that has begun.
+
+    exports: exports not sent yet. messages: messages not taken yet. num_left: number of unanswered requests. seconds:
+    prefill and decode time of the answered requests. prefill_tokens, decode_tokens: tokens computed for them.
+    """
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
@@ -55,7 +61,7 @@ class RunningUnit:
         self.prefill_tokens = self.decode_tokens = 0
 
     def add(self, piece: int, result: Result) -> None:
-        """Count a result and queue its message."""
+        """Count a result and queue its message. piece: number of its request."""
         self.num_left -= 1
         if result.error is None:
             self.seconds += (result.prefill_ms + result.decode_ms) / 1e3
@@ -65,11 +71,13 @@ class RunningUnit:
 
 
 class Worker:
-    """An engine for units. config: the values of the run's Config by name, without the salt. salt: the secret itself.
+    """An engine that computes units.
 
-    threads: of the CPU's kernels, None to leave them as they are. node: the machine's name. in_flight: the file that
-    says which requests it computes, None for none. warn: gets sentences. report_alive: gets an Alive during a long
-    pass. UsageError (ModelError) if the config or the model cannot be used.
+    config: values of the run's Config by name, without the salt. salt: the cache salt itself. threads: threads of the
+    CPU kernels; None for the default. node: the machine's name. in_flight: path of the in-flight file; None for none.
+    warn: receives warnings. report_alive: receives an Alive message during a long pass.
+
+    Raises UsageError (ModelError) if the config or the model cannot be used.
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class Worker:
         self._counted = self._counters()
 
     def facts(self) -> WorkerFacts:
-        """Facts about this worker, for the driver."""
+        """Return the facts about this worker, for the driver."""
         engine = self._engine
         return WorkerFacts(
             fingerprint=engine.fingerprint,
@@ -115,11 +123,11 @@ class Worker:
         )
 
     def held(self, keys: Collection[Key]) -> set[Key]:
-        """The prefix keys whose snapshot is in memory or in the store."""
+        """Return the prefix keys whose snapshot is in memory or in the store."""
         return self._engine.held(keys)
 
     def begin(self, unit: Unit, states: Mapping[Key, Buffer]) -> None:
-        """Import a unit's states and queue its requests. states: the bytes of its imports."""
+        """Import a unit's states and queue its requests. states: bytes of the imports by key."""
         requests = [self._decode(piece) for piece in unit.pieces]
         plans = [piece.plan for piece in unit.pieces]
         running = self._units[unit.number] = RunningUnit(unit)
@@ -131,8 +139,10 @@ class Worker:
             self._queue.append(replace(request, plan=plan, tag=(unit.number, piece.number)))
 
     def step(self) -> list[Message]:
-        """Run one pass of the engine; return the messages of all units, those of each unit in order. An exception means
-        that the engine is broken: the process should end."""
+        """Run one pass of the engine, and return the messages of all units, those of each unit in order.
+
+        An exception means that the engine is broken, and the process should end.
+        """
         self.moves()
         while self._queue and self._engine.wants_more:
             self._submit(self._queue.popleft())
@@ -155,43 +165,43 @@ class Worker:
         return bool(self._units)
 
     def close(self) -> None:
-        """Finish the store's writing."""
+        """Finish writing the store."""
         self._engine.close()
 
     def begins(self, request: Request) -> None:
-        """The engine is about to run a request."""
+        """Record a request as in flight. The engine calls this before it runs the request."""
         self._in_flight.begin(request.tag[1])
 
     def moves(self) -> None:
-        """The engine makes progress: send Alive if the last message was ALIVE_EVERY_S ago. An engine that hangs does
-        not call this."""
+        """Send Alive if the last one was sent ALIVE_EVERY_S ago. The engine calls this as it makes progress."""
         now = time.monotonic()
         if self._units and now - self._reported >= ALIVE_EVERY_S:
             self._reported = now
             self._report_alive(Alive(next(iter(self._units))))
 
     def _decode(self, piece: Piece) -> Request:
+        """Decode a request, recorded as in flight meanwhile."""
         self._in_flight.begin(piece.number)
         request = self._assembler.decode(piece.request, piece.plan)
         self._in_flight.end(piece.number)
         return request
 
     def _submit(self, request: Request) -> None:
-        """Submit a request to the engine, marked as in flight while the engine checks it."""
+        """Submit a request to the engine, recorded as in flight while the engine checks it."""
         number = request.tag[1]
         self._in_flight.begin(number)
         self._engine.submit(request)
         self._in_flight.end(number)
 
     def _adopt(self, key: Key, imported: Import, data: Buffer | None) -> bool:
-        """Import a state; False if it is missing or damaged."""
+        """Import a state. Return False if it is missing or damaged."""
         try:
             return data is not None and self._engine.adopt_snapshot(key, imported.position, data, len(imported.readers))
         except BadSnapshot:
             return False
 
     def _send_exports(self, running: RunningUnit) -> None:
-        """Send the exports that the last pass has published, and release them."""
+        """Queue the exports that the last pass has published, and release their snapshots."""
         for key in [key for key in running.exports if self._engine.holds(key)]:
             export = running.exports.pop(key)
             buffers = self._engine.export_snapshot(key)
@@ -211,8 +221,10 @@ class Worker:
         self._units[number].add(piece, result)
 
     def _end(self, running: RunningUnit) -> None:
-        """End a unit: release the exports that failed requests did not make, and flush the store. Done has what the
-        engine has counted since the last Done."""
+        """End a unit: release the exports that were never made, flush the store, and queue Done.
+
+        Done has the increments of the engine's counters since the last Done.
+        """
         for key in running.exports:
             self._engine.release_snapshot(key)
         self._engine.flush()
@@ -227,7 +239,7 @@ class Worker:
         )
 
     def _counters(self) -> dict[str, float]:
-        """The engine's counters as plain numbers."""
+        """Return the engine's counters as plain numbers."""
         counters = asdict(self._engine.counters)
         seconds = counters.pop("seconds")
         return counters | {f"{phase}_s": value for phase, value in seconds.items()}

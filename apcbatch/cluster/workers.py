@@ -1,8 +1,8 @@
-"""WorkerTable: the workers of a run, their assignments, and which of them is free; Autoscaler: how many there should
-be.
+"""WorkerTable: the workers of a run, their assignments, and which are free. Autoscaler: the number of workers.
 
-Must not know: what units hold. Invariants: a worker has enough units to fill its batch, and at most MOST_UNITS; nothing
-is submitted to a worker that is known to be gone.
+Invariants:
+- A worker has enough units to fill its batch, and at most MOST_UNITS.
+- Nothing is submitted to a worker that is known to have ended.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from apcbatch.cluster.tasks import Rates
 from apcbatch.engine.serving import LOOK_AHEAD
 from apcbatch.types import Result
 
-LOAD_FACTOR = 1 + LOOK_AHEAD  # times max_running: the requests of a worker, which its engine chooses from
-MOST_IMPORTED = 0.5  # of a worker's pool_bytes, for the imports of several units
+LOAD_FACTOR = 1 + LOOK_AHEAD  # target number of requests of a worker, in multiples of max_running
+MOST_IMPORTED = 0.5  # with imports of this share of its pool_bytes a worker gets no further unit
 ASSIGN_AHEAD_S = 0.2  # the next unit is assigned this long before the expected end of the running one,
 ASSIGN_AHEAD_SHARE = 0.1  # or this share of its run time
 SAME = "put the same on every machine"
@@ -36,8 +36,12 @@ COMMON = (  # facts that all workers must share: description, field of WorkerFac
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker that was spawned at `asked`. facts: None until it is ready. heard: time of its last message or
-    assignment. free: when it should be assigned another unit. entry: number of its valid entry in the table's heaps."""
+    """A worker, as the driver sees it.
+
+    asked: time of its spawn. facts: None until it is ready. heard: time of its last message or assignment. assignments:
+    its units, in the order they began. free: time at which to assign another unit. entry: number of its valid entry in
+    the table's heaps.
+    """
 
     id: WorkerId
     asked: float
@@ -50,13 +54,13 @@ class Worker:
 
     @property
     def known(self) -> WorkerFacts:
-        """The facts of a worker that is ready."""
+        """Facts of a worker that is ready."""
         assert self.facts is not None, "only a worker that is ready has units"
         return self.facts
 
     @property
     def load(self) -> int:
-        """Its unanswered requests."""
+        """Number of its unanswered requests."""
         return sum(assignment.left for assignment in self.assignments)
 
     def begin(self, assignment: Assignment, now: float) -> None:
@@ -71,7 +75,7 @@ class Worker:
         self._when_free(now)
 
     def end(self, assignment: Assignment, now: float) -> None:
-        """Remove a unit; the next one runs."""
+        """Remove a unit. The next one becomes the first."""
         was_first = self.assignments[0] is assignment
         self.assignments.remove(assignment)
         if was_first and self.assignments:
@@ -79,7 +83,8 @@ class Worker:
         self._when_free(now)
 
     def _when_free(self, now: float) -> None:
-        """Set `free`: now as long as its batch is not full, else shortly before the expected end of its only unit."""
+        """Set `free`: now if its batch has room, shortly before the expected end of an only unit, otherwise
+        infinity."""
         num_units, self.free = len(self.assignments), now
         most_bytes = MOST_IMPORTED * self.known.pool_bytes
         has_room = (
@@ -96,14 +101,18 @@ class Worker:
 
 
 class WorkerTable:
-    """The workers of one run. rates: their measured speed. all_counts: of every worker ever spawned. last_reason: why
-    the last one was lost. say: gets a line when one comes or goes."""
+    """The workers of one run.
+
+    rates: their measured speed. all_counts: counts of every worker ever spawned. last_reason: why the last worker was
+    lost.
+    """
 
     def __init__(self, runtime: Runtime, number: int, most_replaced: int, say: Callable[[str], None]) -> None:
-        """number: of workers. most_replaced: replacements that are spawned in a row without one becoming ready."""
+        """number: of workers. most_replaced: maximum replacements spawned in a row without one becoming ready. say:
+        receives a line when a worker starts or ends."""
         self._runtime, self._say, self._most_replaced = runtime, say, most_replaced
         self._replaced = 0
-        self._num_vacant = 0  # workers that were released or lost, and not replaced
+        self._num_vacant = 0  # workers released or lost, and not replaced
         self._all: dict[WorkerId, Worker] = {}
         self._first: WorkerFacts | None = None
         self._free: list[tuple[int, int, Worker]] = []  # (load, entry, worker)
@@ -122,7 +131,7 @@ class WorkerTable:
         return iter(self._all.values())
 
     def get(self, worker: WorkerId) -> Worker | None:
-        """The worker of an id; None if it is gone."""
+        """Return the worker with an id; None if it has ended."""
         return self._all.get(worker)
 
     @property
@@ -131,7 +140,10 @@ class WorkerTable:
         return [worker for worker in self._all.values() if worker.facts is not None]
 
     def add_ready(self, worker: Worker, facts: WorkerFacts) -> bool:
-        """Mark a worker as ready. False, and end it, if it differs from the first one in a fact of COMMON."""
+        """Mark a worker as ready.
+
+        If it differs from the first worker in a fact of COMMON, end it and return False.
+        """
         first = self._first = self._first or facts
         for what, fact, remedy in COMMON:
             if getattr(first, fact) != getattr(facts, fact):
@@ -154,7 +166,7 @@ class WorkerTable:
         self._queue(worker)
 
     def answered(self, worker: Worker, assignment: Assignment) -> bool:
-        """Count an answered request of a unit. Return whether that has made the worker free."""
+        """Count an answered request of a unit. Return whether the worker has become free."""
         now, was_free = self._runtime.clock(), worker.free
         worker.answered(assignment, now)
         if (was_free <= now) == (worker.free <= now):
@@ -168,24 +180,24 @@ class WorkerTable:
         self._queue(worker)
 
     def first_free(self) -> Worker | None:
-        """The free worker with the fewest unanswered requests."""
+        """Return the free worker with the fewest unanswered requests; None if no worker is free."""
         self._update_free()
         while self._free and not self._is_valid(self._free[0]):
             heapq.heappop(self._free)
         return self._free[0][2] if self._free else None
 
     def free_workers(self) -> list[Worker]:
-        """Free workers, those with the fewest unanswered requests first."""
+        """Return the free workers, those with the fewest unanswered requests first."""
         self._update_free()
         return [entry[2] for entry in sorted(filter(self._is_valid, self._free), key=lambda entry: entry[:2])]
 
     def next_free(self) -> float:
-        """When the next worker becomes free; infinity if no time is known."""
+        """Return the time at which the next worker becomes free; infinity if unknown."""
         self._update_free()
         return self._later[0][0] if self._later else float("inf")
 
     def _update_free(self) -> None:
-        """Move workers whose time has come to the heap of free ones."""
+        """Move workers whose `free` time has come to the heap of free ones."""
         now = self._runtime.clock()
         while self._later and (self._later[0][0] <= now or not self._is_valid(self._later[0])):
             entry = heapq.heappop(self._later)
@@ -193,7 +205,7 @@ class WorkerTable:
                 self._queue(entry[2])
 
     def _queue(self, worker: Worker) -> None:
-        """Push a worker to its heap; its earlier entries become invalid."""
+        """Push a worker to the heap that fits its `free` time. Its earlier entries become invalid."""
         self._num_entries += 1
         worker.entry = self._num_entries
         if worker.free <= self._runtime.clock():
@@ -206,7 +218,10 @@ class WorkerTable:
         return worker.entry == entry and worker.id in self._all
 
     def silent(self, now: float, worker_s: float, start_s: float) -> Iterator[tuple[Worker, str]]:
-        """Workers without a message for too long, each with the reason to end it."""
+        """Yield the workers that were silent for too long, each with the reason to end it.
+
+        worker_s: maximum silence of a worker that has a unit. start_s: maximum time until a worker is ready.
+        """
         for worker in list(self._all.values()):
             if worker.facts is None and now - worker.asked > start_s:
                 yield worker, f"it was not ready after {start_s:g} s"
@@ -214,7 +229,10 @@ class WorkerTable:
                 yield worker, f"it said nothing for {worker_s:g} s while it had work"
 
     def lose(self, worker: Worker, reason: str, is_replaced: bool = True) -> None:
-        """Remove a worker that has ended; spawn a replacement, unless too many in a row were lost."""
+        """Remove a worker that has ended, and spawn a replacement unless most_replaced were spawned in a row.
+
+        is_replaced: False to spawn none.
+        """
         del self._all[worker.id]
         worker.counts.ending = LOST
         self.last_reason = reason
@@ -236,7 +254,7 @@ class WorkerTable:
         self._say(f"worker {worker.id} {was} and is let go; {len(self._all)} are left")
 
     def refill(self, most: int) -> None:
-        """Spawn at most this many workers in place of those that were released or lost."""
+        """Spawn at most `most` workers in place of those that were released or lost."""
         for _ in range(min(most, self._num_vacant, self._most_replaced - self._replaced)):
             self._replaced += 1
             self._num_vacant -= 1
@@ -250,6 +268,7 @@ class WorkerTable:
         self._all.clear()
 
     def _ask(self) -> Worker:
+        """Request a worker from the runtime."""
         id = self._runtime.spawn()
         worker = self._all[id] = Worker(id, self._runtime.clock(), WorkerCounts(id))
         self.all_counts.append(worker.counts)
@@ -261,10 +280,13 @@ LOST, LET_GO = "lost", "let_go"
 
 @dataclass(slots=True)
 class WorkerCounts:
-    """What a worker has done. node, device: empty until it is ready. units: completed. requests: answered, errors
-    included. requests_unfinished: it was lost before it answered them. prefill_tokens, decode_tokens, busy_s: computed
-    for answers, and the engine's time for them. cached_tokens: restored. states_received: imports from another node;
-    states_missing: imports that it could not have. ending: LOST, LET_GO, or None."""
+    """Work of one worker.
+
+    node, device: empty until it is ready. units: completed units. requests: answered requests, errors included.
+    prefill_tokens, decode_tokens: tokens computed for answers. cached_tokens: tokens restored. busy_s: the engine's
+    time for the answers. states_received: imports from another node. states_missing: imports that failed.
+    requests_unfinished: requests unanswered when it was lost. ending: LOST, LET_GO, or None.
+    """
 
     id: int
     node: str = ""
@@ -281,7 +303,7 @@ class WorkerCounts:
     ending: str | None = None
 
     def add(self, result: Result) -> None:
-        """Count an answer."""
+        """Count a result."""
         self.requests += 1
         if result.error is None:
             self.prefill_tokens += result.computed_tokens
@@ -290,13 +312,17 @@ class WorkerCounts:
             self.busy_s += (result.prefill_ms + result.decode_ms) / 1e3
 
     def summary(self) -> dict[str, Any]:
-        """The worker's entry in the run's summary. tokens_per_s: computed tokens over busy_s, None for 0 s."""
+        """Return the worker's entry in the run's summary. tokens_per_s: computed tokens per busy_s; None if busy_s is
+        0."""
         tokens = self.prefill_tokens + self.decode_tokens
         return asdict(self) | {"tokens_per_s": tokens / self.busy_s if self.busy_s else None}
 
 
 class Autoscaler:
-    """Ends workers that are idle for idle_s, and spawns more when the present ones would take longer than that."""
+    """Ends workers that are idle for idle_s, and replaces released or lost workers when there is work for them again.
+
+    At most one worker is spawned per ready unit, and per idle_s seconds of queued work.
+    """
 
     def __init__(
         self, workers: WorkerTable, scheduler: GroupScheduler, unplanned: UnplannedQueue, idle_s: float
@@ -306,7 +332,7 @@ class Autoscaler:
         self._began: float | None = None
 
     def scale(self, now: float) -> list[Worker]:
-        """Release or spawn workers; return those released. To be called regularly once there are requests."""
+        """Release or spawn workers, and return those released. Call it regularly while requests are unfinished."""
         self._began = now if self._began is None else self._began
         idle = [worker for worker in self._workers if not worker.assignments]
         num_unplanned = -(-len(self._unplanned) // MOST_TOGETHER)
@@ -319,7 +345,7 @@ class Autoscaler:
         return []
 
     def _release(self, idle: list[Worker], most: int, now: float) -> list[Worker]:
-        """Release at most `most` workers: first those that are not ready, then those that are idle the longest."""
+        """Release at most `most` workers: first those that are not ready, then those idle the longest."""
         began = self._began or 0.0
         since = {worker: max(worker.heard or worker.asked, began) for worker in idle}
         leaving = [worker for worker in idle if now - since[worker] >= self._idle_s]
