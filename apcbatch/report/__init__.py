@@ -1,1 +1,1 @@
-"""One or more runs as an HTML page. Importing it does not load torch."""
+"""Report: one or more runs as an HTML page. Importing this package does not load torch."""

@@ -1,7 +1,7 @@
 """Compare two runs of the same requests: which answers differ and where, tokens, seconds, misses, options.
 
-Invariant: two answers are called the same only if every token id of every choice is, or both are the same error.
-Requests are the same if they have the same id, or line and turn.
+Invariant: two answers are equal only if all token ids of all choices are, or if both are the same error. Requests are
+paired by id and turn; those without an id by line and turn.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Key = tuple[str, int, int]
 
 
 def compare(base: Run, other: Run, base_document: dict[str, Any], other_document: dict[str, Any]) -> dict[str, Any]:
-    """The comparison of two runs from their requests and documents, without the runs' indices."""
+    """Compare two runs, given their documents. Return the comparison without the runs' indices."""
     base_rows, other_rows = _rows(base.requests), _rows(other.requests)
     both = [(row, other_rows[key]) for key, row in base_rows.items() if key in other_rows]
     one, two = base.requests, other.requests
@@ -61,7 +61,8 @@ def compare(base: Run, other: Run, base_document: dict[str, Any], other_document
 
 
 def _rows(requests: Requests) -> dict[Key, int]:
-    """The row of each request. Repeated ids, as of `duplicate_id` errors, are told apart by a running number."""
+    """Return the row of each request by (id, turn, occurrence). The occurrence, from 1, tells repeated ids apart, such
+    as those of `duplicate_id` errors."""
     rows: dict[Key, int] = {}
     times: Counter[tuple[str, int]] = Counter()
     for row, (name, turn) in enumerate(zip(requests.ids, requests.numbers["turn"], strict=True)):
@@ -71,13 +72,13 @@ def _rows(requests: Requests) -> dict[Key, int]:
 
 
 def _is_other_request(one: bytes, two: bytes) -> bool:
-    """Whether prompt or settings differ; False if either record lacks its digest."""
+    """Return whether prompt or settings differ; False if either record lacks its digest."""
     return one != two and NOT_TOLD not in (one, two)
 
 
 def _different(base: Run, other: Run, pairs: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """A row for each pair of unequal answers: the first choice and token that differ, or -1 if one of them is an error.
-    Reads both files again."""
+    """Return an entry for each pair of unequal answers: the first choice and token that differ. The token is -1 if one
+    of them is an error. Reads both OUTs again."""
     if not pairs:
         return []
     records = [
@@ -95,7 +96,7 @@ def _different(base: Run, other: Run, pairs: list[tuple[int, int]]) -> list[dict
 
 
 def first_difference(one: list[list[Any]], two: list[list[Any]]) -> tuple[int, int]:
-    """(choice, token), from 0, of the first token that differs; the end of the shorter answer counts as a
+    """Return (choice, token), from 0, of the first token that differs. The end of the shorter answer counts as a
     difference."""
     for choice in range(max(len(one), len(two))):
         mine, theirs = (answers[choice] if choice < len(answers) else [] for answers in (one, two))
@@ -107,7 +108,7 @@ def first_difference(one: list[list[Any]], two: list[list[Any]]) -> tuple[int, i
 
 
 def _tokens_of(out: OutFile, ids: set[str]) -> dict[str, list[list[Any]]]:
-    """The tokens of the answers with these record ids; errors are left out."""
+    """Return the tokens of the answers with these record ids, by id; errors are left out."""
     heads = {f'{{"id":"{name}"'.encode() for name in ids}
     found = {}
     for _, line in out.read():
@@ -119,7 +120,7 @@ def _tokens_of(out: OutFile, ids: set[str]) -> dict[str, list[list[Any]]]:
 
 
 def _measures(base: dict[str, Any], other: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Measures of both runs, side by side; a measure without a number on either side is left out."""
+    """Yield each measure of both runs, side by side, unless neither run has a number for it."""
     seconds = (
         (f"{name} seconds", "s", *((one["seconds"] or {}).get(name) for one in (base, other)))
         for name in ("load", "plan", "prefill", "decode", "store", "total")
@@ -141,7 +142,8 @@ def _misses(base: Run, other: Run) -> list[dict[str, Any]]:
 
 
 def _changed_options(base: Run, other: Run) -> list[dict[str, Any]]:
-    """Options that differ, of those that both versions have, then version and model fingerprint if they differ."""
+    """Return the options that differ, among those that both versions have; then version and model fingerprint if they
+    differ."""
     one, two = base.options, other.options
     facts = [
         {name: (run.run_file or {}).get(name) for name in ("version", "model_fingerprint")} for run in (base, other)

@@ -20,7 +20,7 @@ TEXTS = ("policy", "model")
 
 
 def read_curve(path: str) -> dict[str, Any]:
-    """The block-size curve as an object of the document; `source` is the command that wrote the file."""
+    """Return the block-size curve as an object of the report; its `source` is the command that wrote the file."""
     try:
         data = orjson.loads(read_regular_file(path, MAX_BYTES))
     except (OSError, orjson.JSONDecodeError) as error:

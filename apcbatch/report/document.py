@@ -1,4 +1,4 @@
-"""Make the document of a report: runs, their comparisons, the block-size curve. Its form is in docs/report.md."""
+"""Make the document of a report: runs, their comparisons, the block-size curve. docs/report.md describes its form."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Prompts = Callable[[Run], list[Prompt | None]]
 def make_document(
     outs: Sequence[OutFile], curve: dict[str, Any] | None = None, prompts: Prompts | None = None
 ) -> dict[str, Any]:
-    """Read the OUTs and make the document, shortened so that it fits a page. curve: the result of `curve.read_curve`.
-    prompts: returns a prompt for each row of a run. UsageError for an OUT that cannot be used."""
+    """Read the OUTs and make the document, shortened so that it fits a page. curve: result of `curve.read_curve`.
+    prompts: returns the prompt of each row of a run. UsageError for an OUT that cannot be used."""
     runs = [read_run(out) for out in outs]
     documents = [run.as_document() for run in runs]
     if prompts is not None:

@@ -24,8 +24,8 @@ TEXTS = ("answer", "calls", "errors", "prompt_text")
 
 
 def fit(document: dict[str, Any], page_bytes: int = PAGE_BYTES) -> dict[str, Any]:
-    """The document, shortened so that its page has at most page_bytes per 50,000 requests; larger only if the ids alone
-    exceed it."""
+    """Shorten the document so that its page has at most page_bytes per 50,000 requests. The page is larger only if the
+    ids alone exceed that."""
     requests = sum(len(run["requests"]["id"]) for run in document["runs"])
     pages = max(1, -(-requests // REQUESTS_OF_A_PAGE))
     room = (page_bytes - FRAME_BYTES) * pages * 3 // 4  # in base64, 3 bytes are 4
@@ -70,7 +70,7 @@ def _shorten_all(document: dict[str, Any], room: int) -> dict[str, Any]:
 
 
 def _packed_bytes(parts: Iterable[Any], room: int) -> int | None:
-    """Size of the parts' JSON, compressed as in the page; None as soon as it exceeds `room`."""
+    """Return the size of the parts' JSON, compressed as in the page; None as soon as it exceeds `room`."""
     packer = zlib.compressobj(zlib.Z_BEST_COMPRESSION)
     size: int = 0
     for part in parts:

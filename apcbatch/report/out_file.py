@@ -19,8 +19,8 @@ from apcbatch.regular_files import open_regular_file
 
 @dataclass(frozen=True)
 class OutFile:
-    """name: as the user gave it. target: the path of OUT, next to which run file and trace lie. lines: the file to
-    read; `OUT.part` while a compressed OUT is not finished."""
+    """Paths of one OUT. name: as the user gave it. target: OUT itself, next to which run file and trace lie. lines: the
+    file to read, `OUT.part` while a compressed OUT is not finished."""
 
     name: str
     target: str
@@ -28,12 +28,12 @@ class OutFile:
 
     @property
     def is_partial(self) -> bool:
-        """Whether OUT is not compressed yet: its lines are in `OUT.part`."""
+        """Whether OUT is not compressed yet, so that its lines are in `OUT.part`."""
         return self.lines != self.target
 
     def read(self) -> Iterator[tuple[int, bytes | None]]:
-        """(number, line) of each line that is not blank, decompressed; None for a line too long to be a record.
-        UsageError if the file is damaged from some point on."""
+        """Yield (number, line) of each line that is not blank, decompressed. The line is None if it is too long to be a
+        record. UsageError if the file is damaged from some point on."""
         number = 0
         try:
             with open_regular_file(self.lines) as raw:
@@ -46,7 +46,7 @@ class OutFile:
 
 
 def find_out(name: str) -> OutFile:
-    """The OUT of that name; UsageError if it does not exist or is not a file."""
+    """Return the OUT of that name; UsageError if it does not exist or is not a file."""
     if name == STDIN:
         raise UsageError("a report is made of an OUT that is a file, and - is a stream; give the file's name")
     if is_address(name):

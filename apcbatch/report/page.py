@@ -34,11 +34,11 @@ HELPERS = (
     "request.js",
 )
 SCRIPTS = (*HELPERS, *(f"{panel.name}.js" for panel in PANELS), "report.js")
-"""In the order of the page: a file uses those before it when it is read, and all the others when it is called."""
+"""In the order of the page: while it loads, a script uses only earlier ones; its functions may use all."""
 
 
 def page(document: dict[str, Any], title: str) -> bytes:
-    """The page that shows `document`, UTF-8. `title` is any text. ValueError if a number is not finite."""
+    """Make the page that shows `document`, in UTF-8. title: any text. ValueError if a number is not finite."""
     template, style, script = _assets()
     parts = {
         "title": html.escape(title),
@@ -54,8 +54,8 @@ def page(document: dict[str, Any], title: str) -> bytes:
 
 
 def _section(panel: Panel) -> str:
-    """The element of a panel. All but the first are hidden until they are drawn; the first is the target of a link on
-    the page."""
+    """Make the element of a panel. All but the first are hidden until they are drawn; the first is the target of a link
+    on the page."""
     short = f' data-short="{panel.short}"' if panel.short else ""
     hidden = "" if panel is PANELS[0] else " hidden"
     title = f"{panel.name}-title"
@@ -66,7 +66,7 @@ def _section(panel: Panel) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """The Content-Security-Policy, with the hashes of the script and the style."""
+    """Return the Content-Security-Policy, with the hashes of the script and the style."""
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -78,14 +78,14 @@ def _digest(text: str) -> str:
 
 
 def _packed(document: dict[str, Any]) -> str:
-    """The document as JSON, gzip and base64. Deterministic: the gzip header has no time."""
+    """Pack the document as JSON, gzip and base64. Equal documents give equal text: the gzip header has no time."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 @cache
 def _assets() -> tuple[str, str, str]:
-    """(template, style, script) from the package."""
+    """Read (template, style, script) from the package."""
     folder = files(__package__) / "assets"
     # A scope of their own, so that they define no globals.
     template, style, *scripts = ((folder / name).read_text("utf-8") for name in ("page.html", "style.css", *SCRIPTS))
@@ -94,5 +94,5 @@ def _assets() -> tuple[str, str, str]:
 
 
 def _code(script: str) -> str:
-    """The script without whole-line comments and indentation, to save space in every report."""
+    """Return the script without whole-line comments and indentation, to save space in every report."""
     return re.sub(r"^(?:/\*\*.*?\*/\n|\s*//[^\n]*\n|\s+)", "", script, flags=re.MULTILINE | re.DOTALL)

@@ -1,8 +1,7 @@
 """Find the prompts of a run's requests: read INPUT again as the run did, and render it with the same tokenizer.
 
-The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: no file is opened because
-data names it; a prompt is shown only with the record whose digest it has; of a long prompt only the beginning and the
-end are decoded.
+The prompt of a chat is shown as its messages, that of a completion as its text. Invariants: data names no file to open;
+a prompt is shown only with the record whose digest it has; of a long prompt only the beginning and the end are decoded.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ GROUPS = ("Input", "Generation", "Chat")  # groups of the options that affect pr
 
 
 class PromptReader:
-    """Gives the requests of a run their prompts. inputs: the run's INPUT. model: the run's model, of which only the
-    tokenizer and the chat template are read. warn: gets each warning."""
+    """Reader of the prompts of a run's requests. inputs: the run's INPUT. model: the run's model, of which only the
+    tokenizer and the chat template are read. warn: called with each warning."""
 
     def __init__(self, inputs: Inputs, model: str, warn: Callable[[str], None]) -> None:
         self._inputs, self._model, self._warn = inputs, model, warn
 
     def __call__(self, run: Run) -> list[Prompt | None]:
-        """A prompt for each row, shortened in the middle; None for a request that was refused.
+        """Return a prompt for each row, shortened in the middle; None for a request that was refused.
 
         UsageError if INPUT, tokenizer or template are not the run's, or if prompts contain the run's own answers.
         """
@@ -75,7 +74,7 @@ class PromptReader:
         return texts
 
     def _config(self, run: Run) -> Config:
-        """The run's options, after checking that INPUT and the model's files are those of the run."""
+        """Return the run's options, after a check that INPUT and the model's files are those of the run."""
         facts, name = run.run_file, run.out.name
         if facts is None:
             raise UsageError(
@@ -120,8 +119,8 @@ def _size(identity: dict[str, Any]) -> str:
 
 
 def _text(request: Request, renderer: Renderer) -> str:
-    """The beginning and the end of a prompt. As a token has at least one character, at most as many tokens are decoded
-    as characters are shown."""
+    """Decode the beginning and the end of a prompt. A token has at least one character, so at most as many tokens are
+    decoded as characters are shown."""
     ids = [int(number) for number in request.token_ids]
     if not renderer.tokenizer.reads_text:
         return " ".join(map(str, ids))
@@ -131,7 +130,7 @@ def _text(request: Request, renderer: Renderer) -> str:
 
 
 class _Source:
-    """Iterates over the records of an input and keeps the current one."""
+    """Records of an input; remembers the current one."""
 
     def __init__(self, records: Iterator[Conversation | BadLine]) -> None:
         self._records = records
@@ -143,7 +142,7 @@ class _Source:
             yield record
 
     def history(self, turn: int | None, config: Config) -> list[list[str]]:
-        """The messages of the current record before a turn, each as [role, text]; none for a completion."""
+        """Return the messages of the current record before a turn, each as [role, text]; none for a completion."""
         one = self._latest
         assert isinstance(one, Conversation), "a line that cannot be read makes no request"
         turns = answered_turns(one, config.turns) if config.score else one.requests(config.turns)
@@ -154,7 +153,7 @@ class _Source:
 
 
 def _said(message: Message) -> list[str]:
-    """A message as [role, text]; a tool call becomes a line with its arguments."""
+    """Return a message as [role, text]; a tool call becomes a line with its arguments."""
     parts = [message.get("reasoning_content") or "", message["content"] or ""]
     for call in message.get("tool_calls") or ():
         function = call["function"]

@@ -21,13 +21,13 @@ SUFFIX = ".report.html"
 
 
 def default_report(outs: Sequence[str]) -> str:
-    """The default name of the report, in the current folder, after the first OUT: `chats.answers.report.html` for
-    `data/chats.answers.jsonl.gz`."""
+    """Return the default name of the report, in the current folder, made from the first OUT:
+    `chats.answers.report.html` for `data/chats.answers.jsonl.gz`."""
     return without_suffixes(os.path.basename(outs[0])) + SUFFIX
 
 
 def check_report(flag: str, path: str, overwrite: bool = False) -> None:
-    """UsageError for a path that no report may be written to: a stream, a pipe, or an existing file that is not a
+    """Raise UsageError for a path that no report may be written to: a stream, a pipe, or an existing file that is not a
     report."""
     if path == STDOUT:
         raise UsageError(f"{flag} needs a file, such as run{SUFFIX}; standard output has other uses")
@@ -52,12 +52,12 @@ def write_report(path: str, document: dict[str, Any]) -> int:
 
 
 def shown_bytes(size: int) -> str:
-    """A size in decimal units: `482 kB`, `1.9 MB`."""
+    """Format a size in decimal units: `482 kB`, `1.9 MB`."""
     return f"{size / 1e6:.1f} MB" if size >= 1_000_000 else f"{max(1, round(size / 1e3))} kB"
 
 
 def _is_replaceable(path: str) -> bool:
-    """Whether a file is empty or begins like a report."""
+    """Return whether a file is empty or begins like a report."""
     try:
         with open_regular_file(path) as file:
             head = file.read(len(FIRST_BYTES))

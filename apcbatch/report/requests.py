@@ -1,7 +1,7 @@
 """Read the records of OUT into columns, one row per request, for the report's table and sums.
 
-Invariants: rows are in OUT's order; a line that is no record of this program is counted and left out; a request takes a
-few hundred bytes of memory besides its bounded texts.
+Invariants: rows are in OUT's order; lines that are not records of this program are counted and left out; a request
+takes a few hundred bytes of memory besides its bounded texts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ DIGEST_BYTES = 16
 
 
 class Requests:
-    """The requests of one OUT.
+    """Requests of one OUT, as columns with one row per request.
 
-    Columns of integers by name: counts are tokens, times 0.1 ms; `turn` is 0 for a line answered as a whole, `ideal` is
-    -1 if unknown, `from` is an index into SOURCES, `reason`, `finish` and `error` are indices into reasons, finishes
-    and texts.errors, 0 for none. ids: shortened for display; record_ids: as in the records. answers, prompts: a digest
-    per row of the answers and of prompt with settings (all zeros if the record has none). codes: number of error
-    records by code. num_foreign, num_torn: lines that are not records, and torn lines.
+    numbers: columns of integers by name. Counts are in tokens, times in 0.1 ms. `turn` is 0 for a line answered as a
+    whole, and `ideal` is -1 if unknown. `from` is an index into SOURCES; `reason`, `finish` and `error` are indices
+    into reasons, finishes and texts.errors, 0 for none.
+
+    ids: shortened for display. record_ids: as in the records. answers: a digest of the answers per row. prompts: a
+    digest of prompt and settings per row, all zeros if the record has none. codes: number of error records by code.
+    num_foreign: lines that are not records. num_torn: torn lines.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class Requests:
         return True
 
     def rows(self) -> dict[str, Any]:
-        """The columns as a document has them."""
+        """Return the columns as a JSON object of the document."""
         texts = self.texts
         return {
             "id": self.ids,
@@ -91,7 +93,7 @@ class Requests:
         }
 
     def notes(self, path: str) -> Iterator[str]:
-        """A sentence for each kind of line that was left out."""
+        """Yield a sentence for each kind of line that was left out."""
         if self.num_torn:
             yield f"{self.num_torn} lines of {path} are torn, as a kill or a power cut leaves them; they are left out"
         if self.num_foreign:
@@ -101,11 +103,11 @@ class Requests:
             )
 
     def answer_digest(self, row: int) -> bytes:
-        """The digest of a row's answers."""
+        """Return the digest of a row's answers."""
         return bytes(self.answers[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
 
     def prompt_digest(self, row: int) -> bytes:
-        """The digest of a row's prompt and settings."""
+        """Return the digest of a row's prompt and settings."""
         return bytes(self.prompts[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES])
 
     def _index(self, column: str, name: str) -> int:
@@ -117,7 +119,7 @@ class Requests:
 
 
 def read_requests(out: OutFile) -> Requests:
-    """All requests of an OUT; UsageError if the file is damaged or holds no record."""
+    """Read all requests of an OUT; UsageError if the file is damaged or holds no record."""
     requests = Requests()
     number, torn = 0, False
     for number, line in out.read():
@@ -136,7 +138,7 @@ def read_requests(out: OutFile) -> Requests:
 
 
 def answer_of(record: dict[str, Any]) -> tuple[str, Calls | None]:
-    """The text of all answers of a record, with their reasoning, and their tool calls."""
+    """Return the text of all answers of a record, with their reasoning, and their tool calls."""
     parts: list[str] = []
     calls: Calls = []
     choices = record["response"]["body"]["choices"]
@@ -155,8 +157,8 @@ def answer_of(record: dict[str, Any]) -> tuple[str, Calls | None]:
 
 
 def token_lists(record: dict[str, Any]) -> list[list[Any]]:
-    """The token ids of each choice, or the log-probabilities of a scored one: what two equal answers share bit for
-    bit."""
+    """Return the token ids of each choice; the log-probabilities of a scored answer are one more list. Two answers are
+    equal bit for bit if their lists are."""
     own = record["apcbatch"]
     choices = own.get("choices")
     several = isinstance(choices, list) and all(isinstance(one, dict) for one in choices)
@@ -168,7 +170,7 @@ def token_lists(record: dict[str, Any]) -> list[list[Any]]:
 
 
 def answer_digest(record: dict[str, Any]) -> bytes:
-    """16 bytes: equal for equal answers, and for equal errors."""
+    """Return a digest of 16 bytes, equal for equal answers and for equal errors."""
     error = record["error"]
     said = token_lists(record) if error is None else (error["code"], error["message"])
     return xxhash.xxh3_128_digest(repr(said).encode("utf-8", "surrogatepass"))
@@ -193,12 +195,13 @@ def _calls(calls: Any) -> Iterator[dict[str, str]]:
 
 
 def _failed(record: dict[str, Any]) -> tuple[dict[str, int], str, str]:
-    """The numbers of an error record: all 0, the ideal unknown."""
+    """Return (numbers, miss reason, finish reason) of an error record: all numbers 0, the ideal unknown."""
     return {**dict.fromkeys(NUMBERS, 0), "ideal": UNKNOWN}, "", "error"
 
 
 def _answered(record: dict[str, Any]) -> tuple[dict[str, int], str, str] | None:
-    """(numbers, miss reason, finish reason) of a record that succeeded; None if one of them is missing or invalid."""
+    """Return (numbers, miss reason, finish reason) of a record that succeeded; None if one of them is missing or
+    invalid."""
     own, body = record["apcbatch"], record["response"]["body"]
     usage, ideal, reason = body.get("usage"), own.get("ideal_cached_tokens"), own.get("miss_reason")
     usage = usage if isinstance(usage, dict) else {}

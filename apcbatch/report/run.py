@@ -1,4 +1,4 @@
-"""Read one run (OUT, trace, run file) into its part of the document, and list the panels that show it."""
+"""Read one run (OUT, trace, run file) into its part of the document; define the panels that show it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ OF_A_RUN_FILE = ("version", "input", "model_fingerprint", "model_files", "config
 
 @dataclass
 class Run:
-    """out: the file. requests: its records. segments: of its trace, oldest first. run_file: the configuration that it
-    was made with, or None. notes: sentences on data that this report lacks."""
+    """One run. out: its OUT. requests: its records. segments: those of its trace, oldest first. run_file: the
+    configuration that made OUT, or None. notes: sentences on data that this report lacks."""
 
     out: OutFile
     requests: Requests
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the latest known process, by name."""
+        """Options of the latest known process, by name."""
         if self.segments:
             return {name: value for name, value, _ in self.segments[-1].options}
         return dict(self.run_file["config"]) if self.run_file is not None else {}
@@ -47,7 +47,7 @@ class Run:
         return bool(self.segments) and not kept_none
 
     def as_document(self) -> dict[str, Any]:
-        """The run as a JSON object of the document."""
+        """Return the run as a JSON object of the document."""
         return {
             "name": self.out.name,
             "notes": self.notes,
@@ -82,18 +82,18 @@ def read_run(out: OutFile) -> Run:
 
 
 def _known(run_file: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The entries of a run file that this version knows."""
+    """Return the entries of a run file that this version knows."""
     return None if run_file is None else {name: run_file[name] for name in OF_A_RUN_FILE if name in run_file}
 
 
 def _ran(run: Run) -> dict[str, Any]:
-    """What ran: the processes by the trace, and the run file."""
+    """Return the processes that ran, from the trace, and the run file."""
     segments = [{name: getattr(one, name) for name in OF_A_SEGMENT} for one in run.segments]
     return {"segments": segments, "run_file": run.run_file}
 
 
 def _timeline(segment: Segment) -> dict[str, Any]:
-    """One process over time. A killed one ends with its last recorded pass."""
+    """Return the passes of one process over time. A killed one ends with its last recorded pass."""
     passes = dataclasses.asdict(segment.passes)
     last_s = passes["begin_s"][-1] + passes["seconds"][-1] if passes["begin_s"] else 0.0
     seconds = last_s if segment.end is None else max(last_s, segment.end.seconds)
@@ -102,9 +102,9 @@ def _timeline(segment: Segment) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Panel:
-    """One section of the page, drawn by assets/NAME.js. heading: its heading on the page. short: a shorter heading for
-    the list of sections. data: returns the panel's data for a run; None for a panel about all runs. key: of the data in
-    the document, if not the name."""
+    """Section of the page, drawn by assets/NAME.js. heading: its heading on the page. short: shorter heading for the
+    list of sections. data: returns the panel's data for a run; None for a panel about all runs. key: key of the data in
+    the document, if it is not the name."""
 
     name: str
     heading: str

@@ -17,13 +17,13 @@ Prompt = str | list[list[str]]  # a text, or messages of a role and a text each
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text, cut to `limit` characters with an ellipsis at the end."""
+    """Cut a text to `limit` characters, with an ellipsis at the end."""
     return text if len(text) <= limit else text[: max(0, limit - 1)] + ELLIPSIS * (limit > 0)
 
 
 def shortened_middle(text: str, limit: int) -> str:
-    """The text, cut to its first quarter and its end with an ellipsis between. Prompts differ at their end; their
-    beginning is often the same."""
+    """Cut a text to `limit` characters: a quarter from its beginning, an ellipsis, the rest from its end. Prompts
+    differ at their end; their beginning is often the same."""
     if len(text) <= limit:
         return text
     head = limit // 4
@@ -32,8 +32,8 @@ def shortened_middle(text: str, limit: int) -> str:
 
 
 def shortened_prompt(prompt: Prompt, limit: int) -> Prompt:
-    """A prompt with about `limit` characters of text. Of messages, the last ones are kept first, then as much of the
-    first as fits; the messages between that do not fit become one ellipsis."""
+    """Cut a prompt to about `limit` characters of text. Of messages, the last ones are kept first, then as much of the
+    first as fits. The messages between that do not fit become one ellipsis."""
     if isinstance(prompt, str):
         return shortened_middle(prompt, limit)
     (role, first), *rest = prompt
@@ -62,7 +62,7 @@ def shortened_calls(calls: Calls | None, limit: int) -> Calls | None:
 
 
 class Texts:
-    """Collects and cuts the answers of one run."""
+    """Texts of one run's answers and errors, cut so that their sum stays within a bound."""
 
     def __init__(self, most_held: int = MOST_HELD) -> None:
         self.answers: list[str] = []
@@ -74,7 +74,7 @@ class Texts:
 
     @property
     def characters(self) -> int | None:
-        """The length that texts were cut to; None if all are whole."""
+        """Length that texts were cut to; None if all are whole."""
         return self._limit if self._was_cut else None
 
     def add(self, answer: str, calls: Calls | None) -> None:
@@ -85,7 +85,7 @@ class Texts:
         self._make_room()
 
     def error(self, sentence: str) -> int:
-        """The number of an error's sentence; equal sentences are stored once."""
+        """Store the sentence of an error and return its number; equal sentences are stored once."""
         sentence = self._cut(sentence)
         number = self._numbers.setdefault(sentence, len(self.errors))
         if number == len(self.errors):
@@ -118,7 +118,7 @@ def _length(calls: Calls | None) -> int:
 
 
 def cut_columns(requests: dict[str, Any], limit: int) -> dict[str, Any]:
-    """The columns of a document's requests, with every text cut to a length; other columns are not copied."""
+    """Return the columns of a document's requests, with every text cut to `limit`; other columns are not copied."""
     prompts = requests["prompt_text"]
     if prompts is not None:
         prompts = [None if one is None else shortened_prompt(one, limit) for one in prompts]

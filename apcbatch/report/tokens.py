@@ -1,4 +1,4 @@
-"""Sums of prompt tokens: computed, restored from memory or disk, and lost, with the reason of each miss and its remedy.
+"""Sum up prompt tokens: computed, restored from memory or disk, and lost, with the reason of each miss and its remedy.
 
 Lost tokens were covered by an earlier request and computed again.
 """
@@ -12,8 +12,8 @@ from apcbatch.types import MissReason
 
 
 def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
-    """The parts of the bar in tokens, and the misses in descending order of lost tokens. lost, ideal: None if a record
-    lacks its ideal."""
+    """Return the parts of the bar in tokens, and the misses in descending order of lost tokens. lost, ideal: None if a
+    record lacks its ideal."""
     ideal = ideal_tokens(requests)
     numbers = requests.numbers
     sources = dict.fromkeys(SOURCES, 0)
@@ -44,7 +44,7 @@ def token_sums(requests: Requests, policy: object) -> dict[str, Any]:
 
 
 def ideal_tokens(requests: Requests) -> int | None:
-    """The sum of the ideals in tokens; None if an answered request lacks it."""
+    """Return the sum of the ideals in tokens; None if an answered request lacks it."""
     total = 0
     for ideal, error in zip(requests.numbers["ideal"], requests.numbers["error"], strict=True):
         if not error:
@@ -58,8 +58,8 @@ MOST_TURNS = 100
 
 
 def turn_sums(requests: Requests) -> dict[str, list[int]]:
-    """Columns with a row per answered turn: requests, cached and computed tokens. Turns from the hundredth on share one
-    row; requests without a turn are left out."""
+    """Return columns with a row per answered turn: requests, cached and computed tokens. Turns from the hundredth on
+    share one row; requests without a turn are left out."""
     sums: dict[int, list[int]] = {}
     columns = (requests.numbers[name] for name in ("turn", "cached", "computed", "error"))
     for turn, cached, computed, error in zip(*columns, strict=True):
@@ -113,7 +113,7 @@ UNKNOWN = "This version does not know the reason; see the page of the version th
 
 
 def remedy(reason: str, policy: object) -> str:
-    """The remedy for a miss in a run with this policy."""
+    """Return the remedy for a miss in a run with this policy."""
     if reason == "diverged" and isinstance(policy, str) and policy in DIVERGED:
         return DIVERGED[policy]
     return REMEDIES.get(reason, UNKNOWN)  # type: ignore[call-overload, no-any-return]

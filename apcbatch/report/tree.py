@@ -18,8 +18,8 @@ COLUMNS = ("parent", "begin", "end", *ADDED, "dropped_s", "text")
 
 
 def merge_edges(segments: Sequence[Segment]) -> dict[str, Any] | None:
-    """The edges of all segments as columns, with a `note`; None without a segment. dropped_s: seconds since the begin
-    of the first segment."""
+    """Return the edges of all segments as columns, with a `note`; None without a segment. dropped_s: seconds since the
+    begin of the first segment."""
     if not segments:
         return None
     rows: list[dict[str, Any]] = []

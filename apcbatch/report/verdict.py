@@ -18,8 +18,8 @@ STAGES = ("load", "plan", "prefill", "decode", "store", "total")
 
 
 def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) -> dict[str, Any]:
-    """The verdict over all of OUT. segments: of the trace, in order; none if there is no trace. knows_end: whether the
-    last process is among them.
+    """Return the verdict over all of OUT. segments: those of the trace, in order; none if there is no trace. knows_end:
+    whether the last process is among them.
 
     Without a trace, values that the records lack are None: seconds, rates, bytes, exit code. Seconds are sums over the
     processes that ran to their end, rates are tokens over these seconds, bytes are the maximum of any process.
@@ -59,7 +59,8 @@ def verdict(requests: Requests, segments: Sequence[Segment], knows_end: bool) ->
 
 
 def _percentiles(requests: Requests) -> list[dict[str, Any]] | None:
-    """p50, p95 and p99 of seconds and tokens per answered request, by nearest rank; None if none was answered."""
+    """Return p50, p95 and p99 of seconds and tokens per answered request, by nearest rank; None if none was
+    answered."""
     numbers = requests.numbers
     answered = [row for row, error in enumerate(numbers["error"]) if not error]
     if not answered:
@@ -85,7 +86,7 @@ def _seconds(summaries: Sequence[dict[str, Any]]) -> dict[str, float] | None:
 
 
 def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
-    """Tokens per second of a stage over all processes; a process's tokens are its rate times its seconds."""
+    """Return the tokens per second of a stage over all processes. The tokens of one are its rate times its seconds."""
     parts = [(_number(one.get(f"{stage}_tokens_per_s")), _stage(one, stage)) for one in summaries]
     timed = [(rate, seconds) for rate, seconds in parts if rate is not None and seconds > 0]
     if len(timed) == 1:
@@ -95,19 +96,19 @@ def _rate(summaries: Sequence[dict[str, Any]], stage: str) -> float | None:
 
 
 def _most(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
-    """The largest number of bytes of any process; None if no process has it."""
+    """Return the largest number of bytes of any process; None if no process has it."""
     values = [one.get(name) for one in summaries]
     return max((value for value in values if type(value) is int and value > 0), default=None)
 
 
 def _sum(summaries: Sequence[dict[str, Any]], name: str) -> int | None:
-    """A count over all processes; None if no process has it."""
+    """Return the sum of a count over all processes; None if no process has it."""
     values = [one[name] for one in summaries if type(one.get(name)) is int and 0 <= one[name] <= MOST]
     return sum(values) if values else None
 
 
 def _warnings(summaries: Sequence[dict[str, Any]]) -> list[str]:
-    """All distinct warnings."""
+    """Return all distinct warnings."""
     lists = [one.get("warnings") for one in summaries]
     return list(dict.fromkeys(str(one) for given in lists if isinstance(given, list) for one in given))
 

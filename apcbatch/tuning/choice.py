@@ -18,8 +18,8 @@ TIE = 1.01  # candidates within 1 % of the fastest count as equal
 
 @dataclass(frozen=True)
 class Tuning:
-    """The result of `tune-block-size`. candidates: by ascending block size. min_gain_tokens: the tokens that prefill
-    computes in the time of one restore from disk."""
+    """Result of `tune-block-size`. candidates: by ascending block size. min_gain_tokens: tokens that prefill computes
+    in the time of one restore from disk."""
 
     forecast: Forecast
     measured: Measurement
@@ -31,7 +31,7 @@ class Tuning:
 
 
 def check(config: Config) -> None:
-    """UsageError for a configuration that leaves nothing to tune; it says what to give instead."""
+    """Raise UsageError for a configuration that leaves nothing to tune; it says what to give instead."""
     if config.policy == "none":
         raise UsageError(
             f"{config.origins['policy']} none: nothing is kept, so that there is no block size to choose; "
@@ -43,7 +43,7 @@ def conclude(
     config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement, candidates: list[Candidate]
 ) -> Tuning:
     """Choose the fastest candidate; of equally fast ones, the one that keeps the fewest bytes. After real runs, only
-    the verified candidates count."""
+    the verified candidates are compared."""
     verified = [candidate for candidate in candidates if candidate.verified is not None]
     compared = verified or candidates
     fastest = min(candidate.best_known_s for candidate in compared)
@@ -75,7 +75,7 @@ def _reason(chosen: Candidate, compared: list[Candidate], how: str) -> str:
 
 
 def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Iterator[str]:
-    """Reasons why a real run will differ from the prediction."""
+    """Yield reasons why a real run will differ from the prediction."""
     note = windows_note(surveyed.num_windows, config) if config.policy == "planned" else None
     if note is not None:
         yield note
@@ -88,7 +88,8 @@ def _notes(config: Config, surveyed: Survey, candidates: list[Candidate]) -> Ite
 
 @dataclass(frozen=True)
 class Verified:
-    """A real run: seconds of prefill, seconds of the whole run without loading, restored prompt tokens."""
+    """Measurements of a real run: seconds of prefill, seconds of the whole run without loading, restored prompt
+    tokens."""
 
     prefill_s: float
     total_s: float
@@ -97,7 +98,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One block size: the forecast of its reuse, and the predicted seconds."""
+    """One block size with the forecast of its reuse, and the predicted seconds."""
 
     block_size: int
     table: PolicyForecast

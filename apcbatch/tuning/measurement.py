@@ -35,7 +35,8 @@ CONTEXT = 3  # index of context pairs among the features
 
 @dataclass(frozen=True)
 class Rate:
-    """A measured prefill rate: of `sequences` chunks of `chunk` new tokens each, after `context` restored ones."""
+    """Measured prefill rate of `sequences` chunks in a pass, each of `chunk` new tokens after `context` restored
+    ones."""
 
     sequences: int
     chunk: int
@@ -45,9 +46,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Costs in seconds: of a pass (pass_s), a chunk in it (chunk_s), a token (token_s), a token's attention to one
-    token of context (context_s), keeping a snapshot in a pass (snapshot_s), a restore (restore_ram_s, restore_disk_s),
-    writing one byte (write_byte_s). rates: the prefills that the first four costs were fitted to."""
+    """Measured costs in seconds.
+
+    pass_s: one pass. chunk_s: one chunk in a pass. token_s: one token. context_s: attention of one token to one token
+    of context. snapshot_s: keeping one snapshot in a pass. restore_ram_s, restore_disk_s: one restore. write_byte_s:
+    writing one byte. rates: prefills that the first four costs were fitted to.
+    """
 
     rates: tuple[Rate, ...]
     pass_s: float
@@ -61,17 +65,17 @@ class Measurement:
 
     @property
     def tokens_per_s(self) -> float:
-        """The best prefill rate that was measured."""
+        """Best measured prefill rate."""
         return max(rate.tokens_per_s for rate in self.rates)
 
     @property
     def break_even_ram(self) -> float:
-        """The tokens that could be computed in the time of a restore from RAM."""
+        """Tokens that prefill computes in the time of a restore from RAM."""
         return self.restore_ram_s * self.tokens_per_s
 
     @property
     def break_even_disk(self) -> float:
-        """The tokens that could be computed in the time of a restore from disk."""
+        """Tokens that prefill computes in the time of a restore from disk."""
         return self.restore_disk_s * self.tokens_per_s
 
 
@@ -94,8 +98,8 @@ def measure(config: Config, footprint: Footprint, warn: Callable[[str], None]) -
 
 @contextmanager
 def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: bool) -> Iterator[JobEngine]:
-    """An engine of this configuration, with a temporary store (beside the configured one, if any) or none; loads the
-    weights."""
+    """Open an engine of this configuration, with a temporary store (beside the configured one, if any) or none; loads
+    the weights."""
     from apcbatch.job.open import make_engine
 
     parent = Path(config.store).absolute().parent if config.store else None
@@ -111,14 +115,14 @@ def temporary_engine(config: Config, warn: Callable[[str], None], *, has_store: 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The features (passes, chunks, tokens, context pairs, snapshots) of one measured thing, and its seconds."""
+    """One measurement: the features (passes, chunks, tokens, context pairs, snapshots) of the work, and its seconds."""
 
     features: tuple[float, ...]
     seconds: float
 
 
 class _Meter:
-    """Drives one engine. Every prompt is random, so only snapshots kept on purpose are found."""
+    """Measurements on one engine. Every prompt is random, so only snapshots kept on purpose are found."""
 
     def __init__(self, engine: JobEngine) -> None:
         self._engine = engine
@@ -168,7 +172,8 @@ class _Meter:
         )
 
     def _long_chunk(self) -> int:
-        """A prompt length from MEDIUM to LONG whose prefill takes about a second. Its first passes are the warm-up."""
+        """Return a prompt length up to LONG whose prefill takes about SECONDS_FOR_LONG. Its own passes are the
+        warm-up."""
         self._prefill(self._prompts(1, MEDIUM))
         seconds = self._prefill(self._prompts(4, MEDIUM))
         affordable = int(SECONDS_FOR_LONG * 4 * MEDIUM / max(1e-9, seconds))
@@ -178,7 +183,7 @@ class _Meter:
         return [[self._random.randrange(self._vocab) for _ in range(length)] for _ in range(count)]
 
     def _run(self, prompts: Sequence[Sequence[int]], plan: RequestPlan) -> tuple[float, float]:
-        """The seconds of these requests under one plan, as (prefill, store)."""
+        """Answer the prompts under one plan; return (seconds of prefill, seconds of the store)."""
         before = dict(self._engine.counters.seconds)
         requests = []
         for prompt in prompts:
@@ -194,24 +199,24 @@ class _Meter:
         return self._run(prompts, RequestPlan())[0]
 
     def _kept_prefix(self, length: int) -> list[int]:
-        """Prefill a new prompt and keep the snapshot at its end."""
+        """Prefill a new prompt, keep the snapshot at its end, and return the prompt."""
         [prefix] = self._prompts(1, length)
         self._run([prefix], RequestPlan(keep=(length,), reads=(ROUNDS * NUM_CONTINUED + 1,)))
         return prefix
 
     def _continued(self, prefix: list[int]) -> tuple[float, float]:
-        """Continue a kept prompt with new ends; (seconds of prefill, seconds of one restore from RAM)."""
+        """Continue a kept prompt with new ends; return (seconds of prefill, seconds of one restore from RAM)."""
         ends = self._prompts(NUM_CONTINUED, MEDIUM)
         plan = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
         prefill_s, store_s = self._run([prefix + end for end in ends], plan)
         return prefill_s, store_s / NUM_CONTINUED
 
     def _keep_many(self, length: int, keep: tuple[int, ...]) -> float:
-        """Seconds of one long prompt that keeps snapshots at these positions."""
+        """Prefill one long prompt that keeps snapshots at these positions; return the seconds."""
         return self._run(self._prompts(1, length), RequestPlan(keep=keep, reads=(1,) * len(keep)))[0]
 
     def _store_costs(self, length: int) -> tuple[float, float]:
-        """(seconds of writing one byte, seconds of one restore from disk)."""
+        """Measure and return (seconds of writing one byte, seconds of one restore from disk)."""
         length = max(2, min(length, LONG // 4))
         prompts = self._prompts(NUM_STORED, length)
         self._engine.flush()
@@ -225,8 +230,8 @@ class _Meter:
         return write_s / max(1, written), self._restore_disk_s(prompts)
 
     def _restore_disk_s(self, stored: Sequence[Sequence[int]]) -> float:
-        """Seconds of one restore of prompts that are on disk only. A device loads a snapshot while the host continues,
-        so the pass that uses it takes longer than one that restores from memory."""
+        """Return the seconds of one restore of prompts that are on disk only. A device loads a snapshot while the host
+        continues, so the pass that uses it takes longer than one that restores from memory."""
         length = len(stored[0])
         plan = RequestPlan(resume_at=length, ideal=length)
 
@@ -251,12 +256,12 @@ class _Meter:
 
 
 def _features(count: int, length: int, context: int, snapshots: int) -> tuple[float, ...]:
-    """The features of one pass with `count` chunks of `length` tokens."""
+    """Return the features of one pass with `count` chunks of `length` tokens."""
     return (1, count, count * length, count * length * (context + length / 2), snapshots)
 
 
 def _fit(samples: Sequence[_Sample], has_attention: bool) -> list[float]:
-    """The costs, none below 0, that fit the samples with the least relative error."""
+    """Return the costs, none below 0, that fit the samples with the least relative error."""
     matrix = np.array([[value / sample.seconds for value in sample.features] for sample in samples])
     active = [column for column in range(matrix.shape[1]) if has_attention or column != CONTEXT]
     costs = np.zeros(matrix.shape[1])

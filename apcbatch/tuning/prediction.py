@@ -1,4 +1,4 @@
-"""Predict for each block size what a run reuses, and the seconds that it takes on this machine.
+"""Predict the reuse of a run for each block size, and the seconds that it takes on this machine.
 
 Invariant: the forecast equals what `run` reports with the same options on an empty store, request by request, if all
 kept snapshots fit. The seconds are an estimate: requests are batched into passes in the scheduler's order, and a
@@ -22,7 +22,7 @@ from apcbatch.tuning.survey import Survey
 
 
 def predict(config: Config, surveyed: Survey, forecast: Forecast, measured: Measurement) -> list[Candidate]:
-    """One candidate for each block size of a forecast, in its order."""
+    """Return one candidate for each block size of a forecast, in its order."""
     shape = TreeShape(surveyed.tree)
     order = shape.order(order_of(config))
     candidates = []
@@ -54,23 +54,23 @@ def predict(config: Config, surveyed: Survey, forecast: Forecast, measured: Meas
 
 
 def forecast_policies(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
-    """The forecasts of `plan`: all policies in the order of --order, with --store-size on disk even without a
-    --store."""
+    """Forecast all policies, for `plan`, in the order of --order. --store-size bounds the snapshots for later runs even
+    without a --store."""
     planned = replace(config, policy="planned")
     planner = planner_for(planned, surveyed.footprint, later_budget_bytes=config.store_size)
     return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
 
 
 def forecast_run(config: Config, surveyed: Survey, block_sizes: Iterable[int]) -> Forecast:
-    """The forecasts of `tune-block-size`, with the order and limits of a `run` with this configuration."""
+    """Forecast for `tune-block-size`, with the order and the limits of a `run` with this configuration."""
     planner = planner_for(config, surveyed.footprint)
     return forecast(surveyed.tree, block_sizes, planner, surveyed.num_unstable)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Sums over a run. chunks: parts of requests in passes. tokens: computed tokens. context_pairs: over the computed
-    tokens, the number of tokens before each."""
+    """Sums of the work of a run. chunks: parts of requests in passes. tokens: computed tokens. context_pairs: for each
+    computed token, the number of tokens before it."""
 
     passes: int
     chunks: int
@@ -78,7 +78,7 @@ class Workload:
     context_pairs: float
 
     def prefill_s(self, measured: Measurement, snapshots: int) -> float:
-        """Predicted seconds of prefill, including those of keeping the snapshots."""
+        """Return the predicted seconds of prefill, including those of keeping the snapshots."""
         return (
             self.passes * measured.pass_s
             + self.chunks * measured.chunk_s
@@ -96,8 +96,8 @@ def count_work(
     max_batch_tokens: int,
     max_running: int,
 ) -> Workload:
-    """The work of a run in which each request generates one token. order: request indices in the order of the run; the
-    other sequences are indexed by request."""
+    """Count the work of a run in which each request generates one token. order: request indices in the order of the
+    run; the other sequences are indexed by request."""
     leaders = _leaders(order, resume_at, conversations)
     computed = [length - cached for length, cached in zip(lengths, resume_at, strict=True)]
     left = list(computed)
@@ -124,7 +124,7 @@ def count_work(
 
 
 def _leaders(order: Sequence[int], resume_at: Sequence[int], conversations: Sequence[int]) -> list[int]:
-    """For each request, the one that it waits for; its own index if it waits for none."""
+    """Return, for each request, the index of the one that it waits for; its own if it waits for none."""
     leaders, before = list(range(len(order))), dict[int, int]()
     for index in order:
         if resume_at[index]:

@@ -35,11 +35,12 @@ from apcbatch.prefix import as_token_array
 
 @dataclass
 class Survey:
-    """The requests of an input.
+    """Requests of an input.
 
-    tree: the prefix tree; a conversation's number is its input line. footprint: of the model's snapshots. num_lines:
-    input lines that have a request. num_windows: the windows that `run` plans one after the other. num_unstable: lines
-    whose template changes the rendering of earlier turns. errors: number of refused requests by code.
+    tree: prefix tree of their prompts; a conversation's number is its input line. footprint: bytes of the model's
+    snapshots. num_lines: input lines that have a request. num_windows: windows that `run` plans one after the other.
+    num_unstable: lines whose template changes the rendering of earlier turns. errors: number of refused requests by
+    code.
     """
 
     tree: PrefixTree
@@ -51,7 +52,7 @@ class Survey:
 
 
 class _WatchedRenderer(Renderer):
-    """Counts the conversations that are not prefix-stable."""
+    """Renderer that counts the conversations that are not prefix-stable."""
 
     num_unstable = 0
 
@@ -67,8 +68,8 @@ def survey(
     warn: Callable[[str], None],
     advance: Callable[[], None] = lambda: None,
 ) -> Survey:
-    """Read the whole input and call `advance` at each line. UsageError (ModelError) if input or model cannot be
-    used."""
+    """Read the whole input into a Survey. advance: called once for each line with a request. UsageError (ModelError) if
+    input or model cannot be used."""
     if config.turns == "rollout":
         raise UsageError(
             f"{config.origins['turns']} rollout: its prompts are built on answers that are not known yet; plan with "

@@ -32,7 +32,7 @@ def verify(
     count: int,
     warn: Callable[[str], None],
 ) -> list[Candidate]:
-    """The candidates; the `count` fastest ones have been verified by a real run each."""
+    """Run the `count` fastest candidates for real, once each. Return all candidates, these with their measurements."""
     best = sorted(candidates, key=lambda candidate: candidate.total_s)[:count]
     sizes = {candidate.block_size for candidate in best}
     return [
@@ -44,7 +44,7 @@ def verify(
 
 
 def real_run(config: Config, inputs: Inputs, block_size: int, warn: Callable[[str], None]) -> Verified:
-    """Serve the whole input with one block size; loads the weights."""
+    """Serve the whole input with one block size, and measure it; loads the weights."""
     own = replace(config, block_size=block_size, max_tokens=1)
     with temporary_engine(own, warn, has_store=bool(config.store)) as engine:
         return _serve_all(own, inputs, engine)

@@ -1,1 +1,1 @@
-"""The results of `plan` and `tune-block-size`, one module per format."""
+"""Export of the results of `plan` and `tune-block-size`, one module per format."""

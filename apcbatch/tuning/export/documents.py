@@ -1,4 +1,4 @@
-"""The JSON documents of `--json`, and the YAML file for `--config`."""
+"""Make the JSON documents of `--json`, and the YAML file for `--config`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apcbatch.types import Policy
 
 
 def forecast_document(forecast: Forecast, policy: Policy, config: Config) -> dict[str, Any]:
-    """The document of `plan`, for one policy."""
+    """Make the document of `plan`, for one policy."""
     ideal = next(grid[policy].ideal_hit_rate for grid in forecast.grids.values())
     return {
         "dataset": _dataset(forecast) | {"ideal_hit_rate": ideal},
@@ -22,7 +22,7 @@ def forecast_document(forecast: Forecast, policy: Policy, config: Config) -> dic
 
 
 def tuning_document(tuning: Tuning, config: Config) -> dict[str, Any]:
-    """The document of `tune-block-size`."""
+    """Make the document of `tune-block-size`."""
     return {
         "dataset": _dataset(tuning.forecast),
         "policy": config.policy,
@@ -37,7 +37,7 @@ def tuning_document(tuning: Tuning, config: Config) -> dict[str, Any]:
 
 
 def _dataset(forecast: Forecast) -> dict[str, Any]:
-    """The input's part of both documents."""
+    """Return the part of both documents that describes the input."""
     return {
         "requests": forecast.requests,
         "prompt_tokens": forecast.prompt_tokens,
@@ -47,7 +47,7 @@ def _dataset(forecast: Forecast) -> dict[str, Any]:
 
 
 def _reuse(block_size: int, table: PolicyForecast, config: Config) -> dict[str, Any]:
-    """One block size's part of both documents."""
+    """Return the part of both documents that describes one block size."""
     return {
         "block_size": block_size,
         "min_gain_tokens": config.min_gain_tokens,
@@ -72,6 +72,6 @@ def _candidate(candidate: Candidate, config: Config) -> dict[str, Any]:
 
 
 def tuning_yaml(tuning: Tuning, config: Config) -> str:
-    """A file for `--config`."""
+    """Make a file for `--config` with the recommended options."""
     lines = [f"# {tuning.reason}", f"policy: {config.policy}", f"block_size: {tuning.recommended.block_size}"]
     return "\n".join([*lines, f"min_gain_tokens: {tuning.min_gain_tokens}", ""])

@@ -15,7 +15,7 @@ FORMATS = ("svg", "png")
 
 
 def check_plot(path: str) -> str:
-    """The image format of a file name; UsageError for one that cannot be drawn."""
+    """Return the image format of a file name; UsageError for one that cannot be drawn."""
     suffix = path.rpartition(".")[2].lower()
     if suffix not in FORMATS:
         raise UsageError(f"--plot {path}: expected a name that ends in .svg or .png")
@@ -25,7 +25,7 @@ def check_plot(path: str) -> str:
 
 
 def draw(tuning: Tuning, format: str) -> bytes:
-    """The plot as bytes of an image in this format."""
+    """Draw the plot, and return it as an image file in this format."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,4 +1,5 @@
-"""The reports of `plan` and `tune-block-size` for a terminal: lines, and tables that drop columns to fit its width."""
+"""Format the reports of `plan` and `tune-block-size` for a terminal: lines, and tables that drop columns to fit its
+width."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Column:
-    """One column. need: 0 is always shown; the highest is dropped first. align: as in format()."""
+    """Column of a table. cells: its width. need: the highest is dropped first, 0 never. align: as in format()."""
 
     head: str
     cells: int
@@ -28,8 +29,8 @@ class Column:
 
 
 class Table:
-    """The columns that fit a width; those with the highest need are dropped first. left_out: the heads of those
-    dropped."""
+    """Table of the columns that fit a width; those with the highest need are dropped first. left_out: heads of the
+    dropped columns."""
 
     def __init__(self, columns: Sequence[Column], width: int | None) -> None:
         self._columns = list(columns)
@@ -46,15 +47,15 @@ class Table:
         return sum(column.cells for column in self._columns) + len(GAP) * (len(self._columns) - 1)
 
     def head(self) -> str:
-        """The line of the heads."""
+        """Return the line of the heads."""
         return self.row({column.head: column.head for column in self._columns})
 
     def row(self, values: Mapping[str, str]) -> str:
-        """One line, from head -> cell text."""
+        """Return one line, from head -> cell text."""
         return GAP.join(f"{values[column.head]:{column.align}{column.cells}}" for column in self._columns)
 
     def note(self) -> list[str]:
-        """A line that names the dropped columns; no line if none was dropped."""
+        """Return a line that names the dropped columns; no line if none was dropped."""
         named = [head for head in self.left_out if head]
         return [f"left out at this width: {', '.join(named)}; --json has them"] if named else []
 
@@ -88,7 +89,7 @@ MARK = "  <- recommended"
 
 
 def forecast_lines(forecast: Forecast, surveyed: Survey, config: Config, width: int | None = None) -> Iterator[str]:
-    """The whole report. width: the terminal's columns, None for a pipe."""
+    """Yield the report of `plan`. width: the terminal's columns, None for a pipe."""
     table = Table(FORECAST_COLUMNS, width)
     for line in _forecast_lines(forecast, surveyed, config, table):
         yield from _wrapped(line, width)
@@ -135,7 +136,7 @@ def _forecast_row(block_size: str, forecast: PolicyForecast) -> dict[str, str]:
 
 
 def _limits(forecast: Forecast, config: Config) -> Iterator[str]:
-    """The reasons why the hit rate is not 100 %."""
+    """Yield the reasons why the hit rate is not 100 %."""
 
     def tokens(count: int) -> str:
         return f"{_count(count, 'token')} ({_percent(count / max(1, forecast.prompt_tokens))})"
@@ -167,7 +168,7 @@ def _limits(forecast: Forecast, config: Config) -> Iterator[str]:
 
 
 def _wrapped(line: str, width: int | None) -> list[str]:
-    """The line, folded at a terminal's width."""
+    """Fold a line at a terminal's width."""
     return [line] if width is None else wrap(line, width, "    ")
 
 
@@ -180,7 +181,7 @@ def _percent(share: float) -> str:
 
 
 def tuning_lines(tuning: Tuning, config: Config, width: int | None = None) -> Iterator[str]:
-    """The whole report. width: the terminal's columns, None for a pipe."""
+    """Yield the report of `tune-block-size`. width: the terminal's columns, None for a pipe."""
     for line in _tuning_lines(tuning, config, width):
         yield from _wrapped(line, width)
 
@@ -249,7 +250,7 @@ def _tuning_row(candidate: Candidate) -> dict[str, str]:
 
 
 def _verified(candidate: Candidate) -> str:
-    """Predicted and measured seconds of a candidate, side by side."""
+    """Format predicted and measured seconds of a candidate, side by side."""
     real = candidate.verified
     assert real is not None
     off = 100 * (candidate.prefill_s / real.prefill_s - 1) if real.prefill_s else 0.0
