@@ -1,4 +1,4 @@
-"""`run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
+"""Measure `run` over a slice of a dataset from end to end: cold, warm from disk, warm from RAM.
 
 The first three runs are separate processes: one under the default policy, then two that keep every boundary and share a
 store. Warm from RAM is one engine that answers the same requests twice.
@@ -33,7 +33,7 @@ GROUP = "run"
 
 
 def figures(config: Config, input: str) -> Iterator[Figure]:
-    """Five runs over the first `limit` conversations of INPUT."""
+    """Run the first `limit` conversations of INPUT five times, and yield a figure for each run."""
     with tempfile.TemporaryDirectory() as folder:
         kinds: tuple[tuple[str, Policy], ...] = (
             (f"cold, policy {config.policy}", config.policy),
@@ -47,7 +47,7 @@ def figures(config: Config, input: str) -> Iterator[Figure]:
 
 
 def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
-    """The summary of one `apcbatch run`; each policy has its own store in the folder."""
+    """Run `apcbatch run` once and return its summary; each policy has its own store in the folder."""
     command = [sys.executable, "-m", "apcbatch", "run", input, "-o", str(folder / "out.jsonl"), "--overwrite"]
     command += ["--store", str(folder / config.policy), "--quiet", "--progress", "none"]
     for name in ("model", "dtype", "policy", "limit", "max_tokens"):
@@ -60,7 +60,7 @@ def _run(config: Config, input: str, folder: Path) -> dict[str, Any]:
 
 
 def _in_memory(config: Config, input: str) -> Iterator[Figure]:
-    """One engine that answers the same requests twice."""
+    """Answer the same requests twice with one engine, and yield a figure for each time."""
     engine = make_engine(replace(config, policy="all", store=None), lambda sentence: None)
     requests = requests_in(config, input)
     try:
@@ -80,13 +80,13 @@ def _in_memory(config: Config, input: str) -> Iterator[Figure]:
 
 
 def requests_in(config: Config, input: str) -> list[Request]:
-    """The requests of the first `limit` conversations of INPUT, in its order."""
+    """Return the requests of the first `limit` conversations of INPUT, in its order."""
     renderer = Renderer.load(locate_model(config.model), options=ChatOptions.of(config))
     return list(requests_of(Feeder(config, open_source(input, LineOptions.of(config)), renderer, PreviousAnswers())))
 
 
 def _figure(kind: str, seconds: float, summary: dict[str, Any]) -> Figure:
-    """The figure of one run: wall seconds without loading. in_steps: the share of them in prefill and decode."""
+    """Return the figure of one run: wall seconds without loading. in_steps: the share of them in prefill and decode."""
     spent = summary["seconds"]
     details = {name: summary[name] for name in ("requests", "prompt_tokens", "cached_tokens", "computed_tokens")}
     details["in_steps"] = (spent["prefill"] + spent["decode"]) / seconds

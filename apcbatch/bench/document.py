@@ -1,7 +1,7 @@
 """Measure the requested groups, and make the document of `apcbatch bench`.
 
-The document's keys: version, model, dtype, machine, limits (of the machine, per second), figures (in the order of
-measurement; each has group, name, value, unit and its own details).
+Keys of the document: version, model, dtype, machine, limits (rates of the machine, per second), figures (in the order
+of measurement; each has group, name, value, unit and its own details).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def measure(
     input: str | None = None,
     sizes: Sizes | None = None,
 ) -> dict[str, Any]:
-    """The figures of these groups as one document. note: called with a line for each figure as soon as it is measured.
+    """Measure the groups and return their figures as one document. note: called with a line for each figure as soon as
+    it is measured.
 
     The group `run` is left out without an INPUT. UsageError for a model or an INPUT that cannot be used.
     """

@@ -1,4 +1,4 @@
-"""A measured figure, the sizes of the measurements, and two ways of timing.
+"""Types of a measured figure and of the sizes of the measurements, and two ways of timing.
 
 Every figure is a median. The two sides of a ratio are measured alternately, and the ratio is the median of the ratios.
 """
@@ -16,14 +16,15 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the measurements; a test takes smaller ones.
+    """Sizes of the measurements; a test takes smaller ones.
 
     prefill_tokens: lengths of single prompts. decode_running: numbers of sequences that decode together. new_tokens:
     tokens that each of them generates. kernel_tokens: rows of a kernel's prefill figure. product_rows: rows of the
-    products. long_tokens: the prompt of the ratios and of the breakdown. suffixes, suffix_tokens, prefix_tokens: many
-    short suffixes behind a restored prefix, packed into one pass. snapshot_every: tokens between two snapshots.
-    restored_tokens: length of a restored prefix. repeats: measurements of each figure; a figure that takes longer than
-    budget_s in all gets fewer, but at least three.
+    products. long_tokens: length of the prompt of the ratios and of the breakdown. suffixes, suffix_tokens,
+    prefix_tokens: number and length of short suffixes, packed into one pass, and length of the restored prefix before
+    them. snapshot_every: tokens between two snapshots. restored_tokens: length of a restored prefix. repeats:
+    measurements of each figure. budget_s: seconds for all repeats of a figure; a slower figure gets fewer repeats, but
+    at least three.
     """
 
     prefill_tokens: tuple[int, ...] = (128, 512, 2048, 8192)
@@ -52,7 +53,7 @@ class Figure:
     details: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """The figure as a JSON object of the document."""
+        """Return the figure as a JSON object of the document."""
         return {
             "group": self.group,
             "name": self.name,
@@ -63,14 +64,14 @@ class Figure:
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
 
 
 def median_s(run: Callable[[], object], sizes: Sizes) -> float:
-    """Median seconds of a call. The first call is a warm-up, unless all repeats would exceed the budget."""
+    """Return the median seconds of a call. The first call is a warm-up, unless all repeats would exceed the budget."""
     first = timed(run)
     few = first * (sizes.repeats + 1) > sizes.budget_s
     times = [first] if few else []
@@ -81,7 +82,7 @@ def median_s(run: Callable[[], object], sizes: Sizes) -> float:
 
 
 def median_ratio(one: Callable[[], float], other: Callable[[], float], repeats: int) -> float:
-    """Median of one() / other(), each in seconds, measured alternately. Both must have been warmed up."""
+    """Return the median of one() / other(), each in seconds, measured alternately. Both must be warm."""
     ratios = []
     for number in range(repeats):
         if number % 2:

@@ -1,7 +1,7 @@
 """Measure each kernel at a model's own shapes and compare it with its roofline limit.
 
-`of_limit` is the time at the limit over the time taken, at best 1. The limit is the larger of two times: operations
-over the machine's rate, and bytes over its bandwidth. Data that stays in a cache may be faster than the second.
+`of_limit` is the time at the limit over the measured time, at best 1. The limit is the larger of two times: operations
+over the machine's rate, and bytes over its bandwidth. Data that stays in a cache may beat the second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from apcbatch.kernels.row_arguments import PAGE_TOKENS
 from apcbatch.model.hf_config import ModelConfig
 
 GROUP = "kernels"
-# Vector operations (each one lane of an fma's slot, so 2 flops at the peak rate): csrc/vmath.h and csrc/scan_states.h.
+# Vector operations per element (csrc/vmath.h, csrc/scan_states.h). Each takes the slot of an fma: 2 flops at peak.
 SCAN_STATE_OPS = 13  # dt A split 3, a polynomial 5, its power of two 2, dt x B, h, y
 SCAN_CHANNEL_OPS = 53  # softplus 29, SiLU of z 20, dt x, D x, the gate
 SILU_OPS = 20
@@ -32,13 +32,13 @@ MOST_COPIES = 24
 
 
 class Kernels:
-    """The kernels of one architecture in one dtype. limits: see machine.limits."""
+    """Measurements of the kernels of one architecture in one dtype. limits: see machine.limits."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, limits: dict[str, float], sizes: Sizes) -> None:
         self._config, self._dtype, self._limits, self._sizes = config, dtype, limits, sizes
 
     def figures(self) -> Iterator[Figure]:
-        """Measure all kernels, one after the other."""
+        """Measure all kernels, one after the other, and yield their figures."""
         if self._config.num_mamba_layers:
             yield from self._scans()
             yield self._convolution()
@@ -72,8 +72,8 @@ class Kernels:
         yield Figure(GROUP, f"scan with a snapshot every {every} over none", ratio, "x", {})
 
     def _scan(self, tokens: int, dtype: torch.dtype, every: int = 0) -> Callable[[], object]:
-        """The scan of one sequence from a zero state; it keeps the final state, and a snapshot every `every` tokens if
-        `every` > 0."""
+        """Return a call that scans one sequence from a zero state. It keeps the final state and, if `every` > 0, a
+        snapshot every `every` tokens."""
         d, n = self._config.d_inner, self._config.d_state
         x, dt, z = (torch.randn(tokens, d).to(dtype) for _ in range(3))
         b, c = torch.randn(tokens, n).to(dtype), torch.randn(tokens, n).to(dtype)
@@ -96,7 +96,7 @@ class Kernels:
         return self._figure("convolution and SiLU", value, "ns a token and channel", share)
 
     def _decode_steps(self) -> Iterator[Figure]:
-        """Convolution and scan of one new token per sequence, with every layer's own states."""
+        """Measure convolution and scan of one new token per sequence, with every layer's own states."""
         for running in self._sizes.decode_running:
             layers, seconds = self._config.num_mamba_layers, median_s(self._decode(running), self._sizes)
             d, n = self._config.d_inner, self._config.d_state
@@ -171,7 +171,7 @@ class Kernels:
                 yield self._figure(label, 1e-9 * flops / seconds, "GFLOP/s", limit / seconds)
 
     def _limit_s(self, flops: float, size: float) -> float:
-        """The roofline limit in seconds for this many operations (an fma is two) and bytes."""
+        """Return the roofline limit in seconds for this many operations (an fma is two) and bytes."""
         return max(flops / self._limits["float32_flops_per_s"], size / self._limits["read_bytes_per_s"])
 
     def _figure(self, name: str, value: float, unit: str, of_limit: float) -> Figure:
@@ -179,7 +179,8 @@ class Kernels:
 
 
 def _one_sequence(tokens: int, every: int = 0) -> Ragged:
-    """One sequence from a zero state; its final state goes to slot 0, its snapshots to the slots from 1 on."""
+    """Return a batch of one sequence from a zero state. Its final state goes to slot 0, its snapshots to the slots from
+    1 on."""
     positions = torch.arange(every, tokens + 1, every) if every else torch.empty(0, dtype=torch.int64)
     cuts = torch.tensor([0, len(positions)])
     ends, begin, final = torch.tensor([0, tokens]), torch.tensor([-1]), torch.tensor([0])

@@ -22,7 +22,7 @@ BANDWIDTH_FLOATS = 1 << 26
 
 
 def describe() -> dict[str, Any]:
-    """The machine's names and numbers, without measuring."""
+    """Return the machine's names and numbers, without measuring."""
     return {
         "processor": processor(),
         "isa": isa(),
@@ -34,7 +34,7 @@ def describe() -> dict[str, Any]:
 
 
 def limits(dtype: torch.dtype) -> dict[str, float]:
-    """flops_per_s of float32 and of products of `dtype`; read_bytes_per_s and copy_bytes_per_s."""
+    """Measure float32_flops_per_s, product_flops_per_s (products of `dtype`), read_bytes_per_s and copy_bytes_per_s."""
     floats = torch.ones(BANDWIDTH_FLOATS)
     target = torch.empty_like(floats)
     read = min(timed(floats.sum) for _ in range(TRIES))

@@ -19,7 +19,7 @@ from apcbatch.kernels.ops import OPS, Backend
 
 PRODUCTS = "matrix products"
 REST = "python"
-# Op -> part. None: the op only calls timed ops or the interpreter.
+# Part of each op; None for an op that only calls timed ops or the interpreter.
 OP_PARTS = {
     "linear": PRODUCTS,
     "selective_scan": "scan",
@@ -50,14 +50,14 @@ METHODS = (
 
 
 class Parts:
-    """Seconds by part, filled while `recording`."""
+    """Seconds by part of a pass, filled inside `recording`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._below: list[float] = []  # stack, an entry per running timed call: seconds in timed calls nested in it
+        self._below: list[float] = []  # stack of running timed calls: seconds of the timed calls nested in each
 
     def of(self, total_s: float) -> dict[str, float]:
-        """Seconds by part of a run that took total_s, the largest first; the untimed rest is `python`."""
+        """Return the seconds by part of a run that took total_s, the largest first; the untimed rest is `python`."""
         parts = {**self.seconds, REST: max(0.0, total_s - sum(self.seconds.values()))}
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 

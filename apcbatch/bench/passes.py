@@ -21,7 +21,7 @@ DECODE_PARTS = (1, 16, 32)
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """Rates of prefill and decode, and their breakdown by part."""
+    """Measure the rates of prefill and decode, and their breakdown by part."""
     running = max(sizes.decode_running)
     with serving(config, "none", max_running=running, max_batch_tokens=sizes.long_tokens) as server:
         server.serve(server.prompts(1, sizes.suffix_tokens))
@@ -54,7 +54,7 @@ def _decode(server: Server, running: int, sizes: Sizes) -> Figure:
 
 
 def _products_share(server: Server, sizes: Sizes) -> Figure:
-    """The products of a prefill timed alone, over the prefill's wall time."""
+    """Measure the time of the products of a prefill alone, over the wall time of the prefill."""
     products = Products()
     with products.recording(server.engine.backend):
         server.serve(server.prompts(1, sizes.long_tokens))
@@ -66,7 +66,7 @@ def _products_share(server: Server, sizes: Sizes) -> Figure:
 
 
 def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
-    """The parts of a long prefill. Pending writes to a store are finished before the next prefill begins."""
+    """Time the parts of a long prefill. Pending writes to a store are finished before the next prefill begins."""
     runs = []
     for _ in range(PARTS_REPEATS):
         parts, prompts = Parts(), server.prompts(1, sizes.long_tokens)
@@ -78,7 +78,7 @@ def prefill_parts(server: Server, sizes: Sizes, name: str) -> Figure:
 
 
 def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
-    """The parts of decode alone: the difference between two runs with answers of different length."""
+    """Time the parts of decode alone: the difference between two runs with answers of different length."""
     runs = []
     for _ in range(PARTS_REPEATS):
         taken = []
@@ -93,7 +93,7 @@ def _decode_parts(server: Server, running: int, sizes: Sizes) -> Figure:
 
 
 def _parts_figure(name: str, runs: list[tuple[float, dict[str, float]]]) -> Figure:
-    """The share of matrix products in the run of median length; the shares of the other parts are details."""
+    """Return the share of matrix products in the run of median length; the shares of the other parts are details."""
     total, parts = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
     shares = {part: seconds / total for part, seconds in parts.items()}
     details = {"seconds": total, "parts": shares}

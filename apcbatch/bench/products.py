@@ -24,7 +24,7 @@ from apcbatch.model.hf_config import ModelConfig
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """x (t, in) times packed weights: the result's dtype, the bias."""
+    """One matrix product: x (t, in) times packed weights. out_dtype: dtype of the result. bias: None for none."""
 
     x: torch.Tensor
     packed: PackedLinear
@@ -33,7 +33,7 @@ class Product:
 
 
 class Products:
-    """Record the matrix products of a CPU backend with `recording`, and repeat them in order with `again`."""
+    """Matrix products of a CPU backend: `recording` records them, and `again` repeats them in order."""
 
     def __init__(self) -> None:
         self._products: list[Product] = []
@@ -89,7 +89,7 @@ class Products:
 
 
 def product_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(in_features, out_features) of every kind of product of a model, the vocabulary last."""
+    """Return (in_features, out_features) of every kind of product of a model, the vocabulary last."""
     shapes: dict[str, tuple[int, int]] = {}
     for kind in family_of(config).kinds(config):
         shapes.update(kind.products(config))

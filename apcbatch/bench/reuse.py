@@ -21,7 +21,7 @@ MANY_READS = 1 << 20
 
 
 def figures(config: Config, sizes: Sizes) -> Iterator[Figure]:
-    """Measure all figures, one after the other."""
+    """Measure all figures, one after the other, and yield them."""
     with tempfile.TemporaryDirectory() as folder:
         grid = {"block_size": sizes.snapshot_every, "max_batch_tokens": sizes.long_tokens}
         with (
@@ -50,20 +50,20 @@ def _planned(server: Server, prompts: list[Prompt], plan: RequestPlan) -> float:
 
 
 def _grid_plan(sizes: Sizes) -> RequestPlan:
-    """A plan that keeps every boundary of the long prompt, each for one reader."""
+    """Return a plan that keeps every boundary of the long prompt, each for one reader."""
     keep = tuple(range(sizes.snapshot_every, sizes.long_tokens, sizes.snapshot_every))
     return RequestPlan(keep=keep, reads=(1,) * len(keep))
 
 
 def _pool_of_two_prompts(server: Server, sizes: Sizes) -> int:
-    """Bytes for the snapshots of two long prompts. In a full pool, each new snapshot evicts an older one."""
+    """Return the bytes of the snapshots of two long prompts. In a full pool, each new snapshot evicts an older one."""
     footprint, snapshots = server.engine.footprint, sizes.long_tokens // sizes.snapshot_every
     return 2 * (snapshots * footprint.state_bytes + 2 * sizes.long_tokens * footprint.kv_token_bytes)
 
 
 def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
-    """Prefill time with a plan that keeps every boundary over that with one that keeps none, on the same engine. where:
-    ends the figure's name."""
+    """Measure the prefill time with a plan that keeps every boundary, over that with one that keeps none, on the same
+    engine. where: end of the figure's name."""
     tokens, every = sizes.long_tokens, sizes.snapshot_every
     ratio = median_ratio(
         lambda: _planned(plain, plain.prompts(1, tokens), _grid_plan(sizes)),
@@ -74,7 +74,8 @@ def _snapshots(plain: Server, sizes: Sizes, where: str) -> Figure:
 
 
 def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
-    """The same snapshots on both sides; one side also writes them to disk in the background."""
+    """Measure the prefill time with writes to disk in the background, over that without; both sides keep the same
+    snapshots."""
 
     def stored() -> float:
         seconds = storing.serve(storing.prompts(1, sizes.long_tokens))["wall"]
@@ -91,7 +92,7 @@ def _storing(plain: Server, storing: Server, sizes: Sizes) -> Figure:
 
 
 def _suffixes(plain: Server, sizes: Sizes) -> Figure:
-    """Time per token of many short suffixes behind one restored prefix, over that of one long prompt."""
+    """Measure the time per token of many short suffixes behind one restored prefix, over that of one long prompt."""
     [prefix] = plain.prompts(1, sizes.prefix_tokens)
     _planned(plain, [prefix], RequestPlan(keep=(len(prefix),), reads=(MANY_READS,)))
     resume = RequestPlan(resume_at=len(prefix), ideal=len(prefix))
@@ -109,7 +110,7 @@ def _suffixes(plain: Server, sizes: Sizes) -> Figure:
 
 
 def _restored_first_token(plain: Server, tokens: int, sizes: Sizes) -> Figure:
-    """Time to the first token of a prompt whose tokens, except the last one, are restored from RAM."""
+    """Measure the time to the first token of a prompt that is restored from RAM up to its last token."""
     [prompt] = plain.prompts(1, tokens)
     end = tokens - 1
     _planned(plain, [prompt], RequestPlan(keep=(end,), reads=(MANY_READS,)))
@@ -120,7 +121,7 @@ def _restored_first_token(plain: Server, tokens: int, sizes: Sizes) -> Figure:
 
 
 def _from_memory(plain: Server, sizes: Sizes) -> Figure:
-    """The time that a restore from RAM adds to a request of one token."""
+    """Measure the time that a restore from RAM adds to a request of one token."""
     tokens = sizes.restored_tokens
     [prompt] = plain.prompts(1, tokens + 1)
     _planned(plain, [prompt], RequestPlan(keep=(tokens,), reads=(MANY_READS,)))
@@ -133,7 +134,7 @@ def _from_memory(plain: Server, sizes: Sizes) -> Figure:
 
 
 def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
-    """Prompts that one engine stores and another restores once each; the files are in the page cache."""
+    """Store prompts with one engine and restore each once with another; the files are in the page cache."""
     tokens = sizes.restored_tokens
     with serving(config, "planned", store=folder, block_size=sizes.snapshot_every) as server:
         prompts = server.prompts(2 * sizes.repeats, tokens + 1)
@@ -153,6 +154,7 @@ def _from_disk(config: Config, folder: Path, sizes: Sizes) -> Figure:
 
 
 def _restore_figure(name: str, pairs: list[tuple[float, float]]) -> Figure:
-    """The milliseconds that a restore adds: a request with it minus the one without it that was measured next to it."""
+    """Return the milliseconds that a restore adds: a request with it, minus the one without it that was measured next
+    to it."""
     beyond = statistics.median(restored - plain for restored, plain in pairs)
     return Figure(GROUP, name, 1e3 * beyond, "ms beyond a request of one token", {"pairs": len(pairs)})

@@ -1,4 +1,4 @@
-"""Run an engine for measurements: random prompts, requests served to their end.
+"""Run an engine for measurements: make random prompts, and serve requests to their end.
 
 Every prompt is new, so that nothing is restored but the snapshots that a measurement keeps.
 """
@@ -19,7 +19,7 @@ Prompt = list[int]
 
 
 class Server:
-    """One engine and the prompts for it."""
+    """One engine, with a source of random prompts."""
 
     def __init__(self, engine: Engine, seed: int = 0) -> None:
         self.engine = engine
@@ -27,15 +27,15 @@ class Server:
         self._count = 0
 
     def prompts(self, count: int, tokens: int) -> list[Prompt]:
-        """`count` new prompts of `tokens` tokens each."""
+        """Return `count` new prompts of `tokens` tokens each."""
         vocabulary = self.engine.vocab_size
         return [[self._random.randrange(vocabulary) for _ in range(tokens)] for _ in range(count)]
 
     def serve(
         self, prompts: Sequence[Prompt], new_tokens: int = 1, plan: RequestPlan | None = None
     ) -> dict[str, float]:
-        """Answer all prompts and return the engine's seconds of prefill, decode and store, and `wall`, the elapsed
-        time."""
+        """Answer all prompts. Return the engine's seconds of prefill, decode and store, and the elapsed time as
+        `wall`."""
         before = dict(self.engine.counters.seconds)
         requests = [self._request(prompt, new_tokens, plan) for prompt in prompts]
         begin = time.perf_counter()
@@ -54,7 +54,8 @@ class Server:
 
 @contextmanager
 def serving(config: Config, policy: Policy, **options: Any) -> Iterator[Server]:
-    """A server for the configuration's model and dtype, closed at the end. options: those of Engine."""
+    """Open a server for the configuration's model and dtype, closed at the end of the block. options: those of
+    Engine."""
     engine = Engine(config.model, dtype=config.dtype, policy=policy, **options)
     try:
         yield Server(engine)

@@ -1,4 +1,4 @@
-"""The command line. `main` imports the rest when it is called, so importing this package costs nothing."""
+"""Command line. `main` imports the rest when it is called, so importing this package costs nothing."""
 
 from __future__ import annotations
 

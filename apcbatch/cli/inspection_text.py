@@ -1,4 +1,4 @@
-"""Lay out an inspection as lines of text: wrapped for a terminal, whole lines for a pipe."""
+"""Format an inspection as lines of text: wrapped for a terminal, whole lines for a pipe."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from apcbatch.display import Paint, cells, fold, quoted, visible, wrap
 from apcbatch.job.inspection import Inspection
 
-_POSITION_CELLS = 9  # of the position before a row of tokens, and the space behind it
+_POSITION_CELLS = 9  # width of the position before a row of tokens, with the space after it
 _SHORT_RULE = 20
 
 
 def inspection_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
-    """The lines of a whole inspection. width: the terminal's columns, None for a pipe."""
+    """Yield the lines of a whole inspection. width: the terminal's columns, None for a pipe."""
     yield from _wrapped(_title(found), width, "bold", paint=paint)
     if found.reading is not None:
         yield from _wrapped(f"line {found.line:,} read as a conversation: {visible(found.reading)}", width, paint=paint)
@@ -53,7 +53,7 @@ def _text_lines(text: str, width: int | None) -> Iterator[str]:
 
 
 def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator[str]:
-    """The tokens, packed into rows of the terminal's width; in a pipe each has a line of its own."""
+    """Yield the tokens, packed into rows of the terminal's width; in a pipe each has a line of its own."""
     room = 0 if width is None else max(2, width - _POSITION_CELLS)
     marks = {position: _rule(found, position, width) for position in found.boundaries}
     row: list[str] = []
@@ -75,7 +75,7 @@ def _token_lines(found: Inspection, width: int | None, paint: Paint) -> Iterator
 
 
 def _row(begin: int, row: list[str], room: int, paint: Paint) -> Iterator[str]:
-    """One row of tokens behind the position of its first one; a single token wider than the row is folded."""
+    """Yield one row of tokens behind the position of its first one; a single token wider than the row is folded."""
     head = f"{begin:>{_POSITION_CELLS - 2}}  "
     pieces = fold(row[0], room) if room and len(row) == 1 and "\x1b" not in row[0] else ["  ".join(row)]
     for number, piece in enumerate(pieces):
@@ -83,7 +83,7 @@ def _row(begin: int, row: list[str], room: int, paint: Paint) -> Iterator[str]:
 
 
 def _rule(found: Inspection, position: int, width: int | None) -> str:
-    """`── 256, kept: read by 2 ──`."""
+    """Return the rule at a boundary: `── 256, kept: read by 2 ──`."""
     label = f"── {position}"
     if position in found.kept:
         label += f", kept: {found.kept[position]}"

@@ -1,4 +1,4 @@
-"""Flags made from the option table of config.py, and help that shows them in groups.
+"""Make flags from the option table of config.py, and help that shows them in groups.
 
 Values stay text here; resolution.py parses them.
 """
@@ -21,8 +21,8 @@ METAVARS = {"integer": "N", "number": "F", "size": "SIZE"}
 
 
 class PathName(click.ParamType):  # type: ignore[type-arg]
-    """A file or a folder; the address of a local file becomes its path. is_anywhere: addresses on other machines are
-    accepted."""
+    """Type of an argument that is a file or a folder; the address of a local file becomes its path. is_anywhere: accept
+    addresses on other machines."""
 
     name = "path"
 
@@ -47,7 +47,7 @@ LOCAL, ANYWHERE = PathName(), PathName(is_anywhere=True)
 
 
 class GroupedOption(click.Option):
-    """An option that is listed under a heading of the help. Shell completion goes by its metavar."""
+    """Option listed under a heading of the help. Its metavar determines the shell completion."""
 
     def __init__(self, *args: Any, group: str = "Other", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +62,7 @@ class GroupedOption(click.Option):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under headings, and prints its examples verbatim."""
+    """Command whose help lists its options under headings, and prints its examples verbatim."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -76,8 +76,8 @@ class GroupedCommand(click.Command):
 
 
 def short_help_option(first: Sequence[str], epilog: str) -> Callable[[Any], Any]:
-    """A decorator that adds -h, which shows a command's first paragraph, the options in `first`, and an epilog. The
-    command's context_settings must leave -h out of its help_option_names."""
+    """Return a decorator that adds -h, which shows a command's first paragraph, the options in `first`, and an epilog.
+    The command's context_settings must leave -h out of its help_option_names."""
 
     def show(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
         if not wanted or ctx.resilient_parsing:
@@ -101,7 +101,7 @@ def short_help_option(first: Sequence[str], epilog: str) -> Callable[[Any], Any]
 
 
 class OrderedGroup(click.Group):
-    """A group that lists its commands in the order in which they were added."""
+    """Group that lists its commands in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -119,7 +119,7 @@ json_option = click.option(
 
 
 def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
-    """A decorator that adds the flags of the named options; the function gets them as keyword arguments."""
+    """Return a decorator that adds the flags of the named options; the function gets them as keyword arguments."""
 
     def decorate(function: Any) -> Any:
         for name in reversed(list(names)):
@@ -134,7 +134,7 @@ def config_options(names: Iterable[str]) -> Callable[[Any], Any]:
 
 
 def given_flags(ctx: click.Context) -> dict[str, Any]:
-    """The options given on the command line, by name."""
+    """Return the options given on the command line, by name."""
     known = {*OPTIONS, "no_store"}
     return {
         name: value

@@ -1,4 +1,4 @@
-"""`apcbatch plan`: forecast what a run would reuse, without running it."""
+"""`apcbatch plan`: forecast the reuse of a run, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`apcbatch`: the commands, and the one place where errors become sentences and exit codes."""
+"""Run `apcbatch`: register the commands, and turn every error into a sentence and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`apcbatch report`: one or more runs as a page for the browser."""
+"""`apcbatch report`: show one or more runs as a page for the browser."""
 
 from __future__ import annotations
 

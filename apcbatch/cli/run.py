@@ -107,7 +107,7 @@ def run(ctx: click.Context, /, inputs: tuple[str, ...], output: str | None, **op
 
 
 def _with_model_defaults(resolved: config.Config) -> config.Config:
-    """The options with the defaults of the model's generation_config.json, unless --generation-config is none."""
+    """Add the defaults of the model's generation_config.json to the options, unless --generation-config is none."""
     if resolved.generation_config == "none":
         return resolved
     from apcbatch.data.generation_config import with_model_defaults
@@ -117,7 +117,7 @@ def _with_model_defaults(resolved: config.Config) -> config.Config:
 
 
 def show(resolved: config.Config) -> str:
-    """Each option as a YAML line, with the origin of its value in a comment."""
+    """Return each option as a YAML line, with the origin of its value in a comment."""
     import yaml
 
     lines = []

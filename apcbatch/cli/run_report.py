@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def run_with_report(job: Job, path: str, flag: str) -> int:
-    """Run the job, then write its report; returns the job's exit code. UsageError, before the run begins, for a file
-    that no report may replace. A job that ends before its first request gets no report; a second signal ends the
-    process at once."""
+    """Run the job, then write its report; return the job's exit code. A file that no report may replace is a UsageError
+    before the run begins. A job that ends before its first request gets no report. A second signal ends the process at
+    once."""
     from apcbatch.report.report_file import check_report
 
     check_report(flag, path)
@@ -33,8 +33,7 @@ def run_with_report(job: Job, path: str, flag: str) -> int:
 
 
 def _write(job: Job, path: str, flag: str) -> None:
-    """Write the report, or print why it is not written. A signal ends only the writing of the report, not the run's
-    output."""
+    """Write the report, or print why it is not written. A signal ends only the report; the run's output is complete."""
     from apcbatch.report.document import make_document
     from apcbatch.report.out_file import find_out
     from apcbatch.report.report_file import check_report, shown_bytes, write_report

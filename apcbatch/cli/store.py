@@ -129,17 +129,17 @@ def _open(folder: str, **options: Any) -> Store:
 
 
 def _unicode(path: str) -> str:
-    """A path as valid Unicode for JSON: bytes that are not UTF-8 are replaced."""
+    """Return a path as valid Unicode for JSON: bytes that are not UTF-8 are replaced."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def _printable(text: str) -> str:
-    """A text or a path on one line, with `?` for each character that is not printable."""
+    """Return a text or a path on one line, with `?` for each character that is not printable."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _parse_age(text: str) -> float:
-    """Seconds of an age such as `90m`, `12h` or `30d`."""
+    """Return the seconds of an age such as `90m`, `12h` or `30d`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip().lower())
     if match is None:
         raise click.UsageError(f"--older-than is {text!r}; expected an age such as 90m, 12h or 30d")

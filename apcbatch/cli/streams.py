@@ -1,6 +1,6 @@
 """Guard the process's arguments, standard streams and signals.
 
-Invariant: output to a closed or full stream is lost; it never corrupts another file and never ends in a traceback.
+Invariant: output to a closed or full stream is lost. It never corrupts another file, and never ends in a traceback.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def kept_signals() -> Iterator[None]:
-    """Restore the signal handlers at the end."""
+    """Restore the signal handlers at the end of the block."""
     handlers = {number: signal.getsignal(number) for number in HANDLED}
     try:
         yield
@@ -71,7 +71,7 @@ def say(sentence: str) -> None:
 
 
 def program_words() -> list[str]:
-    """The words of a shell command that starts this program the same way again."""
+    """Return the words of a shell command that starts this program the same way again."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py" and called.resolve().parent.name == "apcbatch":
         return [sys.executable, "-m", "apcbatch"]
@@ -83,8 +83,9 @@ def program_words() -> list[str]:
 
 @dataclass
 class Invocation:
-    """program: the shell words that start this program again. last_line(exit code): the command that continues this
-    job, or a sentence that nothing is left to do; None if no job was begun."""
+    """How this process was started, and its last line. program: the shell words that start this program again.
+    last_line: from the exit code to the command that continues this job, or a sentence that nothing is left to do; None
+    if no job was begun."""
 
     program: list[str] = field(default_factory=program_words)
     last_line: Callable[[int], str] | None = None

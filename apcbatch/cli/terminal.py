@@ -1,4 +1,4 @@
-"""Terminal output shared by the commands: warnings, rows, the progress bar of reading INPUT, JSON, output files.
+"""Print the terminal output that commands share: warnings, rows, the progress bar of reading INPUT, JSON, output files.
 
 Heavy modules are imported only where they are used.
 """
@@ -39,7 +39,7 @@ def warn(sentence: str) -> None:
 
 
 def terminal_width(stream: TextIO | None) -> int | None:
-    """The columns of a stream's terminal; None if the stream is no terminal."""
+    """Return the columns of a stream's terminal; None if the stream is no terminal."""
     return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
@@ -57,7 +57,7 @@ def echo_row(text: str, indent: int, verdict: str = "") -> None:
 
 
 def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
-    """The survey of INPUT, with a progress bar on standard error."""
+    """Survey INPUT, with a progress bar on standard error."""
     from tqdm import tqdm
 
     from apcbatch.tuning.survey import survey
@@ -71,7 +71,7 @@ def survey_with_bar(config: Config, inputs: Inputs) -> Survey:
 
 
 def json_document(document: dict[str, Any]) -> bytes:
-    """One JSON document, indented, with a newline at its end."""
+    """Serialise a JSON document, indented, with a newline at its end."""
     import orjson
 
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -116,8 +116,8 @@ def tune_block_size(ctx: click.Context, /, inputs: tuple[str, ...], **options: A
 def _say_what_is_next(
     program: list[str], inputs: tuple[str, ...], options: dict[str, Any], tuning: Tuning, resolved: config.Config
 ) -> None:
-    """Print on stderr which files were written and, with --write, the command that runs INPUT with the choice. A run
-    takes one configuration file, so if --config was given, it is kept and the choice becomes flags."""
+    """Print on stderr the names of the written files and, with --write, the command that runs INPUT with the choice. A
+    run takes one configuration file, so a given --config is kept and the choice becomes flags."""
     from apcbatch.job.continuation import command_line, command_words
     from apcbatch.job.output_paths import default_output
 

@@ -281,7 +281,7 @@ class Job:
 
 @contextmanager
 def _closing(engine: JobEngine, trace: RunTrace | None) -> Iterator[None]:
-    """At the end of the block, drop unfinished requests, and close the trace and the store."""
+    """Drop unfinished requests, and close the trace and the store, at the end of the block, also after an error."""
     try:
         yield
     finally:
